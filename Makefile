@@ -1,0 +1,75 @@
+# make setup && make test. Needs python3 >= 3.11, pip and make; everything else is put into this folder.
+# PYTHON=python3.12 make test   uses another interpreter; the environment is made anew when it changes.
+
+PYTHON ?= python3
+UV ?= $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
+SHELL := /bin/sh
+
+VERSION := $(shell $(PYTHON) -c 'import sys; print(sys.implementation.cache_tag)')
+READY := .venv/.ready-$(VERSION)
+RUN := .venv/bin/python
+RECENT := $(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer is needed, this is " + sys.version)'
+
+# uv does not read pip's settings: a machine that reaches its packages through them reaches them here too.
+export UV_PYTHON_DOWNLOADS := never
+export UV_NO_PROGRESS := 1
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+ifdef PIP_EXTRA_INDEX_URL
+export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
+endif
+
+.PHONY: setup demo test lint bench requirements peers lock clean
+
+setup: $(READY)
+
+.tools/bin/uv:
+	@$(RECENT)
+	PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_DISABLE_PIP_VERSION_CHECK=1 \
+		$(PYTHON) -m pip install -q --upgrade --target .tools "uv>=0.13,<0.14"
+
+# The old environment is kept when only the lock changed, and replaced when the interpreter did.
+$(READY): requirements.lock pyproject.toml | $(filter .tools/bin/uv,$(UV))
+	@$(RECENT)
+	@test -e $@ || rm -rf .venv
+	@$(UV) venv -q --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" .venv
+	@$(UV) pip sync -q --python $(RUN) --require-hashes requirements.lock
+	@$(UV) pip install -q --python $(RUN) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup
+	@$(RUN) examples/everyday.py --demo
+
+test: setup peers
+	$(RUN) -m pytest -q -rs
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: setup peers
+	$(RUN) benchmarks/run.py
+
+requirements: setup
+	@$(RUN) tools/requirements.py
+
+# The other implementations that the tests talk to. Without them their tests are skipped, with the reason.
+peers: setup
+	@UV="$(UV)" PYTHON="$(RUN)" sh tests/peers/install.sh
+
+lock: | $(filter .tools/bin/uv,$(UV))
+	$(UV) lock -q --upgrade
+	@echo "# What tests and lint need, with hashes. Made by \`make lock\` from pyproject.toml." > requirements.lock
+	$(UV) export -q --no-emit-project --no-header --no-annotate --group dev >> requirements.lock
+	for peer in mcp1 mcp2 fastmcp; do \
+		sed -n 's/^# peer: //p' tests/peers/$$peer.txt > .tools/peer.in; \
+		{ sed -n '/^# /p' tests/peers/$$peer.txt; $(UV) pip compile -q --universal --python-version 3.11 --upgrade \
+			--generate-hashes --no-header --no-annotate .tools/peer.in; } > .tools/peer.txt && \
+		mv .tools/peer.txt tests/peers/$$peer.txt || exit 1; \
+	done
+
+clean:
+	rm -rf .venv .tools .peers .requirements.json uv.lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""What a tool call costs: `make bench`, explained in docs/benchmarks.md."""

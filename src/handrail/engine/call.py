@@ -1,0 +1,258 @@
+"""One `tools/call` in flight: who asks, what, by when, and how to reach back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from handrail import jsonrpc
+from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url, required
+from handrail.engine.catalog import Entry
+from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
+from handrail.jsonrpc import Id
+from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
+from handrail.revisions import Revision
+from handrail.revisions.base import LEVELS
+
+__all__ = ["Blocking", "Call", "Link"]
+
+_T = TypeVar("_T")
+
+
+class Link(Protocol):
+    """The way back to the peer a call came from."""
+
+    loop: asyncio.AbstractEventLoop
+
+    async def tell(self, call: Call, message: bytes) -> None: ...
+    async def ask(self, call: Call, request: InputRequest) -> Object: ...
+    def log_floor(self, call: Call) -> int: ...
+    async def close_stream(self, call: Call) -> None: ...
+
+
+class Call:
+    """Handed to a tool that has a parameter of this type."""
+
+    # Defaults stand on the class: making a call sets only what differs from one to the next.
+    cancelled = False  # readable from any thread
+    closed = False  # answered or given up: nothing may be sent for it any more
+    level: int | None = None  # the log level the request itself named
+    task: asyncio.Task[Any] | None = None
+    timer: asyncio.TimerHandle | None = None
+    waiting = 0  # questions open at the client; while there are any, the idle clock stands still
+    answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
+    answers: Mapping[str, Json] = {}  # answers a retry brought along
+    reply: Callable[[bytes | None], None] | None = None  # where the answer goes if not straight to the peer
+    _asked = 0
+    _progress = -math.inf
+
+    def __init__(
+        self,
+        link: Link,
+        ident: Id,
+        entry: Entry,
+        arguments: Object,
+        revision: Revision,
+        client: ClientInfo,
+        principal: Principal,
+        token: Id | UnsetType,
+    ) -> None:
+        self._link = link
+        self.id = ident
+        self.entry = entry
+        self.arguments = arguments
+        self.revision = revision
+        self.client = client
+        self.principal = principal
+        self.token = token
+        self.touched = link.loop.time()
+        self.deadline = self.touched + entry.total
+
+    @property
+    def name(self) -> str:
+        return self.entry.tool.name
+
+    @property
+    def state(self) -> Any:
+        """What the server's lifespan gave."""
+        return self.entry.owner.state
+
+    @property
+    def blocking(self) -> Blocking:
+        """The same questions and notices, for `def` tools in a worker thread."""
+        return Blocking(self, self._link.loop)
+
+    def _now(self) -> float:
+        return self._link.loop.time()
+
+    async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
+        if not math.isfinite(done) or (total is not None and not math.isfinite(total)):
+            raise ValueError("progress: a number that is finite")
+        self.touched = self._now()
+        if self.token is UNSET or self.closed or done <= self._progress:
+            return
+        self._progress = done
+        params: Object = {"progressToken": self.token, "progress": done}
+        if total is not None:
+            params["total"] = total
+        if message is not None and self.revision.progress_message:
+            params["message"] = message
+        await self._link.tell(self, jsonrpc.notification("notifications/progress", params))
+
+    async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
+        """Send a log message to the client, if it wants messages of this level."""
+        if level not in LEVELS:
+            raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
+        if self.closed or LEVELS.index(level) < self._link.log_floor(self):
+            return
+        params: Object = {"level": level, "data": data}
+        if logger is not None:
+            params["logger"] = logger
+        await self._link.tell(self, jsonrpc.notification("notifications/message", params))
+
+    async def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
+        """Ask the user to fill in a form.
+
+        A client of a stateless revision gets the question as the answer to its call and calls again: the tool then
+        runs from the top, so whatever stands before an `ask` must be safe to repeat.
+        """
+        answer: Answer = await self._ask_one(Form(message, form), key)
+        return answer
+
+    async def ask_url(self, message: str, url: str, *, key: str | None = None) -> Answer:
+        """Ask the user to visit a page: the only way to ask for secrets."""
+        answer: Answer = await self._ask_one(Url(message, url), key)
+        return answer
+
+    async def sample(
+        self, messages: str | Sequence[Object], *, max_tokens: int = 1000, key: str | None = None, **more: Json
+    ) -> Object:
+        """Let the client's model answer; gives `{"role", "content", "model", …}`."""
+        found: Object = await self._ask_one(Sample(messages, max_tokens=max_tokens, **more), key)
+        return found
+
+    async def roots(self, *, key: str | None = None) -> list[Object]:
+        """The folders the client works in."""
+        found: list[Object] = await self._ask_one(Roots(), key)
+        return found
+
+    async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
+        """Ask several things in one round."""
+        if self.revision.asks == "retry":
+            return self._from_retry(questions)
+        self._require(questions)
+        answers = await asyncio.gather(*(self._by_request(each) for each in questions.values()))
+        return dict(zip(questions, answers, strict=True))
+
+    def require(self, capability: str) -> None:
+        """Go on only if the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
+        if not self.client.declares(capability):
+            raise _missing([capability])
+
+    async def close_stream(self) -> None:
+        """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""
+        await self._link.close_stream(self)
+
+    def _key(self, key: str | None) -> str:
+        self._asked += 1
+        return f"ask-{self._asked}" if key is None else key
+
+    async def _ask_one(self, question: Question, key: str | None) -> Any:
+        name = self._key(key)
+        return (await self.ask_all({name: question}))[name]
+
+    def _require(self, questions: Mapping[str, Question]) -> None:
+        missing = [each.capability for each in questions.values() if not self._may(each)]
+        if missing:
+            raise _missing(missing)
+
+    def _may(self, question: Question) -> bool:
+        return question.request.method in self.revision.questions and self.client.declares(question.capability)
+
+    async def _by_request(self, question: Question) -> Any:
+        wanted = question.request
+        asked = InputRequest(wanted.method, self.revision.ask(wanted.method, wanted.params))
+        self.waiting += 1
+        try:
+            answer = await self._link.ask(self, asked)
+        except RemoteProtocolError as problem:
+            return question.refused(problem)
+        finally:
+            self.waiting -= 1
+            self.touched = self._now()
+        return question.read(self.revision.heard(wanted.params, answer))
+
+    def _from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        missing: dict[str, Question] = {}
+        for key, question in questions.items():
+            if key not in self.answers:
+                missing[key] = question
+                continue
+            try:
+                found[key] = question.read(self.answers[key])
+            except ToolError:  # an answer that does not fit is no answer: ask again
+                missing[key] = question
+            else:
+                self.answered = {**self.answered, key: self.answers[key]}
+        if missing:
+            self._require(missing)
+            asked = {key: each.request for key, each in missing.items()}
+            raise NeedInput(
+                {
+                    key: InputRequest(each.method, self.revision.ask(each.method, each.params))
+                    for key, each in asked.items()
+                }
+            )
+        return found
+
+
+def _missing(capabilities: Sequence[str]) -> Refused:
+    names = ", ".join(capabilities)
+    return Refused(
+        Kind.NEEDS_CAPABILITY, f"Client capability required: {names}", {"requiredCapabilities": required(capabilities)}
+    )
+
+
+class Blocking:
+    """`Call`'s methods for code that cannot await: each waits for its answer in the calling thread."""
+
+    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        self._call = call
+        self._loop = loop
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        self._wait(self._call.progress(done, total, message))
+
+    def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
+        self._wait(self._call.log(level, data, logger=logger))
+
+    def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
+        return self._wait(self._call.ask(message, form, key=key))
+
+    def ask_url(self, message: str, url: str, *, key: str | None = None) -> Answer:
+        return self._wait(self._call.ask_url(message, url, key=key))
+
+    def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
+        return self._wait(self._call.ask_all(questions))
+
+    def sample(
+        self, messages: str | Sequence[Object], *, max_tokens: int = 1000, key: str | None = None, **more: Json
+    ) -> Object:
+        return self._wait(self._call.sample(messages, max_tokens=max_tokens, key=key, **more))
+
+    def roots(self, *, key: str | None = None) -> list[Object]:
+        return self._wait(self._call.roots(key=key))
+
+    def _wait(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        if asyncio._get_running_loop() is not None:
+            coroutine.close()
+            raise LocalProtocolError(
+                "call.blocking is for `def` tools in a worker thread; here, await the method itself"
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

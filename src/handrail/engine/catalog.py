@@ -1,0 +1,190 @@
+"""The tools: register, find, list. Everything about a tool is compiled when it is added; a page is bytes."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from handrail.errors import Kind, Refused, SchemaError
+from handrail.jsonrpc import encode
+from handrail.model import Json, Object, Tool
+from handrail.revisions import Revision
+from handrail.schema.compile import Checker, closest, compile_schema, header_map, sensitive_headers
+
+__all__ = ["Catalog", "Entry"]
+
+log = logging.getLogger("handrail")
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_HINTS = frozenset({"title", "readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"})
+
+
+class Entry(Struct, kw_only=True):
+    """A tool, and what is needed to run it."""
+
+    tool: Tool
+    invoke: Callable[[Object, Any], Any]
+    mode: Literal["async", "inline", "thread"]
+    input: Checker
+    valid: Callable[[Json], bool]
+    output: Checker | None
+    wraps: bool  # older revisions show its output schema, and its output, as the member `result`
+    idle: float
+    total: float
+    dangerous: str | UnsetType
+    tags: frozenset[str]
+    owner: Any  # the server it was registered with: its state is what the call sees
+    enabled: bool = True
+    place: int = 0
+    origin: Entry | None = None
+
+    def bad_arguments(self, arguments: Object) -> Refused:
+        problems = self.input.problems(arguments)
+        return Refused(
+            Kind.BAD_ARGUMENTS,
+            "; ".join(each.text for each in problems),
+            {"errors": [{"path": each.path, "keyword": each.keyword, "message": each.text} for each in problems]},
+            prefix=f"Invalid arguments for tool {self.tool.name}: ",
+        )
+
+
+def make_entry(
+    tool: Tool,
+    invoke: Callable[[Object, Any], Any],
+    *,
+    mode: Literal["async", "inline", "thread"],
+    idle: float,
+    total: float,
+    dangerous: str | UnsetType,
+    tags: Iterable[str],
+    owner: Any,
+) -> Entry:
+    """Check a definition and compile all a call will need of it."""
+    where = f"tool {tool.name!r}"
+    if not tool.name or not isinstance(tool.name, str):
+        raise SchemaError(f"{where}: a name is a text of 1 to 128 characters")
+    if not _NAME.fullmatch(tool.name):
+        log.warning("%s: names should have 1 to 128 characters of A-Z a-z 0-9 _ - .", where)
+    _check_shown(tool, where)
+    output = None
+    wraps = False
+    if tool.output_schema is not UNSET:
+        output = compile_schema(tool.output_schema, f"{where}: output_schema", any_root=True)
+        wraps = tool.output_schema.get("type") != "object"
+    checker = compile_schema(tool.input_schema, f"{where}: input_schema")
+    header_map(tool.input_schema, f"{where}: input_schema")
+    for name in sensitive_headers(tool.input_schema):
+        log.warning("%s: %s looks like a secret and is mirrored into an HTTP header", where, name)
+    return Entry(
+        tool=tool,
+        invoke=invoke,
+        mode=mode,
+        input=checker,
+        valid=checker.valid,
+        output=output,
+        wraps=wraps,
+        idle=idle,
+        total=total,
+        dangerous=dangerous,
+        tags=frozenset(tags),
+        owner=owner,
+    )
+
+
+def _check_shown(tool: Tool, where: str) -> None:
+    if tool.annotations is not UNSET:
+        for name, value in tool.annotations.items():
+            if name not in _HINTS:
+                log.warning("%s: annotations.%s is not in the specification", where, name)
+            elif type(value) is not (str if name == "title" else bool):
+                raise SchemaError(
+                    f"{where}: annotations.{name}: {value!r} is not a {'text' if name == 'title' else 'boolean'}"
+                )
+    for icon in tool.icons if tool.icons is not UNSET else ():
+        source = icon.get("src") if isinstance(icon, dict) else None
+        if not isinstance(source, str) or not source.startswith(("https://", "data:")):
+            raise SchemaError(f"{where}: icons: src must be an https: or data: address, not {source!r}")
+
+
+class Catalog:
+    """The tools of a server, in the order they were added.
+
+    May be changed from any thread while calls run; `changed` is called after each change.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._shown: dict[str, Entry] = {}
+        self._places = 0
+        self._lock = threading.RLock()
+        self._views: dict[tuple[str, str], Json] = {}
+        self._pages: dict[tuple[str, int, int], tuple[Raw, int | None]] = {}
+        self.watchers: list[Callable[[], None]] = []
+        self.get = self._shown.get
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def add(self, entry: Entry) -> None:
+        with self._lock:
+            if entry.tool.name in self._entries:
+                raise SchemaError(f"tool {entry.tool.name!r} exists already; remove it first, or choose another name")
+            self._places += 1
+            entry.place = self._places
+            self._entries[entry.tool.name] = entry
+        self._change()
+
+    def remove(self, name: str) -> Entry:
+        with self._lock:
+            entry = self._entries.pop(self._known(name).tool.name)
+        self._change()
+        return entry
+
+    def enable(self, name: str, enabled: bool) -> None:
+        with self._lock:
+            entry = self._known(name)
+            if entry.enabled is enabled:
+                return
+            entry.enabled = enabled
+        self._change()
+
+    def unknown(self, name: str) -> Refused:
+        near = closest(name, self._shown)
+        return Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {name[:200]}", {"didYouMean": near} if near else None)
+
+    def page(self, revision: Revision, after: int, size: int) -> tuple[Raw, int | None]:
+        """The tools placed after `after`, as JSON, and the place the next page begins after, if there is one."""
+        key = (revision.name, after, size)
+        found = self._pages.get(key)
+        if found is None:
+            with self._lock:
+                found = self._pages[key] = self._make_page(revision, after, size)
+        return found
+
+    def _make_page(self, revision: Revision, after: int, size: int) -> tuple[Raw, int | None]:
+        rest = [entry for entry in self._shown.values() if entry.place > after]
+        page = rest[:size] if size else rest
+        tools = Raw(b"[" + b",".join(encode(revision.tool(entry.tool)) for entry in page) + b"]")
+        return tools, page[-1].place if len(page) < len(rest) else None
+
+    def _known(self, name: str) -> Entry:
+        if name not in self._entries:
+            near = closest(name, self._entries)
+            raise KeyError(f"no tool {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+        return self._entries[name]
+
+    def _change(self) -> None:
+        with self._lock:
+            self._shown = {name: entry for name, entry in self._entries.items() if entry.enabled}
+            self.get = self._shown.get
+            self._pages = {}
+        for watcher in list(self.watchers):
+            watcher()

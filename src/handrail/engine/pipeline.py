@@ -1,0 +1,168 @@
+"""The order of things around running a tool. It is fixed because it is a security property.
+
+Nothing runs on arguments that are not valid; nothing leaves that breaks its own schema; whatever a tool does ends in a
+result. What users add goes around the whole, as middleware.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from msgspec import UNSET, MsgspecError
+from msgspec.json import decode as parse
+
+from handrail.engine.call import Call
+from handrail.engine.catalog import Entry
+from handrail.engine.workers import Workers
+from handrail.errors import Refused, ToolError
+from handrail.jsonrpc import encode
+from handrail.model import RISK, Audio, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
+from handrail.schema.derive import plain
+
+__all__ = ["Handler", "Middleware", "compose", "pipeline"]
+
+log = logging.getLogger("handrail")
+
+Handler = Callable[[Call], Coroutine[Any, Any, ToolResult]]
+Middleware = Callable[[Call, Handler], Awaitable[ToolResult]]
+
+_BLOCKS = (Text, Image, Audio, ResourceLink, EmbeddedResource)
+
+
+def pipeline(workers: Workers) -> Handler:
+    """The guards of a server, in their order."""
+
+    async def run(call: Call) -> ToolResult:
+        entry = call.entry
+        if not entry.valid(call.arguments):
+            raise entry.bad_arguments(call.arguments)
+        try:
+            if entry.mode == "async":
+                value = await entry.invoke(call.arguments, call)
+            elif entry.mode == "inline":
+                value = entry.invoke(call.arguments, call)
+            else:
+                value = await workers.run(entry.invoke, call.arguments, call)
+        except ToolError as failure:
+            return ToolResult([Text(failure.text)], is_error=True, data=failure.data)
+        except Refused:
+            raise
+        except (Exception, SystemExit):
+            # The text of an exception may hold anything; only the log gets it.
+            log.exception("tool %r failed", entry.tool.name)
+            return failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
+        return outcome(entry, value)
+
+    return run
+
+
+def compose(middleware: list[Middleware], inner: Handler) -> Handler:
+    """Middleware around a handler, the first one outermost."""
+    for each in reversed(middleware):
+        inner = _around(each, inner)
+    return inner
+
+
+def _around(middleware: Middleware, inner: Handler) -> Handler:
+    async def handle(call: Call) -> ToolResult:
+        result = await middleware(call, inner)
+        if not isinstance(result, ToolResult):
+            raise TypeError(f"middleware {middleware!r} gave {type(result).__name__}, not a ToolResult")
+        return result
+
+    return handle
+
+
+def failed(text: str) -> ToolResult:
+    return ToolResult([Text(text)], is_error=True)
+
+
+def outcome(entry: Entry, value: Any) -> ToolResult:
+    """What a tool returned, as a result that keeps its promises."""
+    if type(value) is str and entry.output is None:
+        result = ToolResult([Text(value)])
+    else:
+        try:
+            result = _result(entry, value)
+        except (ValueError, TypeError, RecursionError) as problem:
+            log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
+            return failed(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
+        if entry.output is not None and not result.is_error:
+            flaw = _flaw(entry, result)
+            if flaw:
+                log.error("tool %r broke its output schema: %s", entry.tool.name, flaw)
+                return failed(f"The tool {entry.tool.name} returned output that does not fit its own schema.")
+    if entry.dangerous is not UNSET:
+        known = {} if result.meta is UNSET else result.meta
+        result.meta = {**known, RISK: {"level": "dangerous", "reason": entry.dangerous}}
+    return result
+
+
+def _result(entry: Entry, value: Any) -> ToolResult:
+    if isinstance(value, ToolResult):
+        return _complete(value)
+    if entry.output is not None:
+        return _structured(value)
+    if value is None:
+        return ToolResult([])
+    if isinstance(value, str):
+        return ToolResult([Text(str(value))])
+    if isinstance(value, _BLOCKS):
+        return _complete(ToolResult([value]))
+    if isinstance(value, list | tuple) and any(isinstance(item, _BLOCKS) for item in value):
+        return _complete(ToolResult([_as_block(item) for item in value]))
+    return _structured(value)
+
+
+def _as_block(item: Any) -> Any:
+    if isinstance(item, str):
+        return Text(item)
+    if not isinstance(item, _BLOCKS):
+        raise TypeError(f"a list of content with a {type(item).__name__} in it")
+    return item
+
+
+def _structured(value: Any) -> ToolResult:
+    data = plain(value)
+    return ToolResult([Text(encode(data).decode())], structured=data)
+
+
+def _complete(given: ToolResult) -> ToolResult:
+    """A copy whose parts are strict JSON, with the structured data also as text, for clients that read only that."""
+    content = list(given.content)
+    for block in content:
+        if not isinstance(block, _BLOCKS):
+            raise TypeError(f"ToolResult.content: {type(block).__name__} is not a content block")
+        for part in (block.annotations, block.meta):
+            if part is not UNSET:
+                plain(part)
+    structured: Json = UNSET
+    if given.structured is not UNSET:
+        structured = plain(given.structured)
+        text = encode(structured).decode()
+        if not any(type(block) is Text and _same(block.text, text, structured) for block in content):
+            content.append(Text(text))
+    meta = UNSET if given.meta is UNSET else plain(given.meta)
+    return ToolResult(content, structured, given.is_error, meta, plain(given.data) if given.data else {})
+
+
+def _same(text: str, compact: str, value: Json) -> bool:
+    if text == compact:
+        return True
+    if len(text) < len(compact):
+        return False
+    try:
+        return bool(parse(text) == value)
+    except MsgspecError:
+        return False
+
+
+def _flaw(entry: Entry, result: ToolResult) -> str:
+    assert entry.output is not None
+    if result.structured is UNSET:
+        return "no structured content"
+    if entry.output.valid(result.structured):
+        return ""
+    return "; ".join(each.text for each in entry.output.problems(result.structured))

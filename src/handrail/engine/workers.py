@@ -1,0 +1,94 @@
+"""Threads for tools that block. Bounded, our own, and never waited for at exit.
+
+The standard pool joins its threads when the interpreter ends, so one tool that hangs would keep the process alive.
+A thread cannot be stopped: when its call is given up, it keeps its place until the tool returns, and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+__all__ = ["Workers"]
+
+
+class _Job:
+    __slots__ = ("args", "context", "done", "function", "given_up", "loop", "running")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.loop = loop
+        self.function = function
+        self.args = args
+        self.done: asyncio.Future[Any] = loop.create_future()
+        self.context = contextvars.copy_context()
+        self.running = False
+        self.given_up = False
+
+
+class Workers:
+    """A bounded set of threads; `run` waits for a free one."""
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"workers: {size} is less than 1")
+        self.size = size
+        self.busy = 0
+        self.abandoned = 0  # given up, still running
+        self._threads = 0
+        self._lock = threading.Lock()
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        job = _Job(asyncio.get_running_loop(), function, args)
+        with self._lock:
+            self.busy += 1
+            if self._threads < min(self.size, self.busy):
+                self._threads += 1
+                threading.Thread(target=self._work, name=f"handrail-worker-{self._threads}", daemon=True).start()
+        self._jobs.put(job)
+        try:
+            return await job.done
+        finally:
+            with self._lock:
+                if job.running:
+                    job.given_up = True
+                    self.abandoned += 1
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            with self._lock:
+                job.running = not job.done.cancelled()
+            if job.running:
+                self._run(job)
+            with self._lock:
+                self.busy -= 1
+            del job
+
+    def _run(self, job: _Job) -> None:
+        value, problem = None, None
+        try:
+            value = job.context.run(job.function, *job.args)
+        except BaseException as raised:  # whatever it is, the loop has to hear of it
+            problem = raised
+        with self._lock:
+            job.running = False
+            self.abandoned -= job.given_up
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            job.loop.call_soon_threadsafe(_settle, job.done, value, problem)
+
+
+def _settle(done: asyncio.Future[Any], value: Any, problem: BaseException | None) -> None:
+    if done.done():
+        return
+    if problem is None:
+        done.set_result(value)
+    elif isinstance(problem, StopIteration):  # a future does not take it
+        done.set_exception(RuntimeError("the tool raised StopIteration"))
+    else:
+        done.set_exception(problem)

@@ -1,0 +1,1 @@
+"""The rules of the protocol, without I/O, clock or tasks."""

@@ -1,0 +1,113 @@
+"""One peer's protocol state: which revision it agreed on, who it is, what is in flight both ways.
+
+A revision belongs to a message, not to a connection: a request that names a stateless revision is read by that one,
+any other by the one the last handshake agreed on. So old and new clients can share one pipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, ValidationError, convert
+
+from handrail import jsonrpc
+from handrail.errors import Kind, Refused
+from handrail.jsonrpc import Id, Request
+from handrail.model import ClientInfo, Object
+from handrail.revisions import Offer, Revision
+from handrail.revisions.base import LEVELS, VERSION, InitializeParams
+
+__all__ = ["Connection"]
+
+_BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
+
+
+class Connection:
+    """The server's side of a conversation."""
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.revision: Revision | None = None  # agreed by the last handshake
+        self.client = ClientInfo()
+        self.ready = False  # the client has confirmed the handshake; only then may we speak unasked
+        self.level = LEVELS.index("info")
+        self.in_flight: dict[Id, Any] = {}
+        self.asked: dict[Id, Any] = {}
+        self._asked_last = 0
+
+    @property
+    def voice(self) -> Revision:
+        """The revision in which to answer what names none and could not be read."""
+        return self.revision or self.offer.newest
+
+    def voice_for(self, request: Request) -> Revision:
+        """The revision in which to refuse a request whose own revision could not be settled."""
+        meta = request.params.get("_meta")
+        return self.offer.newest if type(meta) is dict and VERSION in meta else self.voice
+
+    def speaker(self, request: Request) -> Revision:
+        """The revision a request is to be read by."""
+        meta = request.params.get("_meta")
+        if type(meta) is dict and VERSION in meta and self.offer.stateless:
+            return self._stateless(meta[VERSION])
+        if self.revision is not None:
+            return self.revision
+        if request.method in _BEFORE_HANDSHAKE:
+            return self.offer.counter_offer or self._no_handshake(request)
+        if request.method not in self.offer.methods:
+            raise Refused(Kind.UNKNOWN_METHOD, f"Unknown method: {request.method[:100]}")
+        raise Refused(
+            Kind.BAD_PARAMS,
+            f"{request.method} before initialize, and without params._meta[{VERSION!r}]: send initialize first, "
+            f"or name a revision in every request ({', '.join(self.offer.supported_stateless)})",
+        )
+
+    def typed(self, request: Request, revision: Revision) -> Any:
+        """The parameters of a request, as its revision reads them."""
+        kind = revision.requests.get(request.method)
+        try:
+            if kind is not None:
+                return convert(request.params, kind)
+            if revision.envelope is not None:
+                convert(request.params, revision.envelope)
+        except ValidationError as problem:
+            raise Refused(Kind.BAD_PARAMS, f"{request.method}: {str(problem).replace('`$', '`params')}") from None
+        raise Refused(Kind.UNKNOWN_METHOD, f"Unknown method: {request.method[:100]}")
+
+    def initialize(self, params: InitializeParams) -> Revision:
+        """Begin, or begin again, the handshake half of the conversation."""
+        revision = self.offer.negotiate(params.protocol_version)
+        assert revision is not None  # `speaker` has refused a handshake where there is none
+        who = params.client_info
+        self.revision = revision
+        self.client = ClientInfo(who.name, who.version, who.title, params.capabilities)
+        self.ready = False
+        self.level = LEVELS.index("info")
+        return revision
+
+    def question(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
+        """A request of ours, and its bytes; the answer will find `waiter` in `asked`."""
+        self._asked_last += 1
+        ident = self._asked_last
+        self.asked[ident] = waiter
+        return ident, jsonrpc.request(ident, method, params if params else UNSET)
+
+    def _stateless(self, named: object) -> Revision:
+        if type(named) is not str:
+            raise Refused(Kind.BAD_PARAMS, f"params._meta[{VERSION!r}] must be a string")
+        revision = self.offer.stateless.get(named)
+        if revision is None:
+            raise Refused(
+                Kind.VERSION,
+                "Unsupported protocol version",
+                {"supported": self.offer.supported_stateless, "requested": named[:100]},
+            )
+        return revision
+
+    def _no_handshake(self, request: Request) -> Revision:
+        asked = request.params.get("protocolVersion")
+        raise Refused(
+            Kind.VERSION,
+            f"Unsupported protocol version; this server speaks {', '.join(self.offer.supported)} without a handshake",
+            {"supported": self.offer.supported, "requested": asked if type(asked) is str else ""},
+        )

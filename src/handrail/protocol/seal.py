@@ -1,0 +1,70 @@
+"""Signed opaque strings: cursors, request state. What a peer holds it cannot change, extend or pass on (P-25)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from msgspec import MsgspecError, Struct
+from msgspec.json import Decoder, Encoder
+
+from handrail.model import Json
+
+__all__ = ["MIN_KEY_BYTES", "Seal"]
+
+MIN_KEY_BYTES = 16
+_MAC = 16
+
+_encode = Encoder().encode
+
+
+class _Sealed(Struct, array_like=True):
+    expires: int
+    payload: Json
+
+
+_decode = Decoder(_Sealed).decode
+
+
+class Seal:
+    """Seals with the first key, opens with any of them, so that keys can be rotated.
+
+    A sealed text is good for one purpose, one holder and until its expiry; a foreign, changed or expired one
+    cannot be told from one that never existed.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if len(key) < MIN_KEY_BYTES:
+                raise ValueError(f"a sealing key needs at least {MIN_KEY_BYTES} bytes, this one has {len(key)}")
+        self._keys = [hashlib.blake2b(key, person=b"handrail seal").digest() for key in keys]
+
+    def close(self, purpose: str, holder: str, payload: Json, expires: int) -> str:
+        body = _encode(_Sealed(expires, payload))
+        return base64.urlsafe_b64encode(_mac(self._keys[0], purpose, holder, body) + body).rstrip(b"=").decode()
+
+    def open(self, purpose: str, holder: str, text: str, now: float) -> Json | None:
+        """The payload, or None if the text is not ours, not this holder's, or too old."""
+        try:
+            raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), b"-_", validate=True)
+        except (binascii.Error, UnicodeEncodeError, ValueError):
+            return None
+        mac, body = raw[:_MAC], raw[_MAC:]
+        # Base64 has spare bits: two texts can stand for the same bytes. Only the one we wrote counts.
+        if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != text:
+            return None
+        if not any(hmac.compare_digest(mac, _mac(key, purpose, holder, body)) for key in self._keys):
+            return None
+        try:
+            sealed = _decode(body)
+        except MsgspecError:
+            return None
+        return sealed.payload if now < sealed.expires else None
+
+
+def _mac(key: bytes, purpose: str, holder: str, body: bytes) -> bytes:
+    head = f"{len(purpose)}:{purpose}{len(holder)}:{holder}".encode()
+    return hashlib.blake2b(head + body, key=key, digest_size=_MAC).digest()

@@ -1,0 +1,51 @@
+"""The table of revisions: the only door to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from handrail.revisions import (
+    pocket,
+    r2024_10_07,
+    r2024_11_05,
+    r2025_03_26,
+    r2025_06_18,
+    r2025_11_25,
+    r2026_07_28,
+)
+from handrail.revisions.base import Revision
+
+__all__ = ["REVISIONS", "Offer", "Revision"]
+
+# Oldest first. Names are never compared: the order of this table is the order.
+REVISIONS: dict[str, Revision] = {
+    each.REVISION.name: each.REVISION
+    for each in (r2024_10_07, r2024_11_05, r2025_03_26, r2025_06_18, r2025_11_25, pocket, r2026_07_28)
+}
+
+
+class Offer:
+    """The revisions one server speaks."""
+
+    def __init__(self, names: Iterable[str] | None = None) -> None:
+        wanted = list(REVISIONS) if names is None else list(names)
+        for name in wanted:
+            if name not in REVISIONS:
+                raise ValueError(f"unknown revision {name!r}; known are {', '.join(REVISIONS)}")
+        chosen = [revision for name, revision in REVISIONS.items() if name in wanted]
+        if not any(revision.offered for revision in chosen):
+            raise ValueError("name at least one dated revision")
+        self.handshake = {each.name: each for each in chosen if not each.stateless}
+        self.stateless = {each.name: each for each in chosen if each.stateless}
+        self.supported = [each.name for each in reversed(chosen) if each.offered]
+        self.supported_stateless = [name for name in self.supported if name in self.stateless]
+        offered = [each for each in chosen if each.offered]
+        # Speaks for us before a peer has said which revision it speaks.
+        self.newest = offered[-1]
+        by_handshake = [each for each in offered if not each.stateless]
+        self.counter_offer = by_handshake[-1] if by_handshake else None
+        self.methods = frozenset(method for each in chosen for method in each.requests)
+
+    def negotiate(self, asked: str) -> Revision | None:
+        """What to answer to `initialize`: what was asked for, else the newest with a handshake, if any."""
+        return self.handshake.get(asked) or self.counter_offer

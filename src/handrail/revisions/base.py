@@ -1,0 +1,183 @@
+"""The Revision type, and the parts several revisions share: reading parameters, writing tools, results and faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from handrail import jsonrpc
+from handrail.errors import Kind, Refused
+from handrail.jsonrpc import Id
+from handrail.model import ClientInfo, Json, Object, Tool, ToolResult
+
+__all__ = [
+    "CAPABILITIES",
+    "CLIENT_INFO",
+    "FAULTS",
+    "LEVELS",
+    "LOG_LEVEL",
+    "SERVER_INFO",
+    "SUBSCRIPTION",
+    "VERSION",
+    "CallParams",
+    "Fault",
+    "Identity",
+    "InitializeParams",
+    "Level",
+    "LevelParams",
+    "ListParams",
+    "Meta",
+    "NoParams",
+    "Page",
+    "Revision",
+    "Welcome",
+    "explain",
+]
+
+# The reserved members of `_meta`. Only stateless revisions write them; every revision must recognise the first.
+VERSION = "io.modelcontextprotocol/protocolVersion"
+CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
+CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+LOG_LEVEL = "io.modelcontextprotocol/logLevel"
+SERVER_INFO = "io.modelcontextprotocol/serverInfo"
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
+
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+Level = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+
+
+class Meta(Struct):
+    """What a handshake revision reads from a request's `_meta`."""
+
+    progress_token: int | str | UnsetType = field(default=UNSET, name="progressToken")
+
+
+class ListParams(Struct):
+    cursor: str | UnsetType = UNSET
+    meta: Meta | UnsetType = field(default=UNSET, name="_meta")
+
+
+class CallParams(Struct):
+    name: str
+    arguments: Object = {}
+    meta: Meta | UnsetType = field(default=UNSET, name="_meta")
+
+
+class LevelParams(Struct):
+    level: Level
+
+
+class Peer(Struct):
+    name: str
+    version: str
+    title: str | UnsetType = UNSET
+
+
+class InitializeParams(Struct, rename="camel"):
+    protocol_version: str
+    capabilities: Object
+    client_info: Peer
+
+
+class NoParams(Struct):
+    pass
+
+
+class Fault(Struct, frozen=True):
+    """How a kind of failure is told: as a JSON-RPC error with this code, or (0) as the result of the tool."""
+
+    code: int
+    status: int = 200
+
+
+class Identity(Struct, frozen=True, rename="camel"):
+    """What a server says of itself."""
+
+    name: str
+    version: str
+    title: str | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    icons: list[Object] | UnsetType = UNSET
+    website_url: str | UnsetType = UNSET
+
+
+class Welcome(Struct, frozen=True):
+    """Everything an opening answer may contain; a revision writes its part of it."""
+
+    identity: Identity
+    capabilities: Object
+    instructions: str | UnsetType
+    supported: list[str]
+    ttl_ms: int
+    scope: str
+
+
+class Page(Struct, frozen=True):
+    """One page of the tool list: the tools as ready-made JSON, and the cursor of the next page."""
+
+    tools: Json
+    cursor: str | UnsetType
+    ttl_ms: int
+    scope: str
+
+
+class Revision(Struct, frozen=True, kw_only=True):
+    """One dated dialect of the protocol, as data: what may be said, and how it is written."""
+
+    name: str
+    stateless: bool = False  # each request names its own revision
+    offered: bool = True  # may be named to a peer that did not ask for it
+    batches: bool = False
+    pages: bool = True  # the list comes in pages even if no page size was set
+    announces: bool = False  # change notices are part of the dialect and cannot be switched off
+    null_id: bool = True  # an error about an unreadable message says `"id": null`
+    progress_message: bool = False
+    asks: Literal["request", "retry"] = "request"
+    questions: frozenset[str] = frozenset({"sampling/createMessage", "roots/list"})
+    requests: Mapping[str, type]  # method -> its parameters; absent: unknown method
+    envelope: type | None = None  # what the parameters of every request must hold, its method known or not
+    notifications: frozenset[str]
+    sender: Callable[[Any], ClientInfo] | None = None  # who a request says it is from; None: whoever shook hands
+    welcome: Callable[[Welcome], Object]
+    tool: Callable[[Tool], Object]
+    page: Callable[[Page], Object]
+    result: Callable[[ToolResult, bool], Object]
+    faults: Mapping[Kind, Fault]
+    explain: Callable[[Refused], tuple[str, Json]]
+    ask: Callable[[str, Object], Object]  # a question's parameters, in the words of this revision
+    heard: Callable[[Object, Object], Object]  # (what we wanted to ask, the answer) -> the answer in the model's words
+    stamp: Callable[[Object, Identity], Object] | None = None  # what every result carries beside its own members
+    read_page: Callable[[Object], tuple[list[Object], str | None]]
+    read_result: Callable[[Object, bool], ToolResult]
+
+    def error(self, ident: Id | UnsetType, code: int, refused: Refused) -> bytes:
+        """The JSON-RPC error that tells of a refusal."""
+        message, data = self.explain(refused)
+        known = None if ident is UNSET and self.null_id else ident
+        return jsonrpc.error(known, code, message, data)
+
+
+def explain(refused: Refused) -> tuple[str, Json]:
+    return refused.prefix + refused.text, refused.data if refused.data is not None else UNSET
+
+
+FAULTS: Mapping[Kind, Fault] = {
+    Kind.PARSE: Fault(-32700, 400),
+    Kind.INVALID_REQUEST: Fault(-32600, 400),
+    Kind.UNKNOWN_METHOD: Fault(-32601),
+    Kind.BAD_PARAMS: Fault(-32602),
+    Kind.UNKNOWN_TOOL: Fault(-32602),
+    Kind.BAD_ARGUMENTS: Fault(-32602),
+    Kind.TOOL_ERROR: Fault(0),
+    Kind.BAD_OUTPUT: Fault(0),
+    Kind.NEEDS_CAPABILITY: Fault(0),
+    Kind.NEEDS_URL: Fault(0),
+    Kind.THROTTLED: Fault(0),
+    Kind.OVERLOADED: Fault(429, 429),
+    Kind.FORBIDDEN: Fault(403, 403),
+    Kind.TIMEOUT: Fault(0),
+    Kind.VERSION: Fault(-32602, 400),
+    Kind.INTERNAL: Fault(-32603),
+}

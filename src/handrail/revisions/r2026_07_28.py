@@ -1,0 +1,148 @@
+"""2026-07-28: no handshake. Every request says who speaks; input is asked for by answer and retry; lists can be cached."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType, field, to_builtins
+from msgspec.structs import replace
+
+from handrail.errors import Kind, RemoteProtocolError
+from handrail.model import ClientInfo, Object, Tool, ToolResult
+from handrail.revisions import r2025_11_25
+from handrail.revisions.base import (
+    CAPABILITIES,
+    CLIENT_INFO,
+    LOG_LEVEL,
+    SERVER_INFO,
+    VERSION,
+    Fault,
+    Identity,
+    Level,
+    Page,
+    Peer,
+    Welcome,
+)
+from handrail.revisions.levels import BlockRules, blocks
+from handrail.revisions.read import read_content
+
+_BLOCKS = BlockRules()
+
+
+class Envelope(Struct):
+    """What every request says of its sender."""
+
+    version: str = field(name=VERSION)
+    capabilities: Object = field(name=CAPABILITIES)
+    client: Peer | UnsetType = field(default=UNSET, name=CLIENT_INFO)
+    progress_token: int | str | UnsetType = field(default=UNSET, name="progressToken")
+    log_level: Level | UnsetType = field(default=UNSET, name=LOG_LEVEL)
+
+
+class Params(Struct):
+    meta: Envelope = field(name="_meta")
+
+
+class ListParams(Params):
+    cursor: str | UnsetType = UNSET
+
+
+class CallParams(Params, kw_only=True):
+    name: str
+    arguments: Object = {}
+    input_responses: dict[str, Object] | UnsetType = field(default=UNSET, name="inputResponses")
+    request_state: str | UnsetType = field(default=UNSET, name="requestState")
+
+
+class Filter(Struct, rename="camel"):
+    tools_list_changed: bool = False
+
+
+class ListenParams(Params, kw_only=True):
+    notifications: Filter
+
+
+def sender(params: Params) -> ClientInfo:
+    meta = params.meta
+    if meta.client is UNSET:
+        return ClientInfo(capabilities=meta.capabilities)
+    return ClientInfo(meta.client.name, meta.client.version, meta.client.title, meta.capabilities)
+
+
+def welcome(it: Welcome) -> Object:
+    out: Object = {
+        "resultType": "complete",
+        "supportedVersions": it.supported,
+        "capabilities": it.capabilities,
+        "ttlMs": it.ttl_ms,
+        "cacheScope": it.scope,
+    }
+    if it.instructions is not UNSET:
+        out["instructions"] = it.instructions
+    return out
+
+
+def tool(it: Tool) -> Object:
+    out: Object = to_builtins(it)
+    return out
+
+
+def page(it: Page) -> Object:
+    out: Object = {"resultType": "complete", "tools": it.tools, "ttlMs": it.ttl_ms, "cacheScope": it.scope}
+    if it.cursor is not UNSET:
+        out["nextCursor"] = it.cursor
+    return out
+
+
+def result(it: ToolResult, wraps: bool) -> Object:
+    out: Object = {"resultType": "complete", "content": blocks(it.content, _BLOCKS), "isError": it.is_error}
+    if it.structured is not UNSET:
+        out["structuredContent"] = it.structured
+    if it.meta is not UNSET:
+        out["_meta"] = it.meta
+    return out
+
+
+def stamp(result: Object, identity: Identity) -> Object:
+    result["_meta"] = {**result.get("_meta", {}), SERVER_INFO: identity}
+    return result
+
+
+def ask(method: str, params: Object) -> Object:
+    return {k: v for k, v in params.items() if k != "elicitationId"}
+
+
+def read_result(result: Object, has_schema: bool) -> ToolResult:
+    kind = result.get("resultType", "complete")
+    if kind != "complete":
+        raise RemoteProtocolError(f"tools/call: a result of type {kind!r} is not understood")
+    return read_content(result, has_schema)
+
+
+REVISION = replace(
+    r2025_11_25.REVISION,
+    name="2026-07-28",
+    stateless=True,
+    asks="retry",
+    requests={
+        "server/discover": Params,
+        "tools/list": ListParams,
+        "tools/call": CallParams,
+        "subscriptions/listen": ListenParams,
+    },
+    envelope=Params,
+    sender=sender,
+    notifications=frozenset({"notifications/cancelled"}),
+    welcome=welcome,
+    tool=tool,
+    page=page,
+    result=result,
+    faults={
+        **r2025_11_25.REVISION.faults,
+        Kind.UNKNOWN_METHOD: Fault(-32601, 404),
+        Kind.NEEDS_CAPABILITY: Fault(-32021, 400),
+        Kind.NEEDS_URL: Fault(-32021, 400),
+        Kind.VERSION: Fault(-32022, 400),
+    },
+    ask=ask,
+    stamp=stamp,
+    read_result=read_result,
+)

@@ -1,0 +1,280 @@
+"""The server: tools from typed functions, and ways to serve them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from handrail.engine.call import Call
+from handrail.engine.catalog import Entry, make_entry
+from handrail.engine.core import Engine, Limits
+from handrail.engine.pipeline import Middleware
+from handrail.engine.workers import Workers
+from handrail.errors import SchemaError
+from handrail.model import Json, Object, Principal, Tool
+from handrail.revisions import Offer
+from handrail.revisions.base import Fault, Identity
+from handrail.schema.derive import derive
+from handrail.transports.lifetime import run_to_the_end
+from handrail.transports.memory import Channel
+from handrail.transports.stdio import Pipe, private_descriptors
+
+__all__ = ["Server"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M", bound=Middleware)
+Lifespan = Callable[["Server"], AbstractAsyncContextManager[Any]]
+
+IDLE_SECONDS = 60.0
+TOTAL_SECONDS = 600.0
+LOCAL = Principal("local")
+
+_FORMS = {"by_revision": None, "error": Fault(-32602), "result": Fault(0)}
+
+
+class ToolOptions(TypedDict, total=False):
+    """What can be said of a tool beside its function."""
+
+    name: str
+    title: str
+    description: str
+    input_schema: Object  # kept as written; JSON Schema 2020-12, or draft-07 where it says so
+    output_schema: Object
+    annotations: Object  # readOnlyHint, destructiveHint, idempotentHint, openWorldHint
+    icons: list[Object]
+    meta: Object
+    tags: Iterable[str]
+    timeout: float | tuple[float, float]  # seconds in all, or (without a sign of life, in all)
+    dangerous: str  # why its output must be handled with care
+    inline: bool  # run a `def` tool on the loop: quick, but it must not block
+    extra: Literal["forbid", "allow"]  # arguments the signature does not name
+
+
+class Server:
+    """A set of tools, served in every revision of the protocol at once.
+
+    >>> server = Server("weather")
+    >>> @server.tool
+    ... async def forecast(city: str, days: int = 3) -> str:
+    ...     '''Weather for the next days.'''
+    ...     return f"{city}: sun for {days} days"
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: str = "0.0.0",
+        title: str | None = None,
+        description: str | None = None,
+        icons: list[Object] | None = None,
+        website_url: str | None = None,
+        instructions: str | None = None,
+        page_size: int | None = None,
+        list_changed: bool = True,
+        tools: bool = True,
+        revisions: Iterable[str] | None = None,
+        lifespan: Lifespan | None = None,
+        workers: int = 16,
+        keys: list[bytes] | None = None,
+        identify: bool = True,
+        cache_seconds: float = 60.0,
+        invalid_arguments: Literal["by_revision", "error", "result"] = "by_revision",
+        limits: Limits | None = None,
+    ) -> None:
+        if page_size is not None and page_size < 1:
+            raise ValueError(f"page_size: {page_size} is less than 1")
+        if invalid_arguments not in _FORMS:
+            raise ValueError(f"invalid_arguments: {invalid_arguments!r} is not one of {', '.join(_FORMS)}")
+        self.name = name
+        self.state: Any = None
+        self._lifespan = lifespan
+        self._included: list[Server] = []
+        self._users = 0
+        self._stack: AsyncExitStack | None = None
+        self.engine = Engine(
+            owner=self,
+            identity=Identity(
+                name,
+                version,
+                _or_unset(title),
+                _or_unset(description),
+                _or_unset(icons),
+                _or_unset(website_url),
+            ),
+            instructions=_or_unset(instructions),
+            offer=Offer(revisions),
+            limits=limits or Limits(),
+            workers=Workers(workers),
+            keys=keys,
+            page_size=page_size,
+            list_changed=list_changed,
+            has_tools=tools,
+            identify=identify,
+            cache_seconds=cache_seconds,
+            invalid_arguments=_FORMS[invalid_arguments],
+        )
+
+    # Tools
+
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
+    def tool(self, function: None = None, /, **options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
+    def tool(self, function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Callable[[F], F]:
+        """Make a function a tool: `@server.tool`, or `@server.tool(title="…")` with any of `ToolOptions`.
+
+        Its name, docstring and hints become name, description and schemas; every option overrides one of them.
+        `async def` runs on the loop, `def` in a worker thread.
+        """
+
+        def register(function: F) -> F:
+            self.add(function, **options)
+            return function
+
+        return register if function is None else register(function)
+
+    def add(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Tool:
+        """Add a tool, also while the server runs."""
+        if not self.engine.has_tools:
+            raise SchemaError(f"server {self.name!r} was made with tools=False")
+        name = options.get("name") or function.__name__
+        for option in options:
+            if option not in ToolOptions.__annotations__:
+                raise TypeError(f"tool {name!r}: unknown option {option!r}")
+        signature = derive(
+            function, call_type=Call, input_schema=options.get("input_schema"), extra=options.get("extra", "forbid")
+        )
+        tool = Tool(
+            name=name,
+            title=options.get("title", UNSET),
+            description=options.get("description", inspect.getdoc(function) or UNSET),
+            input_schema=signature.input_schema,
+            output_schema=options.get("output_schema", signature.output_schema),
+            annotations=options.get("annotations", UNSET),
+            icons=options.get("icons", UNSET),
+            meta=options.get("meta", UNSET),
+        )
+        idle, total = _times(options.get("timeout"), name)
+        runs_async = inspect.iscoroutinefunction(function)
+        if options.get("inline") and runs_async:
+            raise SchemaError(f"tool {name!r}: inline=True is for `def` functions; this one is async")
+        entry = make_entry(
+            tool,
+            signature.invoke,
+            mode="async" if runs_async else "inline" if options.get("inline") else "thread",
+            idle=idle,
+            total=total,
+            dangerous=options.get("dangerous", UNSET),
+            tags=options.get("tags", ()),
+            owner=self,
+        )
+        self.engine.catalog.add(entry)
+        return tool
+
+    def remove(self, name: str) -> None:
+        """Take a tool away, also while the server runs. Calls in flight end as they would."""
+        self.engine.catalog.remove(name)
+
+    def enable(self, name: str) -> None:
+        self.engine.catalog.enable(name, True)
+
+    def disable(self, name: str) -> None:
+        """Hide a tool without forgetting it: it is not listed and cannot be called."""
+        self.engine.catalog.enable(name, False)
+
+    @property
+    def tools(self) -> list[Tool]:
+        """The tools that are listed, in their order."""
+        return [entry.tool for entry in self.engine.catalog if entry.enabled]
+
+    def include(self, other: Server, *, prefix: str = "") -> None:
+        """Offer another server's tools here too, under `prefix`, with its middleware and state; changes follow."""
+        if other is self or self in other._included:
+            raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
+        self._included.append(other)
+        copied: dict[str, Entry] = {}
+
+        def follow() -> None:
+            theirs = {entry.tool.name: entry for entry in other.engine.catalog if entry.enabled}
+            for name, ours in list(copied.items()):
+                if theirs.get(name) is not ours.origin:
+                    self.engine.catalog.remove(ours.tool.name)
+                    del copied[name]
+            for name, entry in theirs.items():
+                if name not in copied:
+                    copied[name] = replace(entry, tool=replace(entry.tool, name=prefix + name), origin=entry)
+                    self.engine.catalog.add(copied[name])
+
+        follow()
+        other.engine.catalog.watchers.append(follow)
+
+    def middleware(self, function: M) -> M:
+        """Put `async def f(call, next)` around every call; it returns `await next(call)`, changed or not."""
+        self.engine.add_middleware(function)
+        return function
+
+    # Serving
+
+    def run(self) -> None:
+        """Serve one client over standard input and output, until it goes, a signal comes, or the parent dies."""
+
+        async def serve(ready: Callable[[Callable[[str], None]], None]) -> None:
+            with private_descriptors() as (source, sink):
+                await self._serve(source, sink, ready)
+
+        run_to_the_end(serve)
+
+    async def run_async(self) -> None:
+        """As `run`, inside a loop of your own; signals and the process's end are yours."""
+        with private_descriptors() as (source, sink):
+            await self._serve(source, sink, lambda stop: None)
+
+    async def _serve(self, source: int, sink: int, ready: Callable[[Callable[[str], None]], None]) -> None:
+        async with self.serving():
+            pipe = Pipe(self.engine, source, sink, LOCAL)
+            ready(pipe.stop)
+            await pipe.serve()
+
+    def connect(self, principal: Principal = LOCAL) -> Channel:
+        """The client's end of a conversation in this process; use it inside `async with server.serving():`."""
+        return Channel(self.engine, principal)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Any]:
+        """The server's lifespan, and that of the servers it includes: entered once, left by the last."""
+        if self._users == 0:
+            stack = AsyncExitStack()
+            for other in self._included:
+                await stack.enter_async_context(other.serving())
+            if self._lifespan is not None:
+                self.state = await stack.enter_async_context(self._lifespan(self))
+            self._stack = stack
+        self._users += 1
+        try:
+            yield self.state
+        finally:
+            self._users -= 1
+            if self._users == 0 and self._stack is not None:
+                stack, self._stack = self._stack, None
+                await stack.aclose()
+                self.state = None
+
+
+def _or_unset(value: Json) -> Any:
+    return UNSET if value is None else value
+
+
+def _times(timeout: float | tuple[float, float] | None, name: str) -> tuple[float, float]:
+    if timeout is None:
+        return IDLE_SECONDS, TOTAL_SECONDS
+    idle, total = timeout if isinstance(timeout, tuple) else (min(timeout, IDLE_SECONDS), timeout)
+    if not (0 < idle <= total < float("inf")):
+        raise SchemaError(f"tool {name!r}: timeout: {timeout!r} is not a time in seconds, or (idle, total)")
+    return idle, total

@@ -1,0 +1,1 @@
+"""Thin shells around the engine: bytes from somewhere, bytes to somewhere."""

@@ -1,0 +1,81 @@
+"""Both ends of a conversation in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from handrail.engine.core import Engine
+from handrail.engine.dispatch import Conversation
+from handrail.errors import Kind, TransportError
+from handrail.model import Principal
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """The client's end: `send` a message, `receive` the next one. What is not received in time holds the server up."""
+
+    def __init__(self, engine: Engine, principal: Principal) -> None:
+        self._limits = engine.limits
+        self._loop = asyncio.get_running_loop()
+        self._conversation = Conversation(engine, self, principal)
+        self._unread: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed = False
+
+    async def deliver(self, message: bytes) -> None:
+        """Give the server one message, without a newline."""
+        if self._closed:
+            raise TransportError("the channel is closed")
+        async with asyncio.timeout(self._limits.write_seconds):
+            await self._room.wait()
+        # A call starts its own task, which is only possible outside of this one.
+        done = self._loop.create_future()
+        self._loop.call_soon(self._receive, message, done)
+        await done
+
+    async def receive(self) -> bytes:
+        """The next message from the server."""
+        while not self._unread:
+            if self._closed:
+                raise TransportError("the channel is closed")
+            self._arrived.clear()
+            await self._arrived.wait()
+        message = self._unread.popleft()
+        self._unread_bytes -= len(message)
+        if self._unread_bytes <= self._limits.max_unsent_bytes:
+            self._room.set()
+        return message
+
+    async def close(self) -> None:
+        """End the conversation: calls already accepted are answered first, then nothing more comes."""
+        if not self._closed:
+            await self._conversation.finish(self._limits.grace_seconds)
+            self._closed = True
+            self._arrived.set()
+
+    def send(self, message: bytes) -> None:
+        """From the server: what the client will receive."""
+        self._unread.append(message)
+        self._unread_bytes += len(message)
+        if self._unread_bytes > self._limits.max_unsent_bytes:
+            self._room.clear()
+        self._arrived.set()
+
+    async def drain(self) -> None:
+        await self._room.wait()
+
+    def _receive(self, message: bytes, done: asyncio.Future[None]) -> None:
+        if len(message) > self._limits.max_message_bytes:
+            text = f"A message of {len(message):,} bytes; at most {self._limits.max_message_bytes:,} are allowed"
+            answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, text)
+        else:
+            answer = self._conversation.receive(message)
+        if answer is not None:
+            self.send(answer)
+        if not done.done():
+            done.set_result(None)

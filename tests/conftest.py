@@ -1,0 +1,109 @@
+"""What every test may use: where it ran (`ran`), other implementations (`installed_peer`), and the record of rules."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from requirements import RAN, Places, record_ran
+from tools.requirements import RECORD, REVISIONS, RULES, read_rules
+
+ROOT = Path(__file__).resolve().parent.parent
+KNOWN_TRANSPORTS = frozenset({"stdio", "memory", "http"})
+EVERYWHERE = ("*", "*")
+
+Entry = dict[str, list[str] | list[tuple[str, str]]]
+
+PASSED: pytest.StashKey[bool] = pytest.StashKey()
+PROVED: pytest.StashKey[dict[str, Entry | None]] = pytest.StashKey()
+
+
+@pytest.fixture
+def ran(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Call it with the revision as on the wire and the transport, once the test really speaks them."""
+
+    def record(revision: str, transport: str) -> None:
+        if revision not in REVISIONS.values() or transport not in KNOWN_TRANSPORTS:
+            raise ValueError(f"ran({revision!r}, {transport!r}): not a revision and a transport")
+        record_ran(request, revision, transport)
+
+    return record
+
+
+@pytest.fixture
+def installed_peer() -> Callable[[str], Path]:
+    """Folder of another implementation (`mcp1`, `mcp2`, `fastmcp`, `inspector`); without it the test is skipped.
+
+    HANDRAIL_REQUIRE_PEERS=1 turns the skip into a failure, so that it cannot hide a break.
+    """
+
+    def folder(name: str) -> Path:
+        path = ROOT / ".peers" / name
+        if (path / ".ready").exists():
+            return path
+        log = path.with_suffix(".log")
+        lines = log.read_text("utf-8", "replace").split("\n") if log.exists() else []
+        reason = f"{name} is not installed: {next(filter(None, lines), 'run make peers')}"
+        if os.environ.get("HANDRAIL_REQUIRE_PEERS") == "1":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+    return folder
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    known = {rule.id for rule in read_rules(RULES.read_text("utf-8"))}
+    wrong = [
+        f"{item.nodeid}: {name} is not in docs/requirements.md"
+        for item in items
+        for mark in item.iter_markers("requirement")
+        for name in mark.args
+        if name not in known
+    ]
+    if wrong:
+        raise pytest.UsageError("\n".join(wrong))
+    config.stash[PROVED] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # An expected failure is reported as skipped, an unexpected pass as failed: neither proves anything.
+    item.stash[PASSED] = item.stash.get(PASSED, True) and report.passed
+    if report.when == "teardown" and any(item.iter_markers("requirement")):
+        item.config.stash[PROVED][item.nodeid] = _entry(item) if item.stash[PASSED] else None
+    return report
+
+
+def _entry(item: pytest.Item) -> Entry:
+    """The ids of one passed test and the places it was seen in."""
+    marks = list(item.iter_markers("requirement"))
+    places: Places = item.stash.get(RAN, set())
+    if all(mark.kwargs.get("everywhere") for mark in marks):
+        places = places | {EVERYWHERE}
+    elif any(mark.kwargs.get("everywhere") for mark in marks):
+        raise pytest.UsageError(f"{item.nodeid}: requirement(everywhere=True) beside one without; use two tests")
+    return {"ids": sorted({name for mark in marks for name in mark.args}), "ran": sorted(places)}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was proved. A run of everything replaces the record, a run of a few tests changes only theirs."""
+    config = session.config
+    proved = config.stash.get(PROVED, {})
+    if config.option.collectonly or not proved:
+        return
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not (
+        config.option.keyword or config.option.markexpr or session.shouldstop or session.shouldfail
+    )
+    record = config.rootpath / RECORD.name
+    before: dict[str, Entry | None] = {}
+    if not whole and record.exists():
+        before = json.loads(record.read_text("utf-8"))
+    entries = {name: entry for name, entry in sorted((before | proved).items()) if entry}
+    record.write_text(json.dumps(entries, indent=1) + "\n", "utf-8")

@@ -1,0 +1,75 @@
+#!/bin/sh
+# Install the other implementations our tests talk to, each in a folder of its own under .peers.
+#
+# Never fails: a peer that cannot be had is missing, and the tests that need it say so when they are skipped
+# (or fail, under HANDRAIL_REQUIRE_PEERS=1). A peer that is already there is left alone. The reason for a
+# missing one is kept in .peers/<name>.log.
+
+cd "$(dirname "$0")/../.." || exit 0
+UV=${UV:-uv}
+PYTHON=${PYTHON:-.venv/bin/python}
+WAIT=${HANDRAIL_PEERS_SECONDS:-180}
+mkdir -p .peers || exit 0
+
+limited() {
+    if command -v timeout >/dev/null 2>&1; then timeout "$WAIT" "$@"; else "$@"; fi
+}
+
+# A peer is ready when its stamp equals what it was installed from.
+ready() {
+    cmp -s "$1" "$2/.ready" 2>/dev/null
+}
+
+python_peer() {
+    wanted=tests/peers/$1.txt
+    folder=.peers/$1
+    if ready "$wanted" "$folder" && "$folder/bin/python" -c "" 2>/dev/null; then return; fi
+    rm -rf "$folder"
+    if {
+        limited "$UV" venv -q --python "$PYTHON" "$folder" &&
+        limited "$UV" pip sync -q --python "$folder/bin/python" --require-hashes "$wanted" &&
+        cp "$wanted" "$folder/.ready"
+    } >".peers/$1.log" 2>&1; then
+        rm -f ".peers/$1.log"
+        echo "peers: $1 installed"
+    else
+        rm -rf "$folder"
+        echo "peers: $1 could not be installed: $(tail -n 1 ".peers/$1.log")"
+    fi
+}
+
+# The inspector needs Node 22.19 or newer; the registry has the binary itself, for Linux on x64.
+# Not `npm ci`: the lock leaves out the optional packages of other platforms, which `ci` takes for a mistake.
+inspector_peer() {
+    wanted=tests/peers/inspector/package-lock.json
+    folder=.peers/inspector
+    if ready "$wanted" "$folder"; then return; fi
+    if ! command -v npm >/dev/null 2>&1; then
+        echo "npm is not installed" | tee ".peers/inspector.log" | sed 's/^/peers: no inspector: /'
+        return
+    fi
+    if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
+        echo "only set up for Linux on x64" | tee ".peers/inspector.log" | sed 's/^/peers: no inspector: /'
+        return
+    fi
+    rm -rf "$folder"
+    if {
+        mkdir -p "$folder" &&
+        cp tests/peers/inspector/package.json "$wanted" "$folder/" &&
+        (cd "$folder" && limited npm install --ignore-scripts --no-audit --no-fund --loglevel=error) &&
+        cp "$wanted" "$folder/.ready"
+    } >".peers/inspector.log" 2>&1; then
+        rm -f ".peers/inspector.log"
+        echo "peers: inspector installed"
+    else
+        rm -rf "$folder"
+        echo "peers: inspector could not be installed: $(tail -n 1 ".peers/inspector.log")"
+    fi
+}
+
+python_peer mcp2 &
+python_peer mcp1 &
+python_peer fastmcp &
+inspector_peer &
+wait
+exit 0

@@ -1,0 +1,117 @@
+"""Every Python example of README.md and docs/ runs: the blocks of one page in order, as one module.
+
+A block is left out when an HTML comment above it says why: `<!-- not run: reason -->`. Functions called `test_…` are
+called after the last block, as pytest would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)")
+NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    code: str
+    not_run: str | None
+
+
+def python_blocks(text: str) -> list[Block]:
+    """The Python blocks of a page, with the line of their first code line."""
+    blocks: list[Block] = []
+    lines = text.splitlines()
+    number, before = 0, ""
+    while number < len(lines):
+        opening = FENCE.match(lines[number])
+        if not opening:
+            before = lines[number].strip() or before
+            number += 1
+            continue
+        start = number + 1
+        number = next(i for i in range(start, len(lines)) if lines[i].strip() == "```")
+        if opening["language"] in ("python", "py"):
+            reason = NOT_RUN.fullmatch(before)
+            code = "\n".join(line.removeprefix(opening["indent"]) for line in lines[start:number])
+            blocks.append(Block(start + 1, code, reason["reason"] if reason else None))
+        before = ""
+        number += 1
+    return blocks
+
+
+def run_page(page: Path) -> None:
+    """Run a page in this process; done in a process of its own, so that pages do not meet."""
+    name = "page_" + re.sub(r"\W", "_", page.stem)
+    module = sys.modules[name] = ModuleType(name)
+    for block in python_blocks(page.read_text("utf-8")):
+        if block.not_run is None:
+            # Empty lines in front: a traceback then names the line of the page.
+            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), module.__dict__)
+    for test in [value for key, value in vars(module).items() if key.startswith("test_")]:
+        if inspect.iscoroutinefunction(test):
+            asyncio.run(test())
+        else:
+            test()
+
+
+def _relative(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+with_code = [page for page in PAGES if any(block.not_run is None for block in python_blocks(page.read_text("utf-8")))]
+left_out = [
+    pytest.param(block.not_run, id=f"{_relative(page)}:{block.line}")
+    for page in PAGES
+    for block in python_blocks(page.read_text("utf-8"))
+    if block.not_run is not None
+]
+
+
+@pytest.mark.parametrize("page", with_code, ids=_relative)
+def test_the_examples_of_a_page_run(page: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", __file__, str(page)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+if left_out:
+
+    @pytest.mark.parametrize("reason", left_out)
+    def test_an_example_that_is_not_run_says_why(reason: str) -> None:
+        pytest.skip(reason)
+
+
+def test_blocks_are_found_with_their_lines_and_reasons() -> None:
+    page = "# Page\n\n```python\na = 1\n```\n\n<!-- not run: needs a screen -->\n```python\nb\n```\n```sh\nls\n```\n"
+    assert python_blocks(page) == [Block(4, "a = 1", None), Block(9, "b", "needs a screen")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_relative)
+def test_links_inside_the_documentation_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+if __name__ == "__main__":
+    run_page(Path(sys.argv[1]))

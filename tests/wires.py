@@ -1,0 +1,275 @@
+"""Raw conversations with a server of `subject.py`, one face for every transport.
+
+Whatever a test receives is checked on the way: strict JSON by a parser that is not ours, the official schema of its
+revision, and a list of the members that revision may use (`checks.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import check_message, strict_json
+from requirements import record_ran
+
+import subject
+from handrail.server import Server
+
+Json = Any
+Object = dict[str, Any]
+
+HERE = Path(__file__).resolve().parent
+LEGACY = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "pocket")
+MODERN = ("2026-07-28",)
+ALL = (*LEGACY, *MODERN)
+TRANSPORTS = ("memory", "stdio")
+ENVELOPE = "io.modelcontextprotocol/"
+PATIENCE = 10.0
+
+
+class Wire:
+    """One client's end. `request` gives the whole answer; what else arrives is kept in `others`."""
+
+    def __init__(self, revision: str, transport: str) -> None:
+        self.revision = revision
+        self.transport = transport
+        self.capabilities: Object = {}
+        self.others: list[Object] = []
+        self.asked: dict[Json, str] = {}  # id -> method, for checking the answer
+        self.welcome: Object = {}
+        self._ids = 0
+
+    @property
+    def stateless(self) -> bool:
+        return self.revision in MODERN
+
+    async def write(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def read(self) -> bytes:
+        raise NotImplementedError
+
+    async def send(self, message: Json) -> None:
+        """Send a message, or bytes as they are."""
+        if isinstance(message, bytes):
+            await self.write(message)
+            return
+        if isinstance(message, dict) and "method" in message and isinstance(message.get("id"), int | str):
+            self.asked[message["id"]] = message["method"]
+        await self.write(json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode())
+
+    async def receive(self, patience: float = PATIENCE) -> Json:
+        """The next message, checked."""
+        async with asyncio.timeout(patience):
+            data = await self.read()
+        message = strict_json(data)
+        for each in message if isinstance(message, list) else [message]:
+            check_message(each, self.revision, self.asked.get(each.get("id")) if "method" not in each else None)
+        return message
+
+    async def silent(self) -> bool:
+        """Whether nothing comes but the answer to a question asked now."""
+        answer = await self.request("ping" if not self.stateless else "server/discover")
+        return "result" in answer and not self.others
+
+    def params(self, params: Object | None, **meta: Json) -> Object:
+        """Parameters with what this revision wants in `_meta`."""
+        known = {"logLevel": ENVELOPE + "logLevel"}
+        own = {known.get(name, name): value for name, value in meta.items()}
+        if self.stateless:
+            own = {
+                ENVELOPE + "protocolVersion": self.revision,
+                ENVELOPE + "clientCapabilities": self.capabilities,
+                ENVELOPE + "clientInfo": {"name": "rig", "version": "1"},
+                **own,
+            }
+        return {**(params or {}), "_meta": {**(params or {}).get("_meta", {}), **own}} if own else params or {}
+
+    async def ask(self, method: str, params: Object | None = None, **meta: Json) -> int:
+        """Send a request without waiting; gives its id."""
+        self._ids += 1
+        ident = self._ids
+        whole = self.params(params, **meta)
+        message: Object = {"jsonrpc": "2.0", "id": ident, "method": method}
+        if whole:
+            message["params"] = whole
+        await self.send(message)
+        return ident
+
+    async def answer(self, ident: Json, patience: float = PATIENCE) -> Object:
+        """The answer to a request; whatever comes before it is kept."""
+        while True:
+            for at, each in enumerate(self.others):
+                if each.get("id") == ident and type(each.get("id")) is type(ident) and "method" not in each:
+                    return self.others.pop(at)
+            self.others.append(await self.receive(patience))
+
+    async def request(self, method: str, params: Object | None = None, **meta: Json) -> Object:
+        return await self.answer(await self.ask(method, params, **meta))
+
+    async def call(self, name: str, arguments: Object | None = None, **meta: Json) -> Object:
+        """`tools/call`, the whole answer."""
+        params: Object = {"name": name}
+        if arguments is not None:
+            params["arguments"] = arguments
+        return await self.request("tools/call", params, **meta)
+
+    async def notify(self, method: str, params: Object | None = None) -> None:
+        message: Object = {"jsonrpc": "2.0", "method": method}
+        if params is not None:
+            message["params"] = params
+        await self.send(message)
+
+    async def notice(self, method: str) -> Object:
+        """The first message of ours with this method: a notification, or a question to the client."""
+        while True:
+            for at, each in enumerate(self.others):
+                if each.get("method") == method:
+                    return self.others.pop(at)
+            self.others.append(await self.receive())
+
+    async def open(self, capabilities: Object | None = None) -> None:
+        """Shake hands where the revision does; after that `call` and the like just work."""
+        self.capabilities = {} if capabilities is None else capabilities
+        if self.stateless:
+            return
+        params = {
+            "protocolVersion": self.revision,
+            "capabilities": self.capabilities,
+            "clientInfo": {"name": "rig", "version": "1"},
+        }
+        answer = await self.request("initialize", params)
+        self.welcome = answer["result"]
+        assert self.welcome["protocolVersion"] == self.revision
+        await self.notify("notifications/initialized")
+
+    async def reopen(self, revision: str, capabilities: Object | None = None) -> None:
+        """Speak another revision on the same wire from now on."""
+        self.revision = revision
+        await self.open(capabilities)
+
+
+class MemoryWire(Wire):
+    def __init__(self, revision: str, server: Server) -> None:
+        super().__init__(revision, "memory")
+        self.server = server
+        self._channel = server.connect()
+
+    async def write(self, data: bytes) -> None:
+        # What a line is over stdio, a message is here.
+        for line in data.split(b"\n"):
+            if line.strip():
+                await self._channel.deliver(line)
+
+    async def read(self) -> bytes:
+        return await self._channel.receive()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class StdioWire(Wire):
+    def __init__(self, revision: str, process: asyncio.subprocess.Process) -> None:
+        super().__init__(revision, "stdio")
+        self.process = process
+
+    async def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data + b"\n")
+        await self.process.stdin.drain()
+
+    async def read(self) -> bytes:
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        if not line:
+            raise EOFError("the server closed its output")
+        assert line.endswith(b"\n")
+        return line[:-1]
+
+    async def close(self) -> int:
+        """End of input; the exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        async with asyncio.timeout(PATIENCE):
+            return await self.process.wait()
+
+
+async def spawn(variant: str = "default", **options: Any) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(HERE / "subject.py"),
+        variant,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=options.pop("stderr", asyncio.subprocess.DEVNULL),
+        limit=64 * 1024 * 1024,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **options.pop("env", {})},
+        **options,
+    )
+
+
+@asynccontextmanager
+async def wire_to(revision: str, transport: str, variant: str = "default", **options: Any) -> AsyncIterator[Wire]:
+    """A wire to a fresh server; not yet opened."""
+    if transport == "memory":
+        server = subject.make(variant)
+        async with server.serving():
+            memory = MemoryWire(revision, server)
+            yield memory
+            await memory.close()
+        return
+    process = await spawn(variant, **options)
+    try:
+        stdio = StdioWire(revision, process)
+        yield stdio
+    finally:
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(6):
+                    await process.wait()
+            except TimeoutError:
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+                raise AssertionError("the server did not end with its input") from None
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def open_wire(request: pytest.FixtureRequest, revision: str, transport: str) -> AsyncIterator[Open]:
+    """`await open_wire(variant, capabilities=…)`: an opened wire in this test's revision and transport, recorded."""
+    async with AsyncExitStack() as stack:
+
+        async def opened(variant: str = "default", *, capabilities: Object | None = None, **options: Any) -> Wire:
+            wire = await stack.enter_async_context(wire_to(revision, transport, variant, **options))
+            await wire.open(capabilities)
+            record_ran(request, revision, transport)
+            return wire
+
+        yield opened
+
+
+@pytest.fixture
+async def wire(open_wire: Open) -> Wire:
+    """An opened wire to the default server, in this test's revision and transport."""
+    opened: Wire = await open_wire()
+    return opened
+
+
+def everywhere(*revisions: str) -> pytest.MarkDecorator:
+    """Run a test for each of these revisions (all, if none is named) over each transport."""
+    return pytest.mark.parametrize(
+        ("revision", "transport"),
+        [(revision, transport) for revision in (revisions or ALL) for transport in TRANSPORTS],
+    )
