@@ -16,7 +16,7 @@ import msgspec
 __all__ = ["Answer", "Round", "Session", "environment"]
 
 REVISION = "2025-11-25"
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16  # What a pipe holds. Much more, and the allocator maps and unmaps memory for every read.
 KEPT_BYTES = 1 << 24  # Answers beyond this are counted but not looked into.
 HANG_S = 60
 

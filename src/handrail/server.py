@@ -23,7 +23,7 @@ from handrail.revisions.base import Fault, Identity
 from handrail.schema.derive import derive
 from handrail.transports.lifetime import run_to_the_end
 from handrail.transports.memory import Channel
-from handrail.transports.stdio import Pipe, private_descriptors
+from handrail.transports.stdio import Pipe, private_descriptors, take_descriptors
 
 __all__ = ["Server"]
 
@@ -225,11 +225,8 @@ class Server:
     def run(self) -> None:
         """Serve one client over standard input and output, until it goes, a signal comes, or the parent dies."""
 
-        async def serve(ready: Callable[[Callable[[str], None]], None]) -> None:
-            with private_descriptors() as (source, sink):
-                await self._serve(source, sink, ready)
-
-        run_to_the_end(serve)
+        source, sink = take_descriptors()
+        run_to_the_end(lambda ready: self._serve(source, sink, ready), source)
 
     async def run_async(self) -> None:
         """As `run`, inside a loop of your own; signals and the process's end are yours."""

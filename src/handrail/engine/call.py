@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -43,11 +45,13 @@ class Call:
     level: int | None = None  # the log level the request itself named
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
+    touched = 0.0  # when there last was a sign of life
     waiting = 0  # questions open at the client; while there are any, the idle clock stands still
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
     reply: Callable[[bytes | None], None] | None = None  # where the answer goes if not straight to the peer
     _asked = 0
+    _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress = -math.inf
 
     def __init__(
@@ -69,12 +73,15 @@ class Call:
         self.client = client
         self.principal = principal
         self.token = token
-        self.touched = link.loop.time()
-        self.deadline = self.touched + entry.total
 
     @property
     def name(self) -> str:
         return self.entry.tool.name
+
+    @cached_property
+    def deadline(self) -> float:
+        """When the call will be given up, whatever it does, in the time of its event loop."""
+        return self._now() + self.entry.total
 
     @property
     def state(self) -> Any:
@@ -153,6 +160,14 @@ class Call:
         """Go on only if the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
         if not self.client.declares(capability):
             raise _missing([capability])
+
+    def stop(self) -> None:
+        """Nobody wants the answer any more: end the work as far as it can be ended."""
+        self.cancelled = self.closed = True
+        for future in self._blocked:
+            future.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     async def close_stream(self) -> None:
         """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""
@@ -255,4 +270,15 @@ class Blocking:
             raise LocalProtocolError(
                 "call.blocking is for `def` tools in a worker thread; here, await the method itself"
             )
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        call = self._call
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        call._blocked |= {future}
+        if call.cancelled:
+            future.cancel()
+        try:
+            return future.result()
+        except CancelledError:
+            # As for a task: not an `Exception`, so that a tool does not go on after a cancelled question.
+            raise asyncio.CancelledError from None
+        finally:
+            call._blocked -= {future}

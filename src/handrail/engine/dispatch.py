@@ -22,7 +22,7 @@ from handrail import jsonrpc
 from handrail.engine.ask import NeedInput
 from handrail.engine.call import Call
 from handrail.engine.core import Engine
-from handrail.engine.eager import start
+from handrail.engine.eager import starter
 from handrail.engine.pipeline import failed
 from handrail.errors import Kind, Refused, RemoteProtocolError, TransportError
 from handrail.jsonrpc import Id, Notification, Refusal, Request, Response, decode
@@ -68,22 +68,22 @@ class Conversation:
         self.connection = Connection(engine.offer)
         self._announcing = False
         self._stamps = engine.identify
+        self._start = starter(self.loop)
         engine.peers.add(self)
 
     def receive(self, data: bytes) -> bytes | None:
-        """Handle one message; the answer, if it is there already."""
+        """Handle one message; the answer, if it is there already. Never raises (P-01)."""
         message = decode(data)
-        if type(message) is Request:
-            return self._request(message, None)
-        if type(message) is Notification:
-            self._notified(message)
-        elif type(message) is Response:
-            self._answered(message)
-        elif type(message) is Refusal:
-            return self._unreadable(message)
-        else:
-            return self._batch(message)  # type: ignore[arg-type]
-        return None
+        try:
+            if type(message) is Request:
+                return self._request(message, None)
+            if type(message) is list:
+                return self._batch(message)
+            return self._other(message, None)  # type: ignore[arg-type]
+        except Exception:
+            log.exception("a message could not be handled")
+            ident = message.id if isinstance(message, Request) else UNSET
+            return self._unreadable(Refusal(Kind.INTERNAL, "Internal error", ident))
 
     def refuse(self, kind: Kind, text: str) -> bytes:
         """The answer to something that was not even a message."""
@@ -144,15 +144,17 @@ class Conversation:
             return self._unreadable(Refusal(Kind.INVALID_REQUEST, why))
         batch = _Batch(self.outlet.send)
         for item in items:
-            batch.add(self._batched(jsonrpc.read(item), batch))
+            batch.add(self._other(jsonrpc.read(item), batch))
         return batch.seal()
 
-    def _batched(self, message: jsonrpc.Message, batch: _Batch) -> bytes | None:
+    def _other(self, message: jsonrpc.Message, batch: _Batch | None) -> bytes | None:
+        """Whatever is not simply a request: a member of a batch, or something that asks for no answer."""
         if type(message) is Request:
-            if message.method == "initialize" or VERSION in (message.params.get("_meta") or {}):
+            meta = message.params.get("_meta")
+            if message.method == "initialize" or (type(meta) is dict and VERSION in meta):
                 why = f"{message.method}: not inside a batch"
                 return self._refusal(self.connection.voice, message.id, Refused(Kind.INVALID_REQUEST, why))
-            return self._request(message, batch.take)
+            return self._request(message, None if batch is None else batch.take)
         if type(message) is Notification:
             self._notified(message)
         elif type(message) is Response:
@@ -213,7 +215,7 @@ class Conversation:
         handle = engine.handle if entry.owner is engine.owner else engine.handler_for(entry.owner)
         if entry.mode == "inline" and handle is engine.inner:
             return self._finish(call, partial(_drive, handle(call)))
-        task = start(handle(call), self.loop)
+        task = self._start(handle(call))
         if task.done():
             return self._finish(call, task.result)
         call.task = task
@@ -239,6 +241,8 @@ class Conversation:
             await self.outlet.drain()
 
     async def ask(self, call: Call, request: InputRequest) -> Object:
+        if call.closed:
+            raise asyncio.CancelledError
         waiter: asyncio.Future[Object] = self.loop.create_future()
         ident, message = self.connection.question(request.method, request.params, waiter)
         self.outlet.send(message)
@@ -274,7 +278,7 @@ class Conversation:
             return self._input_required(call, needed)
         except asyncio.CancelledError:
             result = failed(f"The tool {call.name} was cancelled.")
-        except Exception:
+        except BaseException:
             log.exception("tools/call %r failed outside the tool", call.name)
             return self._refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
         finally:
@@ -315,20 +319,16 @@ class Conversation:
     def _time_out(self, call: Call, what: str) -> None:
         log.warning("tool %r %s; given up", call.name, what)
         self._close(call)
-        call.cancelled = call.closed = True
+        call.stop()
         self._reply(call, self._refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}.")))
-        assert call.task is not None
-        call.task.cancel()
 
     def _give_up(self, known: Call | Subscription) -> None:
         """The peer does not want the answer any more: stop, and say nothing."""
         if isinstance(known, Call):
             self._close(known)
-            known.cancelled = known.closed = True
+            known.stop()
             if known.reply is not None:
                 known.reply(None)
-            assert known.task is not None
-            known.task.cancel()
         else:
             del self.connection.in_flight[known.id]
 

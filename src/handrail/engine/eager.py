@@ -3,7 +3,7 @@
 Most calls never wait. A task that starts at the next turn of the loop would cost them a queue and a callback; one that
 starts here costs an object, and inside it `asyncio.current_task`, `asyncio.timeout` and context variables behave as
 everywhere. Python 3.12 can do this itself. On 3.11 a task asks its loop for one thing when it is made: to call its
-first step soon. `_start_by_hand` takes that step out of the loop's hands and calls it now.
+first step soon. `_ByHand` takes that step out of the loop's hands and calls it now.
 
 Both may only be used from a callback of the loop, never from inside another task.
 """
@@ -16,31 +16,39 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-__all__ = ["start"]
+__all__ = ["Start", "starter"]
+
+Start = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
+
+_NAME = "tools/call"  # given, so that none has to be made up
 
 
-def _start_eagerly(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any]:
-    make: Callable[..., asyncio.Task[Any]] = asyncio.Task
-    return make(coroutine, loop=loop, eager_start=True)
+def starter(loop: asyncio.AbstractEventLoop) -> Start:
+    """A function that starts a coroutine on this loop."""
+    if sys.version_info >= (3, 12):
+        make: Callable[..., asyncio.Task[Any]] = asyncio.Task
+        return lambda coroutine: make(coroutine, loop=loop, name=_NAME, eager_start=True)
+    if hasattr(loop, "__dict__"):
+        return _ByHand(loop).start
+    return loop.create_task  # a loop without attributes of its own, such as uvloop's
 
 
-def _start_by_hand(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any]:
-    steps: list[tuple[Callable[[], object], Context]] = []
+class _ByHand:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._attributes = vars(loop)
+        self._step: Callable[[], object]
+        self._context: Context
 
-    def take(step: Callable[[], object], *, context: Context) -> None:
-        steps.append((step, context))
+    def _take(self, step: Callable[[], object], *, context: Context) -> None:
+        self._step = step
+        self._context = context
 
-    try:
-        vars(loop)["call_soon"] = take
-    except TypeError:  # a loop without attributes of its own, such as uvloop's
-        return loop.create_task(coroutine)
-    try:
-        task = asyncio.Task(coroutine, loop=loop)
-    finally:
-        del vars(loop)["call_soon"]
-    step, context = steps.pop()
-    context.run(step)
-    return task
-
-
-start = _start_eagerly if sys.version_info >= (3, 12) else _start_by_hand
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        self._attributes["call_soon"] = self._take
+        try:
+            task = asyncio.Task(coroutine, loop=self._loop, name=_NAME)
+        finally:
+            del self._attributes["call_soon"]
+        self._context.run(self._step)
+        return task

@@ -49,7 +49,7 @@ def pipeline(workers: Workers) -> Handler:
             return ToolResult([Text(failure.text)], is_error=True, data=failure.data)
         except Refused:
             raise
-        except (Exception, SystemExit):
+        except (Exception, SystemExit, KeyboardInterrupt):
             # The text of an exception may hold anything; only the log gets it.
             log.exception("tool %r failed", entry.tool.name)
             return failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")

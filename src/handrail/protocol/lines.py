@@ -10,19 +10,23 @@ class LineReader:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._pieces: list[bytes] = []
-        self._held = 0
+        self._begun = bytearray()  # one object: a line may come a byte at a time
         self._skipping = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the next bytes belong to a line that has begun."""
+        return bool(self._begun) or self._skipping
 
     def feed(self, data: bytes) -> list[bytes | None]:
         """The lines that end in `data`, without blank ones."""
         *whole, rest = data.split(b"\n")
         lines: list[bytes | None] = []
         for piece in whole:
-            if self._held or self._skipping:
+            if self._begun or self._skipping:
                 self._hold(piece, lines)
-                piece = b"".join(self._pieces)
-                self._pieces, self._held = [], 0
+                piece = bytes(self._begun)
+                self._begun.clear()
                 if self._skipping:
                     self._skipping = False
                     continue
@@ -37,14 +41,13 @@ class LineReader:
 
     def end(self) -> list[bytes | None]:
         """What was left without a newline when the stream ended."""
-        return self.feed(b"\n") if self._held else []
+        return self.feed(b"\n") if self._begun else []
 
     def _hold(self, piece: bytes, lines: list[bytes | None]) -> None:
         if self._skipping:
             return
-        self._pieces.append(piece)
-        self._held += len(piece)
-        if self._held > self._limit:
-            self._pieces, self._held = [], 0
+        self._begun += piece
+        if len(self._begun) > self._limit:
+            self._begun.clear()
             self._skipping = True
             lines.append(None)

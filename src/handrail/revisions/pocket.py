@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
 from handrail.revisions import r2025_06_18
 from handrail.revisions.base import Page
-from handrail.revisions.levels import BlockRules, json_text
+from handrail.revisions.levels import BlockRules, blocks, json_text
 from handrail.revisions.read import read_content, read_page
 
 _BLOCKS = BlockRules(meta=False, icons=False)
@@ -33,7 +33,7 @@ def result(it: ToolResult, wraps: bool) -> Object:
         shown = replace(it, content=[Text(f"[caution: {risk['reason']}]"), *it.content])
     elif not it.content:
         shown = replace(it, content=[Text("") if it.structured is UNSET else json_text(it.structured)])
-    out = r2025_06_18.structured_result(shown, wraps, _BLOCKS)
+    out = r2025_06_18.structured_result(shown, wraps, blocks(shown.content, _BLOCKS))
     out.setdefault("structuredContent", {})
     return out
 

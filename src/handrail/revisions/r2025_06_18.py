@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from handrail.model import Object, Tool, ToolResult
+from handrail.model import Json, Object, Tool, ToolResult
 from handrail.revisions import r2024_10_07, r2024_11_05, r2025_03_26
 from handrail.revisions.base import Welcome
-from handrail.revisions.levels import BlockRules, dated_answer, dated_form, legacy_schema, wrap_schema
+from handrail.revisions.levels import BlockRules, blocks, dated_answer, dated_form, legacy_schema, wrap_schema
 
 _BLOCKS = BlockRules(icons=False)
 
@@ -38,11 +38,13 @@ def tool(it: Tool) -> Object:
 
 
 def result(it: ToolResult, wraps: bool) -> Object:
-    return structured_result(it, wraps, _BLOCKS)
+    return structured_result(it, wraps, blocks(it.content, _BLOCKS))
 
 
-def structured_result(it: ToolResult, wraps: bool, rules: BlockRules) -> Object:
-    out = r2024_11_05.plain_result(it, rules)
+def structured_result(it: ToolResult, wraps: bool, content: list[Json]) -> Object:
+    out: Object = {"content": content, "isError": it.is_error}
+    if it.meta is not UNSET:
+        out["_meta"] = it.meta
     if it.structured is not UNSET:
         whole = type(it.structured) is dict and not wraps
         out["structuredContent"] = it.structured if whole else {"result": it.structured}

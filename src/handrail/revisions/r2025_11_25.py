@@ -9,9 +9,6 @@ from handrail.errors import Kind
 from handrail.model import Object, Tool, ToolResult
 from handrail.revisions import r2024_10_07, r2024_11_05, r2025_06_18
 from handrail.revisions.base import Fault, Welcome
-from handrail.revisions.levels import BlockRules
-
-_BLOCKS = BlockRules()
 
 
 def welcome(it: Welcome) -> Object:
@@ -26,7 +23,7 @@ def tool(it: Tool) -> Object:
 
 
 def result(it: ToolResult, wraps: bool) -> Object:
-    return r2025_06_18.structured_result(it, wraps, _BLOCKS)
+    return r2025_06_18.structured_result(it, wraps, it.content)
 
 
 def ask(method: str, params: Object) -> Object:

@@ -21,10 +21,7 @@ from handrail.revisions.base import (
     Peer,
     Welcome,
 )
-from handrail.revisions.levels import BlockRules, blocks
 from handrail.revisions.read import read_content
-
-_BLOCKS = BlockRules()
 
 
 class Envelope(Struct):
@@ -93,7 +90,7 @@ def page(it: Page) -> Object:
 
 
 def result(it: ToolResult, wraps: bool) -> Object:
-    out: Object = {"resultType": "complete", "content": blocks(it.content, _BLOCKS), "isError": it.is_error}
+    out: Object = {"resultType": "complete", "content": it.content, "isError": it.is_error}
     if it.structured is not UNSET:
         out["structuredContent"] = it.structured
     if it.meta is not UNSET:

@@ -200,7 +200,7 @@ def _hook(kind: type, value: Json) -> Any:
 
 def _checked(parameter: Parameter, types: Types) -> Any:
     at = f"parameter {parameter.name!r}"
-    kind = _bindable(parameter.annotation, types, at)
+    kind = Any if arrives_as_is(parameter.annotation) else _bindable(parameter.annotation, types, at)
     _supported(kind, types, at)
     return kind
 
@@ -218,10 +218,10 @@ def _bindable(hint: Any, types: Types, at: str) -> Any:
     """The hint as msgspec can decode it, with stand-ins where it cannot."""
     hint = unwrapped(hint)
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Parameter.empty or (arrives_as_is(hint) and hint is not None):
-        return hint if hint in (str, bool) else Any
-    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
-        return _members(hint, list(arguments if origin is Literal else hint), types)
+    if arrives_as_is(hint):
+        return hint if _decodes(hint) else _stand_in(lambda value: value, types)
+    if _listed(hint):
+        return _members(hint, types)
     options = options_of(hint)
     if len(options) > 1:
         return _choice(hint, options, types, at)
@@ -231,23 +231,46 @@ def _bindable(hint: Any, types: Types, at: str) -> Any:
     return origin[inner]
 
 
-def _members(hint: Any, members: list[Any], types: Types) -> Any:
+def _listed(hint: Any) -> list[Any]:
+    """The members of a Literal or an Enum; nothing of other types."""
+    hint = unwrapped(hint)
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return list(hint) if isinstance(hint, type) and issubclass(hint, Enum) else []
+
+
+def _members(hint: Any, types: Types) -> Any:
+    if _decodes(hint):
+        return hint
+    table = {_key(plain(member)): member for member in _listed(hint)}
+    return _stand_in(lambda value: _looked_up(table, value), types)
+
+
+def _decodes(kind: Any) -> bool:
     try:
-        json.Decoder(hint)
+        json.Decoder(kind)
     except TypeError:
-        table = {plain(member): member for member in members}
-        return _stand_in(table.__getitem__, types)
-    return hint
+        return False
+    return True
+
+
+def _key(value: Json) -> Json:
+    return (value,) if type(value) is bool else value  # True == 1, but not in JSON
+
+
+def _looked_up(table: dict[Json, Any], value: Json) -> Any:
+    if type(value) in (dict, list) or _key(value) not in table:
+        raise ValueError("not one of the listed values")
+    return table[_key(value)]
 
 
 def _choice(hint: Any, options: list[Any], types: Types, at: str) -> Any:
     kinds = [_bindable(each, types, at) for each in options]
-    try:
-        union = _UNION[tuple(kinds)]
-        json.Decoder(union)
-    except TypeError:
-        pass
-    else:
+    # msgspec would take an integer for one of the listed ones, although it may be meant as a float.
+    listed = [member for each in options for member in _listed(each)]
+    ambiguous = float in map(unwrapped, options) and any(type(plain(member)) is int for member in listed)
+    union = _UNION[tuple(kinds)]
+    if not ambiguous and _decodes(union):
         return union
     # Two kinds of object, say: the published schema of each decides, because msgspec would drop what it does not know.
     checks = []

@@ -98,6 +98,7 @@ def resolved(schema: Object, where: str, *, old_ids: bool) -> Targets:
     resources: dict[str, Json] = {"": schema}
     anchors: dict[tuple[str, str], Json] = {}
     references: list[tuple[Object, str, str]] = []
+    dynamic = () if old_ids else ("$dynamicRef",)
     unevaluated: list[Object] = []
     stack: list[tuple[Json, str]] = [(schema, "")]
     while stack:
@@ -116,15 +117,15 @@ def resolved(schema: Object, where: str, *, old_ids: bool) -> Targets:
         for keyword in ("$anchor", "$dynamicAnchor"):
             if type(node.get(keyword)) is str:
                 anchors[base, node[keyword]] = node
-        for keyword in ("$ref", "$dynamicRef"):
+        for keyword in ("$ref", *dynamic):
             if type(node.get(keyword)) is str:
-                references.append((node, node[keyword], base))
+                references.append((node, keyword, base))
         if "unevaluatedProperties" in node or "unevaluatedItems" in node:
             unevaluated.append(node)
         stack.extend((child, base) for child in node.values())
     targets: Targets = {}
-    for node, reference, base in references:
-        url, _, fragment = reference.partition("#")
+    for node, keyword, base in references:
+        url, _, fragment = node[keyword].partition("#")
         place = urljoin(base, url) if url else base
         if not fragment or fragment.startswith("/"):
             target = _at(resources.get(place), unquote(fragment))
@@ -132,6 +133,10 @@ def resolved(schema: Object, where: str, *, old_ids: bool) -> Targets:
             target = anchors.get((place, unquote(fragment)))
         if target is not None:
             targets[id(node)] = target
+        elif keyword == "$dynamicRef":  # the validator would let everything pass
+            raise SchemaError(
+                f"{where}: $dynamicRef {node[keyword][:200]!r} leads nowhere; references are never fetched"
+            )
     _unfold(schema, targets, where)
     steps = 0
     for node in unevaluated:

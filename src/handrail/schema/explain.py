@@ -78,7 +78,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, if one is close enough."""
     near = [each for each in islice(names, _MAX_CANDIDATES) if abs(len(each) - len(name)) <= 3 and len(each) <= 128]
     folded = {_fold(each): each for each in near}
-    found = difflib.get_close_matches(_fold(name[:132]), folded, 1, 0.7)
+    found = difflib.get_close_matches(_fold(name[:132]), folded, 1, 0.65)
     return folded[found[0]] if found else None
 
 

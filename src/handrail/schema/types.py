@@ -142,7 +142,7 @@ class Types:
             unique = {"uniqueItems": True} if base in _SETS else {}
             return {"type": "array", **self._inner("items", arguments[:1], at), **unique}
         if base is tuple:
-            return self._tuple(arguments, at)
+            return self._tuple(arguments if origin else (Any, ...), at)
         if base in _MAPPINGS:
             return self._mapping(arguments, at)
         if isinstance(hint, type):
@@ -213,9 +213,9 @@ class Types:
         return {keyword: inner} if inner else {}
 
     def _tuple(self, arguments: tuple[Any, ...], at: str) -> Object:
-        if not arguments or arguments[-1] is Ellipsis:
+        if arguments[-1:] == (Ellipsis,):
             return {"type": "array", **self._inner("items", arguments[:1], at)}
-        items = [self.schema(each, at) for each in arguments if each != ()]
+        items = [self.schema(each, at) for each in arguments]
         prefix = {"prefixItems": items} if items else {}
         return {"type": "array", **prefix, "minItems": len(items), "maxItems": len(items)}
 
@@ -384,6 +384,8 @@ def _with_default(schema: Object, default: Any) -> Object:
     # `x: str = None` is common and not what the schema says; a default that breaks its own schema misleads.
     types = [schema.get("type"), *(each.get("type") for each in schema.get("anyOf", ()))]
     if default is None and schema and "null" not in types and None not in schema.get("enum", ()):
+        return schema
+    if dataclasses.is_dataclass(default) and not all(field.init for field in dataclasses.fields(default)):
         return schema
     try:
         return {**schema, "default": plain(default)}

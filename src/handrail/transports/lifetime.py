@@ -1,6 +1,7 @@
-"""When a process that serves one client ends: on a signal, with its parent, and never later than a few seconds after.
+"""When a process that serves one client ends: on a signal, with its parent, with its input, and never much later.
 
-Only for a process of our own. Tool code can block the loop, so what must happen in any case happens in a thread.
+Only for a process of our own. Tool code can block the loop, or the whole main thread, so a thread keeps watch: it hears
+signals as the operating system delivers them, sees the parent die and the input end, and has the last word.
 """
 
 from __future__ import annotations
@@ -10,83 +11,155 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
-from queue import SimpleQueue
-from types import FrameType
 from typing import Any
 
 __all__ = ["run_to_the_end"]
 
 LEAVE_SECONDS = 4.5
+LOOK_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
+
+# What is written to the watch beside the numbers of signals.
+_LEAVING, _AWAKE, _LEFT = 253, 254, 255
+
+Stop = Callable[[str], None]
 
 
-def run_to_the_end(
-    serve: Callable[[Callable[[Callable[[str], None]], None]], Coroutine[Any, Any, None]], *, with_parent: bool = True
-) -> None:
-    """Run a server until it ends by itself, by signal, or because its parent died.
+def run_to_the_end(serve: Callable[[Callable[[Stop], None]], Coroutine[Any, Any, None]], source: int) -> None:
+    """Run a server until it ends by itself, by signal, or because its parent died or `source` was closed.
 
     `serve` gets a function to which it hands its own `stop(why)`.
     """
-    loop = asyncio.new_event_loop()
     before = set(threading.enumerate())
-    ending = _Ending(loop)
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, ending.on_signal)
-    if with_parent:
-        threading.Thread(target=_watch_parent, args=(ending.stop,), name="handrail-parent", daemon=True).start()
-    try:
-        loop.run_until_complete(serve(ending.ready))
-    finally:
-        ending.leave_soon()
-        finished = _close(loop)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
-        if ending.asked or stuck or not finished:
-            # Whatever still runs cannot be stopped, and the interpreter would wait for it.
-            _leave(0)
-        ending.left.set()
+    loop = asyncio.new_event_loop()
+    with _Watch(loop, source) as watch:
+        try:
+            loop.run_until_complete(serve(watch.ready))
+        finally:
+            watch.tell(_LEAVING)
+            finished = _close(loop)
+            stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
+            if watch.asked or stuck or not finished:
+                # Whatever still runs cannot be stopped, and the interpreter would wait for it.
+                _leave(0)
 
 
-class _Ending:
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+class _Watch:
+    """A thread that sees to it that the process ends when it should."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, source: int) -> None:
         self.asked = False
-        self.left = threading.Event()
         self._loop = loop
-        self._stop: Callable[[str], None] | None = None
-        # Started now, because a signal handler must not start threads; its queue may be used in one.
-        self._last_call: SimpleQueue[None] = SimpleQueue()
-        threading.Thread(target=self._last_resort, name="handrail-end", daemon=True).start()
+        self._source = source
+        self._stop: Stop | None = None
+        self._deadline: float | None = None
+        self._inbox, self._outbox = socket.socketpair()
+        self._outbox.setblocking(False)
+        self._handlers: dict[int, Any] = {}
+        self._old_wakeup = -1
 
-    def ready(self, stop: Callable[[str], None]) -> None:
+    def __enter__(self) -> _Watch:
+        if threading.current_thread() is threading.main_thread():
+            self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # The handler does nothing; that there is one makes the signal arrive at the watch.
+                self._handlers[number] = signal.signal(number, lambda number, frame: None)
+        threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.tell(_LEFT)
+        if self._handlers:
+            signal.set_wakeup_fd(self._old_wakeup)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def ready(self, stop: Stop) -> None:
         self._stop = stop
         if self.asked:
             stop("asked to end before it began")
 
-    def stop(self, why: str) -> None:
-        """From any thread, or a signal handler."""
-        self.asked = True
-        if self._stop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed already
-                self._loop.call_soon_threadsafe(self._stop, why)
-        self.leave_soon()
+    def tell(self, what: int) -> None:
+        with contextlib.suppress(OSError):
+            self._outbox.send(bytes((what,)))
 
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            _leave(128 + number)  # a second Ctrl-C means now
-        self.stop(f"signal {number}")
+    def _keep(self) -> None:
+        parent = os.getppid()
+        waiter = _Waiter(self._inbox.fileno(), self._source, parent)
+        while True:
+            events = waiter.wait(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
+            if "parent" in events or os.getppid() != parent:
+                self._ask("the parent has died")
+            if "closed" in events:
+                # The loop will read to the end by itself, if it still turns.
+                self._leave_soon()
+                self._on_loop(self.tell, _AWAKE)
+            if "told" in events and not all(map(self._hear, self._inbox.recv(64))):
+                return
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                _leave(0)
 
-    def leave_soon(self) -> None:
-        self._last_call.put(None)
+    def _hear(self, what: int) -> bool:
+        if what == _LEFT:
+            return False
+        if what == _LEAVING:
+            self._leave_soon()
+        elif what == _AWAKE and not self.asked:
+            self._deadline = None
+        elif what in self._handlers:
+            if self.asked:
+                _leave(128 + what)  # a second Ctrl-C means now
+            self._ask(f"signal {what}")
+        return True
 
-    def _last_resort(self) -> None:
-        self._last_call.get()
-        if not self.left.wait(LEAVE_SECONDS):
-            _leave(0)
+    def _ask(self, why: str) -> None:
+        if not self.asked:
+            self.asked = True
+            self._leave_soon()
+            if self._stop is not None:
+                self._on_loop(self._stop, why)
+
+    def _leave_soon(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + LEAVE_SECONDS
+
+    def _on_loop(self, function: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed already
+            self._loop.call_soon_threadsafe(function, *args)
+
+
+class _Waiter:
+    """Waits for news: something told, the parent's death, the far end of the input closed."""
+
+    def __init__(self, told: int, source: int, parent: int) -> None:
+        self._told = told
+        self._source = source
+        self._parent = -1
+        self._poll = select.poll() if sys.platform != "win32" else None
+        if self._poll is None:
+            return
+        self._poll.register(told, select.POLLIN)
+        self._poll.register(source, getattr(select, "POLLRDHUP", 0))
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
+                self._parent = os.pidfd_open(parent)
+                self._poll.register(self._parent, select.POLLIN)
+
+    def wait(self, seconds: float | None) -> set[str]:
+        if seconds is None and self._parent < 0:
+            seconds = LOOK_SECONDS
+        if self._poll is None:
+            return {"told"} if select.select([self._told], [], [], seconds)[0] else set()
+        found = [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1000)]
+        for number in found:
+            if number != self._told:
+                self._poll.unregister(number)  # news only once
+        names = {self._told: "told", self._source: "closed", self._parent: "parent"}
+        return {names[number] for number in found}
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> bool:
@@ -110,27 +183,3 @@ def _leave(code: int) -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
-
-
-def _watch_parent(stop: Callable[[str], None]) -> None:
-    """Wait for the parent's death. Standard input ends with it only if nobody else holds its other end."""
-    parent = os.getppid()
-    if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(parent)
-            if os.getppid() == parent:
-                select.select([descriptor], [], [])
-            stop("the parent has died")
-            return
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError):
-            queue = select.kqueue()
-            event = select.kevent(parent, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
-            if os.getppid() == parent:
-                queue.control([event], 1)
-            stop("the parent has died")
-            return
-    never = threading.Event()
-    while os.getppid() == parent:
-        never.wait(1.0)
-    stop("the parent has died")

@@ -22,33 +22,43 @@ from handrail.errors import Kind
 from handrail.model import Principal
 from handrail.protocol.lines import LineReader
 
-__all__ = ["Pipe", "private_descriptors"]
+__all__ = ["Pipe", "private_descriptors", "take_descriptors"]
 
 log = logging.getLogger("handrail")
 
-_CHUNK = 256 * 1024
+_CHUNK = 64 * 1024
+LAST_WRITE_SECONDS = 0.5
+
+
+def take_descriptors() -> tuple[int, int]:
+    """Copies of descriptors 0 and 1 that nobody else knows; from now on the public ones are harmless."""
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    # Started without standard error, descriptor 2 is somebody else's file by now.
+    os.dup2(nothing if sys.__stderr__ is None else 2, 1)
+    os.close(nothing)
+    _flush_prints()
+    return source, sink
 
 
 @contextlib.contextmanager
 def private_descriptors() -> Iterator[tuple[int, int]]:
-    """Copies of descriptors 0 and 1 that nobody else knows; the public ones are harmless until the end."""
-    sys.stdout.flush()
-    source, sink = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR)
+    """As `take_descriptors`, and given back at the end."""
+    source, sink = take_descriptors()
     try:
-        os.dup2(nothing, 0)
-        try:
-            os.dup2(2, 1)
-        except OSError:  # started without standard error
-            os.dup2(nothing, 1)
         yield source, sink
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
+        _flush_prints()
         os.dup2(source, 0)
         os.dup2(sink, 1)
-        for descriptor in (source, sink, nothing):
-            os.close(descriptor)
+        os.close(source)
+        os.close(sink)
+
+
+def _flush_prints() -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
+        sys.stdout.flush()
 
 
 class Pipe:
@@ -64,15 +74,18 @@ class Pipe:
         self._waiting: deque[bytes | None] = deque()  # lines read, not yet handled, because too much is unsent
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._left: memoryview | None = None  # of the last write that did not fit
+        self._left: bytes | memoryview = b""  # of the last write that did not fit
         self._flushing = False
         self._writing = False
         self._write_timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._room.set()
-        self._emptied = asyncio.Event()
-        self._emptied.set()
+        self._emptied: asyncio.Future[None] | None = None
         self._reading = False
+        # Read into one place: a new large buffer for each read would cost more than a small call does.
+        self._chunk = bytearray(_CHUNK)
+        self._view = memoryview(self._chunk)
+        self._end_by: float | None = None
         self._end: asyncio.Future[str] = self._loop.create_future()
         self._ended_input = False
         self._thread: _ThreadReader | None = None
@@ -86,8 +99,8 @@ class Pipe:
             why = await self._end
             log.debug("stdio ends: %s", why)
             self._stop_reading()
-            await self._conversation.finish(self._limits.grace_seconds)
-            await self._empty()
+            await self._conversation.finish(self._time_left())
+            await self._empty(self._time_left() + LAST_WRITE_SECONDS)
         finally:
             self._stop_reading()
             self._conversation.drop()
@@ -99,18 +112,25 @@ class Pipe:
                 os.set_blocking(self._sink, True)
 
     def stop(self, why: str) -> None:
+        self._time_left()
         if not self._end.done():
             self._end.set_result(why)
+
+    def _time_left(self) -> float:
+        """What is left of the time to end in, which begins when this is first asked."""
+        now = self._loop.time()
+        if self._end_by is None:
+            self._end_by = now + self._limits.grace_seconds
+        return max(0.0, self._end_by - now)
 
     # Out
 
     def send(self, message: bytes) -> None:
         self._unsent += (message, b"\n")
         self._unsent_bytes += len(message) + 1
-        self._emptied.clear()
         if self._unsent_bytes > self._limits.max_unsent_bytes:
             self._room.clear()
-        if not self._flushing and self._left is None:
+        if not self._flushing and not self._left:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
@@ -121,23 +141,28 @@ class Pipe:
     def _flush(self) -> None:
         """Write what there is, as far as the peer takes it."""
         self._flushing = False
-        if self._left is None:
-            if not self._unsent:
-                return
-            data = self._unsent[0] + b"\n" if len(self._unsent) == 2 else b"".join(self._unsent)
+        data = self._left or b"".join(self._unsent)
+        if data is not self._left:
             self._unsent = []
-            self._left = memoryview(data)
         try:
-            written = os.write(self._sink, self._left)
+            written = os.write(self._sink, data) if data else 0
         except (BlockingIOError, InterruptedError):
             written = 0
         except OSError as problem:
             self._broken(f"the client does not read any more: {problem}")
             return
         self._unsent_bytes -= written
-        self._left = self._left[written:] if written < len(self._left) else None
-        if self._left is not None or self._unsent:
+        if written < len(data):
+            self._left = memoryview(data)[written:]
             self._write_later(progress=written > 0)
+        elif self._left or self._write_timer is not None or not self._room.is_set():
+            self._left = b""
+            self._caught_up()
+
+    def _caught_up(self) -> None:
+        """The last write that did not fit has gone out."""
+        if self._unsent:
+            self._flush()
             return
         if self._writing:
             self._loop.remove_writer(self._sink)
@@ -145,10 +170,11 @@ class Pipe:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-        self._emptied.set()
         if not self._room.is_set():
             self._room.set()
             self._loop.call_soon(self._work)
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
 
     def _write_later(self, *, progress: bool) -> None:
         if not self._pollable_sink:
@@ -169,21 +195,17 @@ class Pipe:
     def _broken(self, why: str) -> None:
         if not self._end.done():
             log.warning("stdio: %s", why)
-        self._unsent, self._unsent_bytes, self._left = [], 0, None
+        self._unsent, self._unsent_bytes, self._left = [], 0, b""
         self._conversation.drop()
-        self._room.set()
-        self._emptied.set()
-        if self._writing:
-            self._loop.remove_writer(self._sink)
-            self._writing = False
+        self._caught_up()
         self.stop(why)
 
-    async def _empty(self) -> None:
+    async def _empty(self, seconds: float) -> None:
         """Wait until all is written, or the peer has had its time."""
         self._flush()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(self._limits.write_seconds, self._limits.grace_seconds)):
-                await self._emptied.wait()
+        if self._left:
+            self._emptied = self._loop.create_future()
+            await asyncio.wait((self._emptied,), timeout=seconds)
 
     def _make_sink_unblocking(self) -> bool:
         mode = os.fstat(self._sink).st_mode
@@ -218,12 +240,24 @@ class Pipe:
 
     def _readable(self) -> None:
         try:
-            data = os.read(self._source, _CHUNK)
+            size = os.readv(self._source, (self._chunk,))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data = b""
-        self._took(data)
+            size = 0
+        data = bytes(self._view[:size])
+        if data[:1] == b"{" and data.find(b"\n") == size - 1 and self._up_to_date():
+            # One whole message, as a client sends that waits for each answer.
+            answer = self._conversation.receive(data)
+            if answer is not None:
+                self._flushing = True
+                self.send(answer)
+                self._flush()
+        else:
+            self._took(data)
+
+    def _up_to_date(self) -> bool:
+        return not self._lines.held and not self._waiting and self._room.is_set() and not self._left
 
     def _took(self, data: bytes) -> None:
         if data:
@@ -232,6 +266,9 @@ class Pipe:
             lines = self._lines.end()
             self._ended_input = True
             self._stop_reading()
+            self._loop.call_later(
+                self._time_left(), self.stop, "end of input; the client does not read what it asked for"
+            )
         self._waiting += lines
         self._work()
 
@@ -249,7 +286,7 @@ class Pipe:
             if answer is not None:
                 self.send(answer)
         self._flushing = False
-        if self._left is None and self._unsent:
+        if self._unsent and not self._left:
             self._flush()
         self._regulate()
 

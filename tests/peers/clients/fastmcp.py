@@ -1,0 +1,69 @@
+"""The `fastmcp` client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
+
+Run by that peer's own interpreter, see tests/test_interop.py and mcp1.py. `mode` is as for mcp2.py.
+"""
+
+import asyncio
+import json
+import sys
+
+# This file has the name of the package it is about; its folder must not be searched for that.
+sys.path.pop(0)
+
+from fastmcp import Client  # noqa: E402
+from fastmcp.client.elicitation import ElicitResult  # noqa: E402
+from fastmcp.client.transports import StdioTransport  # noqa: E402
+from mcp import MCPError  # noqa: E402
+from pydantic_core import to_jsonable_python  # noqa: E402
+
+
+def plain(model):
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+async def play(plan):
+    steps, unexpected = [], []
+    step = {}
+
+    async def answer(message, response_type, params, context):
+        step["asked"].append(plain(params))
+        said = step["answer"]
+        content = said.get("content")
+        # The class it made of our schema has to take the answer.
+        made = response_type(**content) if content is not None else None
+        return ElicitResult(action=said["action"], content=made)
+
+    async def progress(done, total, message):
+        step["progress"].append([done, total, message])
+
+    async def other(message):
+        if isinstance(message, Exception):
+            unexpected.append(repr(message))
+
+    transport = StdioTransport(plan["command"], plan["args"], keep_alive=False)
+    async with Client(transport, mode=plan["mode"], elicitation_handler=answer, message_handler=other) as client:
+        tools = await client.list_tools()
+        for each in plan["steps"]:
+            step = {"asked": [], "progress": [], "answer": each.get("answer")}
+            steps.append(step)
+            try:
+                result = await client.call_tool(
+                    each["call"], each.get("arguments"), progress_handler=progress, raise_on_error=False
+                )
+            except MCPError as problem:
+                step["error"] = plain(problem.error)
+            else:
+                step["result"] = {"content": [plain(block) for block in result.content], "isError": result.is_error}
+                if result.structured_content is not None:
+                    step["result"]["structuredContent"] = result.structured_content
+                    step["data"] = to_jsonable_python(result.data)
+        return {
+            "revision": client.session.protocol_version,
+            "server": plain(client.session.server_info) if client.session.server_info else None,
+            "tools": [plain(tool) for tool in tools],
+            "steps": steps,
+            "unexpected": unexpected,
+        }
+
+
+print(json.dumps(asyncio.run(play(json.loads(sys.argv[1])))))

@@ -1,0 +1,61 @@
+"""The `mcp` 1.x client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
+
+Run by that peer's own interpreter, see tests/test_interop.py. A plan is `{"mode", "command", "args", "steps"}`; a step
+is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool asks.
+"""
+
+import asyncio
+import json
+import sys
+
+import mcp.types
+from mcp import ClientSession, McpError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+
+def plain(model):
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+async def play(plan):
+    mcp.types.LATEST_PROTOCOL_VERSION = plan["mode"]  # what it asks for; it supports all it can be given here
+    steps, unexpected = [], []
+    step = {}
+
+    async def answer(context, params):
+        step["asked"].append(plain(params))
+        return mcp.types.ElicitResult.model_validate(step["answer"])
+
+    async def progress(done, total, message):
+        step["progress"].append([done, total, message])
+
+    async def other(message):
+        if isinstance(message, Exception):
+            unexpected.append(repr(message))
+
+    server = StdioServerParameters(command=plan["command"], args=plan["args"])
+    async with (
+        stdio_client(server) as (reading, writing),
+        ClientSession(reading, writing, elicitation_callback=answer, message_handler=other) as session,
+    ):
+        welcome = await session.initialize()
+        tools = await session.list_tools()
+        for each in plan["steps"]:
+            step = {"asked": [], "progress": [], "answer": each.get("answer")}
+            steps.append(step)
+            try:
+                step["result"] = plain(
+                    await session.call_tool(each["call"], each.get("arguments"), progress_callback=progress)
+                )
+            except McpError as problem:
+                step["error"] = plain(problem.error)
+    return {
+        "revision": welcome.protocolVersion,
+        "server": plain(welcome.serverInfo),
+        "tools": [plain(tool) for tool in tools.tools],
+        "steps": steps,
+        "unexpected": unexpected,
+    }
+
+
+print(json.dumps(asyncio.run(play(json.loads(sys.argv[1])))))

@@ -1,0 +1,55 @@
+"""The `mcp` 2.x client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
+
+Run by that peer's own interpreter, see tests/test_interop.py and mcp1.py. `mode` is `legacy` (shake hands), `auto`
+(find out) or a revision without a handshake.
+"""
+
+import asyncio
+import json
+import sys
+
+import mcp_types
+from mcp import Client, MCPError, StdioServerParameters
+
+
+def plain(model):
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+async def play(plan):
+    steps, unexpected = [], []
+    step = {}
+
+    async def answer(context, params):
+        step["asked"].append(plain(params))
+        return mcp_types.ElicitResult.model_validate(step["answer"])
+
+    async def progress(done, total, message):
+        step["progress"].append([done, total, message])
+
+    async def other(message):
+        if isinstance(message, Exception):
+            unexpected.append(repr(message))
+
+    server = StdioServerParameters(command=plan["command"], args=plan["args"])
+    async with Client(server, mode=plan["mode"], elicitation_callback=answer, message_handler=other) as client:
+        tools = await client.list_tools()
+        for each in plan["steps"]:
+            step = {"asked": [], "progress": [], "answer": each.get("answer")}
+            steps.append(step)
+            try:
+                step["result"] = plain(
+                    await client.call_tool(each["call"], each.get("arguments"), progress_callback=progress)
+                )
+            except MCPError as problem:
+                step["error"] = plain(problem.error)
+        return {
+            "revision": client.protocol_version,
+            "server": plain(client.server_info) if client.server_info else None,
+            "tools": [plain(tool) for tool in tools.tools],
+            "steps": steps,
+            "unexpected": unexpected,
+        }
+
+
+print(json.dumps(asyncio.run(play(json.loads(sys.argv[1])))))
