@@ -1,4 +1,4 @@
-"""Servers that say what the seed texts print: schemas as printed, settings as they are by default but for one at most."""
+"""Servers that say what the seed texts print: schemas as printed, settings by default (but for one at most)."""
 
 from __future__ import annotations
 

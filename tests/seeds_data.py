@@ -586,8 +586,6 @@ def printed(seed: str) -> list[Object]:
     for failure in FAILURES:
         if failure.seed == seed:
             found.append(failure.response)
-    alone: Definition | Content | Notice | EmptySchema
-    for alone in (*DEFINITIONS, *CONTENT, *NOTICES, *EMPTY_SCHEMAS):
-        if alone.seed == seed:
-            found.append(alone.printed)
+    alone: list[Definition | Content | Notice | EmptySchema] = [*DEFINITIONS, *CONTENT, *NOTICES, *EMPTY_SCHEMAS]
+    found += [each.printed for each in alone if each.seed == seed]
     return found

@@ -1065,9 +1065,13 @@ def test_forms_from_every_kind_of_class() -> None:
         n: int
 
     schema, accept = form_for(Asked)
-    assert schema["properties"] == {
-        "n": {"type": "integer", "minimum": 1},
-        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+    assert schema == {
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer", "minimum": 1},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+        },
+        "required": ["n"],
     }
     assert accept({"n": 1}) == Asked(n=1)
     assert form_for(Short)[1]({"n": 1.0}) == Short(1)

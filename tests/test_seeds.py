@@ -232,18 +232,19 @@ async def test_calculate_sum_works_in_either_dialect(server: str, transport: str
 
 
 @transports
-@pytest.mark.parametrize("name", [*NAMES, "x", "y" * 128, "z" * 129], ids=lambda name: f"{name[:16]} {len(name)}")
 @requirement("SRV-307")
-async def test_a_name_within_and_beyond_the_limits_works(name: str, transport: str, ran: Ran) -> None:
+async def test_names_within_and_beyond_the_limits_work(transport: str, ran: Ran) -> None:
     async with wire_to("2025-11-25", transport, variant("names")) as wire:
         await opened(wire)
         ran("2025-11-25", transport)
+        names = [*NAMES, "x", "y" * 128, "z" * 129]
         listed = await wire.request("tools/list")
-        assert name in [tool["name"] for tool in listed["result"]["tools"]]
-        answer = await wire.call(name)
-        assert answer["result"]["content"] == [{"type": "text", "text": name}]
-        answer = await wire.call(name.swapcase())
-        assert answer["error"]["code"] == -32602
+        assert [tool["name"] for tool in listed["result"]["tools"]] == names
+        for name in names:
+            answer = await wire.call(name)
+            assert answer["result"]["content"] == [{"type": "text", "text": name}]
+            answer = await wire.call(name.swapcase())
+            assert answer["error"]["code"] == -32602
 
 
 @requirement("SRV-307", everywhere=True)

@@ -82,7 +82,7 @@ class ToolError(HandrailError):
 
     def __init__(self, text: str, **data: Any) -> None:
         super().__init__(text)
-        self.text = text
+        self.text = str(text)
         self.data = data
 
 

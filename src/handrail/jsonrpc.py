@@ -14,39 +14,25 @@ import json
 import re
 from typing import Any, NoReturn
 
-from msgspec import UNSET, MsgspecError, Raw, Struct, UnsetType
+from msgspec import UNSET, MsgspecError, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
 
 from handrail.errors import Kind
 from handrail.model import Json, Object
-
-__all__ = [
-    "Id",
-    "Message",
-    "Notification",
-    "Refusal",
-    "Request",
-    "Response",
-    "answer",
-    "decode",
-    "encode",
-    "error",
-    "notification",
-    "read",
-    "request",
-]
 
 Id = int | str
 
 MAX_DEPTH = 128
 MAX_DIGITS = 1_000
 MAX_KEYS = 10_000
+MAX_ID_BITS = 3_321  # an integer of 1,000 digits
 
 encode = Encoder().encode
 _parse = Decoder().decode
 _STRIDE = MAX_DIGITS // 2
 _NUMBER = re.compile(rb"[0-9.eE+-]*")
 _NUMBER_TWICE = re.compile(rb"[0-9.eE+-](?=[0-9.eE+-])")
+_NAMES = {bool: "a boolean", float: "a fraction", list: "an array", dict: "an object", int: "a number", str: "a string"}
 
 
 class Request(Struct, gc=False):
@@ -65,7 +51,7 @@ class Response(Struct):
 
     id: Id
     result: Json = UNSET
-    error: Object | UnsetType = UNSET
+    error: Json = UNSET
 
 
 class Refusal(Struct):
@@ -77,6 +63,34 @@ class Refusal(Struct):
 
 
 Message = Request | Notification | Response | Refusal
+
+
+class _Wire(Struct):
+    """Any message, on its way out; what is unset is not written."""
+
+    jsonrpc: str
+    id: Id | UnsetType | None = UNSET
+    method: str | UnsetType = UNSET
+    params: Json = UNSET
+    result: Json = UNSET
+    error: Json = UNSET
+
+
+def answer(ident: Id, result: Json) -> bytes:
+    return encode(_Wire("2.0", ident, UNSET, UNSET, result))
+
+
+def error(ident: Id | UnsetType | None, code: int, message: str, data: Json = UNSET) -> bytes:
+    body = {"code": code, "message": message} if data is UNSET else {"code": code, "message": message, "data": data}
+    return encode(_Wire("2.0", ident, error=body))
+
+
+def notification(method: str, params: Json = UNSET) -> bytes:
+    return encode(_Wire("2.0", UNSET, method, params))
+
+
+def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
+    return encode(_Wire("2.0", ident, method, params))
 
 
 def decode(data: bytes) -> Message | list[Json]:
@@ -108,57 +122,10 @@ def read(value: Json) -> Message:
             return Request(ident, method, params)
         if params is UNSET:
             return Request(ident, method, {})
-        return Refusal(Kind.BAD_PARAMS, f"params must be an object, not {_named(params)}", ident)
+        return Refusal(Kind.BAD_PARAMS, f"params must be an object, not {_NAMES.get(type(params), 'null')}", ident)
     if ident is UNSET:
         return Notification(method, params if type(params) is dict else {})
-    return Refusal(Kind.INVALID_REQUEST, f"id must be a string or an integer, not {_named(ident)}")
-
-
-def answer(ident: Id, result: Json) -> bytes:
-    return encode(_Answer("2.0", ident, result))
-
-
-def error(ident: Id | UnsetType | None, code: int, message: str, data: Json = UNSET) -> bytes:
-    return encode(_Error("2.0", ident, _ErrorBody(code, message, data)))
-
-
-def notification(method: str, params: Json = UNSET) -> bytes:
-    return encode(_Notification("2.0", method, params))
-
-
-def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
-    return encode(_Request("2.0", ident, method, params))
-
-
-class _Answer(Struct):
-    jsonrpc: str
-    id: Id
-    result: Json | Raw
-
-
-class _ErrorBody(Struct):
-    code: int
-    message: str
-    data: Json = UNSET
-
-
-class _Error(Struct):
-    jsonrpc: str
-    id: Id | UnsetType | None
-    error: _ErrorBody
-
-
-class _Notification(Struct):
-    jsonrpc: str
-    method: str
-    params: Json = UNSET
-
-
-class _Request(Struct):
-    jsonrpc: str
-    id: Id
-    method: str
-    params: Json = UNSET
+    return Refusal(Kind.INVALID_REQUEST, f"id must be a string or an integer, not {_NAMES.get(kind, 'null')}")
 
 
 def _read_other(value: Object) -> Message:
@@ -171,46 +138,22 @@ def _read_other(value: Object) -> Message:
         return Refusal(Kind.INVALID_REQUEST, why, ident)
     if ("result" in value) == ("error" in value):
         return Refusal(Kind.INVALID_REQUEST, "A message has a method, a result or an error", ident)
-    if ident is UNSET:
-        # An error without a readable id is about something we sent; there is nobody to answer.
-        absent = value.get("id") is None and "error" in value
-        return Response("", error=_error_of(value)) if absent else Refusal(Kind.INVALID_REQUEST, "id missing")
-    if "result" in value:
-        return Response(ident, result=value["result"])
-    return Response(ident, error=_error_of(value))
-
-
-def _error_of(value: Object) -> Object:
-    found = value["error"]
-    return found if type(found) is dict else {"code": 0, "message": "an error that is not an object"}
+    if ident is UNSET and (value.get("id") is not None or "result" in value):
+        return Refusal(Kind.INVALID_REQUEST, "id must be a string or an integer")
+    # An error without an id is about something of ours that could not be read; nobody waits for it.
+    return Response("" if ident is UNSET else ident, value.get("result", UNSET), value.get("error", UNSET))
 
 
 def _id_of(value: Json) -> Id | UnsetType:
     ident = value.get("id") if type(value) is dict else None
-    return ident if type(ident) is int or type(ident) is str else UNSET
-
-
-def _named(value: Json) -> str:
-    names = {type(None): "null", bool: "a boolean", float: "a fraction", list: "an array", dict: "an object"}
-    return names.get(type(value), "a number" if type(value) is int else "a string")
+    return ident if type(ident) is str or (type(ident) is int and ident.bit_length() <= MAX_ID_BITS) else UNSET
 
 
 def _flaw(data: bytes, value: Json) -> str:
     """What the parser let pass and we do not."""
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return f"nested deeper than {MAX_DEPTH}"
-    members, most = _members(value)
-    if most > MAX_KEYS:
-        return f"an object with over {MAX_KEYS} members"
-    if data.count(b":") != members and _separators(data) != members:
-        return _strict_flaw(data)
-    if len(data) > MAX_DIGITS and _has_long_number(data):
-        return _strict_flaw(data)
-    return ""
-
-
-def _members(value: Json) -> tuple[int, int]:
-    """How many members all objects in `value` have together, and the most one of them has."""
+    # How many members all objects have together, and the most one of them has.
     total = most = 0
     rest = [value]
     for item in rest:
@@ -224,7 +167,13 @@ def _members(value: Json) -> tuple[int, int]:
             kind = type(each)
             if kind is dict or kind is list:
                 rest.append(each)
-    return total, most
+    if most > MAX_KEYS:
+        return f"an object with over {MAX_KEYS} members"
+    if data.count(b":") != total and _separators(data) != total:
+        return _strict_flaw(data)
+    if len(data) > MAX_DIGITS and _has_long_number(data):
+        return _strict_flaw(data)
+    return ""
 
 
 def _depth(value: Json) -> int:
@@ -255,16 +204,16 @@ def _has_long_number(data: bytes) -> bool:
     return False
 
 
+class _Flaw(Exception):
+    pass
+
+
 def _strict_flaw(data: bytes) -> str:
     try:
         json.loads(data, object_pairs_hook=_unique, parse_int=_short, parse_float=_short, parse_constant=_refuse)
     except _Flaw as flaw:
         return str(flaw)
     return ""
-
-
-class _Flaw(Exception):
-    pass
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> None:
@@ -290,7 +239,7 @@ def _salvage(data: bytes) -> Id | UnsetType:
     try:
         value: Any = json.loads(data.decode("utf-8", "surrogateescape"), parse_int=_int_or_none)
         ident = _id_of(value)
-        encode(ident)
+        encode({"id": None if ident is UNSET else ident})  # one that cannot be written cannot be echoed
     except (ValueError, RecursionError):
         return UNSET
     return ident

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import force_setattr
 
 __all__ = [
     "UNSET",
@@ -101,6 +102,11 @@ class ResourceLink(_Block, frozen=True, tag="resource_link"):
 
     def __post_init__(self) -> None:
         _check_uri(self.uri, "ResourceLink.uri")
+        for name in ("name", "title", "description", "mime_type"):
+            if not isinstance(getattr(self, name), str | UnsetType):
+                raise TypeError(f"ResourceLink.{name}: expected a string, got {type(getattr(self, name)).__name__}")
+        if self.size is not UNSET and (type(self.size) is not int or self.size < 0):
+            raise ValueError(f"ResourceLink.size: {self.size!r} is not a number of bytes")
         super().__post_init__()
 
 
@@ -120,10 +126,14 @@ class EmbeddedResource(_Block, frozen=True, tag="resource"):
         _check_uri(self.resource.get("uri"), "EmbeddedResource.resource['uri']")
         if ("text" in self.resource) == ("blob" in self.resource):
             raise ValueError("EmbeddedResource.resource: give exactly one of 'text' and 'blob'")
-        if "text" in self.resource and not isinstance(self.resource["text"], str):
-            raise TypeError("EmbeddedResource.resource['text']: expected a string")
+        for name in ("text", "mimeType"):
+            if not isinstance(self.resource.get(name, ""), str):
+                raise TypeError(f"EmbeddedResource.resource[{name!r}]: expected a string")
         if "blob" in self.resource:
-            _check_base64(self.resource["blob"], "EmbeddedResource.resource['blob']")
+            blob = self.resource["blob"]
+            _check_base64(blob, "EmbeddedResource.resource['blob']")
+            if not isinstance(blob, str):
+                force_setattr(self, "resource", {**self.resource, "blob": base64.b64encode(blob).decode()})
         inner = self.resource.get("annotations", UNSET)
         if inner is not UNSET:
             _check_annotations(inner)

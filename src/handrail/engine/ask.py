@@ -38,6 +38,14 @@ class NeedInput(BaseException):
         self.requests = requests
 
 
+def questions_in(problem: BaseException) -> dict[str, InputRequest]:
+    """The questions that ended a try; asked side by side in a task group, they come as a group."""
+    if isinstance(problem, NeedInput):
+        return problem.requests
+    inner = problem.exceptions if isinstance(problem, BaseExceptionGroup) else ()
+    return {key: request for each in inner for key, request in questions_in(each).items()}
+
+
 class Form:
     """A form for the user: a message, and a flat JSON Schema or a type (dataclass, TypedDict, model) to fill in."""
 

@@ -19,6 +19,7 @@ from handrail.jsonrpc import Id
 from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
+from handrail.schema.plain import plain
 
 __all__ = ["Blocking", "Call", "Link"]
 
@@ -117,7 +118,7 @@ class Call:
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
         if self.closed or LEVELS.index(level) < self._link.log_floor(self):
             return
-        params: Object = {"level": level, "data": data}
+        params: Object = {"level": level, "data": plain(data)}
         if logger is not None:
             params["logger"] = logger
         await self._link.tell(self, jsonrpc.notification("notifications/message", params))

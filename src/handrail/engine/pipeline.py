@@ -46,7 +46,7 @@ def pipeline(workers: Workers) -> Handler:
             else:
                 value = await workers.run(entry.invoke, call.arguments, call)
         except ToolError as failure:
-            return ToolResult([Text(failure.text)], is_error=True, data=failure.data)
+            return _told(entry, failure)
         except Refused:
             raise
         except (Exception, SystemExit, KeyboardInterrupt):
@@ -56,6 +56,14 @@ def pipeline(workers: Workers) -> Handler:
         return outcome(entry, value)
 
     return run
+
+
+def _told(entry: Entry, failure: ToolError) -> ToolResult:
+    try:
+        return ToolResult([Text(failure.text)], is_error=True, data=plain(failure.data))
+    except ValueError as problem:
+        log.error("tool %r: the data of its ToolError cannot be sent: %s", entry.tool.name, problem)
+        return failed(failure.text)
 
 
 def compose(middleware: list[Middleware], inner: Handler) -> Handler:
@@ -135,7 +143,8 @@ def _complete(given: ToolResult) -> ToolResult:
     for block in content:
         if not isinstance(block, _BLOCKS):
             raise TypeError(f"ToolResult.content: {type(block).__name__} is not a content block")
-        for part in (block.annotations, block.meta):
+        for name in ("annotations", "meta", "resource", "icons"):
+            part = getattr(block, name, UNSET)
             if part is not UNSET:
                 plain(part)
     structured: Json = UNSET

@@ -46,11 +46,12 @@ def _block(block: Object, rules: BlockRules) -> Iterable[Object]:
         yield from _replace(block, rules)
         return
     out = {k: v for k, v in block.items() if k not in ("annotations", "_meta", "icons")}
-    annotations = block.get("annotations", UNSET)
+    annotations = block.get("annotations")
     if kind == "resource" and not rules.inner:
         inner = block.get("resource", {})
         out["resource"] = {k: inner[k] for k in ("uri", "mimeType", "text", "blob") if k in inner}
-        annotations = inner.get("annotations", annotations)
+        if type(inner.get("annotations")) is dict:
+            annotations = {**inner["annotations"], **(annotations or {})}
     elif kind == "resource" and not rules.meta:
         out["resource"] = {k: v for k, v in block.get("resource", {}).items() if k != "_meta"}
     if type(annotations) is dict:
@@ -73,7 +74,7 @@ def _replace(block: Object, rules: BlockRules) -> Iterable[Object]:
         data = str(block.get("data", ""))
         digest = hashlib.sha256(data.encode()).hexdigest()[:16]
         mime = block.get("mimeType", "")
-        size = len(data) * 3 // 4
+        size = len(data) * 3 // 4 - data.count("=")
         shown = f"{size / 1000:.0f} kB" if size >= 1000 else f"{size} B"
         resource = {"uri": f"urn:mcp-content:sha256:{digest}", "mimeType": mime, "blob": data}
         moved = {"type": "resource", "resource": resource}

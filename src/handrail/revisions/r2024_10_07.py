@@ -20,7 +20,7 @@ from handrail.revisions.base import (
 from handrail.revisions.levels import BlockRules, all_text, blocks, dated_sampling, legacy_schema
 from handrail.revisions.read import read_page, read_tool_result
 
-_BLOCKS = BlockRules(annotations=frozenset(), meta=False)
+_BLOCKS = BlockRules(annotations=frozenset(), meta=False, inner=False)
 _INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})
 
 

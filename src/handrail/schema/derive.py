@@ -105,12 +105,13 @@ def form_for(kind: type) -> tuple[Object, Callable[[Object], Any]]:
         convert = converter(kind, types, "the form")
     else:
         raise SchemaError(f"{where}: a form is made from a dataclass, a TypedDict, a Struct or a pydantic model")
-    definitions = schema.pop("$defs", {})
-    schema.pop("additionalProperties", None)
-    schema.setdefault("properties", {})
-    for name, inner in schema["properties"].items():
-        schema["properties"][name] = _form_field(inner, definitions, f"{where}: {name}")
-    return schema, lambda content: convert({**absent, **content})
+    definitions = schema.get("$defs", {})
+    flat = {
+        name: _form_field(inner, definitions, f"{where}: {name}")
+        for name, inner in schema.get("properties", {}).items()
+    }
+    required = {"required": schema["required"]} if "required" in schema else {}
+    return {"type": "object", "properties": flat, **required}, lambda content: convert({**absent, **content})
 
 
 def _form_field(schema: Object, definitions: Object, where: str) -> Object:

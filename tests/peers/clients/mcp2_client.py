@@ -1,7 +1,7 @@
 """The `mcp` 2.x client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
 
-Run by that peer's own interpreter, see tests/test_interop.py and mcp1.py. `mode` is `legacy` (shake hands), `auto`
-(find out) or a revision without a handshake.
+Run by that peer's own interpreter, see tests/test_interop.py and mcp1_client.py. `mode` is `legacy` (shake hands),
+`auto` (find out) or a revision without a handshake.
 """
 
 import asyncio
@@ -16,8 +16,19 @@ def plain(model):
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+async def change(client, step, changed):
+    """Change the list, and wait until the client was told: on a stream of its own, or just so."""
+    if client.protocol_version < "2026":
+        await client.call_tool(step["call"], step["arguments"])
+        await asyncio.wait_for(changed.wait(), 10)
+        return
+    async with client.listen(tools_list_changed=True) as news:
+        await client.call_tool(step["call"], step["arguments"])
+        await asyncio.wait_for(anext(news), 10)
+
+
 async def play(plan):
-    steps, unexpected = [], []
+    steps, unexpected, changed = [], [], asyncio.Event()
     step = {}
 
     async def answer(context, params):
@@ -30,6 +41,8 @@ async def play(plan):
     async def other(message):
         if isinstance(message, Exception):
             unexpected.append(repr(message))
+        elif getattr(message, "method", None) == "notifications/tools/list_changed":
+            changed.set()
 
     server = StdioServerParameters(command=plan["command"], args=plan["args"])
     async with Client(server, mode=plan["mode"], elicitation_callback=answer, message_handler=other) as client:
@@ -43,10 +56,15 @@ async def play(plan):
                 )
             except MCPError as problem:
                 step["error"] = plain(problem.error)
+        relisted = None
+        if "change" in plan:
+            await change(client, plan["change"], changed)
+            relisted = [tool.name for tool in (await client.list_tools()).tools]
         return {
             "revision": client.protocol_version,
             "server": plain(client.server_info) if client.server_info else None,
             "tools": [plain(tool) for tool in tools.tools],
+            "relisted": relisted,
             "steps": steps,
             "unexpected": unexpected,
         }

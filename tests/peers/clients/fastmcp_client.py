@@ -1,20 +1,17 @@
 """The `fastmcp` client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
 
-Run by that peer's own interpreter, see tests/test_interop.py and mcp1.py. `mode` is as for mcp2.py.
+Run by that peer's own interpreter, see tests/test_interop.py and mcp1_client.py. `mode` is as for mcp2_client.py.
 """
 
 import asyncio
 import json
 import sys
 
-# This file has the name of the package it is about; its folder must not be searched for that.
-sys.path.pop(0)
-
-from fastmcp import Client  # noqa: E402
-from fastmcp.client.elicitation import ElicitResult  # noqa: E402
-from fastmcp.client.transports import StdioTransport  # noqa: E402
-from mcp import MCPError  # noqa: E402
-from pydantic_core import to_jsonable_python  # noqa: E402
+from fastmcp import Client
+from fastmcp.client.elicitation import ElicitResult
+from fastmcp.client.transports import StdioTransport
+from mcp import MCPError
+from pydantic_core import to_jsonable_python
 
 
 def plain(model):
@@ -22,7 +19,7 @@ def plain(model):
 
 
 async def play(plan):
-    steps, unexpected = [], []
+    steps, unexpected, changed = [], [], asyncio.Event()
     step = {}
 
     async def answer(message, response_type, params, context):
@@ -39,6 +36,8 @@ async def play(plan):
     async def other(message):
         if isinstance(message, Exception):
             unexpected.append(repr(message))
+        elif getattr(message, "method", None) == "notifications/tools/list_changed":
+            changed.set()
 
     transport = StdioTransport(plan["command"], plan["args"], keep_alive=False)
     async with Client(transport, mode=plan["mode"], elicitation_handler=answer, message_handler=other) as client:
@@ -57,10 +56,16 @@ async def play(plan):
                 if result.structured_content is not None:
                     step["result"]["structuredContent"] = result.structured_content
                     step["data"] = to_jsonable_python(result.data)
+        relisted = None
+        if "change" in plan:
+            await client.call_tool(plan["change"]["call"], plan["change"]["arguments"])
+            await asyncio.wait_for(changed.wait(), 10)
+            relisted = [tool.name for tool in await client.list_tools()]
         return {
             "revision": client.session.protocol_version,
             "server": plain(client.session.server_info) if client.session.server_info else None,
             "tools": [plain(tool) for tool in tools],
+            "relisted": relisted,
             "steps": steps,
             "unexpected": unexpected,
         }

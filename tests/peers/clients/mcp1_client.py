@@ -1,7 +1,8 @@
 """The `mcp` 1.x client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
 
 Run by that peer's own interpreter, see tests/test_interop.py. A plan is `{"mode", "command", "args", "steps"}`; a step
-is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool asks.
+is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool asks. With `"change"`, a call
+that changes the list, the names listed after the notice of it are printed too.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ def plain(model):
 
 async def play(plan):
     mcp.types.LATEST_PROTOCOL_VERSION = plan["mode"]  # what it asks for; it supports all it can be given here
-    steps, unexpected = [], []
+    steps, unexpected, changed = [], [], asyncio.Event()
     step = {}
 
     async def answer(context, params):
@@ -32,6 +33,8 @@ async def play(plan):
     async def other(message):
         if isinstance(message, Exception):
             unexpected.append(repr(message))
+        elif getattr(getattr(message, "root", None), "method", None) == "notifications/tools/list_changed":
+            changed.set()
 
     server = StdioServerParameters(command=plan["command"], args=plan["args"])
     async with (
@@ -49,10 +52,16 @@ async def play(plan):
                 )
             except McpError as problem:
                 step["error"] = plain(problem.error)
+        relisted = None
+        if "change" in plan:
+            await session.call_tool(plan["change"]["call"], plan["change"]["arguments"])
+            await asyncio.wait_for(changed.wait(), 10)
+            relisted = [tool.name for tool in (await session.list_tools()).tools]
     return {
         "revision": welcome.protocolVersion,
         "server": plain(welcome.serverInfo),
         "tools": [plain(tool) for tool in tools.tools],
+        "relisted": relisted,
         "steps": steps,
         "unexpected": unexpected,
     }

@@ -1,0 +1,263 @@
+"""Calls in flight: begun at once, watched by two clocks, answered exactly once, given up when nobody wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from msgspec import UNSET, MsgspecError, Struct
+from msgspec.json import Encoder
+
+from handrail import jsonrpc
+from handrail.engine.ask import questions_in
+from handrail.engine.call import Call
+from handrail.engine.core import Engine
+from handrail.engine.eager import starter
+from handrail.engine.pipeline import failed
+from handrail.errors import Kind, Refused, TransportError
+from handrail.jsonrpc import Id
+from handrail.model import InputRequest, Object, Principal, ToolResult
+from handrail.protocol.connection import Connection
+from handrail.revisions import Revision
+from handrail.revisions.base import SUBSCRIPTION
+
+log = logging.getLogger("handrail")
+
+CANCELLED = "notifications/cancelled"
+STATE_SECONDS = 3600
+LATER = b""  # in a batch: the answer will come, and is waited for
+
+Reply = Callable[[bytes | None], None]
+
+_canonical = Encoder(order="sorted").encode
+
+
+class Outlet(Protocol):
+    """Where messages to the peer go. `send` never waits; `drain` waits while too much is unsent."""
+
+    def send(self, message: bytes) -> None: ...
+    async def drain(self) -> None: ...
+
+
+class Subscription(Struct):
+    """A `subscriptions/listen` request that is still open."""
+
+    id: Id
+    revision: Revision
+    tools: bool
+
+
+class Flight:
+    """What is going on between one peer and us."""
+
+    def __init__(self, engine: Engine, outlet: Outlet, principal: Principal) -> None:
+        self.engine = engine
+        self.outlet = outlet
+        self.principal = principal
+        self.loop = asyncio.get_running_loop()
+        self.connection = Connection(engine.offer)
+        self._start = starter(self.loop)
+
+    def begin(self, call: Call, reply: Reply | None) -> bytes | None:
+        """Run a call; the answer if it has one already, else it goes to `reply`, or straight to the peer."""
+        engine, entry = self.engine, call.entry
+        handle = engine.handle if entry.owner is engine.owner else engine.handler_for(entry.owner)
+        if entry.mode == "inline" and handle is engine.inner:
+            return self._finish(call, partial(_drive, handle(call)))
+        task = self._start(handle(call))
+        if task.done():
+            return self._finish(call, task.result)
+        call.task = task
+        call.reply = reply
+        call.touched = self.loop.time()
+        self.connection.in_flight[call.id] = call
+        self._arm(call)
+        task.add_done_callback(partial(self._settle, call))
+        return None if reply is None else LATER
+
+    # The way back to the peer, for the call
+
+    async def tell(self, call: Call, message: bytes) -> None:
+        if not call.closed:
+            self.outlet.send(message)
+            await self.outlet.drain()
+
+    async def ask(self, call: Call, request: InputRequest) -> Object:
+        if call.closed:
+            raise asyncio.CancelledError
+        waiter: asyncio.Future[Object] = self.loop.create_future()
+        ident, message = self.connection.question(request.method, request.params, waiter)
+        self.outlet.send(message)
+        try:
+            return await waiter
+        finally:
+            if self.connection.asked.pop(ident, None) is not None and CANCELLED in call.revision.notifications:
+                self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": ident}))
+
+    def log_floor(self, call: Call) -> int:
+        return self.connection.level if call.level is None else call.level
+
+    async def close_stream(self, call: Call) -> None:
+        """There is one stream here, and it stays open."""
+
+    # The clocks
+
+    def _arm(self, call: Call) -> None:
+        since = self.loop.time() if call.waiting else call.touched
+        call.timer = self.loop.call_at(min(since + call.entry.idle, call.deadline), self._tick, call)
+
+    def _tick(self, call: Call) -> None:
+        now = self.loop.time()
+        if now >= call.deadline:
+            self._time_out(call, f"took longer than {call.entry.total:g} s")
+        elif not call.waiting and now - call.touched >= call.entry.idle:
+            self._time_out(call, f"gave no sign of life for {call.entry.idle:g} s")
+        else:
+            self._arm(call)
+
+    def _time_out(self, call: Call, what: str) -> None:
+        log.warning("tool %r %s; given up", call.name, what)
+        self._close(call)
+        call.stop()
+        self._reply(call, self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}.")))
+
+    # The end of a call
+
+    def _settle(self, call: Call, task: asyncio.Task[ToolResult]) -> None:
+        if call.closed:  # answered or given up before; what it still had to say is of no use
+            with contextlib.suppress(BaseException):
+                task.result()
+            return
+        self._close(call)
+        self._reply(call, self._finish(call, task.result))
+
+    def _finish(self, call: Call, outcome: Callable[[], ToolResult]) -> bytes:
+        """The answer to a call that has ended, however it ended."""
+        revision = call.revision
+        try:
+            result = outcome()
+        except Refused as refused:
+            return self.refusal(revision, call.id, refused)
+        except asyncio.CancelledError:
+            result = failed(f"The tool {call.name} was cancelled.")
+        except BaseException as problem:
+            questions = questions_in(problem)
+            if questions:
+                return self._input_required(call, questions)
+            log.exception("tools/call %r failed outside the tool", call.name)
+            return self.refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
+        finally:
+            call.closed = True
+        try:
+            answer = self.answer(revision, call.id, revision.result(result, call.entry.wraps))
+        except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
+            log.error("tool %r returned what cannot be sent: %s", call.name, problem)
+            answer = self._failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
+        if len(answer) > self.engine.limits.max_message_bytes:
+            size, most = len(answer), self.engine.limits.max_message_bytes
+            answer = self._failure(call, f"The result of {call.name} has {size:,} bytes; at most {most:,} can be sent.")
+        return answer
+
+    def _failure(self, call: Call, text: str) -> bytes:
+        return self.answer(call.revision, call.id, call.revision.result(failed(text), False))
+
+    def _reply(self, call: Call, answer: bytes | None) -> None:
+        if call.reply is not None:
+            call.reply(answer)
+        elif answer is not None:
+            self.outlet.send(answer)
+
+    def _close(self, call: Call) -> None:
+        self.connection.in_flight.pop(call.id, None)
+        if call.timer is not None:
+            call.timer.cancel()
+
+    def give_up(self, known: Call | Subscription) -> None:
+        """The peer does not want the answer any more: stop, and say nothing."""
+        if isinstance(known, Call):
+            self._close(known)
+            known.stop()
+            if known.reply is not None:
+                known.reply(None)
+        else:
+            del self.connection.in_flight[known.id]
+
+    # Input asked for by answer and retry
+
+    def _input_required(self, call: Call, questions: dict[str, InputRequest]) -> bytes:
+        expires = int(self.engine.clock()) + STATE_SECONDS
+        state = self.engine.seal.close(_purpose(call.name, call.arguments), self.principal.id, call.answered, expires)
+        result = {"resultType": "input_required", "inputRequests": questions, "requestState": state}
+        return self.answer(call.revision, call.id, result)
+
+    def retried(self, params: Any) -> Object:
+        """All answers given so far: those sealed in the state, and those of this round."""
+        answers: Object = {} if params.input_responses is UNSET else params.input_responses
+        if params.request_state is UNSET:
+            return answers
+        purpose = _purpose(params.name, params.arguments)
+        before = self.engine.seal.open(purpose, self.principal.id, params.request_state, self.engine.clock())
+        if type(before) is not dict:
+            raise Refused(Kind.BAD_PARAMS, "requestState: not ours, not for this call, or too old; call again without")
+        return {**answers, **before}
+
+    # The end of everything
+
+    async def finish(self, grace: float) -> None:
+        """Let calls that were accepted end, for as long as `grace`; then give them up."""
+        for waiter in self.connection.asked.values():
+            if not waiter.done():
+                waiter.set_exception(TransportError("the client has gone"))
+        self.end_subscriptions()
+        tasks = [known.task for known in self.connection.in_flight.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
+        self.drop()
+
+    def end_subscriptions(self) -> None:
+        """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
+        for known in list(self.connection.in_flight.values()):
+            if isinstance(known, Subscription):
+                self.give_up(known)
+                result = {"resultType": "complete", "_meta": {SUBSCRIPTION: known.id}}
+                self.outlet.send(self.answer(known.revision, known.id, result))
+                self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": known.id}))
+
+    def drop(self) -> None:
+        """Give up whatever is still running; the peer hears nothing more."""
+        for known in list(self.connection.in_flight.values()):
+            self.give_up(known)
+
+    # Answers
+
+    def answer(self, revision: Revision, ident: Id, result: Object) -> bytes:
+        if revision.stamp is not None and self.engine.identify:
+            result = revision.stamp(result, self.engine.identity)
+        return jsonrpc.answer(ident, result)
+
+    def refusal(self, revision: Revision, ident: Id, refused: Refused) -> bytes:
+        form = self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
+        if form.code:
+            return revision.error(ident, form.code, refused)
+        return self.answer(revision, ident, revision.result(failed(refused.prefix + refused.text), False))
+
+
+def _drive(coroutine: Coroutine[Any, Any, ToolResult]) -> ToolResult:
+    """Run a coroutine that never waits."""
+    try:
+        copy_context().run(coroutine.send, None)
+    except StopIteration as end:
+        result: ToolResult = end.value
+        return result
+    raise RuntimeError("an inline tool cannot wait")
+
+
+def _purpose(name: str, arguments: Object) -> str:
+    """What a request state is good for: this call, with these arguments."""
+    return f"tools/call {blake2b(_canonical([name, arguments]), digest_size=16).hexdigest()}"
