@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from handrail import (
     ToolResult,
     Url,
 )
-from subject import PNG, SECRET, WAV, Name, Sum, add_tools
+from subject import PNG, WAV, Name, Sum, add_tools
 
 Json = Any
 Object = dict[str, Any]
@@ -527,4 +528,26 @@ def asking() -> Server:
     return server
 
 
-SECRETS = (SECRET,)
+# Reading answers, whatever the revision
+
+
+def said(answer: Object) -> str:
+    """What a successful answer says, as text."""
+    result = answer["result"]
+    if "toolResult" in result:
+        told = result["toolResult"]
+        assert not (isinstance(told, dict) and "error" in told), f"a failure: {told}"
+        return told if isinstance(told, str) else json.dumps(told)
+    assert result.get("isError") is False, f"a failure: {result}"
+    return "\n".join(block["text"] for block in result["content"] if block["type"] == "text")
+
+
+def failure(answer: Object) -> str:
+    """What an answer says went wrong with the tool; fails if it is a protocol error or a success."""
+    result = answer["result"]
+    if "toolResult" in result:
+        told = result["toolResult"]
+        assert isinstance(told, dict), f"not a failure: {told}"
+        return str(told["error"])
+    assert result["isError"] is True, f"not a failure: {result}"
+    return "\n".join(block["text"] for block in result["content"])

@@ -477,4 +477,5 @@ def test_the_inspector_calls_two_hundred_times(inspect: Inspect) -> None:
     load = ["--load", "--load-requests", "200", "--load-concurrency", "5"]
     ended = inspect("modern", "tools/call", *tool_options("calculate_sum", {"a": 2, "b": 40}), *load)
     assert ended.code == 0, ended.err
-    print(ended.out)
+    summary = json.loads(ended.out)["result"]
+    assert (summary["ok"], summary["toolErrors"], summary["errors"]) == (200, 0, 0)

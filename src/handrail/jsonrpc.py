@@ -93,7 +93,7 @@ def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
     return encode(_Wire("2.0", ident, method, params))
 
 
-def decode(data: bytes) -> Message | list[Json]:
+def decode(data: bytes | bytearray) -> Message | list[Json]:
     """Read one message; a list is a batch, its items to be given to `read`."""
     try:
         value = _parse(data)
@@ -149,7 +149,7 @@ def _id_of(value: Json) -> Id | UnsetType:
     return ident if type(ident) is str or (type(ident) is int and ident.bit_length() <= MAX_ID_BITS) else UNSET
 
 
-def _flaw(data: bytes, value: Json) -> str:
+def _flaw(data: bytes | bytearray, value: Json) -> str:
     """What the parser let pass and we do not."""
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return f"nested deeper than {MAX_DEPTH}"
@@ -188,12 +188,12 @@ def _depth(value: Json) -> int:
     return depth
 
 
-def _separators(data: bytes) -> int:
+def _separators(data: bytes | bytearray) -> int:
     # A colon after a member name follows a quote or white space at once; most colons inside texts do not.
     return sum(map(data.count, (b'":', b" :", b"\t:", b"\r:", b"\n:")))
 
 
-def _has_long_number(data: bytes) -> bool:
+def _has_long_number(data: bytes | bytearray) -> bool:
     """Whether a text might hold a number of over 1,000 digits; wrong only in the harmless way."""
     # It would cover two neighbours among every 500th byte, and all between them.
     for hit in _NUMBER_TWICE.finditer(data[::_STRIDE]):
@@ -208,7 +208,7 @@ class _Flaw(Exception):
     pass
 
 
-def _strict_flaw(data: bytes) -> str:
+def _strict_flaw(data: bytes | bytearray) -> str:
     try:
         json.loads(data, object_pairs_hook=_unique, parse_int=_short, parse_float=_short, parse_constant=_refuse)
     except _Flaw as flaw:
@@ -234,7 +234,7 @@ def _refuse(name: str) -> NoReturn:
     raise _Flaw(f"{name} is not a JSON number")
 
 
-def _salvage(data: bytes) -> Id | UnsetType:
+def _salvage(data: bytes | bytearray) -> Id | UnsetType:
     """The id of a text that is not acceptable, if a lenient reading finds one: a caller that waits wants an answer."""
     try:
         value: Any = json.loads(data.decode("utf-8", "surrogateescape"), parse_int=_int_or_none)

@@ -21,7 +21,7 @@ from handrail.model import Json, Object, Principal, Tool
 from handrail.revisions import Offer
 from handrail.revisions.base import Fault, Identity
 from handrail.schema.derive import derive
-from handrail.transports.lifetime import run_to_the_end
+from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
 from handrail.transports.stdio import Pipe, private_descriptors, take_descriptors
 
@@ -226,17 +226,18 @@ class Server:
         """Serve one client over standard input and output, until it goes, a signal comes, or the parent dies."""
 
         source, sink = take_descriptors()
-        run_to_the_end(lambda ready: self._serve(source, sink, ready), source)
+        grace = self.engine.limits.grace_seconds
+        run_to_the_end(lambda ready: self._serve(source, sink, ready), source, grace)
 
     async def run_async(self) -> None:
         """As `run`, inside a loop of your own; signals and the process's end are yours."""
         with private_descriptors() as (source, sink):
-            await self._serve(source, sink, lambda stop: None)
+            await self._serve(source, sink, lambda stop, input_closed: None)
 
-    async def _serve(self, source: int, sink: int, ready: Callable[[Callable[[str], None]], None]) -> None:
+    async def _serve(self, source: int, sink: int, ready: Ready) -> None:
         async with self.serving():
             pipe = Pipe(self.engine, source, sink, LOCAL)
-            ready(pipe.stop)
+            ready(pipe.stop, pipe.input_closed)
             await pipe.serve()
 
     def connect(self, principal: Principal = LOCAL) -> Channel:

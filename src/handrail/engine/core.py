@@ -83,6 +83,7 @@ class Engine:
         self.page_size = page_size
         self.list_changed = list_changed
         self.has_tools = has_tools
+        self.hidden = frozenset() if has_tools else frozenset({"tools/list", "tools/call"})
         self.identify = identify
         self.ttl_ms = round(cache_seconds * 1000)
         self.forms = {} if invalid_arguments is None else {Kind.BAD_ARGUMENTS: invalid_arguments}

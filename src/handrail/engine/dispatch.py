@@ -38,7 +38,7 @@ class Conversation(Flight):
         self._announcing = False
         engine.peers.add(self)
 
-    def receive(self, data: bytes) -> bytes | None:
+    def receive(self, data: bytes | bytearray) -> bytes | None:
         """Handle one message; the answer, if it is there already. Never raises (P-01)."""
         message = decode(data)
         try:
@@ -147,7 +147,6 @@ class Conversation(Flight):
 
     def _list(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
         engine = self.engine
-        self._check_tools("tools/list")
         after: Json = 0
         if params.cursor is not UNSET:
             after = engine.seal.open("tools/list", self.principal.id, params.cursor, engine.clock())
@@ -163,7 +162,6 @@ class Conversation(Flight):
     def _call(self, ident: Id, revision: Revision, params: Any, reply: Reply | None) -> bytes | None:
         entry = self.engine.catalog.get(params.name)
         if entry is None:
-            self._check_tools("tools/call")
             raise self.engine.catalog.unknown(params.name)
         self._check_room()
         client = self.connection.client if revision.sender is None else revision.sender(params)
@@ -181,10 +179,6 @@ class Conversation(Flight):
         self.connection.in_flight[ident] = Subscription(ident, revision, tools)
         honoured = {"toolsListChanged": True} if tools else {}
         self._tell_subscriber("notifications/subscriptions/acknowledged", ident, {"notifications": honoured})
-
-    def _check_tools(self, method: str) -> None:
-        if not self.engine.has_tools:
-            raise Refused(Kind.UNKNOWN_METHOD, f"Unknown method: {method}; this server has no tools")
 
     def _check_room(self) -> None:
         if len(self.connection.in_flight) >= self.engine.limits.max_calls:

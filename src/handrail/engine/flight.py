@@ -61,7 +61,7 @@ class Flight:
         self.outlet = outlet
         self.principal = principal
         self.loop = asyncio.get_running_loop()
-        self.connection = Connection(engine.offer)
+        self.connection = Connection(engine.offer, engine.hidden)
         self._start = starter(self.loop)
 
     def begin(self, call: Call, reply: Reply | None) -> bytes | None:

@@ -6,6 +6,7 @@ result. What users add goes around the whole, as middleware.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from msgspec import UNSET, MsgspecError
 from msgspec.json import decode as parse
 
+from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.catalog import Entry
 from handrail.engine.workers import Workers
@@ -47,9 +49,11 @@ def pipeline(workers: Workers) -> Handler:
                 value = await workers.run(entry.invoke, call.arguments, call)
         except ToolError as failure:
             return _told(entry, failure)
-        except Refused:
+        except (Refused, asyncio.CancelledError, GeneratorExit):
             raise
-        except (Exception, SystemExit, KeyboardInterrupt):
+        except BaseException as problem:
+            if questions_in(problem):
+                raise
             # The text of an exception may hold anything; only the log gets it.
             log.exception("tool %r failed", entry.tool.name)
             return failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")

@@ -25,8 +25,9 @@ _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 class Connection:
     """The server's side of a conversation."""
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: Offer, hidden: frozenset[str] = frozenset()) -> None:
         self.offer = offer
+        self._hidden = hidden  # methods behind a capability that is not declared
         self.revision: Revision | None = None  # agreed by the last handshake
         self.client = ClientInfo()
         self.ready = False  # the client has confirmed the handshake; only then may we speak unasked
@@ -64,7 +65,7 @@ class Connection:
 
     def typed(self, request: Request, revision: Revision) -> Any:
         """The parameters of a request, as its revision reads them."""
-        kind = revision.requests.get(request.method)
+        kind = None if request.method in self._hidden else revision.requests.get(request.method)
         try:
             if kind is not None:
                 return convert(request.params, kind)

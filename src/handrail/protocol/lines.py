@@ -5,6 +5,9 @@ from __future__ import annotations
 __all__ = ["LineReader"]
 
 
+Line = bytes | bytearray | None
+
+
 class LineReader:
     """Cuts a byte stream at newlines. A line over the limit is given as None, once, and skipped to its end (P-03)."""
 
@@ -18,15 +21,18 @@ class LineReader:
         """Whether the next bytes belong to a line that has begun."""
         return bool(self._begun) or self._skipping
 
-    def feed(self, data: bytes) -> list[bytes | None]:
+    def feed(self, data: bytes) -> list[Line]:
         """The lines that end in `data`, without blank ones."""
+        lines: list[Line] = []
+        if b"\n" not in data:
+            self._hold(data, lines)
+            return lines
         *whole, rest = data.split(b"\n")
-        lines: list[bytes | None] = []
+        piece: bytes | bytearray
         for piece in whole:
             if self._begun or self._skipping:
                 self._hold(piece, lines)
-                piece = bytes(self._begun)
-                self._begun.clear()
+                piece, self._begun = self._begun, bytearray()
                 if self._skipping:
                     self._skipping = False
                     continue
@@ -39,11 +45,11 @@ class LineReader:
             self._hold(rest, lines)
         return lines
 
-    def end(self) -> list[bytes | None]:
+    def end(self) -> list[Line]:
         """What was left without a newline when the stream ended."""
         return self.feed(b"\n") if self._begun else []
 
-    def _hold(self, piece: bytes, lines: list[bytes | None]) -> None:
+    def _hold(self, piece: bytes, lines: list[Line]) -> None:
         if self._skipping:
             return
         self._begun += piece

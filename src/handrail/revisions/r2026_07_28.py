@@ -1,4 +1,4 @@
-"""2026-07-28: no handshake. Every request says who speaks; input is asked for by answer and retry; lists can be cached."""
+"""2026-07-28: no handshake. Each request says who speaks; input is asked for by answer and retry; lists are cached."""
 
 from __future__ import annotations
 

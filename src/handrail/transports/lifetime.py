@@ -16,27 +16,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any
 
 __all__ = ["run_to_the_end"]
 
-LEAVE_SECONDS = 4.5
+MORE_SECONDS = 1.5  # what an end may take beyond the grace given to calls
 LOOK_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
 
 # What is written to the watch beside the numbers of signals.
-_LEAVING, _AWAKE, _LEFT = 253, 254, 255
+_LEAVING, _LEFT = 254, 255
 
-Stop = Callable[[str], None]
+Ready = Callable[[Callable[[str], None], Callable[[], None]], None]
 
 
-def run_to_the_end(serve: Callable[[Callable[[Stop], None]], Coroutine[Any, Any, None]], source: int) -> None:
+def run_to_the_end(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: int, grace: float) -> None:
     """Run a server until it ends by itself, by signal, or because its parent died or `source` was closed.
 
-    `serve` gets a function to which it hands its own `stop(why)`.
+    `serve` gets a function to which it hands its own `stop(why)` and `input_closed()`.
     """
     before = set(threading.enumerate())
     loop = asyncio.new_event_loop()
-    with _Watch(loop, source) as watch:
+    with _Watch(loop, source, grace + MORE_SECONDS) as watch:
         try:
             loop.run_until_complete(serve(watch.ready))
         finally:
@@ -51,11 +52,13 @@ def run_to_the_end(serve: Callable[[Callable[[Stop], None]], Coroutine[Any, Any,
 class _Watch:
     """A thread that sees to it that the process ends when it should."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, source: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, source: int, seconds: float) -> None:
         self.asked = False
+        self._seconds = seconds
         self._loop = loop
         self._source = source
-        self._stop: Stop | None = None
+        self._stop: Callable[[str], None] | None = None
+        self._input_closed: Callable[[], None] | None = None
         self._deadline: float | None = None
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
@@ -66,20 +69,32 @@ class _Watch:
         if threading.current_thread() is threading.main_thread():
             self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM):
-                # The handler does nothing; that there is one makes the signal arrive at the watch.
-                self._handlers[number] = signal.signal(number, lambda number, frame: None)
+                self._handlers[number] = signal.signal(number, self._on_signal)
+            os.register_at_fork(after_in_child=self._let_go)
         threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.tell(_LEFT)
-        if self._handlers:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Signals are somebody else's again; also in a child that was forked: its signals are not ours."""
+        handlers, self._handlers = self._handlers, {}
+        if handlers:
             signal.set_wakeup_fd(self._old_wakeup)
-            for number, handler in self._handlers.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def ready(self, stop: Stop) -> None:
-        self._stop = stop
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # The number has gone to the watch already, unless somebody (a loop's own handlers) took its place.
+        current = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        if current != self._outbox.fileno():
+            self.tell(number)
+
+    def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
+        self._stop, self._input_closed = stop, input_closed
         if self.asked:
             stop("asked to end before it began")
 
@@ -95,9 +110,8 @@ class _Watch:
             if "parent" in events or os.getppid() != parent:
                 self._ask("the parent has died")
             if "closed" in events:
-                # The loop will read to the end by itself, if it still turns.
                 self._leave_soon()
-                self._on_loop(self.tell, _AWAKE)
+                self._on_loop(self._input_closed or _nothing)
             if "told" in events and not all(map(self._hear, self._inbox.recv(64))):
                 return
             if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -108,8 +122,6 @@ class _Watch:
             return False
         if what == _LEAVING:
             self._leave_soon()
-        elif what == _AWAKE and not self.asked:
-            self._deadline = None
         elif what in self._handlers:
             if self.asked:
                 _leave(128 + what)  # a second Ctrl-C means now
@@ -125,11 +137,15 @@ class _Watch:
 
     def _leave_soon(self) -> None:
         if self._deadline is None:
-            self._deadline = time.monotonic() + LEAVE_SECONDS
+            self._deadline = time.monotonic() + self._seconds
 
     def _on_loop(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed already
             self._loop.call_soon_threadsafe(function, *args)
+
+
+def _nothing() -> None:
+    """Not yet serving: the loop will find the input closed by itself."""
 
 
 class _Waiter:

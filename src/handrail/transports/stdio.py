@@ -20,13 +20,19 @@ from handrail.engine.core import Engine
 from handrail.engine.dispatch import Conversation
 from handrail.errors import Kind
 from handrail.model import Principal
-from handrail.protocol.lines import LineReader
+from handrail.protocol.lines import Line, LineReader
+
+if sys.platform == "linux":
+    from fcntl import F_SETPIPE_SZ, fcntl
 
 __all__ = ["Pipe", "private_descriptors", "take_descriptors"]
 
 log = logging.getLogger("handrail")
 
-_CHUNK = 64 * 1024
+_CHUNK = 256 * 1024
+_PIPE_BYTES = 1024 * 1024
+_JOIN_BYTES = 64 * 1024
+_VECTORS = 64
 LAST_WRITE_SECONDS = 0.5
 
 
@@ -71,12 +77,11 @@ class Pipe:
         self._loop = asyncio.get_running_loop()
         self._conversation = Conversation(engine, self, principal)
         self._lines = LineReader(engine.limits.max_message_bytes)
-        self._waiting: deque[bytes | None] = deque()  # lines read, not yet handled, because too much is unsent
-        self._unsent: list[bytes] = []
+        self._waiting: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
+        self._unsent: list[bytes | memoryview] = []
         self._unsent_bytes = 0
-        self._left: bytes | memoryview = b""  # of the last write that did not fit
         self._flushing = False
-        self._writing = False
+        self._blocked = False  # the last write did not fit
         self._write_timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._room.set()
@@ -104,10 +109,7 @@ class Pipe:
         finally:
             self._stop_reading()
             self._conversation.drop()
-            if self._writing:
-                self._loop.remove_writer(self._sink)
-            if self._write_timer is not None:
-                self._write_timer.cancel()
+            self._caught_up()
             if was_blocking:
                 os.set_blocking(self._sink, True)
 
@@ -115,6 +117,10 @@ class Pipe:
         self._time_left()
         if not self._end.done():
             self._end.set_result(why)
+
+    def input_closed(self) -> None:
+        """Nothing more will come; what is there has only so long to be handled, whether the peer reads or not."""
+        self._loop.call_later(self._time_left(), self.stop, "the input has been closed")
 
     def _time_left(self) -> float:
         """What is left of the time to end in, which begins when this is first asked."""
@@ -130,7 +136,7 @@ class Pipe:
         self._unsent_bytes += len(message) + 1
         if self._unsent_bytes > self._limits.max_unsent_bytes:
             self._room.clear()
-        if not self._flushing and not self._left:
+        if not self._flushing and not self._blocked:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
@@ -141,32 +147,31 @@ class Pipe:
     def _flush(self) -> None:
         """Write what there is, as far as the peer takes it."""
         self._flushing = False
-        data = self._left or b"".join(self._unsent)
-        if data is not self._left:
-            self._unsent = []
-        try:
-            written = os.write(self._sink, data) if data else 0
-        except (BlockingIOError, InterruptedError):
-            written = 0
-        except OSError as problem:
-            self._broken(f"the client does not read any more: {problem}")
-            return
-        self._unsent_bytes -= written
-        if written < len(data):
-            self._left = memoryview(data)[written:]
-            self._write_later(progress=written > 0)
-        elif self._left or self._write_timer is not None or not self._room.is_set():
-            self._left = b""
+        unsent = self._unsent
+        while unsent:
+            if len(unsent) > 1 and (self._unsent_bytes < _JOIN_BYTES or sys.platform == "win32"):
+                unsent[:] = [b"".join(unsent)]
+            try:
+                # A long message is not copied once more just to get its newline.
+                vector = len(unsent) > 1
+                written = os.writev(self._sink, unsent[:_VECTORS]) if vector else os.write(self._sink, unsent[0])
+            except (BlockingIOError, InterruptedError):
+                written = 0
+            except OSError as problem:
+                self._broken(f"the client does not read any more: {problem}")
+                return
+            self._unsent_bytes -= written
+            if not _take(unsent, written):
+                self._write_later(progress=written > 0)
+                return
+        if self._blocked or not self._room.is_set():
             self._caught_up()
 
     def _caught_up(self) -> None:
-        """The last write that did not fit has gone out."""
-        if self._unsent:
-            self._flush()
-            return
-        if self._writing:
+        """What did not fit at first has gone out."""
+        if self._blocked and self._pollable_sink:
             self._loop.remove_writer(self._sink)
-            self._writing = False
+        self._blocked = False
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
@@ -178,24 +183,24 @@ class Pipe:
 
     def _write_later(self, *, progress: bool) -> None:
         if not self._pollable_sink:
+            self._blocked = True
             self._loop.call_soon(self._flush)
             return
-        if not self._writing:
+        if not self._blocked:
+            self._blocked = True
             self._loop.add_writer(self._sink, self._flush)
-            self._writing = True
-        if progress and self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-        if self._write_timer is None:
+        if self._write_timer is None or progress:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
             seconds = self._limits.write_seconds
-            self._write_timer = self._loop.call_later(
-                seconds, self._broken, f"the client read nothing for {seconds:g} s"
-            )
+            why = f"the client read nothing for {seconds:g} s"
+            self._write_timer = self._loop.call_later(seconds, self._broken, why)
 
     def _broken(self, why: str) -> None:
         if not self._end.done():
             log.warning("stdio: %s", why)
-        self._unsent, self._unsent_bytes, self._left = [], 0, b""
+        self._unsent.clear()
+        self._unsent_bytes = 0
         self._conversation.drop()
         self._caught_up()
         self.stop(why)
@@ -203,11 +208,15 @@ class Pipe:
     async def _empty(self, seconds: float) -> None:
         """Wait until all is written, or the peer has had its time."""
         self._flush()
-        if self._left:
+        if self._unsent:
             self._emptied = self._loop.create_future()
             await asyncio.wait((self._emptied,), timeout=seconds)
 
     def _make_sink_unblocking(self) -> bool:
+        if sys.platform == "linux":
+            for descriptor in (self._source, self._sink):
+                with contextlib.suppress(OSError):  # not a pipe, or over the user's share of wide ones
+                    fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
         mode = os.fstat(self._sink).st_mode
         self._pollable_sink = os.name == "posix" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
         if not self._pollable_sink or not os.get_blocking(self._sink):
@@ -246,7 +255,7 @@ class Pipe:
         except OSError:
             size = 0
         data = bytes(self._view[:size])
-        if data[:1] == b"{" and data.find(b"\n") == size - 1 and self._up_to_date():
+        if data[:1] == b"{" and data.find(b"\n") == size - 1 and self._up_to_date(size):
             # One whole message, as a client sends that waits for each answer.
             answer = self._conversation.receive(data)
             if answer is not None:
@@ -256,8 +265,9 @@ class Pipe:
         else:
             self._took(data)
 
-    def _up_to_date(self) -> bool:
-        return not self._lines.held and not self._waiting and self._room.is_set() and not self._left
+    def _up_to_date(self, size: int) -> bool:
+        fits = size <= self._limits.max_message_bytes
+        return fits and not self._lines.held and not self._waiting and self._room.is_set() and not self._blocked
 
     def _took(self, data: bytes) -> None:
         if data:
@@ -266,9 +276,7 @@ class Pipe:
             lines = self._lines.end()
             self._ended_input = True
             self._stop_reading()
-            self._loop.call_later(
-                self._time_left(), self.stop, "end of input; the client does not read what it asked for"
-            )
+            self.input_closed()
         self._waiting += lines
         self._work()
 
@@ -286,7 +294,7 @@ class Pipe:
             if answer is not None:
                 self.send(answer)
         self._flushing = False
-        if self._unsent and not self._left:
+        if self._unsent and not self._blocked:
             self._flush()
         self._regulate()
 
@@ -300,6 +308,20 @@ class Pipe:
                 self._stop_reading()
         elif not self._end.done():
             self._read_on()
+
+
+def _take(unsent: list[bytes | memoryview], written: int) -> bool:
+    """Forget what was written; whether that was whole pieces."""
+    done = 0
+    for piece in unsent:
+        if written < len(piece):
+            break
+        written -= len(piece)
+        done += 1
+    del unsent[:done]
+    if written:
+        unsent[0] = memoryview(unsent[0])[written:]
+    return done > 0 and not written
 
 
 class _ThreadReader:
