@@ -441,7 +441,11 @@ class Wish:
 CHOICES: Object = {
     "type": "object",
     "properties": {
-        "one": {"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}], "default": "a"},
+        "one": {
+            "type": "string",
+            "oneOf": [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}],
+            "default": "a",
+        },
         "many": {
             "type": "array",
             "title": "Several",

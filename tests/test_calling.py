@@ -14,8 +14,9 @@ import pytest
 from requirements import requirement
 from servers_calling import KEYWORDS, failure, said
 from wires import ALL, LEGACY, MemoryWire, Open, StdioWire, Wire, everywhere, wire_to
-from wires import open_wire as open_wire
-from wires import wire as wire
+from wires_shared import open_wire as open_wire
+from wires_shared import processes as processes
+from wires_shared import wire as wire
 
 from handrail import SchemaError, Server
 from handrail.engine.dispatch import MAX_BATCH
@@ -23,6 +24,8 @@ from subject import SECRET
 
 Json = Any
 Object = dict[str, Any]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BY_ERROR = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "pocket")
 BY_RESULT = ("2025-11-25", "2026-07-28")
@@ -111,11 +114,16 @@ BAD_ADDITIONS: list[Object] = [
 ]
 
 
+async def runs(wire: Wire, name: str) -> int:
+    return int(said(await wire.call("times_run", {"name": name})))
+
+
 async def _bad_additions(wire: Wire) -> list[Object]:
+    before = await runs(wire, "add")
     answers = [await wire.call("add", arguments) for arguments in BAD_ADDITIONS]
-    assert said(await wire.call("times_run", {"name": "add"})) == "0"
+    assert await runs(wire, "add") == before
     await wire.call("add", {"a": 1, "b": 2})
-    assert said(await wire.call("times_run", {"name": "add"})) == "1", "the counter does not count"
+    assert await runs(wire, "add") == before + 1, "the counter does not count"
     return answers
 
 
@@ -142,22 +150,17 @@ async def test_bad_arguments_are_a_result_in_newer_revisions_and_nothing_runs(wi
     assert failure(await wire.call("echo", {})) == "Invalid arguments for tool echo: Missing required argument: text"
 
 
-@everywhere(*ALL)
+@everywhere()
 @pytest.mark.parametrize("form", ["error", "result"])
-async def test_the_form_of_bad_arguments_can_be_fixed_for_all_revisions(
-    form: str, revision: str, transport: str
-) -> None:
-    if transport == "stdio" and revision not in ("2024-10-07", "2026-07-28"):
-        return  # the switch is the server's, not the transport's: its two ends are enough
-    async with wire_to(revision, transport, f"servers_calling:always_{form}") as wire:
-        await wire.open()
-        answer = await wire.call("echo", {})
-        if form == "error":
-            assert answer["error"]["code"] == -32602
-        else:
-            assert "Missing required argument: text" in failure(answer)
-        # What the tool itself refuses stays a failure of the tool.
-        assert failure(await wire.call("fails", {"text": "no"})) == "no"
+async def test_the_form_of_bad_arguments_can_be_fixed_for_all_revisions(form: str, open_wire: Open) -> None:
+    wire: Wire = await open_wire(f"servers_calling:always_{form}")
+    answer = await wire.call("echo", {})
+    if form == "error":
+        assert answer["error"]["code"] == -32602
+    else:
+        assert "Missing required argument: text" in failure(answer)
+    # What the tool itself refuses stays a failure of the tool.
+    assert failure(await wire.call("fails", {"text": "no"})) == "no"
 
 
 @requirement("SRV-414")
@@ -243,10 +246,11 @@ async def test_every_problem_is_listed_with_its_place(open_wire: Open) -> None:
 async def test_no_keyword_lets_a_bad_value_reach_the_tool(open_wire: Open) -> None:
     wire: Wire = await open_wire("servers_calling:keywords")
     for name, (_, good, bad) in KEYWORDS.items():
+        before = await runs(wire, name)
         assert refused(await wire.call(name, bad), wire.revision), name
-        assert said(await wire.call("times_run", {"name": name})) == "0", f"{name}: the tool ran on {bad}"
+        assert await runs(wire, name) == before, f"{name}: the tool ran on {bad}"
         assert said(await wire.call(name, good)) == "ran", f"{name}: {good} fits"
-        assert said(await wire.call("times_run", {"name": name})) == "1"
+        assert await runs(wire, name) == before + 1
 
 
 # What a lenient reader would turn into something that fits.
@@ -275,9 +279,10 @@ COERCED: list[Object] = [
 async def test_values_are_never_coerced(open_wire: Open) -> None:
     wire: Wire = await open_wire("servers_calling:keywords")
     fine: Object = {"text": "a", "number": 1, "share": 0.5, "flag": True, "words": ["a"]}
+    before = await runs(wire, "takes")
     for change in COERCED:
         assert refused(await wire.call("takes", {**fine, **change}), wire.revision), change
-    assert said(await wire.call("times_run", {"name": "takes"})) == "0"
+    assert await runs(wire, "takes") == before
     assert said(await wire.call("takes", fine)) == "ran"
     assert said(await wire.call("takes", {**fine, "number": 2.0, "share": 1})) == "ran", "2.0 is an integer in JSON"
 
@@ -408,7 +413,7 @@ async def test_a_hostile_schema_costs_little(open_wire: Open) -> None:
 
 @requirement("SRV-611", everywhere=True)
 @pytest.mark.parametrize("levels", [100, 10_000])
-def test_a_schema_of_any_depth_is_refused_not_followed(levels: int) -> None:
+async def test_a_schema_of_any_depth_is_refused_not_followed(levels: int) -> None:
     server = Server("deep")
 
     async def deep(**given: Json) -> str:
@@ -434,7 +439,7 @@ def test_a_schema_of_any_depth_is_refused_not_followed(levels: int) -> None:
         ("keyboard", "Keyboard", False),
     ],
 )
-def test_a_secret_mirrored_into_a_header_is_warned_of(
+async def test_a_secret_mirrored_into_a_header_is_warned_of(
     name: str, header: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server("headers")
@@ -501,8 +506,8 @@ async def test_no_argument_ever_shows_up_in_a_log(open_wire: Open, caplog: pytes
     ]
     for name, arguments in tries:
         await wire.call(name, arguments, logLevel="debug") if wire.stateless else await wire.call(name, arguments)
-    await wire.send(json.dumps({"jsonrpc": "2.0", "id": 99, "method": secret}).encode())
-    await wire.answer(99)
+    await wire.send(json.dumps({"jsonrpc": "2.0", "id": 99_999, "method": secret}).encode())
+    await wire.answer(99_999)
     notices = [each for each in wire.others if each.get("method") == "notifications/message"]
     assert len(notices) == 3
     assert secret not in json.dumps(notices)
@@ -572,31 +577,31 @@ async def test_peers_with_the_same_ids_do_not_meet() -> None:
 @everywhere()
 async def test_a_number_and_a_text_are_different_ids_and_one_in_use_is_refused(wire: Wire) -> None:
     def after(ident: Json, text: str) -> Object:
-        params = wire.params({"name": "after", "arguments": {"seconds": 0.2, "text": text}})
+        params = wire.params({"name": "after", "arguments": {"seconds": 0.05, "text": text}})
         return {"jsonrpc": "2.0", "id": ident, "method": "tools/call", "params": params}
 
-    await wire.send(after(501, "number"))
-    await wire.send(after("501", "text"))
-    await wire.send(after(501, "number again"))
-    await wire.send(after("501", "text again"))
-    for expected in (501, "501"):
+    await wire.send(after(50_001, "number"))
+    await wire.send(after("50001", "text"))
+    await wire.send(after(50_001, "number again"))
+    await wire.send(after("50001", "text again"))
+    for expected in (50_001, "50001"):
         twice = await wire.receive()
         assert twice["id"] == expected
         assert type(twice["id"]) is type(expected)
         assert twice["error"]["code"] == -32600
         assert "in use" in twice["error"]["message"]
     answers = [await wire.receive() for _ in range(2)]
-    assert {repr(each["id"]): said(each) for each in answers} == {"501": "number", "'501'": "text"}
+    assert {repr(each["id"]): said(each) for each in answers} == {"50001": "number", "'50001'": "text"}
     # Once answered, an id may come again.
-    await wire.send(after(501, "later"))
-    assert said(await wire.answer(501)) == "later"
+    await wire.send(after(50_001, "later"))
+    assert said(await wire.answer(50_001)) == "later"
 
 
 @everywhere()
 async def test_too_many_calls_at_once_are_refused_with_429_and_the_others_answered(open_wire: Open) -> None:
     wire: Wire = await open_wire("small")
     waiting = [
-        await wire.ask("tools/call", {"name": "after", "arguments": {"seconds": 0.2, "text": str(at)}})
+        await wire.ask("tools/call", {"name": "after", "arguments": {"seconds": 0.1, "text": str(at)}})
         for at in range(4)
     ]
     error = (await wire.call("echo", {"text": "too many"}))["error"]
@@ -608,28 +613,22 @@ async def test_too_many_calls_at_once_are_refused_with_429_and_the_others_answer
     assert said(await wire.call("echo", {"text": "again"})) == "again"
 
 
-@everywhere()
+@everywhere("2024-10-07", "2025-06-18", "2026-07-28")
 async def test_a_call_has_an_idle_clock_and_a_total_clock(wire: Wire) -> None:
-    quiet = failure(await wire.call("sleeps"))
-    assert quiet == "The tool sleeps gave no sign of life for 0.2 s."
-    busy = failure(await wire.call("sleeps", {"heartbeat": True}, progressToken="beat"))
-    assert busy == "The tool sleeps took longer than 0.4 s."
+    quiet = await wire.ask("tools/call", {"name": "sleeps"})
+    busy = await wire.ask("tools/call", {"name": "sleeps", "arguments": {"heartbeat": True}}, progressToken="beat")
+    assert failure(await wire.answer(quiet)) == "The tool sleeps gave no sign of life for 0.2 s."
+    assert failure(await wire.answer(busy)) == "The tool sleeps took longer than 0.4 s."
     beats = len(wire.others)
-    assert beats >= 2, "the second call did not live longer than the first"
+    assert beats >= 2
     assert said(await wire.call("echo", {"text": "on"})) == "on"
     assert len(wire.others) == beats, "something came after the answer"
 
 
 @everywhere()
-async def test_a_blocking_tool_that_is_given_up_is_told_so(wire: Wire) -> None:
+async def test_a_blocking_tool_runs_in_a_thread_and_an_inline_one_does_not(wire: Wire) -> None:
     assert said(await wire.call("thread_echo", {"text": "x"})) == "x False"
-    if wire.revision != "2024-10-07":
-        ident = await wire.ask("tools/call", {"name": "blocks", "arguments": {"mark": "m"}})
-        await wire.notify("notifications/cancelled", {"requestId": ident})
-        async with asyncio.timeout(5):
-            while said(await wire.call("was_stopped", {"mark": "m"})) != "true":
-                pass
-        assert not wire.others
+    assert said(await wire.call("inline_echo", {"text": "x"})) == "x"
 
 
 # Batches: only in 2025-03-26
@@ -654,26 +653,26 @@ IN_BATCH = everywhere("2025-03-26")
 async def test_a_batch_of_quick_and_slow_calls_is_answered_together(wire: Wire) -> None:
     await wire.send(
         [
-            _tool(101, "echo", text="quick"),
-            _tool(102, "after", seconds=0.1, text="slow"),
+            _tool(10_101, "echo", text="quick"),
+            _tool(10_102, "after", seconds=0.1, text="slow"),
             NOTHING_TO_SAY,
-            _request(103, "ping"),
-            _tool("101", "echo", text="text id"),
-            _tool(104, "after", seconds=0.02, text="less slow"),
-            _tool(105, "nope"),
-            _tool(106, "echo"),
+            _request(10_103, "ping"),
+            _tool("10101", "echo", text="text id"),
+            _tool(10_104, "after", seconds=0.02, text="less slow"),
+            _tool(10_105, "nope"),
+            _tool(10_106, "echo"),
         ]
     )
     # What is not in the batch does not wait for it.
     assert said(await wire.call("echo", {"text": "alone"})) == "alone"
     answers = {repr(each["id"]): each for each in await wire.receive()}
-    assert set(answers) == {"101", "102", "103", "'101'", "104", "105", "106"}
-    assert said(answers["101"]) == "quick"
-    assert said(answers["'101'"]) == "text id"
-    assert said(answers["102"]) == "slow"
-    assert said(answers["104"]) == "less slow"
-    assert answers["103"]["result"] == {}
-    assert answers["105"]["error"]["code"] == answers["106"]["error"]["code"] == -32602
+    assert set(answers) == {"10101", "10102", "10103", "'10101'", "10104", "10105", "10106"}
+    assert said(answers["10101"]) == "quick"
+    assert said(answers["'10101'"]) == "text id"
+    assert said(answers["10102"]) == "slow"
+    assert said(answers["10104"]) == "less slow"
+    assert answers["10103"]["result"] == {}
+    assert answers["10105"]["error"]["code"] == answers["10106"]["error"]["code"] == -32602
     assert await wire.silent()
 
 
@@ -687,38 +686,41 @@ async def test_a_batch_of_notifications_and_answers_has_no_answer(wire: Wire) ->
 @IN_BATCH
 @pytest.mark.parametrize("size", [0, MAX_BATCH + 1])
 async def test_a_batch_of_none_or_too_many_is_refused_whole(wire: Wire, size: int) -> None:
-    await wire.send([_tool(at + 100, "add", a=1, b=2) for at in range(size)])
+    before = await runs(wire, "add")
+    await wire.send([_tool(at + 10_000, "add", a=1, b=2) for at in range(size)])
     answer = await wire.receive()
     assert answer["error"]["code"] == -32600
     assert answer["id"] is None
-    assert said(await wire.call("times_run", {"name": "add"})) == "0"
+    assert await runs(wire, "add") == before
     assert await wire.silent()
 
 
 @IN_BATCH
 async def test_the_largest_batch_is_served(wire: Wire) -> None:
-    await wire.send([_tool(at + 100, "echo", text=str(at)) for at in range(MAX_BATCH)])
+    await wire.send([_tool(at + 10_000, "echo", text=str(at)) for at in range(MAX_BATCH)])
     assert [said(each) for each in await wire.receive()] == [str(at) for at in range(MAX_BATCH)]
 
 
 @IN_BATCH
 async def test_initialize_has_no_place_in_a_batch(wire: Wire) -> None:
     params = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    await wire.send([_request(101, "initialize", params), _tool(102, "echo", text="a")])
+    await wire.send([_request(10_101, "initialize", params), _tool(10_102, "echo", text="a")])
     first, second = await wire.receive()
-    assert (first["id"], first["error"]["code"]) == (101, -32600)
+    assert (first["id"], first["error"]["code"]) == (10_101, -32600)
     assert said(second) == "a"
     # The handshake has not been changed by it: batches are still allowed.
-    await wire.send([_request(103, "ping")])
+    await wire.send([_request(10_103, "ping")])
     assert (await wire.receive())[0]["result"] == {}
 
 
 @IN_BATCH
 async def test_what_is_no_message_is_refused_in_its_place(wire: Wire) -> None:
-    await wire.send([[_request(101, "ping")], 5, "ping", None, {}, {"jsonrpc": "1.0", "id": 109}, _request(102, "ping")])
+    await wire.send(
+        [[_request(10_101, "ping")], 5, "ping", None, {}, {"jsonrpc": "1.0", "id": 10_109}, _request(10_102, "ping")]
+    )
     answers = await wire.receive()
     assert [each["error"]["code"] for each in answers[:-1]] == [-32600] * 6
-    assert [each["id"] for each in answers] == [None] * 5 + [109, 102]
+    assert [each["id"] for each in answers] == [None] * 5 + [10_109, 10_102]
     assert answers[-1]["result"] == {}
 
 
@@ -726,7 +728,9 @@ async def test_what_is_no_message_is_refused_in_its_place(wire: Wire) -> None:
 async def test_a_modern_request_has_no_place_in_a_batch(wire: Wire) -> None:
     name = "io.modelcontextprotocol/"
     meta = {name + "protocolVersion": "2026-07-28", name + "clientCapabilities": {}}
-    await wire.send([_request(101, "server/discover", {"_meta": meta}), _request(102, "ping", {"_meta": {"a": 5}})])
+    await wire.send(
+        [_request(10_101, "server/discover", {"_meta": meta}), _request(10_102, "ping", {"_meta": {"a": 5}})]
+    )
     first, second = await wire.receive()
     assert first["error"]["code"] == -32600
     assert second["result"] == {}
@@ -734,26 +738,28 @@ async def test_a_modern_request_has_no_place_in_a_batch(wire: Wire) -> None:
 
 @IN_BATCH
 async def test_a_cancelled_member_is_left_out_of_the_answer(wire: Wire) -> None:
-    await wire.send([_tool(101, "waits", mark="one"), _tool(102, "after", seconds=0.1, text="two")])
-    await wire.notify("notifications/cancelled", {"requestId": 101})
+    await wire.send([_tool(10_101, "waits", mark="one"), _tool(10_102, "after", seconds=0.1, text="two")])
+    await wire.notify("notifications/cancelled", {"requestId": 10_101})
     (only,) = await wire.receive()
-    assert (only["id"], said(only)) == (102, "two")
+    assert (only["id"], said(only)) == (10_102, "two")
     # All cancelled: nothing is left to say.
-    await wire.send([_tool(103, "waits", mark="three"), _tool(104, "waits", mark="four")])
-    await wire.send([{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": n}} for n in (103, 104)])
+    await wire.send([_tool(10_103, "waits", mark="three"), _tool(10_104, "waits", mark="four")])
+    await wire.send(
+        [{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": n}} for n in (10_103, 10_104)]
+    )
     assert said(await wire.call("was_stopped", {"mark": "one"})) == "true"
     assert said(await wire.call("was_stopped", {"mark": "four"})) == "true"
     # Cancelled from inside the same batch, before its answer.
-    cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 105}}
-    await wire.send([_tool(105, "waits", mark="five"), cancel, _tool(106, "echo", text="six")])
+    cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 10_105}}
+    await wire.send([_tool(10_105, "waits", mark="five"), cancel, _tool(10_106, "echo", text="six")])
     (only,) = await wire.receive()
-    assert (only["id"], said(only)) == (106, "six")
+    assert (only["id"], said(only)) == (10_106, "six")
     assert await wire.silent()
 
 
 @IN_BATCH
 async def test_an_id_twice_in_a_batch_is_refused_the_second_time(wire: Wire) -> None:
-    await wire.send([_tool(101, "after", seconds=0.05, text="first"), _tool(101, "echo", text="second")])
+    await wire.send([_tool(10_101, "after", seconds=0.05, text="first"), _tool(10_101, "echo", text="second")])
     answers = await wire.receive()
     assert sorted(said(each) if "result" in each else str(each["error"]["code"]) for each in answers) == [
         "-32600",
@@ -762,9 +768,10 @@ async def test_an_id_twice_in_a_batch_is_refused_the_second_time(wire: Wire) -> 
 
 
 @everywhere(*(each for each in ALL if each != "2025-03-26"))
-async def test_other_revisions_have_no_batches(wire: Wire) -> None:
-    await wire.send([_tool(101, "add", a=1, b=2)])
+async def test_other_revisions_have_no_batches(open_wire: Open) -> None:
+    wire: Wire = await open_wire(fresh=True)
+    await wire.send([_tool(10_001, "add", a=1, b=2)])
     answer = await wire.receive()
     assert answer["error"]["code"] == -32600
     assert ("id" in answer) is (wire.revision not in ("2025-11-25", "2026-07-28"))
-    assert said(await wire.call("times_run", {"name": "add"})) == "0"
+    assert await runs(wire, "add") == 0

@@ -9,81 +9,52 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handrail.engine.ask import Answer, Form, Roots, Sample, Url
-    from handrail.engine.call import Call
-    from handrail.engine.core import Limits
-    from handrail.errors import HandrailError, Refused, SchemaError, ToolError
-    from handrail.model import (
-        Audio,
-        ClientInfo,
-        EmbeddedResource,
-        Image,
-        Principal,
-        ResourceLink,
-        Text,
-        Tool,
-        ToolResult,
+    from handrail.engine.ask import Answer as Answer, Form as Form, Roots as Roots, Sample as Sample, Url as Url
+    from handrail.engine.call import Call as Call
+    from handrail.engine.core import Limits as Limits
+    from handrail.errors import (
+        HandrailError as HandrailError,
+        Refused as Refused,
+        SchemaError as SchemaError,
+        ToolError as ToolError,
     )
-    from handrail.server import Server
+    from handrail.model import (
+        Audio as Audio,
+        ClientInfo as ClientInfo,
+        EmbeddedResource as EmbeddedResource,
+        Image as Image,
+        Principal as Principal,
+        ResourceLink as ResourceLink,
+        Text as Text,
+        Tool as Tool,
+        ToolResult as ToolResult,
+    )
+    from handrail.server import Server as Server
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answer": "engine.ask",
-    "Audio": "model",
-    "Call": "engine.call",
-    "ClientInfo": "model",
-    "EmbeddedResource": "model",
-    "Form": "engine.ask",
-    "HandrailError": "errors",
-    "Image": "model",
-    "Limits": "engine.core",
-    "Principal": "model",
-    "Refused": "errors",
-    "ResourceLink": "model",
-    "Roots": "engine.ask",
-    "Sample": "engine.ask",
-    "SchemaError": "errors",
-    "Server": "server",
-    "Text": "model",
-    "Tool": "model",
-    "ToolError": "errors",
-    "ToolResult": "model",
-    "Url": "engine.ask",
+    "engine.ask": ("Answer", "Form", "Roots", "Sample", "Url"),
+    "engine.call": ("Call",),
+    "engine.core": ("Limits",),
+    "errors": ("HandrailError", "Refused", "SchemaError", "ToolError"),
+    "model": (
+        *("Audio", "ClientInfo", "EmbeddedResource", "Image", "Principal"),
+        *("ResourceLink", "Text", "Tool", "ToolResult"),
+    ),
+    "server": ("Server",),
 }
 
-__all__ = [
-    "Answer",
-    "Audio",
-    "Call",
-    "ClientInfo",
-    "EmbeddedResource",
-    "Form",
-    "HandrailError",
-    "Image",
-    "Limits",
-    "Principal",
-    "Refused",
-    "ResourceLink",
-    "Roots",
-    "Sample",
-    "SchemaError",
-    "Server",
-    "Text",
-    "Tool",
-    "ToolError",
-    "ToolResult",
-    "Url",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'handrail' has no attribute {name!r}")
-    value = getattr(import_module(f"handrail.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"handrail.{home}"), name)
+            return value
+    raise AttributeError(f"module 'handrail' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted({*globals(), *__all__})

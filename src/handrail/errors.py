@@ -15,18 +15,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-__all__ = [
-    "HandrailError",
-    "Kind",
-    "LocalProtocolError",
-    "ProtocolError",
-    "Refused",
-    "RemoteProtocolError",
-    "SchemaError",
-    "ToolError",
-    "TransportError",
-]
-
 
 class Kind(StrEnum):
     """What went wrong. Each revision decides how the kind is told (`Revision.faults`)."""

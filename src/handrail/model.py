@@ -15,24 +15,6 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
-__all__ = [
-    "UNSET",
-    "Audio",
-    "Block",
-    "ClientInfo",
-    "EmbeddedResource",
-    "Image",
-    "InputRequest",
-    "Json",
-    "Object",
-    "Principal",
-    "Problem",
-    "ResourceLink",
-    "Text",
-    "Tool",
-    "ToolResult",
-]
-
 Json = Any
 Object = dict[str, Any]
 

@@ -13,13 +13,10 @@ from msgspec.structs import replace
 
 from handrail.engine.call import Call
 from handrail.engine.catalog import Entry, make_entry
-from handrail.engine.core import Engine, Limits
+from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.pipeline import Middleware
-from handrail.engine.workers import Workers
 from handrail.errors import SchemaError
-from handrail.model import Json, Object, Principal, Tool
-from handrail.revisions import Offer
-from handrail.revisions.base import Fault, Identity
+from handrail.model import Object, Principal, Tool
 from handrail.schema.derive import derive
 from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
@@ -34,8 +31,6 @@ Lifespan = Callable[["Server"], AbstractAsyncContextManager[Any]]
 IDLE_SECONDS = 60.0
 TOTAL_SECONDS = 600.0
 LOCAL = Principal("local")
-
-_FORMS = {"by_revision": None, "error": Fault(-32602), "result": Fault(0)}
 
 
 class ToolOptions(TypedDict, total=False):
@@ -66,60 +61,14 @@ class Server:
     ...     return f"{city}: sun for {days} days"
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        version: str = "0.0.0",
-        title: str | None = None,
-        description: str | None = None,
-        icons: list[Object] | None = None,
-        website_url: str | None = None,
-        instructions: str | None = None,
-        page_size: int | None = None,
-        list_changed: bool = True,
-        tools: bool = True,
-        revisions: Iterable[str] | None = None,
-        lifespan: Lifespan | None = None,
-        workers: int = 16,
-        keys: list[bytes] | None = None,
-        identify: bool = True,
-        cache_seconds: float = 60.0,
-        invalid_arguments: Literal["by_revision", "error", "result"] = "by_revision",
-        limits: Limits | None = None,
-    ) -> None:
-        if page_size is not None and page_size < 1:
-            raise ValueError(f"page_size: {page_size} is less than 1")
-        if invalid_arguments not in _FORMS:
-            raise ValueError(f"invalid_arguments: {invalid_arguments!r} is not one of {', '.join(_FORMS)}")
+    def __init__(self, name: str, *, lifespan: Lifespan | None = None, **options: Unpack[ServerOptions]) -> None:
         self.name = name
+        self.engine = Engine(self, name, options)
         self.state: Any = None
         self._lifespan = lifespan
         self._included: list[Server] = []
         self._users = 0
-        self._stack: AsyncExitStack | None = None
-        self.engine = Engine(
-            owner=self,
-            identity=Identity(
-                name,
-                version,
-                _or_unset(title),
-                _or_unset(description),
-                _or_unset(icons),
-                _or_unset(website_url),
-            ),
-            instructions=_or_unset(instructions),
-            offer=Offer(revisions),
-            limits=limits or Limits(),
-            workers=Workers(workers),
-            keys=keys,
-            page_size=page_size,
-            list_changed=list_changed,
-            has_tools=tools,
-            identify=identify,
-            cache_seconds=cache_seconds,
-            invalid_arguments=_FORMS[invalid_arguments],
-        )
+        self._stack = AsyncExitStack()
 
     # Tools
 
@@ -144,7 +93,7 @@ class Server:
         """Add a tool, also while the server runs."""
         if not self.engine.has_tools:
             raise SchemaError(f"server {self.name!r} was made with tools=False")
-        name = options.get("name") or function.__name__
+        name = options.get("name", function.__name__)
         for option in options:
             if option not in ToolOptions.__annotations__:
                 raise TypeError(f"tool {name!r}: unknown option {option!r}")
@@ -247,26 +196,19 @@ class Server:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Any]:
         """The server's lifespan, and that of the servers it includes: entered once, left by the last."""
-        if self._users == 0:
-            stack = AsyncExitStack()
-            for other in self._included:
-                await stack.enter_async_context(other.serving())
-            if self._lifespan is not None:
-                self.state = await stack.enter_async_context(self._lifespan(self))
-            self._stack = stack
         self._users += 1
         try:
+            if self._users == 1:
+                for other in self._included:
+                    await self._stack.enter_async_context(other.serving())
+                if self._lifespan is not None:
+                    self.state = await self._stack.enter_async_context(self._lifespan(self))
             yield self.state
         finally:
             self._users -= 1
-            if self._users == 0 and self._stack is not None:
-                stack, self._stack = self._stack, None
-                await stack.aclose()
+            if self._users == 0:
+                await self._stack.aclose()
                 self.state = None
-
-
-def _or_unset(value: Json) -> Any:
-    return UNSET if value is None else value
 
 
 def _times(timeout: float | tuple[float, float] | None, name: str) -> tuple[float, float]:

@@ -14,8 +14,6 @@ from handrail.model import InputRequest, Json, Object
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import form_for
 
-__all__ = ["Answer", "Form", "NeedInput", "Question", "Roots", "Sample", "Url"]
-
 _ACTIONS = frozenset({"accept", "decline", "cancel"})
 _PRIMITIVES = frozenset({"string", "number", "integer", "boolean"})
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 
@@ -20,10 +20,6 @@ from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
 from handrail.schema.plain import plain
-
-__all__ = ["Blocking", "Call", "Link"]
-
-_T = TypeVar("_T")
 
 
 class Link(Protocol):
@@ -236,41 +232,20 @@ def _missing(capabilities: Sequence[str]) -> Refused:
 
 
 class Blocking:
-    """`Call`'s methods for code that cannot await: each waits for its answer in the calling thread."""
+    """`Call`'s methods for code that cannot await: `call.blocking.ask(…)` waits in the calling thread."""
 
     def __init__(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self._call = call
         self._loop = loop
 
-    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        self._wait(self._call.progress(done, total, message))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._call, name)
+        return lambda *args, **options: self._wait(method(*args, **options))
 
-    def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
-        self._wait(self._call.log(level, data, logger=logger))
-
-    def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
-        return self._wait(self._call.ask(message, form, key=key))
-
-    def ask_url(self, message: str, url: str, *, key: str | None = None) -> Answer:
-        return self._wait(self._call.ask_url(message, url, key=key))
-
-    def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
-        return self._wait(self._call.ask_all(questions))
-
-    def sample(
-        self, messages: str | Sequence[Object], *, max_tokens: int = 1000, key: str | None = None, **more: Json
-    ) -> Object:
-        return self._wait(self._call.sample(messages, max_tokens=max_tokens, key=key, **more))
-
-    def roots(self, *, key: str | None = None) -> list[Object]:
-        return self._wait(self._call.roots(key=key))
-
-    def _wait(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if asyncio._get_running_loop() is not None:
             coroutine.close()
-            raise LocalProtocolError(
-                "call.blocking is for `def` tools in a worker thread; here, await the method itself"
-            )
+            raise LocalProtocolError("call.blocking is for `def` tools in a worker thread; here, await the method")
         call = self._call
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         call._blocked |= {future}

@@ -16,8 +16,6 @@ from handrail.model import Json, Object, Tool
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, closest, compile_schema, header_map, sensitive_headers
 
-__all__ = ["Catalog", "Entry"]
-
 log = logging.getLogger("handrail")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol, TypedDict
 
-from msgspec import UnsetType
+from msgspec import UNSET, Struct
 
 from handrail.engine.catalog import Catalog
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
@@ -19,31 +19,45 @@ from handrail.protocol.seal import Seal
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import Fault, Identity, Welcome
 
-__all__ = ["Engine", "Limits"]
-
 DEFAULT_PAGE = 1_000
 
+_FORMS = {"by_revision": {}, "error": {Kind.BAD_ARGUMENTS: Fault(-32602)}, "result": {Kind.BAD_ARGUMENTS: Fault(0)}}
 
-class Limits:
-    """Sizes and times nobody can exceed. All of them are options of `Server`."""
 
-    def __init__(
-        self,
-        *,
-        max_message_bytes: int = 4 * 1024 * 1024,
-        max_calls: int = 256,
-        max_unsent_bytes: int = 1024 * 1024,
-        write_seconds: float = 30.0,
-        grace_seconds: float = 3.0,
-    ) -> None:
-        self.max_message_bytes = max_message_bytes
-        self.max_calls = max_calls
-        self.max_unsent_bytes = max_unsent_bytes
-        self.write_seconds = write_seconds
-        self.grace_seconds = grace_seconds
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise ValueError(f"{name}: {value!r} is not more than 0")
+class Limits(Struct, frozen=True, kw_only=True):
+    """Sizes and times nobody can exceed."""
+
+    max_message_bytes: int = 4 * 1024 * 1024  # in and out
+    max_calls: int = 256  # in flight, a peer
+    max_unsent_bytes: int = 1024 * 1024  # then the peer has to read before it is served further
+    write_seconds: float = 30.0  # then a peer that reads nothing is given up
+    grace_seconds: float = 3.0  # for accepted calls, at the end
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
+
+
+class ServerOptions(TypedDict, total=False):
+    """What can be said of a server beside its name."""
+
+    version: str
+    title: str
+    description: str
+    icons: list[Object]
+    website_url: str
+    instructions: str  # for the model: how to use these tools
+    page_size: int  # tools a page of the list; unset: 1,000, and all of them for 2024-10-07
+    list_changed: bool  # tell clients when the tools change (default), or never
+    tools: bool  # False: this server has none and says so
+    revisions: Iterable[str]  # speak only these
+    workers: int  # threads for `def` tools (16)
+    keys: list[bytes]  # for cursors and request states; the first seals, all open. Default: HANDRAIL_KEY, else random
+    identify: bool  # name the server in every result of 2026-07-28 (default)
+    cache_seconds: float  # how long a client may keep the list (60)
+    invalid_arguments: Literal["by_revision", "error", "result"]  # how they are told
+    limits: Limits
 
 
 class Watcher(Protocol):
@@ -55,44 +69,42 @@ class Watcher(Protocol):
 class Engine:
     """One server, seen from its conversations."""
 
-    def __init__(
-        self,
-        *,
-        owner: Any,
-        identity: Identity,
-        instructions: str | UnsetType,
-        offer: Offer,
-        limits: Limits,
-        workers: Workers,
-        keys: list[bytes] | None,
-        page_size: int | None,
-        list_changed: bool,
-        has_tools: bool,
-        identify: bool,
-        cache_seconds: float,
-        invalid_arguments: Fault | None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, owner: Any, name: str, options: ServerOptions) -> None:
+        for option in options:
+            if option not in ServerOptions.__annotations__:
+                raise TypeError(f"server {name!r}: unknown option {option!r}")
         self.owner = owner
-        self.identity = identity
-        self.instructions = instructions
-        self.offer = offer
-        self.limits = limits
-        self.workers = workers
-        self.seal = Seal(keys or [_key_from_environment()])
-        self.page_size = page_size
-        self.list_changed = list_changed
-        self.has_tools = has_tools
-        self.hidden = frozenset() if has_tools else frozenset({"tools/list", "tools/call"})
-        self.identify = identify
-        self.ttl_ms = round(cache_seconds * 1000)
-        self.forms = {} if invalid_arguments is None else {Kind.BAD_ARGUMENTS: invalid_arguments}
-        self.clock = clock
+        self.identity = Identity(
+            name,
+            options.get("version", "0.0.0"),
+            options.get("title", UNSET),
+            options.get("description", UNSET),
+            options.get("icons", UNSET),
+            options.get("website_url", UNSET),
+        )
+        self.instructions = options.get("instructions", UNSET)
+        self.offer = Offer(options.get("revisions"))
+        self.limits = options.get("limits") or Limits()
+        self.page_size = options.get("page_size")
+        if self.page_size is not None and self.page_size < 1:
+            raise ValueError(f"page_size: {self.page_size} is less than 1")
+        self.list_changed = options.get("list_changed", True)
+        self.has_tools = options.get("tools", True)
+        self.hidden = frozenset() if self.has_tools else frozenset({"tools/list", "tools/call"})
+        self.identify = options.get("identify", True)
+        self.ttl_ms = round(options.get("cache_seconds", 60.0) * 1000)
+        form = options.get("invalid_arguments", "by_revision")
+        if form not in _FORMS:
+            raise ValueError(f"invalid_arguments: {form!r} is not one of {', '.join(_FORMS)}")
+        self.forms = _FORMS[form]
+        self.seal = Seal(options.get("keys") or [_key_from_environment()])
+        self.clock: Callable[[], float] = time.time
         self.catalog = Catalog()
         self.catalog.watchers.append(self._changed)
-        self.middleware: list[Middleware] = []
         self.peers: set[Watcher] = set()
-        self.inner = pipeline(workers)
+        self.workers = Workers(options.get("workers", 16))
+        self.middleware: list[Middleware] = []
+        self.inner = pipeline(self.workers)
         self.handle: Handler = self.inner
         self._included: dict[int, Handler] = {}
 
@@ -110,9 +122,7 @@ class Engine:
 
     def size_for(self, revision: Revision) -> int:
         """How many tools a page has; 0: all."""
-        if self.page_size is not None:
-            return self.page_size
-        return DEFAULT_PAGE if revision.pages else 0
+        return self.page_size or (DEFAULT_PAGE if revision.pages else 0)
 
     def welcome(self, revision: Revision) -> Object:
         capabilities: Object = {"logging": {}}

@@ -16,8 +16,6 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-__all__ = ["Start", "starter"]
-
 Start = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 
 _NAME = "tools/call"  # given, so that none has to be made up

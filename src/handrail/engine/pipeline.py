@@ -23,8 +23,6 @@ from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
 from handrail.schema.derive import plain
 
-__all__ = ["Handler", "Middleware", "compose", "pipeline"]
-
 log = logging.getLogger("handrail")
 
 Handler = Callable[[Call], Coroutine[Any, Any, ToolResult]]

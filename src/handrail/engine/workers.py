@@ -14,8 +14,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Workers"]
-
 
 class _Job:
     __slots__ = ("args", "context", "done", "function", "given_up", "loop", "running")

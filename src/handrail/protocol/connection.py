@@ -17,8 +17,6 @@ from handrail.model import ClientInfo, Object
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import LEVELS, VERSION, InitializeParams
 
-__all__ = ["Connection"]
-
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LineReader"]
-
-
 Line = bytes | bytearray | None
 
 

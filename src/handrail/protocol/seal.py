@@ -13,8 +13,6 @@ from msgspec.json import Decoder, Encoder
 
 from handrail.model import Json
 
-__all__ = ["MIN_KEY_BYTES", "Seal"]
-
 MIN_KEY_BYTES = 16
 _MAC = 16
 

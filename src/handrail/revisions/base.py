@@ -12,30 +12,6 @@ from handrail.errors import Kind, Refused
 from handrail.jsonrpc import Id
 from handrail.model import ClientInfo, Json, Object, Tool, ToolResult
 
-__all__ = [
-    "CAPABILITIES",
-    "CLIENT_INFO",
-    "FAULTS",
-    "LEVELS",
-    "LOG_LEVEL",
-    "SERVER_INFO",
-    "SUBSCRIPTION",
-    "VERSION",
-    "CallParams",
-    "Fault",
-    "Identity",
-    "InitializeParams",
-    "Level",
-    "LevelParams",
-    "ListParams",
-    "Meta",
-    "NoParams",
-    "Page",
-    "Revision",
-    "Welcome",
-    "explain",
-]
-
 # The reserved members of `_meta`. Only stateless revisions write them; every revision must recognise the first.
 VERSION = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO = "io.modelcontextprotocol/clientInfo"

@@ -11,16 +11,6 @@ from handrail.errors import Kind, LocalProtocolError, Refused
 from handrail.jsonrpc import encode
 from handrail.model import Block, Json, Object, Text, ToolResult
 
-__all__ = [
-    "BlockRules",
-    "all_text",
-    "blocks",
-    "dated_form",
-    "dated_sampling",
-    "legacy_schema",
-    "wrap_schema",
-]
-
 
 class BlockRules(Struct, frozen=True):
     """What content blocks may hold in a revision."""

@@ -10,8 +10,6 @@ from handrail.errors import RemoteProtocolError
 from handrail.jsonrpc import encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult
 
-__all__ = ["read_block", "read_content", "read_page", "read_tool_result"]
-
 _KNOWN: dict[str, type[Struct]] = {
     "text": Text,
     "image": Image,

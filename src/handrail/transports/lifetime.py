@@ -19,8 +19,6 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
-__all__ = ["run_to_the_end"]
-
 MORE_SECONDS = 1.5  # what an end may take beyond the grace given to calls
 LOOK_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
 

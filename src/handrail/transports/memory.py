@@ -10,8 +10,6 @@ from handrail.engine.dispatch import Conversation
 from handrail.errors import Kind, TransportError
 from handrail.model import Principal
 
-__all__ = ["Channel"]
-
 
 class Channel:
     """The client's end: `send` a message, `receive` the next one. What is not received in time holds the server up."""

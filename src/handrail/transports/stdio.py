@@ -25,8 +25,6 @@ from handrail.protocol.lines import Line, LineReader
 if sys.platform == "linux":
     from fcntl import F_SETPIPE_SZ, fcntl
 
-__all__ = ["Pipe", "private_descriptors", "take_descriptors"]
-
 log = logging.getLogger("handrail")
 
 _CHUNK = 256 * 1024
@@ -85,7 +83,6 @@ class Pipe:
         self._write_timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._room.set()
-        self._emptied: asyncio.Future[None] | None = None
         self._reading = False
         # Read into one place: a new large buffer for each read would cost more than a small call does.
         self._chunk = bytearray(_CHUNK)
@@ -161,7 +158,7 @@ class Pipe:
                 self._broken(f"the client does not read any more: {problem}")
                 return
             self._unsent_bytes -= written
-            if not _take(unsent, written):
+            if not _take(unsent, written) and self._pollable_sink:
                 self._write_later(progress=written > 0)
                 return
         if self._blocked or not self._room.is_set():
@@ -169,7 +166,7 @@ class Pipe:
 
     def _caught_up(self) -> None:
         """What did not fit at first has gone out."""
-        if self._blocked and self._pollable_sink:
+        if self._blocked:
             self._loop.remove_writer(self._sink)
         self._blocked = False
         if self._write_timer is not None:
@@ -178,14 +175,8 @@ class Pipe:
         if not self._room.is_set():
             self._room.set()
             self._loop.call_soon(self._work)
-        if self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
 
     def _write_later(self, *, progress: bool) -> None:
-        if not self._pollable_sink:
-            self._blocked = True
-            self._loop.call_soon(self._flush)
-            return
         if not self._blocked:
             self._blocked = True
             self._loop.add_writer(self._sink, self._flush)
@@ -209,8 +200,10 @@ class Pipe:
         """Wait until all is written, or the peer has had its time."""
         self._flush()
         if self._unsent:
-            self._emptied = self._loop.create_future()
-            await asyncio.wait((self._emptied,), timeout=seconds)
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._room.wait()
 
     def _make_sink_unblocking(self) -> bool:
         if sys.platform == "linux":
@@ -296,18 +289,14 @@ class Pipe:
         self._flushing = False
         if self._unsent and not self._blocked:
             self._flush()
-        self._regulate()
-
-    def _regulate(self) -> None:
-        """Read on only while the peer keeps up; end when the input has ended and all of it is handled."""
+        # Read on only while the peer keeps up; end when the input has ended and all of it is handled.
         if self._ended_input:
-            if not self._waiting:
+            if not waiting:
                 self.stop("end of input")
-        elif self._waiting:
-            if self._thread is None:
-                self._stop_reading()
-        elif not self._end.done():
+        elif not waiting and not self._end.done():
             self._read_on()
+        elif self._thread is None:
+            self._stop_reading()
 
 
 def _take(unsent: list[bytes | memoryview], written: int) -> bool:

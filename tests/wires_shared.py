@@ -1,0 +1,83 @@
+"""The fixtures of `wires.py`, with stdio processes that live as long as a module.
+
+Starting a process costs more than most of what is asked of it, and one process speaks all revisions anyway: a test
+shakes hands anew on the pipe the last one left. What depends on a fresh connection asks for one: `fresh=True`.
+Modules that use it say `pytestmark = pytest.mark.asyncio(loop_scope="module")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from requirements import record_ran
+from wires import Object, Open, StdioWire, Wire, wire_to
+
+__all__ = ["open_wire", "processes", "wire"]
+
+
+class Processes:
+    """Running servers by variant. One that a test left in a bad state is not used again."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._idle: dict[str, list[Wire]] = {}
+
+    async def take(self, variant: str, revision: str) -> Wire:
+        idle = self._idle.setdefault(variant, [])
+        wire = idle.pop() if idle else await self._stack.enter_async_context(wire_to(revision, "stdio", variant))
+        wire.revision = revision
+        wire.others.clear()
+        wire.asked.clear()
+        return wire
+
+    async def give_back(self, variant: str, wire: Wire) -> None:
+        assert isinstance(wire, StdioWire)
+        if wire.process.returncode is None:
+            await wire.request("server/discover" if wire.stateless else "ping")
+            self._idle[variant].append(wire)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def processes() -> AsyncIterator[Processes]:
+    running = Processes()
+    yield running
+    await running.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def open_wire(
+    request: pytest.FixtureRequest, revision: str, transport: str, processes: Processes
+) -> AsyncIterator[Open]:
+    """`await open_wire(variant, capabilities=…, fresh=True)`: an opened wire, recorded."""
+    async with AsyncExitStack() as stack:
+        taken: list[tuple[str, Wire]] = []
+
+        async def opened(
+            variant: str = "default", *, capabilities: Object | None = None, fresh: bool = False, **options: Any
+        ) -> Wire:
+            if transport == "memory" or fresh or options:
+                wire = await stack.enter_async_context(wire_to(revision, transport, variant, **options))
+            else:
+                wire = await processes.take(variant, revision)
+                taken.append((variant, wire))
+            await wire.open(capabilities)
+            record_ran(request, revision, transport)
+            return wire
+
+        yield opened
+        for variant, wire in taken:
+            await processes.give_back(variant, wire)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def wire(open_wire: Open) -> Wire:
+    """An opened wire to the default server."""
+    opened: Wire = await open_wire()
+    return opened
