@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,11 @@ class Victim:
         self.process.stdin.close()
 
     async def open(self) -> None:
-        await self.write(lines(*opening(self.revision)))
-        if self.revision != MODERN:
-            assert (await self.message())["id"] == "open"
+        """Shake hands, or say hello: either way it serves after this."""
+        first = opening(self.revision)
+        hello = {"jsonrpc": "2.0", "id": "open", "method": "server/discover", "params": {"_meta": ENVELOPE}}
+        await self.write(lines(*(first or [_encoded(hello)])))
+        assert (await self.message())["id"] == "open"
 
     async def message(self, patience: float = PATIENCE) -> Object:
         """The next line of standard output, which has to be a message."""
@@ -236,7 +238,3 @@ def gone(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return stat.rpartition(")")[2].split()[0] in "ZX"
-
-
-def one_by_one(messages: Iterable[Object]) -> list[Json]:
-    return [message.get("id") for message in messages]

@@ -495,7 +495,7 @@ def asking() -> Server:
         return f"{answer.action} {answer.content}"
 
     @server.tool
-    async def asks_choices(call: Call) -> str:
+    async def asks_titled(call: Call) -> str:
         """Titled and multiple choices."""
         answer = await call.ask("Choose", CHOICES)
         return f"{answer.action} {answer.content}"
@@ -507,6 +507,25 @@ def asking() -> Server:
             {"form": Form("Your name?", Name), "page": Url("Sign in", "https://example.com/in"), "model": Sample("Hi")}
         )
         return f"{found['form'].action} {found['page'].action} {found['model']['role']}"
+
+    @server.tool(timeout=(0.1, 30))
+    async def asks_patiently(call: Call) -> str:
+        """Has little time for itself, and much for an answer."""
+        answer = await call.ask("Your name?", Name)
+        return f"{answer.action} {answer.content.name}"
+
+    @server.tool
+    def asks_blocking_thrice(call: Call) -> str:
+        """Everything a `def` tool can ask and say."""
+        call.blocking.progress(1, 2, "begun")
+        call.blocking.log("error", "asking")
+        try:
+            name = call.blocking.ask("Your name?", Name, key="name").content.name
+            folders = call.blocking.roots(key="folders")
+            said = call.blocking.sample("Hi", key="model")
+        except Exception as problem:
+            return f"swallowed {type(problem).__name__}"
+        return f"{name} {len(folders)} {said['role']}"
 
     @server.tool
     async def samples_with_tools(call: Call) -> str:
@@ -520,6 +539,19 @@ def asking() -> Server:
         begun[mark] = begun.get(mark, 0) + 1
         try:
             answer = await call.ask("Your name?", Name)
+        finally:
+            ended.append(mark)
+        return str(answer.action)
+
+    @server.tool
+    def counts_blocking(mark: str, call: Call) -> str:
+        """The same from a worker thread, with a net too wide."""
+        begun[mark] = begun.get(mark, 0) + 1
+        try:
+            answer = call.blocking.ask("Your name?", Name)
+        except Exception:
+            ended.extend([mark, mark])
+            raise
         finally:
             ended.append(mark)
         return str(answer.action)

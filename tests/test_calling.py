@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from requirements import requirement
 from servers_calling import KEYWORDS, failure, said
-from wires import ALL, LEGACY, MemoryWire, Open, StdioWire, Wire, everywhere, wire_to
+from wires import ALL, LEGACY, MemoryWire, Open, StdioWire, Wire, wire_to
+from wires_shared import everywhere
 from wires_shared import open_wire as open_wire
 from wires_shared import processes as processes
 from wires_shared import wire as wire
@@ -24,8 +25,6 @@ from subject import SECRET
 
 Json = Any
 Object = dict[str, Any]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BY_ERROR = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "pocket")
 BY_RESULT = ("2025-11-25", "2026-07-28")
@@ -413,7 +412,7 @@ async def test_a_hostile_schema_costs_little(open_wire: Open) -> None:
 
 @requirement("SRV-611", everywhere=True)
 @pytest.mark.parametrize("levels", [100, 10_000])
-async def test_a_schema_of_any_depth_is_refused_not_followed(levels: int) -> None:
+def test_a_schema_of_any_depth_is_refused_not_followed(levels: int) -> None:
     server = Server("deep")
 
     async def deep(**given: Json) -> str:
@@ -439,7 +438,7 @@ async def test_a_schema_of_any_depth_is_refused_not_followed(levels: int) -> Non
         ("keyboard", "Keyboard", False),
     ],
 )
-async def test_a_secret_mirrored_into_a_header_is_warned_of(
+def test_a_secret_mirrored_into_a_header_is_warned_of(
     name: str, header: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server("headers")

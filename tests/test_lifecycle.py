@@ -26,10 +26,10 @@ from wires import (
     StdioWire,
     Wire,
     everywhere,
+    open_wire as open_wire,
+    wire as wire,
     wire_to,
 )
-from wires import open_wire as open_wire
-from wires import wire as wire
 
 Json = Any
 Ran = Callable[[str, str], None]

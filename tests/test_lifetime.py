@@ -286,7 +286,7 @@ async def _taken(pid: int) -> None:
 
 PARENT = """
 import json, os, subprocess, sys, time
-program, tool, first = sys.argv[1], sys.argv[2], sys.argv[3].encode()
+program, first, then = sys.argv[1], sys.argv[2].encode(), sys.argv[3].encode()
 source, own = os.pipe()
 holder = subprocess.Popen(["sleep", "100"], pass_fds=[own])  # so that the input never ends
 server = subprocess.Popen([sys.executable, program, "servers_faults:faults"], stdin=source, stdout=subprocess.PIPE,
@@ -294,7 +294,8 @@ server = subprocess.Popen([sys.executable, program, "servers_faults:faults"], st
 os.close(source)
 os.write(own, first)
 server.stdout.readline()
-if tool:
+os.write(own, then)
+if then:
     while b"running" not in server.stderr.readline():
         pass
 print(json.dumps([server.pid, holder.pid]), flush=True)
@@ -305,9 +306,9 @@ time.sleep(100)
 @asynccontextmanager
 async def orphan(tool: str, revision: str = "2025-11-25") -> AsyncIterator[int]:
     """The number of a server whose parent has just been killed, and whose input will not end."""
-    asked = lines(*opening(revision), *([call(revision, 1, tool)] if tool else []))
+    first, then = lines(*opening(revision)), lines(call(revision, 1, tool)) if tool else b""
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, str(HERE / "subject.py"), tool, asked.decode(), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", PARENT, str(HERE / "subject.py"), first.decode(), then.decode(), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     async with asyncio.timeout(20):

@@ -74,10 +74,10 @@ def test_a_line_at_the_limit_passes_and_one_byte_more_does_not(size: int) -> Non
 
 
 @requirement("P-03", everywhere=True)
-@pytest.mark.parametrize("chunk", [1, 2, 3, 100, 4096, 65_536, 262_144])
-@pytest.mark.parametrize("length", [1.0, 8.0])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100, 4096, 65_536])
+@pytest.mark.parametrize("length", [1.0, 4.0])
 def test_what_is_held_is_bounded_by_the_limit_and_not_by_the_number_of_pieces(chunk: int, length: float) -> None:
-    limit = 128 * 1024
+    limit = 32 * 1024
     reader = LineReader(limit)
     count = int(limit * length) // chunk
     tracemalloc.start()
@@ -88,7 +88,7 @@ def test_what_is_held_is_bounded_by_the_limit_and_not_by_the_number_of_pieces(ch
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    slack = 16 * 1024
+    slack = 8 * 1024
     assert held <= 1.25 * limit + chunk + slack
     assert peak <= 1.5 * limit + 3 * chunk + slack  # the last chunk, and a buffer on the way to its next size
 

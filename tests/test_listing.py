@@ -16,9 +16,7 @@ from handrail.model import Principal
 from handrail.protocol.seal import Seal
 from requirements import requirement
 from servers_lifecycle import DRESSED_INPUT, DRESSED_OUTPUT, ICON, NAMES, OUTPUT_VALUES, OUTPUTS, WRAPPED_TREE
-from wires import MODERN, MemoryWire, Object, Open, Wire, everywhere, wire_to
-from wires import open_wire as open_wire
-from wires import wire as wire
+from wires import MODERN, MemoryWire, Object, Open, Wire, everywhere, open_wire as open_wire, wire as wire, wire_to
 
 Json = Any
 
@@ -180,7 +178,7 @@ _NO_ROOTS: list[Json] = [
 ]
 
 
-@requirement("SRV-304", everywhere=True)
+@requirement("SRV-304")
 @pytest.mark.parametrize("schema", _NO_ROOTS, ids=lambda schema: json.dumps(schema))
 def test_an_input_schema_that_is_not_an_object_schema_is_refused_at_registration(schema: Json) -> None:
     server = Server("strict")
@@ -210,7 +208,7 @@ async def test_a_running_server_refuses_bad_schemas_and_second_tools_of_a_name(o
     assert not _failed(await wire.call("twin"))
 
 
-@requirement("SRV-306", everywhere=True)
+@requirement("SRV-306")
 def test_a_name_is_free_again_once_its_tool_is_gone() -> None:
     server = Server("strict")
 
@@ -230,7 +228,7 @@ _GOOD_NAMES = ["g", "Get", "get", "a.b-c_D9", "getUser", "DATA_EXPORT_v2", "admi
 _ODD_NAMES = ["n" * 129, "a b", "größe", "x,y", "../etc", "🚀", " ", "a\n", "tool\u200b"]
 
 
-@requirement("SRV-307", everywhere=True)
+@requirement("SRV-307")
 @pytest.mark.parametrize(
     ("name", "warns"), [(name, False) for name in _GOOD_NAMES] + [(name, True) for name in _ODD_NAMES]
 )
@@ -248,7 +246,7 @@ def test_a_name_outside_the_recommendation_is_taken_with_a_warning(
     assert not warns or repr(name) in caplog.text
 
 
-@requirement("SRV-307", everywhere=True)
+@requirement("SRV-307")
 @pytest.mark.parametrize("name", ["", 5])
 def test_a_name_that_is_no_text_at_all_is_refused(name: Json) -> None:
     server = Server("named")
@@ -355,7 +353,7 @@ async def test_a_cursor_is_good_for_its_holder_on_any_connection_and_for_nobody_
         await theirs.close()
 
 
-@requirement("SRV-311", everywhere=True)
+@requirement("SRV-311")
 async def test_a_cursor_outlives_the_process_that_made_it_only_where_the_key_does() -> None:
     def made(*keys: bytes) -> Server:
         server = Server("paged", page_size=1, keys=list(keys))
@@ -493,7 +491,7 @@ async def test_a_schema_means_what_its_dialect_says_for_input_and_output(open_wi
             assert _failed(answer) is not passes, (direction, name, value, answer)
 
 
-@requirement("SRV-319", everywhere=True)
+@requirement("SRV-319")
 @pytest.mark.parametrize("where", ["input_schema", "output_schema"])
 def test_a_schema_that_is_invalid_in_the_dialect_it_names_is_refused(where: str) -> None:
     server = Server("strict")

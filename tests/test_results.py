@@ -7,13 +7,15 @@ import json
 import re
 from typing import Any
 
+import jsonschema
 import pytest
 from checks import check_message, strict_json
 from hypothesis import given
 from hypothesis import strategies as st
 from requirements import requirement
 from servers_calling import MODIFIED, failure
-from wires import ALL, Open, Wire, everywhere
+from wires import ALL, Open, Wire
+from wires_shared import everywhere
 from wires_shared import open_wire as open_wire
 from wires_shared import processes as processes
 from wires_shared import wire as wire
@@ -25,8 +27,6 @@ from subject import PNG, WAV
 
 Json = Any
 Object = dict[str, Any]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 R0, R1, R2, R3, R4, R5, P = (*ALL[:5], "2026-07-28", "pocket")
 ABSENT = object()
@@ -168,7 +168,7 @@ CONTENT: dict[str, dict[str, list[Object]]] = {
     "text_resource": dict.fromkeys(ALL, [RESOURCE]),
     "blob_resource": dict.fromkeys(ALL, [BLOB]),
     "annotated_resource": {
-        R0: [{"type": "resource", "resource": {**NOTED, "title": "A"}}],
+        R0: [{"type": "resource", "resource": NOTED}],
         **dict.fromkeys((R1, R2), [{"type": "resource", "resource": NOTED, **BOTH}]),
         **dict.fromkeys((R3, R4, R5), [{"type": "resource", "resource": {**NOTED_FULL, **NOTED_META}, **HALF}]),
         P: [{"type": "resource", "resource": NOTED_FULL, **HALF}],
@@ -197,7 +197,7 @@ async def test_content_is_said_in_the_closest_way_the_revision_has(open_wire: Op
 
 
 @pytest.mark.parametrize("revision", ALL)
-async def test_content_of_an_unknown_type_is_passed_on_or_replaced_by_a_note(revision: str) -> None:
+def test_content_of_an_unknown_type_is_passed_on_or_replaced_by_a_note(revision: str) -> None:
     strange: Object = {"type": "hologram", "light": [1, 2]}
     result = json.loads(jsonrpc.encode(REVISIONS[revision].result(ToolResult([strange]), False)))
     if revision in (R1, R2):
@@ -208,7 +208,7 @@ async def test_content_of_an_unknown_type_is_passed_on_or_replaced_by_a_note(rev
         assert result["content"] == [strange]
 
 
-async def test_a_result_moved_down_does_not_grow_beyond_twice_its_size() -> None:
+def test_a_result_moved_down_does_not_grow_beyond_twice_its_size() -> None:
     large = ToolResult([Audio(bytes(100_000), "audio/wav"), ResourceLink("file:///" + "a" * 5_000, "name")])
     sizes = {name: len(jsonrpc.encode(each.result(large, False))) for name, each in REVISIONS.items()}
     assert max(sizes.values()) < 2 * sizes[R5]
@@ -220,8 +220,6 @@ async def test_a_result_moved_down_does_not_grow_beyond_twice_its_size() -> None
 @requirement("SRV-405", "SRV-406", "SRV-407")
 @everywhere(R3, R4, R5, P)
 async def test_structured_data_fits_its_schema_is_an_object_and_stands_in_the_text_too(open_wire: Open) -> None:
-    import jsonschema
-
     wire: Wire = await open_wire(SHAPES)
     listed = (await wire.request("tools/list"))["result"]["tools"]
     schemas = {tool["name"]: tool["outputSchema"] for tool in listed if "outputSchema" in tool}

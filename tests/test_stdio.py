@@ -97,8 +97,8 @@ async def test_a_message_as_long_as_allowed_is_taken_and_one_as_long_is_sent() -
         assert len(text_of(answer)) == LIMIT - 4096
         filled = call(server.revision, "full", "thread_echo", text="@")
         await server.write(filled.replace(b"@", b"z" * (LIMIT - len(filled) + 1)) + b"\n")
-        too_long = await server.message()
-        assert too_long["id"] == "full"
+        assert (await server.message())["id"] == "full"
+        too_long = await server.call("big", size=LIMIT)
         assert too_long["result"]["isError"]
         assert "at most" in text_of(too_long)
 
@@ -118,7 +118,7 @@ async def test_whatever_a_tool_prints_goes_to_standard_error(revision: str, ran:
         said = (await server.errors()).decode()
         for what in (
             "in bytes", "from a C library", "from a shell", "from a child", "from a grandchild", "from a forked child",
-            "before the server runs", "C library's own buffer",
+            "before the server runs", "from the C library's own buffer",
         ):  # fmt: skip
             assert f"{MARK} {what}" in said, what
         ran(revision, "stdio")
@@ -187,7 +187,6 @@ async def test_a_peer_that_never_reads_stops_itself_only(revision: str, ran: Ran
             assert server.memory() - before < 8 * MIB
             assert await server.ended(8) == 0
             assert b"read nothing for 1 s" in await server.errors()
-            server.process.stdin.transport.abort()
         ran(revision, "stdio")
     finally:
         os.close(unread)
@@ -203,24 +202,26 @@ async def test_the_server_stops_reading_from_a_peer_that_does_not_read() -> None
         async with victim("patient", opened=False, stdin=source, stdout=sink) as server:
             os.close(source)
             os.close(sink)
-            line = lines(call(server.revision, 1, "big", size=16_000))
-            written = _write_all_it_takes(own, lines(*opening(server.revision)))
+            flood = lines(*opening(server.revision), *(call(server.revision, n, "big", size=1_600) for n in range(40_000)))
+            assert len(flood) > 3 * MIB
+            written = 0
 
             def full() -> bool:
                 nonlocal written
-                added = _write_all_it_takes(own, line * 100)
+                added = _write_all_it_takes(own, flood[written:])
                 written += added
                 return not added
 
-            # As soon as the pipe stays full for half a second, it has stopped.
-            for _ in range(5):
+            for _ in range(5):  # it takes no more, and a while later still no more
                 await until(full, 10, "the input fills up")
                 await asyncio.sleep(0.1)
-            assert written < 4 * MIB
-            # All that was taken is answered when the peer begins to read.
+            assert written < 2 * MIB  # what the pipe itself holds, and a little
+            # All of it is answered, in order, when the peer begins to read.
+            reading = asyncio.create_task(asyncio.to_thread(_read_all, unread))
+            await until(lambda: not flood[written:] or bool(full()) and False, 20, "the input goes on")
             os.close(own)
-            answers = await asyncio.to_thread(_read_all, unread)
-            assert answers.count(b"\n") >= written // len(line)
+            answers = [strict_json(line) for line in (await reading).split(b"\n")[:-1]]
+            assert [each["id"] for each in answers] == ["open", *range(40_000)]
             assert await server.ended(5) == 0
     finally:
         os.close(unread)
@@ -263,6 +264,34 @@ async def test_a_slow_reader_gets_everything_in_order(revision: str, ran: Ran) -
             server.close_input()
             assert await server.ended(2) == 0
         ran(revision, "stdio")
+    finally:
+        os.close(unread)
+
+
+@linux
+@requirement("P-10")
+async def test_a_reader_that_takes_one_answer_at_a_time_is_not_taken_for_dead() -> None:
+    """Each read makes room for exactly one answer, so every write ends where an answer ends."""
+    unread, sink = os.pipe()
+    revision = "2025-11-25"
+    try:
+        async with victim("impatient", revision=revision, opened=False, stdout=sink) as server:
+            os.close(sink)
+            await server.write(lines(*opening(revision)))
+            empty = lines(call(revision, 1000, "big", size=0))
+            os.read(unread, 65_536)
+            await server.write(empty)
+            page = 4096 - len(os.read(unread, 65_536))  # what is missing for an answer of one page
+            await server.write(lines(*(call(revision, n, "big", size=page) for n in range(1000, 1400))))
+            took = bytearray()
+            began = asyncio.get_running_loop().time()
+            while len(took) < 400 * 4096:
+                part = await asyncio.to_thread(os.read, unread, 4096)
+                assert part, f"cut off after {len(took) // 4096} answers: {await server.errors()!r}"
+                took += part
+                if asyncio.get_running_loop().time() - began < 2.5:  # longer than the server waits for one who reads nothing
+                    await asyncio.sleep(0.05)
+            assert [strict_json(bytes(line))["id"] for line in took.split(b"\n")[:-1]] == list(range(1000, 1400))
     finally:
         os.close(unread)
 
@@ -366,25 +395,16 @@ async def test_input_and_output_as_sockets(one: bool) -> None:
         async with victim(opened=False, stdin=theirs, stdout=theirs if one else others) as server:
             theirs.close()
             others.close()
-            reader, _ = await asyncio.open_connection(sock=ours if one else more)
-            ours.setblocking(False)
-            loop = asyncio.get_running_loop()
             asked = [call(server.revision, n, "big", size=50_000) for n in range(40)]
-            sending = asyncio.create_task(loop.sock_sendall(ours.dup(), lines(*opening(server.revision), *asked)))
-            async with asyncio.timeout(15):
-                got = [strict_json((await _line(reader)).removesuffix(b"\n")) for _ in range(41)]
+            flood = lines(*opening(server.revision), *asked)
+            sending = asyncio.create_task(asyncio.to_thread(ours.sendall, flood))
+            data = b""
+            while data.count(b"\n") < 41:
+                data += await asyncio.to_thread((ours if one else more).recv, 65_536)
             await sending
-            assert [each["id"] for each in got] == ["open", *range(40)]
+            assert [strict_json(line)["id"] for line in data.split(b"\n")[:-1]] == ["open", *range(40)]
             ours.shutdown(socket.SHUT_WR)
             assert await server.ended(2) == 0
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    parts = b""
-    while not parts.endswith(b"\n"):
-        part = await reader.read(65_536 if not parts else 1) if False else await reader.readuntil(b"\n")
-        parts += part
-    return parts
 
 
 async def test_standard_error_closed() -> None:

@@ -2,21 +2,35 @@
 
 Starting a process costs more than most of what is asked of it, and one process speaks all revisions anyway: a test
 shakes hands anew on the pipe the last one left. What depends on a fresh connection asks for one: `fresh=True`.
-Modules that use it say `pytestmark = pytest.mark.asyncio(loop_scope="module")`.
+Tests use `everywhere` from here, which puts them on the loop the processes belong to.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
+import wires
 from requirements import record_ran
-from wires import Object, Open, StdioWire, Wire, wire_to
+from wires import Object, Open, Wire, wire_to
 
-__all__ = ["open_wire", "processes", "wire"]
+__all__ = ["everywhere", "open_wire", "processes", "wire"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def everywhere(*revisions: str) -> Callable[[F], F]:
+    """Run a test for each of these revisions (all, if none is named) over each transport."""
+
+    def mark(function: F) -> F:
+        marked: F = pytest.mark.asyncio(loop_scope="module")(wires.everywhere(*revisions)(function))
+        return marked
+
+    return mark
 
 
 class Processes:
@@ -35,8 +49,7 @@ class Processes:
         return wire
 
     async def give_back(self, variant: str, wire: Wire) -> None:
-        assert isinstance(wire, StdioWire)
-        if wire.process.returncode is None:
+        with contextlib.suppress(EOFError, ConnectionError, TimeoutError):  # the test itself tells of those
             await wire.request("server/discover" if wire.stateless else "ping")
             self._idle[variant].append(wire)
 

@@ -151,7 +151,8 @@ def _id_of(value: Json) -> Id | UnsetType:
 
 def _flaw(data: bytes | bytearray, value: Json) -> str:
     """What the parser let pass and we do not."""
-    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    opened = data.count(b"{") + data.count(b"[")  # not fewer than there are objects and arrays
+    if opened > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return f"nested deeper than {MAX_DEPTH}"
     # How many members all objects have together, and the most one of them has.
     total = most = 0
@@ -163,10 +164,11 @@ def _flaw(data: bytes | bytearray, value: Json) -> str:
             if size > most:
                 most = size
             item = item.values()
-        for each in item:
-            kind = type(each)
-            if kind is dict or kind is list:
-                rest.append(each)
+        if len(rest) < opened:
+            for each in item:
+                kind = type(each)
+                if kind is dict or kind is list:
+                    rest.append(each)
     if most > MAX_KEYS:
         return f"an object with over {MAX_KEYS} members"
     if data.count(b":") != total and _separators(data) != total:

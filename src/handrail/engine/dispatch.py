@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import UNSET, UnsetType
 
@@ -163,7 +163,8 @@ class Conversation(Flight):
         entry = self.engine.catalog.get(params.name)
         if entry is None:
             raise self.engine.catalog.unknown(params.name)
-        self._check_room()
+        if len(self.connection.in_flight) >= self.engine.limits.max_calls:
+            self._no_room()
         client = self.connection.client if revision.sender is None else revision.sender(params)
         token = UNSET if params.meta is UNSET else params.meta.progress_token
         call = Call(self, ident, entry, params.arguments, revision, client, self.principal, token)
@@ -174,16 +175,16 @@ class Conversation(Flight):
         return self.begin(call, reply)
 
     def _listen(self, ident: Id, revision: Revision, params: Any, reply: object) -> None:
-        self._check_room()
+        if len(self.connection.in_flight) >= self.engine.limits.max_calls:
+            self._no_room()
         tools = params.notifications.tools_list_changed and self.engine.list_changed and self.engine.has_tools
         self.connection.in_flight[ident] = Subscription(ident, revision, tools)
         honoured = {"toolsListChanged": True} if tools else {}
         self._tell_subscriber("notifications/subscriptions/acknowledged", ident, {"notifications": honoured})
 
-    def _check_room(self) -> None:
-        if len(self.connection.in_flight) >= self.engine.limits.max_calls:
-            most = self.engine.limits.max_calls
-            raise Refused(Kind.OVERLOADED, f"{most} requests are in flight, no more are taken; wait for some to end")
+    def _no_room(self) -> NoReturn:
+        most = self.engine.limits.max_calls
+        raise Refused(Kind.OVERLOADED, f"{most} requests are in flight, no more are taken; wait for some to end")
 
     # Change notices
 

@@ -91,52 +91,45 @@ def failed(text: str) -> ToolResult:
 
 def outcome(entry: Entry, value: Any) -> ToolResult:
     """What a tool returned, as a result that keeps its promises."""
-    if type(value) is str and entry.output is None:
+    schema = entry.output
+    if type(value) is str and schema is None:
         result = ToolResult([Text(value)])
     else:
         try:
-            result = _result(entry, value)
+            result = _complete(value) if isinstance(value, ToolResult) else _result(value, schema is not None)
+            if schema is not None and not result.is_error:
+                if result.structured is UNSET:
+                    raise _BrokenPromise("no structured content")
+                if not schema.valid(result.structured):
+                    raise _BrokenPromise("; ".join(each.text for each in schema.problems(result.structured)))
+        except _BrokenPromise as problem:
+            log.error("tool %r broke its output schema: %s", entry.tool.name, problem)
+            return failed(f"The tool {entry.tool.name} returned output that does not fit its own schema.")
         except (ValueError, TypeError, RecursionError) as problem:
             log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
             return failed(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
-        if entry.output is not None and not result.is_error:
-            flaw = _flaw(entry, result)
-            if flaw:
-                log.error("tool %r broke its output schema: %s", entry.tool.name, flaw)
-                return failed(f"The tool {entry.tool.name} returned output that does not fit its own schema.")
     if entry.dangerous is not UNSET:
         known = {} if result.meta is UNSET else result.meta
         result.meta = {**known, RISK: {"level": "dangerous", "reason": entry.dangerous}}
     return result
 
 
-def _result(entry: Entry, value: Any) -> ToolResult:
-    if isinstance(value, ToolResult):
-        return _complete(value)
-    if entry.output is not None:
-        return _structured(value)
-    if value is None:
-        return ToolResult([])
-    if isinstance(value, str):
-        return ToolResult([Text(str(value))])
-    if isinstance(value, _BLOCKS):
-        return _complete(ToolResult([value]))
-    if isinstance(value, list | tuple) and any(isinstance(item, _BLOCKS) for item in value):
-        return _complete(ToolResult([_as_block(item) for item in value]))
-    return _structured(value)
+class _BrokenPromise(Exception):
+    pass
 
 
-def _as_block(item: Any) -> Any:
-    if isinstance(item, str):
-        return Text(item)
-    if not isinstance(item, _BLOCKS):
-        raise TypeError(f"a list of content with a {type(item).__name__} in it")
-    return item
-
-
-def _structured(value: Any) -> ToolResult:
+def _result(value: Any, structured: bool) -> ToolResult:
+    if not structured:
+        if value is None:
+            return ToolResult([])
+        if isinstance(value, str):
+            return ToolResult([Text(str(value))])
+        if isinstance(value, _BLOCKS):
+            return _complete(ToolResult([value]))
+        if isinstance(value, list | tuple) and any(isinstance(item, _BLOCKS) for item in value):
+            return _complete(ToolResult([Text(item) if isinstance(item, str) else item for item in value]))
     data = plain(value)
-    return ToolResult([Text(encode(data).decode())], structured=data)
+    return ToolResult([Text(encode(data).decode())], data)
 
 
 def _complete(given: ToolResult) -> ToolResult:
@@ -168,12 +161,3 @@ def _same(text: str, compact: str, value: Json) -> bool:
         return bool(parse(text) == value)
     except MsgspecError:
         return False
-
-
-def _flaw(entry: Entry, result: ToolResult) -> str:
-    assert entry.output is not None
-    if result.structured is UNSET:
-        return "no structured content"
-    if entry.output.valid(result.structured):
-        return ""
-    return "; ".join(each.text for each in entry.output.problems(result.structured))
