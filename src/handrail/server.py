@@ -116,12 +116,12 @@ class Server:
             raise SchemaError(f"tool {name!r}: inline=True is for `def` functions; this one is async")
         entry = make_entry(
             tool,
-            signature.invoke,
+            invoke=signature.invoke,
             mode="async" if runs_async else "inline" if options.get("inline") else "thread",
             idle=idle,
             total=total,
             dangerous=options.get("dangerous", UNSET),
-            tags=options.get("tags", ()),
+            tags=frozenset(options.get("tags", ())),
             owner=self,
         )
         self.engine.catalog.add(entry)
@@ -141,7 +141,7 @@ class Server:
     @property
     def tools(self) -> list[Tool]:
         """The tools that are listed, in their order."""
-        return [entry.tool for entry in self.engine.catalog if entry.enabled]
+        return [entry.tool for entry in self.engine.catalog]
 
     def include(self, other: Server, *, prefix: str = "") -> None:
         """Offer another server's tools here too, under `prefix`, with its middleware and state; changes follow."""
@@ -151,7 +151,7 @@ class Server:
         copied: dict[str, Entry] = {}
 
         def follow() -> None:
-            theirs = {entry.tool.name: entry for entry in other.engine.catalog if entry.enabled}
+            theirs = {entry.tool.name: entry for entry in other.engine.catalog}
             for name, ours in list(copied.items()):
                 if theirs.get(name) is not ours.origin:
                     self.engine.catalog.remove(ours.tool.name)

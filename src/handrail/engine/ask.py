@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from handrail.errors import LocalProtocolError, RemoteProtocolError, ToolError
+from handrail.errors import LocalProtocolError, ToolError
 from handrail.model import InputRequest, Json, Object
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import form_for
@@ -70,9 +70,6 @@ class Form:
             raise ToolError("The answer does not fit the form: " + "; ".join(each.text for each in problems))
         return Answer("accept", self._convert(content) if self._convert else content)
 
-    def refused(self, problem: RemoteProtocolError) -> Answer:
-        return Answer("cancel")
-
 
 class Url:
     """A page for the user to visit; for whatever must not pass through the client, such as secrets."""
@@ -89,9 +86,6 @@ class Url:
 
     def read(self, answer: Object) -> Answer:
         return Answer(_action(answer))
-
-    def refused(self, problem: RemoteProtocolError) -> Answer:
-        return Answer("cancel")
 
 
 class Sample:
@@ -115,9 +109,6 @@ class Sample:
             raise ToolError("The client's answer to sampling/createMessage has no role and content")
         return answer
 
-    def refused(self, problem: RemoteProtocolError) -> NoReturn:
-        raise ToolError(f"The client did not let its model answer: {problem}")
-
 
 class Roots:
     """The folders the client works in."""
@@ -131,9 +122,6 @@ class Roots:
         if type(roots) is not list or not all(type(root) is dict and type(root.get("uri")) is str for root in roots):
             raise ToolError("The client's answer to roots/list has no list of roots")
         return roots
-
-    def refused(self, problem: RemoteProtocolError) -> NoReturn:
-        raise ToolError(f"The client did not name its roots: {problem}")
 
 
 Question = Form | Url | Sample | Roots

@@ -193,7 +193,9 @@ class Call:
         try:
             answer = await self._link.ask(self, asked)
         except RemoteProtocolError as problem:
-            return question.refused(problem)
+            if wanted.method == "elicitation/create":
+                return Answer("cancel")
+            raise ToolError(f"The client did not answer {wanted.method}: {problem}") from None
         finally:
             self.waiting -= 1
             self.touched = self._now()

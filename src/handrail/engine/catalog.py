@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.jsonrpc import encode
-from handrail.model import Json, Object, Tool
+from handrail.model import Object, Tool
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, closest, compile_schema, header_map, sensitive_headers
 
@@ -29,7 +29,6 @@ class Entry(Struct, kw_only=True):
     invoke: Callable[[Object, Any], Any]
     mode: Literal["async", "inline", "thread"]
     input: Checker
-    valid: Callable[[Json], bool]
     output: Checker | None
     wraps: bool  # older revisions show its output schema, and its output, as the member `result`
     idle: float
@@ -51,17 +50,7 @@ class Entry(Struct, kw_only=True):
         )
 
 
-def make_entry(
-    tool: Tool,
-    invoke: Callable[[Object, Any], Any],
-    *,
-    mode: Literal["async", "inline", "thread"],
-    idle: float,
-    total: float,
-    dangerous: str | UnsetType,
-    tags: Iterable[str],
-    owner: Any,
-) -> Entry:
+def make_entry(tool: Tool, **rest: Any) -> Entry:
     """Check a definition and compile all a call will need of it."""
     where = f"tool {tool.name!r}"
     if not tool.name or not isinstance(tool.name, str):
@@ -69,29 +58,15 @@ def make_entry(
     if not _NAME.fullmatch(tool.name):
         log.warning("%s: names should have 1 to 128 characters of A-Z a-z 0-9 _ - .", where)
     _check_shown(tool, where)
-    output = None
-    wraps = False
+    output, wraps = None, False
     if tool.output_schema is not UNSET:
-        output = compile_schema(tool.output_schema, f"{where}: output_schema", any_root=True)
+        output = compile_schema(tool.output_schema, f"{where}: output_schema", any_root=True, formats=False)
         wraps = tool.output_schema.get("type") != "object"
     checker = compile_schema(tool.input_schema, f"{where}: input_schema")
     header_map(tool.input_schema, f"{where}: input_schema")
     for name in sensitive_headers(tool.input_schema):
         log.warning("%s: %s looks like a secret and is mirrored into an HTTP header", where, name)
-    return Entry(
-        tool=tool,
-        invoke=invoke,
-        mode=mode,
-        input=checker,
-        valid=checker.valid,
-        output=output,
-        wraps=wraps,
-        idle=idle,
-        total=total,
-        dangerous=dangerous,
-        tags=frozenset(tags),
-        owner=owner,
-    )
+    return Entry(tool=tool, input=checker, output=output, wraps=wraps, **rest)
 
 
 def _check_shown(tool: Tool, where: str) -> None:
@@ -112,7 +87,7 @@ def _check_shown(tool: Tool, where: str) -> None:
 class Catalog:
     """The tools of a server, in the order they were added.
 
-    May be changed from any thread while calls run; `changed` is called after each change.
+    May be changed from any thread while calls run; the watchers are called after each change.
     """
 
     def __init__(self) -> None:
@@ -120,16 +95,13 @@ class Catalog:
         self._shown: dict[str, Entry] = {}
         self._places = 0
         self._lock = threading.RLock()
-        self._views: dict[tuple[str, str], Json] = {}
         self._pages: dict[tuple[str, int, int], tuple[Raw, int | None]] = {}
         self.watchers: list[Callable[[], None]] = []
         self.get = self._shown.get
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __iter__(self) -> Iterator[Entry]:
-        return iter(list(self._entries.values()))
+        """Those that are listed."""
+        return iter(list(self._shown.values()))
 
     def add(self, entry: Entry) -> None:
         with self._lock:
@@ -140,11 +112,11 @@ class Catalog:
             self._entries[entry.tool.name] = entry
         self._change()
 
-    def remove(self, name: str) -> Entry:
+    def remove(self, name: str) -> None:
         with self._lock:
-            entry = self._entries.pop(self._known(name).tool.name)
+            self._known(name)
+            del self._entries[name]
         self._change()
-        return entry
 
     def enable(self, name: str, enabled: bool) -> None:
         with self._lock:
@@ -161,17 +133,13 @@ class Catalog:
     def page(self, revision: Revision, after: int, size: int) -> tuple[Raw, int | None]:
         """The tools placed after `after`, as JSON, and the place the next page begins after, if there is one."""
         key = (revision.name, after, size)
-        found = self._pages.get(key)
-        if found is None:
-            with self._lock:
-                found = self._pages[key] = self._make_page(revision, after, size)
-        return found
-
-    def _make_page(self, revision: Revision, after: int, size: int) -> tuple[Raw, int | None]:
-        rest = [entry for entry in self._shown.values() if entry.place > after]
-        page = rest[:size] if size else rest
-        tools = Raw(b"[" + b",".join(encode(revision.tool(entry.tool)) for entry in page) + b"]")
-        return tools, page[-1].place if len(page) < len(rest) else None
+        with self._lock:
+            if key not in self._pages:
+                rest = [entry for entry in self._shown.values() if entry.place > after]
+                page = rest[:size] if size else rest
+                tools = b",".join(encode(revision.tool(entry.tool)) for entry in page)
+                self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].place if len(page) < len(rest) else None
+            return self._pages[key]
 
     def _known(self, name: str) -> Entry:
         if name not in self._entries:

@@ -36,7 +36,7 @@ def pipeline(workers: Workers) -> Handler:
 
     async def run(call: Call) -> ToolResult:
         entry = call.entry
-        if not entry.valid(call.arguments):
+        if not entry.input.valid(call.arguments):
             raise entry.bad_arguments(call.arguments)
         try:
             if entry.mode == "async":
