@@ -198,10 +198,17 @@ _LITERALS = [
 ] + [
     Case("NaN alone", b"NaN", PARSE_NONE),
     Case("NaN as id", _ping(ident=b"NaN"), PARSE_NONE),
-    Case("NaN as argument", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add",'
-         b'"arguments":{"a":NaN,"b":1}}}', PARSE),
-    Case("1e400 as argument", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add",'
-         b'"arguments":{"a":1e400,"b":1}}}', _error(-32700, -32602)),
+    Case(
+        "NaN as argument",
+        b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add","arguments":{"a":NaN,"b":1}}}',
+        PARSE,
+    ),
+    Case(
+        "1e400 as argument",
+        b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add",'
+        b'"arguments":{"a":1e400,"b":1}}}',
+        _error(-32700, -32602),
+    ),
 ]
 
 _ENCODING = [

@@ -1,4 +1,4 @@
-"""Servers for the tests of calling, results, questions and notices; `subject.py` runs them by `servers_calling:name`."""
+"""Servers for the tests of calling, results, questions and notices; run by `subject.py servers_calling:name`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import contextlib
 import gc
 import json
 import logging
+import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handrail import (
     Audio,
@@ -27,6 +28,9 @@ from handrail import (
     Url,
 )
 from subject import PNG, WAV, Name, Sum, add_tools
+
+if TYPE_CHECKING:
+    from wires import Wire
 
 Json = Any
 Object = dict[str, Any]
@@ -300,6 +304,54 @@ def census() -> Server:
             "calls": sum(type(each) is Call for each in objects),
             "objects": len(objects),
         }
+
+    return server
+
+
+def talkative() -> Server:
+    """Tools that talk at the wrong time."""
+    server = Server("talkative")
+    add_tools(server)
+    released = asyncio.Event()
+    late: set[asyncio.Task[None]] = set()
+
+    @server.tool
+    async def talks_after(call: Call) -> str:
+        """Leaves a task behind that goes on talking."""
+
+        async def talk() -> None:
+            await released.wait()
+            await call.progress(99, 100, "late")
+            await call.log("emergency", "late")
+
+        late.add(asyncio.create_task(talk()))
+        return "done"
+
+    @server.tool
+    async def release() -> str:
+        """Let it talk."""
+        released.set()
+        await asyncio.gather(*late)
+        late.clear()
+        released.clear()
+        return "released"
+
+    @server.tool
+    def blocks_aloud(mark: str, call: Call) -> str:
+        """A `def` tool that says when it begins, and stops when it is told to."""
+        call.blocking.progress(1)
+        gate = threading.Event()
+        while not call.cancelled:
+            gate.wait(0.005)
+        stopped.append(mark)
+        return "stopped"
+
+    stopped: list[str] = []
+
+    @server.tool
+    async def has_stopped(mark: str) -> bool:
+        """Whether `blocks_aloud` was stopped."""
+        return mark in stopped
 
     return server
 
@@ -587,3 +639,10 @@ def failure(answer: Object) -> str:
         return str(told["error"])
     assert result["isError"] is True, f"not a failure: {result}"
     return "\n".join(block["text"] for block in result["content"])
+
+
+async def until(wire: Wire, tool: str, mark: str) -> None:
+    """Wait until a tool says that it is so; a second is the most that stopping may take."""
+    async with asyncio.timeout(1):
+        while said(await wire.call(tool, {"mark": mark})) != "true":
+            pass

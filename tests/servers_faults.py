@@ -66,7 +66,7 @@ def _add_loud_tools(server: Server) -> None:
     @server.tool
     def prints_for_ever() -> str:
         """A `def` tool that never ends and prints all the time."""
-        _tell("printing")
+        _tell("running")
         while True:
             print(MARK)
             time.sleep(0.001)
@@ -241,6 +241,11 @@ def early() -> Server:
 def impatient() -> Server:
     """Gives a peer that does not read one second."""
     return faults(Limits(write_seconds=1.0, max_unsent_bytes=64 * 1024))
+
+
+def hasty() -> Server:
+    """Gives a peer that does not read one second, but keeps more for it."""
+    return faults(Limits(write_seconds=1.0))
 
 
 def patient() -> Server:

@@ -8,16 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from requirements import requirement
-from servers_calling import CHOICES, failure, said
-from wires import MemoryWire, Open, StdioWire, Wire
-from wires_shared import everywhere
-from wires_shared import open_wire as open_wire
-from wires_shared import processes as processes
-from wires_shared import wire as wire
 
 from handrail import Call, Principal, Server
 from handrail.testing import Peer
+from requirements import requirement
+from servers_calling import CHOICES, failure, said
+from wires import MemoryWire, Open, StdioWire, Wire
+from wires_shared import everywhere, open_wire as open_wire, processes as processes, wire as wire
 
 Json = Any
 Object = dict[str, Any]
@@ -70,6 +67,10 @@ async def converse(wire: Wire, name: str, arguments: Object, reply: Reply) -> tu
             await wire.send({"jsonrpc": "2.0", "id": message["id"], "result": result})
         else:
             wire.others.append(message)
+
+
+def always(reply: Object) -> Reply:
+    return lambda method, params: reply
 
 
 async def retry(wire: Wire, name: str, arguments: Object, state: Json, responses: Json = None) -> Object:
@@ -171,10 +172,10 @@ async def test_decline_and_cancel_are_not_acceptance(open_wire: Open) -> None:
     for action in ("decline", "cancel"):
         # Content beside a refusal does not count.
         for reply in ({"action": action}, {"action": action, "content": {"name": "x"}}):
-            answer, _ = await converse(wire, "asks", {}, lambda method, params, reply=reply: reply)  # type: ignore[misc]
+            answer, _ = await converse(wire, "asks", {}, always(reply))
             assert said(answer) == f"{action} -"
         if wire.revision in (R4, R5):
-            answer, _ = await converse(wire, "asks_url", {}, lambda method, params, action=action: {"action": action})  # type: ignore[misc]
+            answer, _ = await converse(wire, "asks_url", {}, always({"action": action}))
             assert said(answer) == action
 
 
@@ -230,7 +231,7 @@ MISFITS: list[Object] = [
 async def test_an_answer_that_does_not_fit_the_form_never_reaches_the_tool(open_wire: Open) -> None:
     wire: Wire = await open_wire(capabilities=FORM)
     for misfit in MISFITS:
-        answer, _ = await converse(wire, "asks", {}, lambda method, params, misfit=misfit: misfit)  # type: ignore[misc]
+        answer, _ = await converse(wire, "asks", {}, always(misfit))
         assert "answer" in failure(answer), misfit
 
 
@@ -243,7 +244,7 @@ async def test_an_answer_that_does_not_fit_the_form_is_asked_for_again(open_wire
         again = (await retry(wire, "asks", {}, first["requestState"], {"ask-1": misfit}))["result"]
         assert again["resultType"] == "input_required", misfit
         assert again["inputRequests"] == first["inputRequests"]
-    answer = await retry(wire, "asks", {}, again["requestState"], {"ask-1": accept(name="x")})
+    answer = await retry(wire, "asks", {}, first["requestState"], {"ask-1": accept(name="x")})
     assert said(answer) == "accept x"
 
 
@@ -474,7 +475,8 @@ async def test_malformed_answers_are_an_error_of_the_protocol(open_wire: Open) -
     for responses in ([], "x", 5, True, [fine], {"ask-1": "x"}, {"ask-1": None}, {"ask-1": [accept(name="x")]}):
         params: Object = {"name": "asks", "requestState": state, "inputResponses": responses}
         assert (await wire.request("tools/call", params))["error"]["code"] == -32602, responses
-    for wrong in (5, None, True, {}, [state]):
+    states: list[Json] = [5, None, True, {}, [state]]
+    for wrong in states:
         params = {"name": "asks", "requestState": wrong, "inputResponses": fine}
         assert (await wire.request("tools/call", params))["error"]["code"] == -32602, wrong
     params = {"name": "asks", "requestState": state, "inputResponses": None}

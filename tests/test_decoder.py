@@ -28,20 +28,49 @@ VALID = [
 # JSON as text, written in every way it can be: with keys that are alike once read, odd spaces and escapes.
 SPACE = st.sampled_from(["", "", "", " ", "\t", "\r", " \n "])
 KEY = st.sampled_from(
-    ["a", "b", "\\u0061", "\\u0062", "", ":", 'a\\":', "\\/", "/", "\\u002f", "A", "\\ud83d\\ude00", "\U0001f600", " :", "e\u0301"]
+    [
+        "a",
+        "b",
+        "\\u0061",
+        "\\u0062",
+        "",
+        ":",
+        'a\\":',
+        "\\/",
+        "/",
+        "\\u002f",
+        "A",
+        "\\ud83d\\ude00",
+        "\U0001f600",
+        " :",
+        "e\u0301",
+    ]
 )
 TEXT = st.one_of(
     st.text(max_size=8).map(lambda text: json.dumps(text, ensure_ascii=False)),
     st.text(max_size=8).map(json.dumps),
     st.sampled_from(
-        ['"\\ud800"', '"\\udc00x"', '"\\ud83d\\u0041"', '"::"', '"\\":"', '" :"', '"\\"a\\":1"', '"\\u2028"', '"\x7f"', '"\t"']
+        [
+            '"\\ud800"',
+            '"\\udc00x"',
+            '"\\ud83d\\u0041"',
+            '"::"',
+            '"\\":"',
+            '" :"',
+            '"\\"a\\":1"',
+            '"\\u2028"',
+            '"\x7f"',
+            '"\t"',
+        ]
     ),
 )
 NUMBER = st.one_of(
     st.integers().map(str),
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,4})?", fullmatch=True),
-    st.sampled_from(["NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "-", "1e", "-0", "-0.0", "1e400", "0e999999"]),
+    st.sampled_from(
+        ["NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "-", "1e", "-0", "-0.0", "1e400", "0e999999"]
+    ),
     st.builds("{}{}".format, st.sampled_from(["", "-", "0.", "-1.", "1e-"]), st.integers(990, 1010).map("1".__mul__)),
     st.builds("0.{}1e-{}".format, st.integers(490, 510).map("0".__mul__), st.integers(490, 510).map("0".__mul__)),
 )
@@ -97,7 +126,10 @@ def test_generated_texts_are_read_as_the_oracle_reads_them(text: str) -> None:
 
 @requirement("P-01", "P-02", everywhere=True)
 @settings(max_examples=300)
-@given(st.sampled_from(VALID), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 6), st.binary(max_size=4)), max_size=5))
+@given(
+    st.sampled_from(VALID),
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 6), st.binary(max_size=4)), max_size=5),
+)
 def test_changed_messages_are_read_as_the_oracle_reads_them(
     message: bytes, changes: list[tuple[int, int, bytes]]
 ) -> None:
@@ -169,11 +201,13 @@ def test_digits_are_counted_alike_wherever_they_stand(
 @given(
     st.recursive(
         st.one_of(
-            st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=10)
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.text(max_size=10),
         ),
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)
-        ),
+        lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
         max_leaves=15,
     ),
     st.one_of(st.integers(-(10**999), 10**999), st.text(max_size=10)),

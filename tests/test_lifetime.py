@@ -92,36 +92,6 @@ async def test_many_calls_in_flight_at_the_end_of_input_are_all_answered(ran: Ra
     await rounds(len(ALL), one, at_once=2)
 
 
-STUCK = ["blocks_loop", "computes", "hangs", "hangs_elsewhere", "stubborn"]
-
-
-@requirement("P-12")
-async def test_end_of_input_ends_the_process_whatever_its_tools_do(ran: Ran) -> None:
-    async def one(number: int) -> None:
-        revision = ALL[number % len(ALL)]
-        async with victim(revision=revision) as server:
-            await server.ask(STUCK[number % len(STUCK)])
-            await server.says("running")
-            server.close_input()
-            assert await server.ended(5.5) == 0, STUCK[number % len(STUCK)]
-        ran(revision, "stdio")
-
-    await rounds(7, one, at_once=7)
-
-
-@requirement("P-12")
-async def test_end_of_input_ends_the_process_when_it_comes_before_the_tool_gets_stuck() -> None:
-    async def one(number: int) -> None:
-        tool = STUCK[number]
-        async with victim(opened=False) as server:
-            await server.write(lines(*opening(server.revision), call(server.revision, 1, tool)))
-            server.close_input()
-            await server.says("running")
-            assert await server.ended(5.5) == 0, tool
-
-    await rounds(len(STUCK), one, at_once=len(STUCK))
-
-
 @requirement("P-12", "P-10")
 async def test_end_of_input_ends_a_server_whose_answers_nobody_reads() -> None:
     unread, sink = os.pipe()
@@ -131,7 +101,9 @@ async def test_end_of_input_ends_a_server_whose_answers_nobody_reads() -> None:
         async with victim(opened=False, stdin=source, stdout=sink) as server:
             os.close(source)
             os.close(sink)
-            flood = lines(*opening(server.revision), *(call(server.revision, n, "big", size=200_000) for n in range(100)))
+            flood = lines(
+                *opening(server.revision), *(call(server.revision, n, "big", size=200_000) for n in range(100))
+            )
             while flood:
                 flood = flood[os.write(own, flood) :]
             os.close(own)
@@ -193,22 +165,6 @@ async def test_a_signal_lets_running_calls_answer_first(number: signal.Signals, 
         ran(revision, "stdio")
 
     await rounds(ROUNDS, one)
-
-
-@requirement("P-12")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_the_process_whatever_its_tools_do(number: signal.Signals, ran: Ran) -> None:
-    async def one(at: int) -> None:
-        revision = ALL[at % len(ALL)]
-        tool = STUCK[at % len(STUCK)]
-        async with victim(revision=revision) as server:
-            await server.ask(tool)
-            await server.says("running")
-            server.signal(number)
-            assert await server.ended(5.5) == 0, tool
-        ran(revision, "stdio")
-
-    await rounds(len(ALL), one, at_once=len(ALL))
 
 
 @pytest.mark.parametrize("tool", ["hangs", "blocks_loop", "stubborn"])
@@ -288,7 +244,7 @@ PARENT = """
 import json, os, subprocess, sys, time
 program, first, then = sys.argv[1], sys.argv[2].encode(), sys.argv[3].encode()
 source, own = os.pipe()
-holder = subprocess.Popen(["sleep", "100"], pass_fds=[own])  # so that the input never ends
+holder = subprocess.Popen(["sleep", "100"], pass_fds=[own], stdout=subprocess.DEVNULL)  # so that the input never ends
 server = subprocess.Popen([sys.executable, program, "servers_faults:faults"], stdin=source, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE)
 os.close(source)
@@ -308,7 +264,13 @@ async def orphan(tool: str, revision: str = "2025-11-25") -> AsyncIterator[int]:
     """The number of a server whose parent has just been killed, and whose input will not end."""
     first, then = lines(*opening(revision)), lines(call(revision, 1, tool)) if tool else b""
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, str(HERE / "subject.py"), first.decode(), then.decode(), stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-c",
+        PARENT,
+        str(HERE / "subject.py"),
+        first.decode(),
+        then.decode(),
+        stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
     async with asyncio.timeout(20):
@@ -324,15 +286,41 @@ async def orphan(tool: str, revision: str = "2025-11-25") -> AsyncIterator[int]:
                 os.kill(pid, signal.SIGKILL)
 
 
+STUCK = ["blocks_loop", "hangs", "hangs_elsewhere", "stubborn"]
+ENDS = ["input", "input first", "SIGTERM", "SIGINT", "parent"]
+
+
 @requirement("P-12")
-async def test_a_killed_parent_leaves_no_process() -> None:
-    tools = ["", *STUCK]
+async def test_the_process_ends_whatever_its_tools_do(ran: Ran) -> None:
+    """However it is told to end: none of these tools ever gives way. All at once, because each takes its whole time."""
+    kinds = [*itertools.product(ENDS, STUCK), *((end, "computes") for end in ("input first", "SIGTERM", "parent"))]
+    kinds.append(("parent", ""))
 
     async def one(number: int) -> None:
-        async with orphan(tools[number]) as server:
-            await until(lambda: gone(server), 6, f"the server has gone, {tools[number] or 'idle'}")
+        end, tool = kinds[number]
+        revision = ALL[number % len(ALL)]
+        if end == "parent":
+            async with orphan(tool) as pid:
+                await until(lambda: gone(pid), 6, f"the server has gone, {tool or 'idle'}")
+            return
+        async with victim(revision=revision, opened=end != "input first") as server:
+            first = opening(revision) if end == "input first" else []
+            await server.write(lines(*first, call(revision, 1, tool)))
+            if end == "input first":
+                server.close_input()
+            await server.says("running")
+            began = time.monotonic()
+            if end == "input":
+                server.close_input()
+            elif end != "input first":
+                server.signal(getattr(signal, end))
+            code = await server.ended(10)
+            took = time.monotonic() - began
+            # 5 s are promised; one more for a machine that runs two dozen of these.
+            assert (code, took < 6) == (0, True), f"{end}, {tool}: {took:.1f} s"
+        ran(revision, "stdio")
 
-    await rounds(len(tools), one, at_once=len(tools))
+    await rounds(len(kinds), one, at_once=len(kinds))
 
 
 async def test_the_server_lives_as_long_as_its_parent() -> None:

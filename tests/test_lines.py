@@ -15,7 +15,9 @@ Lines = list[bytes | None]
 
 PIECE = st.one_of(
     st.binary(max_size=12),
-    st.sampled_from([b"\n", b"\n\n", b"\r\n", b" ", b"\t\n", b"{}", b'{"a":1}\n', b"x" * 7, b"x" * 8, b"x" * 9, b"x" * 40]),
+    st.sampled_from(
+        [b"\n", b"\n\n", b"\r\n", b" ", b"\t\n", b"{}", b'{"a":1}\n', b"x" * 7, b"x" * 8, b"x" * 9, b"x" * 40]
+    ),
 )
 
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jsonschema
 import pytest
-from checks import check_message, strict_json
-from hypothesis import given
-from hypothesis import strategies as st
-from requirements import requirement
-from servers_calling import MODIFIED, failure
-from wires import ALL, Open, Wire
-from wires_shared import everywhere
-from wires_shared import open_wire as open_wire
-from wires_shared import processes as processes
-from wires_shared import wire as wire
+from hypothesis import given, strategies as st
 
+from checks import check_message, strict_json
 from handrail import Audio, EmbeddedResource, Image, ResourceLink, Text, ToolResult, jsonrpc
 from handrail.model import UNSET, Block
 from handrail.revisions import REVISIONS
+from requirements import requirement
+from servers_calling import MODIFIED, failure
 from subject import PNG, WAV
+from wires import ALL, Open, Wire
+from wires_shared import everywhere, open_wire as open_wire, processes as processes, wire as wire
 
 Json = Any
 Object = dict[str, Any]
@@ -41,7 +38,9 @@ IMAGE: Object = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeT
 AUDIO: Object = {"type": "audio", "data": base64.b64encode(WAV).decode(), "mimeType": "audio/wav"}
 
 
-def row(bare: Json, content: list[Json], structured: Json = ABSENT, *, whole: bool = True, error: bool = False) -> Object:
+def row(
+    bare: Json, content: list[Json], structured: Json = ABSENT, *, whole: bool = True, error: bool = False
+) -> Object:
     """A row of 4.1: `toolResult` for R0, then content and structured data for those that have them.
 
     `whole` off: before R5 the structured data stands under `result`.
@@ -75,9 +74,7 @@ RESULTS: dict[str, Object] = {
     "value": row([2, 3, 5], [text("[2,3,5]")], [2, 3, 5], whole=False),
     "null": row(None, [text("null")], None, whole=False),
     "error": row({"error": "one\ntwo", "status": "failed"}, [text("one"), text("two")], error=True),
-    "error_with_data": row(
-        {"error": 'no\n{"why":"x"}'}, [text("no"), text('{"why":"x"}')], {"why": "x"}, error=True
-    ),
+    "error_with_data": row({"error": 'no\n{"why":"x"}'}, [text("no"), text('{"why":"x"}')], {"why": "x"}, error=True),
     "empty": row(None, []),
     "declared_object": row({"n": 2}, [text('{"n":2}')], {"n": 2}),
     "declared_list": row([1], [text("[1]")], [1], whole=False),
@@ -107,6 +104,11 @@ async def test_the_meta_of_a_result_is_kept(open_wire: Open) -> None:
 
 
 # TRANSLATION 4.3
+
+
+def same(revisions: Iterable[str], content: list[Object]) -> dict[str, list[Object]]:
+    return dict.fromkeys(revisions, content)
+
 
 LINK: Object = {
     "type": "resource_link",
@@ -147,36 +149,36 @@ NOTE_WHEN: Object = {**NOTE, "lastModified": MODIFIED}
 TWO_META = text("two", _meta={"example.org/y": 2})
 
 CONTENT: dict[str, dict[str, list[Object]]] = {
-    "image": dict.fromkeys(ALL, [IMAGE]),
+    "image": same(ALL, [IMAGE]),
     "audio": {
         R0: [AUDIO],
         R1: [MOVED_AUDIO, text("[audio, audio/wav, 44 B]")],
         R2: [{**AUDIO, "annotations": HEARD}],
-        **dict.fromkeys((R3, R4, R5, P), [{**AUDIO, "annotations": HEARD_WHEN}]),
+        **same((R3, R4, R5, P), [{**AUDIO, "annotations": HEARD_WHEN}]),
     },
     "link": {
         R0: [{**LINK, **ICONS}, text("after")],
-        **dict.fromkeys((R1, R2), LINK_TEXT),
+        **same((R1, R2), LINK_TEXT),
         R3: [{**LINK, **LINK_NOTES, **LINK_META}, text("after")],
-        **dict.fromkeys((R4, R5), [{**LINK, **ICONS, **LINK_NOTES, **LINK_META}, text("after")]),
+        **same((R4, R5), [{**LINK, **ICONS, **LINK_NOTES, **LINK_META}, text("after")]),
         P: [{**LINK, **LINK_NOTES}, text("after")],
     },
     "bare_link": {
-        **dict.fromkeys((R0, R3, R4, R5, P), BARE_LINK),
-        **dict.fromkeys((R1, R2), BARE_TEXT),
+        **same((R0, R3, R4, R5, P), BARE_LINK),
+        **same((R1, R2), BARE_TEXT),
     },
-    "text_resource": dict.fromkeys(ALL, [RESOURCE]),
-    "blob_resource": dict.fromkeys(ALL, [BLOB]),
+    "text_resource": same(ALL, [RESOURCE]),
+    "blob_resource": same(ALL, [BLOB]),
     "annotated_resource": {
         R0: [{"type": "resource", "resource": NOTED}],
-        **dict.fromkeys((R1, R2), [{"type": "resource", "resource": NOTED, **BOTH}]),
-        **dict.fromkeys((R3, R4, R5), [{"type": "resource", "resource": {**NOTED_FULL, **NOTED_META}, **HALF}]),
+        **same((R1, R2), [{"type": "resource", "resource": NOTED, **BOTH}]),
+        **same((R3, R4, R5), [{"type": "resource", "resource": {**NOTED_FULL, **NOTED_META}, **HALF}]),
         P: [{"type": "resource", "resource": NOTED_FULL, **HALF}],
     },
     "annotated_text": {
         R0: [text("one"), text("two")],
-        **dict.fromkeys((R1, R2), [text("one", annotations=NOTE), text("two")]),
-        **dict.fromkeys((R3, R4, R5), [text("one", annotations=NOTE_WHEN), TWO_META]),
+        **same((R1, R2), [text("one", annotations=NOTE), text("two")]),
+        **same((R3, R4, R5), [text("one", annotations=NOTE_WHEN), TWO_META]),
         P: [text("one", annotations=NOTE_WHEN), text("two")],
     },
 }
@@ -223,7 +225,12 @@ async def test_structured_data_fits_its_schema_is_an_object_and_stands_in_the_te
     wire: Wire = await open_wire(SHAPES)
     listed = (await wire.request("tools/list"))["result"]["tools"]
     schemas = {tool["name"]: tool["outputSchema"] for tool in listed if "outputSchema" in tool}
-    for name, arguments in (("add", {"a": 1, "b": 2}), ("declared_object", {}), ("declared_list", {}), ("declared_any", {})):
+    for name, arguments in (
+        ("add", {"a": 1, "b": 2}),
+        ("declared_object", {}),
+        ("declared_list", {}),
+        ("declared_any", {}),
+    ):
         result = (await wire.call(name, arguments))["result"]
         value = result["structuredContent"]
         jsonschema.Draft202012Validator(schemas[name]).validate(value)
@@ -293,7 +300,7 @@ base64_texts = st.binary(max_size=12).map(lambda data: base64.b64encode(data).de
 maybe_meta = st.just(UNSET) | objects
 
 
-def annotations(*, when: bool) -> st.SearchStrategy[Any]:
+def notes(*, when: bool) -> st.SearchStrategy[Any]:
     members: dict[str, st.SearchStrategy[Any]] = {
         "audience": st.lists(st.sampled_from(["user", "assistant"]), unique=True),
         "priority": st.floats(0, 1) | st.integers(0, 1),
@@ -303,25 +310,27 @@ def annotations(*, when: bool) -> st.SearchStrategy[Any]:
     return st.just(UNSET) | st.fixed_dictionaries({}, optional=members).filter(bool)
 
 
+def _filled(head: Object, part: tuple[str, str]) -> Object:
+    return {**head, part[0]: part[1]}
+
+
 def contents(revision: str) -> st.SearchStrategy[Block]:
     """Every block a revision can express."""
     new = revision not in (R1, R2)
-    shared: dict[str, Any] = {"annotations": annotations(when=new)}
+    shared: dict[str, Any] = {"annotations": notes(when=new)}
     if new and revision != P:
         shared["meta"] = maybe_meta
-    resources = st.fixed_dictionaries(
-        {"uri": st.just("file:///a")}, optional={"mimeType": st.just("text/plain")}
-    )
+    resources = st.fixed_dictionaries({"uri": st.just("file:///a")}, optional={"mimeType": st.just("text/plain")})
     inside = st.one_of(st.tuples(st.just("text"), texts), st.tuples(st.just("blob"), base64_texts))
     kinds: list[st.SearchStrategy[Any]] = [
         st.builds(Text, texts, **shared),
         st.builds(Image, base64_texts, st.just("image/png"), **shared),
-        st.builds(EmbeddedResource, st.builds(lambda head, part: {**head, part[0]: part[1]}, resources, inside), **shared),
-    ]  # fmt: skip
+        st.builds(EmbeddedResource, st.builds(_filled, resources, inside), **shared),
+    ]
     if revision != R1:
         kinds.append(st.builds(Audio, base64_texts, st.just("audio/wav"), **shared))
     if new:
-        link: dict[str, Any] = {
+        members: dict[str, Any] = {
             "title": st.just(UNSET) | texts,
             "description": st.just(UNSET) | texts,
             "mime_type": st.just(UNSET) | st.just("text/x-rust"),
@@ -329,8 +338,8 @@ def contents(revision: str) -> st.SearchStrategy[Block]:
             **shared,
         }
         if revision in (R4, R5):
-            link["icons"] = st.just(UNSET) | st.just([{"src": "https://example.org/i.png"}])
-        kinds.append(st.builds(ResourceLink, st.just("file:///b"), texts, **link))
+            members["icons"] = st.just(UNSET) | st.just([{"src": "https://example.org/i.png"}])
+        kinds.append(st.builds(ResourceLink, st.just("file:///b"), texts, **members))
     return st.one_of(kinds)
 
 
@@ -431,7 +440,7 @@ def test_the_nothing_of_pocket_is_kept_both_ways() -> None:
     ],
 )
 def test_wrong_annotations_are_refused_by_every_helper(bad: Any, named: str) -> None:
-    makers = [
+    makers: list[Callable[[], Any]] = [
         lambda: Text("x", annotations=bad),
         lambda: Image(PNG, "image/png", annotations=bad),
         lambda: Audio(WAV, "audio/wav", annotations=bad),
@@ -462,31 +471,37 @@ def test_right_annotations_are_taken(fine: Object) -> None:
     assert Text("x", annotations=fine).annotations == fine
 
 
-HELPERS: dict[str, Any] = {
+# The helpers as they are seen by code that is not checked.
+image: Any = Image
+link: Any = ResourceLink
+embedded: Any = EmbeddedResource
+words: Any = Text
+
+HELPERS: dict[str, Callable[[], Any]] = {
     "image of no type": lambda: Image(PNG, ""),
     "image with the type of a sound": lambda: Image(PNG, "audio/wav"),
-    "image with a type that is no text": lambda: Image(PNG, None),  # type: ignore[arg-type]
+    "image with a type that is no text": lambda: image(PNG, None),
     "image in text that is not base64": lambda: Image("not base64!", "image/png"),
     "image in base64 with a hole": lambda: Image("AAE", "image/png"),
-    "image of something else": lambda: Image(5, "image/png"),  # type: ignore[arg-type]
+    "image of something else": lambda: image(5, "image/png"),
     "audio with the type of an image": lambda: Audio(WAV, "image/png"),
     "audio in text that is not base64": lambda: Audio("ü", "audio/wav"),
     "link to nowhere": lambda: ResourceLink("", "name"),
     "link to a relative place": lambda: ResourceLink("a/b", "name"),
     "link with blanks": lambda: ResourceLink("file:///a b", "name"),
-    "link without a name": lambda: ResourceLink("file:///a", None),  # type: ignore[arg-type]
-    "link with a number for a name": lambda: ResourceLink("file:///a", 5),  # type: ignore[arg-type]
-    "link with a number for a title": lambda: ResourceLink("file:///a", "a", title=5),  # type: ignore[arg-type]
-    "link with a text for a size": lambda: ResourceLink("file:///a", "a", size="5"),  # type: ignore[arg-type]
-    "link with a number for a type": lambda: ResourceLink("file:///a", "a", mime_type=5),  # type: ignore[arg-type]
+    "link without a name": lambda: link("file:///a", None),
+    "link with a number for a name": lambda: link("file:///a", 5),
+    "link with a number for a title": lambda: link("file:///a", "a", title=5),
+    "link with a text for a size": lambda: link("file:///a", "a", size="5"),
+    "link with a number for a type": lambda: link("file:///a", "a", mime_type=5),
     "resource without a place": lambda: EmbeddedResource({"text": "x"}),
     "resource with nothing in it": lambda: EmbeddedResource({"uri": "a:b"}),
     "resource with too much in it": lambda: EmbeddedResource({"uri": "a:b", "text": "x", "blob": "AAEC"}),
     "resource with a number for a text": lambda: EmbeddedResource({"uri": "a:b", "text": 5}),
     "resource with a bad blob": lambda: EmbeddedResource({"uri": "a:b", "blob": "!"}),
     "resource with a number for a type": lambda: EmbeddedResource({"uri": "a:b", "text": "x", "mimeType": 5}),
-    "resource that is no object": lambda: EmbeddedResource("a:b"),  # type: ignore[arg-type]
-    "text that is no text": lambda: Text(5),  # type: ignore[arg-type]
+    "resource that is no object": lambda: embedded("a:b"),
+    "text that is no text": lambda: words(5),
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
+
 import wires
 from requirements import record_ran
 from wires import Object, Open, Wire, wire_to

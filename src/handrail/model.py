@@ -12,7 +12,7 @@ import re
 from datetime import datetime
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET as UNSET, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
 Json = Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -69,6 +70,7 @@ class Server:
         self._included: list[Server] = []
         self._users = 0
         self._stack = AsyncExitStack()
+        self._changing = asyncio.Lock()
 
     # Tools
 
@@ -145,7 +147,7 @@ class Server:
 
     def include(self, other: Server, *, prefix: str = "") -> None:
         """Offer another server's tools here too, under `prefix`, with its middleware and state; changes follow."""
-        if other is self or self in other._included:
+        if other._reaches(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
         self._included.append(other)
         copied: dict[str, Entry] = {}
@@ -158,11 +160,15 @@ class Server:
                     del copied[name]
             for name, entry in theirs.items():
                 if name not in copied:
-                    copied[name] = replace(entry, tool=replace(entry.tool, name=prefix + name), origin=entry)
+                    tool = replace(entry.tool, name=prefix + name)
+                    copied[name] = replace(entry, tool=tool, origin=entry, via=(other, *entry.via))
                     self.engine.catalog.add(copied[name])
 
         follow()
         other.engine.catalog.watchers.append(follow)
+
+    def _reaches(self, server: Server) -> bool:
+        return self is server or any(each._reaches(server) for each in self._included)
 
     def middleware(self, function: M) -> M:
         """Put `async def f(call, next)` around every call; it returns `await next(call)`, changed or not."""
@@ -196,19 +202,31 @@ class Server:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Any]:
         """The server's lifespan, and that of the servers it includes: entered once, left by the last."""
-        self._users += 1
+        if self._users == 0 and not self._changing.locked():
+            self._changing = asyncio.Lock()  # a lock belongs to one loop, a server does not
+        async with self._changing:
+            if self._users == 0:
+                await self._begin()
+            self._users += 1
         try:
-            if self._users == 1:
-                for other in self._included:
-                    await self._stack.enter_async_context(other.serving())
-                if self._lifespan is not None:
-                    self.state = await self._stack.enter_async_context(self._lifespan(self))
             yield self.state
         finally:
-            self._users -= 1
-            if self._users == 0:
-                await self._stack.aclose()
-                self.state = None
+            async with self._changing:
+                self._users -= 1
+                if self._users == 0:
+                    await self._stack.aclose()
+                    self.state = None
+
+    async def _begin(self) -> None:
+        self._stack = AsyncExitStack()
+        try:
+            for other in self._included:
+                await self._stack.enter_async_context(other.serving())
+            if self._lifespan is not None:
+                self.state = await self._stack.enter_async_context(self._lifespan(self))
+        except BaseException:
+            await self._stack.aclose()
+            raise
 
 
 def _times(timeout: float | tuple[float, float] | None, name: str) -> tuple[float, float]:

@@ -39,6 +39,7 @@ class Entry(Struct, kw_only=True):
     enabled: bool = True
     place: int = 0
     origin: Entry | None = None
+    via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
 
     def bad_arguments(self, arguments: Object) -> Refused:
         problems = self.input.problems(arguments)

@@ -106,19 +106,15 @@ class Engine:
         self.middleware: list[Middleware] = []
         self.inner = pipeline(self.workers)
         self.handle: Handler = self.inner
-        self._included: dict[int, Handler] = {}
 
     def add_middleware(self, middleware: Middleware) -> None:
         self.middleware.append(middleware)
         self.handle = compose(self.middleware, self.inner)
-        self._included = {}
 
-    def handler_for(self, owner: Any) -> Handler:
-        """The handler of a tool that another server brought along: its middleware inside ours."""
-        found = self._included.get(id(owner))
-        if found is None:
-            found = self._included[id(owner)] = compose([*self.middleware, *owner.engine.middleware], self.inner)
-        return found
+    def handler_through(self, servers: tuple[Any, ...]) -> Handler:
+        """The handler of a tool that other servers brought along: their middleware inside ours."""
+        theirs = [each for server in servers for each in server.engine.middleware]
+        return compose([*self.middleware, *theirs], self.inner)
 
     def size_for(self, revision: Revision) -> int:
         """How many tools a page has; 0: all."""

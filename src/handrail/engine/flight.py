@@ -19,8 +19,8 @@ from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.core import Engine
 from handrail.engine.eager import starter
-from handrail.engine.pipeline import failed
-from handrail.errors import Kind, Refused, TransportError
+from handrail.engine.pipeline import failed, told
+from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.jsonrpc import Id
 from handrail.model import InputRequest, Object, Principal, ToolResult
 from handrail.protocol.connection import Connection
@@ -67,7 +67,7 @@ class Flight:
     def begin(self, call: Call, reply: Reply | None) -> bytes | None:
         """Run a call; the answer if it has one already, else it goes to `reply`, or straight to the peer."""
         engine, entry = self.engine, call.entry
-        handle = engine.handle if entry.owner is engine.owner else engine.handler_for(entry.owner)
+        handle = engine.handler_through(entry.via) if entry.via else engine.handle
         if entry.mode == "inline" and handle is engine.inner:
             return self._finish(call, partial(_drive, handle(call)))
         task = self._start(handle(call))
@@ -144,6 +144,8 @@ class Flight:
             result = outcome()
         except Refused as refused:
             return self.refusal(revision, call.id, refused)
+        except ToolError as failure:  # from middleware; from the tool itself it has become a result already
+            result = told(call.name, failure)
         except asyncio.CancelledError:
             result = failed(f"The tool {call.name} was cancelled.")
         except BaseException as problem:

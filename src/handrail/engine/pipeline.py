@@ -46,7 +46,7 @@ def pipeline(workers: Workers) -> Handler:
             else:
                 value = await workers.run(entry.invoke, call.arguments, call)
         except ToolError as failure:
-            return _told(entry, failure)
+            return told(entry.tool.name, failure)
         except (Refused, asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as problem:
@@ -60,11 +60,12 @@ def pipeline(workers: Workers) -> Handler:
     return run
 
 
-def _told(entry: Entry, failure: ToolError) -> ToolResult:
+def told(name: str, failure: ToolError) -> ToolResult:
+    """A failure in the words of whoever raised it."""
     try:
         return ToolResult([Text(failure.text)], is_error=True, data=plain(failure.data))
     except ValueError as problem:
-        log.error("tool %r: the data of its ToolError cannot be sent: %s", entry.tool.name, problem)
+        log.error("tool %r: the data of a ToolError cannot be sent: %s", name, problem)
         return failed(failure.text)
 
 

@@ -35,16 +35,17 @@ def run_to_the_end(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: 
     """
     before = set(threading.enumerate())
     loop = asyncio.new_event_loop()
-    with _Watch(loop, source, grace + MORE_SECONDS) as watch:
-        try:
-            loop.run_until_complete(serve(watch.ready))
-        finally:
-            watch.tell(_LEAVING)
-            finished = _close(loop)
-            stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
-            if watch.asked or stuck or not finished:
-                # Whatever still runs cannot be stopped, and the interpreter would wait for it.
-                _leave(0)
+    watch = _Watch(loop, source, grace + MORE_SECONDS)
+    try:
+        loop.run_until_complete(serve(watch.ready))
+    finally:
+        watch.tell(_LEAVING)
+        finished = _close(loop)
+        stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
+        if watch.asked or stuck or not finished:
+            _leave(0)  # whatever still runs cannot be stopped, and the interpreter would wait for it
+        watch.tell(_LEFT)
+        watch.let_go()
 
 
 class _Watch:
@@ -52,31 +53,33 @@ class _Watch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, source: int, seconds: float) -> None:
         self.asked = False
-        self._seconds = seconds
         self._loop = loop
-        self._source = source
-        self._stop: Callable[[str], None] | None = None
-        self._input_closed: Callable[[], None] | None = None
+        self._seconds = seconds
+        self._stop: Callable[[str], None] = _nothing
+        self._input_closed: Callable[[], None] = _nothing
         self._deadline: float | None = None
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         self._handlers: dict[int, Any] = {}
         self._old_wakeup = -1
-
-    def __enter__(self) -> _Watch:
         if threading.current_thread() is threading.main_thread():
             self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._on_signal)
-            os.register_at_fork(after_in_child=self._let_go)
-        threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
-        return self
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self.let_go)
+        threading.Thread(target=self._keep, args=(source,), name="handrail-watch", daemon=True).start()
 
-    def __exit__(self, *exc: object) -> None:
-        self.tell(_LEFT)
-        self._let_go()
+    def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
+        self._stop, self._input_closed = stop, input_closed
+        if self.asked:
+            stop("asked to end before it began")
 
-    def _let_go(self) -> None:
+    def tell(self, what: int) -> None:
+        with contextlib.suppress(OSError):
+            self._outbox.send(bytes((what,)))
+
+    def let_go(self) -> None:
         """Signals are somebody else's again; also in a child that was forked: its signals are not ours."""
         handlers, self._handlers = self._handlers, {}
         if handlers:
@@ -91,47 +94,36 @@ class _Watch:
         if current != self._outbox.fileno():
             self.tell(number)
 
-    def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
-        self._stop, self._input_closed = stop, input_closed
-        if self.asked:
-            stop("asked to end before it began")
-
-    def tell(self, what: int) -> None:
-        with contextlib.suppress(OSError):
-            self._outbox.send(bytes((what,)))
-
-    def _keep(self) -> None:
+    def _keep(self, source: int) -> None:
         parent = os.getppid()
-        waiter = _Waiter(self._inbox.fileno(), self._source, parent)
+        wait, seconds = _waiter(self._inbox.fileno(), source, parent)
         while True:
-            events = waiter.wait(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
-            if "parent" in events or os.getppid() != parent:
+            left = seconds if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            news = wait(left)
+            if "parent" in news or os.getppid() != parent:
                 self._ask("the parent has died")
-            if "closed" in events:
+            if "closed" in news:
                 self._leave_soon()
-                self._on_loop(self._input_closed or _nothing)
-            if "told" in events and not all(map(self._hear, self._inbox.recv(64))):
+                self._on_loop(self._input_closed)
+            if "told" in news and not all(map(self._hear, self._inbox.recv(64))):
                 return
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 _leave(0)
 
     def _hear(self, what: int) -> bool:
-        if what == _LEFT:
-            return False
-        if what == _LEAVING:
-            self._leave_soon()
-        elif what in self._handlers:
+        if what in self._handlers:
             if self.asked:
                 _leave(128 + what)  # a second Ctrl-C means now
             self._ask(f"signal {what}")
-        return True
+        elif what == _LEAVING:
+            self._leave_soon()
+        return what != _LEFT
 
     def _ask(self, why: str) -> None:
         if not self.asked:
             self.asked = True
             self._leave_soon()
-            if self._stop is not None:
-                self._on_loop(self._stop, why)
+            self._on_loop(self._stop, why)
 
     def _leave_soon(self) -> None:
         if self._deadline is None:
@@ -142,38 +134,32 @@ class _Watch:
             self._loop.call_soon_threadsafe(function, *args)
 
 
-def _nothing() -> None:
-    """Not yet serving: the loop will find the input closed by itself."""
+def _nothing(*args: object) -> None:
+    """Not serving yet."""
 
 
-class _Waiter:
-    """Waits for news: something told, the parent's death, the far end of the input closed."""
+def _waiter(told: int, source: int, parent: int) -> tuple[Callable[[float | None], set[str]], float | None]:
+    """A function that waits for news, and how long it may wait: for ever, where the parent can be watched."""
+    if sys.platform == "win32":
+        return lambda seconds: {"told"} if select.select([told], [], [], seconds)[0] else set(), LOOK_SECONDS
+    poll = select.poll()
+    names = {told: "told", source: "closed"}
+    poll.register(told, select.POLLIN)
+    poll.register(source, getattr(select, "POLLRDHUP", 0))
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
+            watched = os.pidfd_open(parent)
+            poll.register(watched, select.POLLIN)
+            names[watched] = "parent"
 
-    def __init__(self, told: int, source: int, parent: int) -> None:
-        self._told = told
-        self._source = source
-        self._parent = -1
-        self._poll = select.poll() if sys.platform != "win32" else None
-        if self._poll is None:
-            return
-        self._poll.register(told, select.POLLIN)
-        self._poll.register(source, getattr(select, "POLLRDHUP", 0))
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
-                self._parent = os.pidfd_open(parent)
-                self._poll.register(self._parent, select.POLLIN)
-
-    def wait(self, seconds: float | None) -> set[str]:
-        if seconds is None and self._parent < 0:
-            seconds = LOOK_SECONDS
-        if self._poll is None:
-            return {"told"} if select.select([self._told], [], [], seconds)[0] else set()
-        found = [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1000)]
+    def wait(seconds: float | None) -> set[str]:
+        found = [number for number, _ in poll.poll(None if seconds is None else seconds * 1000)]
         for number in found:
-            if number != self._told:
-                self._poll.unregister(number)  # news only once
-        names = {self._told: "told", self._source: "closed", self._parent: "parent"}
+            if number != told:
+                poll.unregister(number)  # news only once
         return {names[number] for number in found}
+
+    return wait, None if "parent" in names.values() else LOOK_SECONDS
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> bool:
@@ -183,10 +169,10 @@ def _close(loop: asyncio.AbstractEventLoop) -> bool:
         task.cancel()
     if tasks:
         loop.run_until_complete(asyncio.wait(tasks, timeout=0.5))
-    finished = all(task.done() for task in tasks)
     loop.run_until_complete(loop.shutdown_asyncgens())
     with contextlib.suppress(TimeoutError):
         loop.run_until_complete(asyncio.wait_for(loop.shutdown_default_executor(), 0.5))
+    finished = all(task.done() for task in tasks)
     if finished:
         loop.close()
     return finished
