@@ -1,4 +1,4 @@
-"""A server of `servers_faults.py` in a process of its own, on descriptors of the test's choosing; and ways to hurt it."""
+"""A server of `servers_faults.py` in a process of its own, on descriptors of the test's choice, and ways to hurt it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The table of messages that are wrong, odd or at a limit, and what each is answered with.
 
 A line is written once for all revisions: `@ID@` is an id of its own, `@META@` the `_meta` member a request needs (the
-whole envelope in 2026-07-28), `@ENV@` the members inside it, and `@FILL@` as many letters as make the line `size` bytes.
+whole envelope in 2026-07-28), `@ENV@` the members inside it, `@FILL@` as many letters as make the line `size` bytes.
 
 Where the id stands: `ECHO` it could be read and comes back; `NONE` it could not, and is null or absent as the revision
 has it (PD-28); `MAYBE` the text is so broken that both are right, but never another id.
@@ -278,7 +278,9 @@ _DUPLICATES = [
     Case("the method twice, alike", b'{"jsonrpc":"2.0","id":@ID@,"method":"ping","method":"ping"}', PARSE),
     Case("jsonrpc twice", b'{"jsonrpc":"1.0","jsonrpc":"2.0","id":@ID@,"method":"ping"}', PARSE),
     Case("the id twice, alike", b'{"jsonrpc":"2.0","id":@ID@,"id":@ID@,"method":"ping"}', PARSE_MAYBE),
-    Case("params twice", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{"name":"echo"},"params":{}}', PARSE),
+    Case(
+        "params twice", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{"name":"echo"},"params":{}}', PARSE
+    ),
     Case("the tool's name twice", _call(b',"name":"echo","name":"nothing"'), PARSE),
     Case("the tool's name twice, escaped", _call(b',"name":"echo","n\\u0061me":"nothing"'), PARSE),
     Case("the arguments twice", _call(b',"name":"echo","arguments":{"text":"a"},"arguments":{"text":"b"}'), PARSE),
@@ -289,7 +291,11 @@ _DUPLICATES = [
     Case("a key twice in _meta", _with(b'"a":1,"a":2'), PARSE),
     Case("a key thrice", _value(b'{"a":1,"a":2,"a":3}'), PARSE),
     Case("a key twice, deep", _value(b'[[{"b":[{"a":1,"c":{"x":1,"x":2}}]}]]'), PARSE),
-    Case("a key twice, far apart", _value(b'{"a":1,' + b",".join(b'"k%d":0' % n for n in range(2000)) + b',"a":2}'), PARSE),
+    Case(
+        "a key twice, far apart",
+        _value(b'{"a":1,' + b",".join(b'"k%d":0' % n for n in range(2000)) + b',"a":2}'),
+        PARSE,
+    ),
     Case("the empty key twice", _value(b'{"":1,"":2}'), PARSE),
     Case("a key of a colon twice", _value(b'{":":1,":":2}'), PARSE),
     Case("a key of colons and quotes twice", _value(b'{"a\\":b":1,"a\\":b":2}'), PARSE),
@@ -307,7 +313,7 @@ _DUPLICATES = [
     Case("keys alike in different objects", _value(b'[{"a":1},{"a":1,"b":{"a":1}}]'), RESULT),
     Case("colons everywhere but no key twice", _value(b'{"a:":"::","b" : "\\":","c":" :"}'), RESULT),
     Case("a key twice in a batch", b'[{"jsonrpc":"2.0","id":@ID@,"method":"ping","x":{"a":1,"a":2}}]', PARSE_MAYBE),
-]  # fmt: skip
+]
 
 _TOP = _value(b"")[:-3]  # a call, up to where a value in its `_meta` stands: three levels deep
 
@@ -352,38 +358,78 @@ _BOUNDS = [
     Case("10,001 keys", _value(b"{" + b",".join(b'"%d":0' % n for n in range(10_001)) + b"}"), BOUND),
     Case("10,001 keys, deep", _value(b"[[{" + b",".join(b'"%d":0' % n for n in range(10_001)) + b"}]]"), BOUND),
     Case("10,001 keys as arguments", _echo(b"{" + b",".join(b'"%d":0' % n for n in range(10_001)) + b"}"), BOUND),
-    Case("20,000 keys in two objects", _value(
-        b"[" + b",".join([b"{" + b",".join(b'"%d":0' % n for n in range(10_000)) + b"}"] * 2) + b"]"), RESULT),
+    Case(
+        "20,000 keys in two objects",
+        _value(b"[" + b",".join([b"{" + b",".join(b'"%d":0' % n for n in range(10_000)) + b"}"] * 2) + b"]"),
+        RESULT,
+    ),
     Case("a message as long as allowed", _value(b'"@FILL@"'), RESULT, size=LIMIT),
-    Case("a message as long as allowed, all colons", _value(b'"' + b":" * (LIMIT - 1000) + b'@FILL@"'), RESULT, size=LIMIT),
+    Case(
+        "a message as long as allowed, all colons",
+        _value(b'"' + b":" * (LIMIT - 1000) + b'@FILL@"'),
+        RESULT,
+        size=LIMIT,
+    ),
     Case("a message one byte too long", _value(b'"@FILL@"'), INVALID_NONE, size=LIMIT + 1),
     Case("a line of letters, too long", b"@FILL@", INVALID_NONE, size=LIMIT + 1),
     Case("a line twice as long as allowed", _value(b'"@FILL@"'), INVALID_NONE, size=2 * LIMIT),
     Case("a line of spaces and a letter, too long", b" " * LIMIT + b"x", INVALID_NONE),
-    Case("a notification that is too long", _notify(b'"notifications/x"', b'{"x":"@FILL@"}'), INVALID_NONE, size=LIMIT + 1),
+    Case(
+        "a notification that is too long",
+        _notify(b'"notifications/x"', b'{"x":"@FILL@"}'),
+        INVALID_NONE,
+        size=LIMIT + 1,
+    ),
     Case("an array of 100,000 numbers", _value(b"[" + b"1," * 100_000 + b"1]"), RESULT),
-]  # fmt: skip
+]
 
 _ENVELOPE = [
-    *(Case(f"{text.decode()} instead of a message", text, INVALID_NONE)
-      for text in (b"1", b"0", b"-1.5", b'"x"', b'""', b"null", b"true", b"false", b"{}")),
+    *(
+        Case(f"{text.decode()} instead of a message", text, INVALID_NONE)
+        for text in (b"1", b"0", b"-1.5", b'"x"', b'""', b"null", b"true", b"false", b"{}")
+    ),
     Case("no jsonrpc", b'{"id":@ID@,"method":"ping"}', INVALID),
-    *(Case(f"jsonrpc {text.decode()}", b'{"jsonrpc":%b,"id":@ID@,"method":"ping"}' % text, INVALID)
-      for text in (b'"1.0"', b'"2.00"', b'"2"', b'" 2.0"', b'""', b"2.0", b"2", b"null", b"true", b'["2.0"]', b"{}")),
+    *(
+        Case(f"jsonrpc {text.decode()}", b'{"jsonrpc":%b,"id":@ID@,"method":"ping"}' % text, INVALID)
+        for text in (b'"1.0"', b'"2.00"', b'"2"', b'" 2.0"', b'""', b"2.0", b"2", b"null", b"true", b'["2.0"]', b"{}")
+    ),
     Case("JSONRPC in capitals", b'{"JSONRPC":"2.0","id":@ID@,"method":"ping"}', INVALID),
     Case("Method with a capital", b'{"jsonrpc":"2.0","id":@ID@,"Method":"ping"}', INVALID),
     Case("ID in capitals: a notification", b'{"jsonrpc":"2.0","ID":@ID@,"method":"tools/list"}', SILENT),
-    Case("an id with a space in its name: a notification", b'{"jsonrpc":"2.0","id ":@ID@,"method":"tools/list"}', SILENT),
+    Case(
+        "an id with a space in its name: a notification", b'{"jsonrpc":"2.0","id ":@ID@,"method":"tools/list"}', SILENT
+    ),
     Case("no method", b'{"jsonrpc":"2.0","id":@ID@}', INVALID),
     Case("no method, but params", b'{"jsonrpc":"2.0","id":@ID@,"params":{}}', INVALID),
     Case("neither id nor method", b'{"jsonrpc":"2.0"}', INVALID_NONE),
-    *(Case(f"the method {text.decode()}", _method(text), INVALID)
-      for text in (b"null", b"1", b"true", b'["ping"]', b'{"a":1}', b"1.5")),
+    *(
+        Case(f"the method {text.decode()}", _method(text), INVALID)
+        for text in (b"null", b"1", b"true", b'["ping"]', b'{"a":1}', b"1.5")
+    ),
     Case("the method null without an id", b'{"jsonrpc":"2.0","method":null}', INVALID_NONE),
-    *(Case(f"the id {text.decode()}", _ping(ident=text), INVALID_NONE)
-      for text in (b"null", b"true", b"false", b"1.5", b"1.0", b"1e3", b"-0.0", b"{}", b"[]", b"[1]", b'{"a":1}', b"1E0")),
+    *(
+        Case(f"the id {text.decode()}", _ping(ident=text), INVALID_NONE)
+        for text in (
+            b"null",
+            b"true",
+            b"false",
+            b"1.5",
+            b"1.0",
+            b"1e3",
+            b"-0.0",
+            b"{}",
+            b"[]",
+            b"[1]",
+            b'{"a":1}',
+            b"1E0",
+        )
+    ),
     Case("the id null of an unknown method", b'{"jsonrpc":"2.0","id":null,"method":"nope"}', INVALID_NONE),
-    Case("the id null of a notification", b'{"jsonrpc":"2.0","id":null,"method":"notifications/initialized"}', INVALID_NONE),
+    Case(
+        "the id null of a notification",
+        b'{"jsonrpc":"2.0","id":null,"method":"notifications/initialized"}',
+        INVALID_NONE,
+    ),
     Case("the empty id", _ping(ident=b'""'), Expect("result", ident="")),
     Case("the id 0", _ping(ident=b"0"), Expect("result", ident=0)),
     Case("the id -0", _ping(ident=b"-0"), Expect("result", ident=0)),
@@ -398,7 +444,11 @@ _ENVELOPE = [
     Case("an emoji as id", _ping(ident=b'"\\ud83d\\ude00"'), Expect("result", ident="\U0001f600")),
     Case("a very long id", _ping(ident=b'"' + b"i" * 100_000 + b'"'), Expect("result", ident="i" * 100_000)),
     Case("a request with a result", b'{"jsonrpc":"2.0","id":@ID@,"method":"ping","result":{}}', INVALID),
-    Case("a request with an error", b'{"jsonrpc":"2.0","id":@ID@,"method":"ping","error":{"code":1,"message":""}}', INVALID),
+    Case(
+        "a request with an error",
+        b'{"jsonrpc":"2.0","id":@ID@,"method":"ping","error":{"code":1,"message":""}}',
+        INVALID,
+    ),
     Case("a request with a result that is null", b'{"jsonrpc":"2.0","id":@ID@,"method":"ping","result":null}', INVALID),
     Case("result and error", b'{"jsonrpc":"2.0","id":@ID@,"result":{},"error":{"code":1,"message":""}}', INVALID),
     Case("a member nobody knows", _GOOD[:-1] + b',"extra":{"a":[1]}}', RESULT),
@@ -415,130 +465,335 @@ _ENVELOPE = [
     Case("an answer with the id 1.5", b'{"jsonrpc":"2.0","id":1.5,"result":{}}', INVALID_NONE),
     Case("an answer with an object as id", b'{"jsonrpc":"2.0","id":{},"result":{}}', INVALID_NONE),
     Case("an answer without jsonrpc", b'{"id":@ID@,"result":{}}', INVALID),
-]  # fmt: skip
+]
 
 _PARAMS = [
-    *(Case(f"params {text.decode()}", _ping(text), PARAMS)
-      for text in (b"[]", b"[1,2]", b'[{"name":"echo"}]', b"null", b'"x"', b'""', b"5", b"true")),
+    *(
+        Case(f"params {text.decode()}", _ping(text), PARAMS)
+        for text in (b"[]", b"[1,2]", b'[{"name":"echo"}]', b"null", b'"x"', b'""', b"5", b"true")
+    ),
     Case("no params", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call"}', PARAMS),
     Case("empty params", _ping(b"{}"), PARAMS),
     Case("no tool named", _call(b""), PARAMS),
-    *(Case(f"the tool's name {text.decode()}", _call(b',"name":' + text), PARAMS)
-      for text in (b"null", b"1", b"1.5", b"true", b'["echo"]', b'{"a":1}', b'""', b'"nope"', b'"Echo"', b'"echo "',
-                   b'"echo\\u0000"', b'"__class__"', b'"../echo"')),
+    *(
+        Case(f"the tool's name {text.decode()}", _call(b',"name":' + text), PARAMS)
+        for text in (
+            b"null",
+            b"1",
+            b"1.5",
+            b"true",
+            b'["echo"]',
+            b'{"a":1}',
+            b'""',
+            b'"nope"',
+            b'"Echo"',
+            b'"echo "',
+            b'"echo\\u0000"',
+            b'"__class__"',
+            b'"../echo"',
+        )
+    ),
     Case("a tool's name of 100,000 letters", _call(b',"name":"' + b"e" * 100_000 + b'"'), PARAMS),
     Case("Name with a capital", _call(b',"Name":"echo"'), PARAMS),
-    *(Case(f"the arguments {text.decode()}", _echo(text), PARAMS)
-      for text in (b"null", b"[]", b'["x"]', b'"x"', b'""', b"5", b"true")),
+    *(
+        Case(f"the arguments {text.decode()}", _echo(text), PARAMS)
+        for text in (b"null", b"[]", b'["x"]', b'"x"', b'""', b"5", b"true")
+    ),
     Case("no arguments where one is needed", _call(b',"name":"echo"'), PARAMS, ARGUMENTS),
-    *(Case(f"arguments that do not fit: {text.decode()}", _echo(text), PARAMS, ARGUMENTS)
-      for text in (b"{}", b'{"text":1}', b'{"text":null}', b'{"text":["x"]}', b'{"text":"x","more":1}', b'{"Text":"x"}',
-                   b'{"tex\\u0074s":"x"}')),
-    Case("a boolean for a number", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add",'
-         b'"arguments":{"a":true,"b":1}}}', PARAMS, ARGUMENTS),
-    Case("a text for a number", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add",'
-         b'"arguments":{"a":"1","b":1}}}', PARAMS, ARGUMENTS),
-    *(Case(f"_meta {text.decode()}", b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{"name":"nothing",'
-           b'"_meta":%b}}' % text, PARAMS)
-      for text in (b"null", b"[]", b'"x"', b"5", b"true", b'"io.modelcontextprotocol/protocolVersion"',
-                   b'["io.modelcontextprotocol/protocolVersion"]')),
+    *(
+        Case(f"arguments that do not fit: {text.decode()}", _echo(text), PARAMS, ARGUMENTS)
+        for text in (
+            b"{}",
+            b'{"text":1}',
+            b'{"text":null}',
+            b'{"text":["x"]}',
+            b'{"text":"x","more":1}',
+            b'{"Text":"x"}',
+            b'{"tex\\u0074s":"x"}',
+        )
+    ),
+    Case(
+        "a boolean for a number",
+        b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add",'
+        b'"arguments":{"a":true,"b":1}}}',
+        PARAMS,
+        ARGUMENTS,
+    ),
+    Case(
+        "a text for a number",
+        b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{@META@,"name":"add","arguments":{"a":"1","b":1}}}',
+        PARAMS,
+        ARGUMENTS,
+    ),
+    *(
+        Case(
+            f"_meta {text.decode()}",
+            b'{"jsonrpc":"2.0","id":@ID@,"method":"tools/call","params":{"name":"nothing","_meta":%b}}' % text,
+            PARAMS,
+        )
+        for text in (
+            b"null",
+            b"[]",
+            b'"x"',
+            b"5",
+            b"true",
+            b'"io.modelcontextprotocol/protocolVersion"',
+            b'["io.modelcontextprotocol/protocolVersion"]',
+        )
+    ),
     Case("_meta 5 of a list", _method(b'"tools/list"', b'{"_meta":5}'), PARAMS),
-    *(Case(f"the progress token {text.decode()}", _with(b'"progressToken":' + text), PARAMS)
-      for text in (b"null", b"true", b"1.5", b"{}", b"[]", b"[1]")),
+    *(
+        Case(f"the progress token {text.decode()}", _with(b'"progressToken":' + text), PARAMS)
+        for text in (b"null", b"true", b"1.5", b"{}", b"[]", b"[1]")
+    ),
     Case("a progress token past 64 bits", _with(b'"progressToken":' + b"9" * 40), RESULT),
-    *(Case(f"the cursor {text[:30].decode()}", _method(b'"tools/list"', b'{@META@,"cursor":%b}' % text), PARAMS)
-      for text in (b"null", b"0", b"1.5", b"true", b"[]", b"{}", b'""', b'"0"', b'"garbage"', b'"\\u0000"', b'"eyJhIjoxfQ=="',
-                   b'"../../etc/passwd"', b'"\xf0\x9f\x98\x80"', b'"' + b"A" * 100_000 + b'"')),
-    *(Case(f"the level {text.decode()}", _method(b'"logging/setLevel"', b'{@META@,"level":%b}' % text), PARAMS, {R5: UNKNOWN})
-      for text in (b"null", b"1", b'"loud"', b'"INFO"', b'""', b'["info"]', b"true")),
+    *(
+        Case(f"the cursor {text[:30].decode()}", _method(b'"tools/list"', b'{@META@,"cursor":%b}' % text), PARAMS)
+        for text in (
+            b"null",
+            b"0",
+            b"1.5",
+            b"true",
+            b"[]",
+            b"{}",
+            b'""',
+            b'"0"',
+            b'"garbage"',
+            b'"\\u0000"',
+            b'"eyJhIjoxfQ=="',
+            b'"../../etc/passwd"',
+            b'"\xf0\x9f\x98\x80"',
+            b'"' + b"A" * 100_000 + b'"',
+        )
+    ),
+    *(
+        Case(
+            f"the level {text.decode()}",
+            _method(b'"logging/setLevel"', b'{@META@,"level":%b}' % text),
+            PARAMS,
+            {R5: UNKNOWN},
+        )
+        for text in (b"null", b"1", b'"loud"', b'"INFO"', b'""', b'["info"]', b"true")
+    ),
     Case("no level", _method(b'"logging/setLevel"'), PARAMS, {R5: UNKNOWN}),
-    *(Case(f"an opening with {text.decode()}", _method(b'"initialize"', text), PARAMS)
-      for text in (b"{}", b"[]", b"null", b'{"protocolVersion":1,"capabilities":{},"clientInfo":{"name":"a","version":"1"}}',
-                   b'{"protocolVersion":"2025-06-18","capabilities":[],"clientInfo":{"name":"a","version":"1"}}',
-                   b'{"protocolVersion":"2025-06-18","capabilities":null,"clientInfo":{"name":"a","version":"1"}}',
-                   b'{"protocolVersion":"2025-06-18","clientInfo":{"name":"a","version":"1"}}',
-                   b'{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":"a"}',
-                   b'{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":1,"version":"1"}}',
-                   b'{"capabilities":{},"clientInfo":{"name":"a","version":"1"}}')),
-    *(Case(f"the envelope names {text.decode()}",
-           _ping(b'{"name":"nothing","_meta":{"io.modelcontextprotocol/protocolVersion":%b,'
-                 b'"io.modelcontextprotocol/clientCapabilities":{}}}' % text), expect)
-      for text, expect in ((b'"1999-01-01"', VERSION), (b'"2025-11-25"', VERSION), (b'"pocket"', VERSION), (b'""', VERSION),
-                           (b'"2026-07-28 "', VERSION), (b"20260728", PARAMS), (b"null", PARAMS), (b"true", PARAMS),
-                           (b"[]", PARAMS), (b"{}", PARAMS))),
-    *(Case(f"an envelope with {text.decode()}",
-           _ping(b'{"name":"nothing","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"%b}}' % text), PARAMS)
-      for text in (b"", b',"io.modelcontextprotocol/clientCapabilities":null',
-                   b',"io.modelcontextprotocol/clientCapabilities":[]',
-                   b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":"me"',
-                   b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{}',
-                   b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":"loud"',
-                   b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":null')),
-    *(Case(f"a retry with {text[1:].decode()}", _call(b',"name":"nothing"' + text), RESULT, {R5: PARAMS})
-      for text in (b',"inputResponses":[]', b',"inputResponses":null', b',"inputResponses":{"a":1}', b',"requestState":1',
-                   b',"requestState":null', b',"requestState":"garbage"', b',"requestState":""')),
-]  # fmt: skip
+    *(
+        Case(f"an opening with {text.decode()}", _method(b'"initialize"', text), PARAMS)
+        for text in (
+            b"{}",
+            b"[]",
+            b"null",
+            b'{"protocolVersion":1,"capabilities":{},"clientInfo":{"name":"a","version":"1"}}',
+            b'{"protocolVersion":"2025-06-18","capabilities":[],"clientInfo":{"name":"a","version":"1"}}',
+            b'{"protocolVersion":"2025-06-18","capabilities":null,"clientInfo":{"name":"a","version":"1"}}',
+            b'{"protocolVersion":"2025-06-18","clientInfo":{"name":"a","version":"1"}}',
+            b'{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":"a"}',
+            b'{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":1,"version":"1"}}',
+            b'{"capabilities":{},"clientInfo":{"name":"a","version":"1"}}',
+        )
+    ),
+    *(
+        Case(
+            f"the envelope names {text.decode()}",
+            _ping(
+                b'{"name":"nothing","_meta":{"io.modelcontextprotocol/protocolVersion":%b,'
+                b'"io.modelcontextprotocol/clientCapabilities":{}}}' % text
+            ),
+            expect,
+        )
+        for text, expect in (
+            (b'"1999-01-01"', VERSION),
+            (b'"2025-11-25"', VERSION),
+            (b'"pocket"', VERSION),
+            (b'""', VERSION),
+            (b'"2026-07-28 "', VERSION),
+            (b"20260728", PARAMS),
+            (b"null", PARAMS),
+            (b"true", PARAMS),
+            (b"[]", PARAMS),
+            (b"{}", PARAMS),
+        )
+    ),
+    *(
+        Case(
+            f"an envelope with {text.decode()}",
+            _ping(b'{"name":"nothing","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"%b}}' % text),
+            PARAMS,
+        )
+        for text in (
+            b"",
+            b',"io.modelcontextprotocol/clientCapabilities":null',
+            b',"io.modelcontextprotocol/clientCapabilities":[]',
+            b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":"me"',
+            b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{}',
+            b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":"loud"',
+            b',"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":null',
+        )
+    ),
+    *(
+        Case(f"a retry with {text[1:].decode()}", _call(b',"name":"nothing"' + text), RESULT, {R5: PARAMS})
+        for text in (
+            b',"inputResponses":[]',
+            b',"inputResponses":null',
+            b',"inputResponses":{"a":1}',
+            b',"requestState":1',
+            b',"requestState":null',
+            b',"requestState":"garbage"',
+            b',"requestState":""',
+        )
+    ),
+]
 
 _METHODS = [
-    *(Case(f"the method {text[:40].decode()}", _method(text), UNKNOWN)
-      for text in (b'""', b'"nope"', b'"tools/lists"', b'"Tools/list"', b'"tools/list "', b'" tools/list"', b'"tools"',
-                   b'"tools/call\\u0000"', b'"tools\\\\call"', b'"__class__"', b'"rpc.discover"', b'"resources/list"',
-                   b'"prompts/get"', b'"completion/complete"', b'"tasks/get"', b'"notifications/cancelled"',
-                   b'"notifications/initialized"', b'"notifications/unheard"', b'"$/cancelRequest"',
-                   b'"' + b"m" * 100_000 + b'"', '"\u0442ools/list"'.encode())),
+    *(
+        Case(f"the method {text[:40].decode()}", _method(text), UNKNOWN)
+        for text in (
+            b'""',
+            b'"nope"',
+            b'"tools/lists"',
+            b'"Tools/list"',
+            b'"tools/list "',
+            b'" tools/list"',
+            b'"tools"',
+            b'"tools/call\\u0000"',
+            b'"tools\\\\call"',
+            b'"__class__"',
+            b'"rpc.discover"',
+            b'"resources/list"',
+            b'"prompts/get"',
+            b'"completion/complete"',
+            b'"tasks/get"',
+            b'"notifications/cancelled"',
+            b'"notifications/initialized"',
+            b'"notifications/unheard"',
+            b'"$/cancelRequest"',
+            b'"' + b"m" * 100_000 + b'"',
+            '"\u0442ools/list"'.encode(),
+        )
+    ),
     Case("the method ping in the last revision", _method(b'"ping"'), RESULT, {R5: UNKNOWN}),
-    *(Case(f"the new method {text.decode()}", _method(text), UNKNOWN, {R5: expect})
-      for text, expect in ((b'"server/discover"', RESULT), (b'"subscriptions/listen"', PARAMS))),
+    *(
+        Case(f"the new method {text.decode()}", _method(text), UNKNOWN, {R5: expect})
+        for text, expect in ((b'"server/discover"', RESULT), (b'"subscriptions/listen"', PARAMS))
+    ),
     Case("an unknown method with bad params", _method(b'"nope"', b"[1]"), _error(-32601, -32602)),
-]  # fmt: skip
+]
 
 _BATCHES = [
     Case("an empty batch", b"[]", INVALID_NONE),
     Case("an empty batch with a space", b"[ ]", INVALID_NONE),
     Case("a batch of a number", b"[1]", INVALID_NONE, {R2: Expect("batch", items=(INVALID_NONE,))}),
-    Case("a batch of many things that are no messages", b'[1,null,"x",true,{},[]]', INVALID_NONE,
-         {R2: Expect("batch", items=(INVALID_NONE,) * 6)}),
+    Case(
+        "a batch of many things that are no messages",
+        b'[1,null,"x",true,{},[]]',
+        INVALID_NONE,
+        {R2: Expect("batch", items=(INVALID_NONE,) * 6)},
+    ),
     Case("a batch of one call", b"[" + _GOOD + b"]", INVALID_NONE, {R2: Expect("batch", items=(RESULT,))}),
     Case("a batch inside a batch", b"[[" + _GOOD + b"]]", INVALID_NONE, {R2: Expect("batch", items=(INVALID_NONE,))}),
     Case("a batch of a notification", b"[" + _notify(b'"notifications/x"') + b"]", INVALID_NONE, {R2: SILENT}),
     Case("a batch of an answer", b'[{"jsonrpc":"2.0","id":@ID@,"result":{}}]', INVALID_NONE, {R2: SILENT}),
-    Case("a batch of good and bad", b"[" + _GOOD + b',{"jsonrpc":"2.0","id":"b","method":"nope"},3,'
-         + _notify(b'"notifications/x"') + b"]", INVALID_NONE,
-         {R2: Expect("batch", items=(RESULT, _error(-32601, ident="b"), INVALID_NONE))}),
-    Case("a batch with an opening in it", b"[" + _method(b'"initialize"', b'{"protocolVersion":"2024-11-05","capabilities":{},'
-         b'"clientInfo":{"name":"a","version":"1"}}') + b"]", INVALID_NONE, {R2: Expect("batch", items=(INVALID,))}),
-    *(Case(f"a batch whose _meta is {text.decode()}", b"[" + _ping(b'{"name":"nothing","_meta":%b}' % text) + b"]", INVALID_NONE,
-           {R2: Expect("batch", items=(PARAMS,))})
-      for text in (b"5", b"true", b"null", b"[]", b'"x"', b"1.5", b'"io.modelcontextprotocol/protocolVersion"',
-                   b'["io.modelcontextprotocol/protocolVersion"]')),
-    Case("a batch whose params are an array", b"[" + _ping(b"[1]") + b"]", INVALID_NONE, {R2: Expect("batch", items=(PARAMS,))}),
-    Case("a batch that names the last revision", b'[{"jsonrpc":"2.0","id":@ID@,"method":"server/discover","params":{"_meta":'
-         b'{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}]',
-         INVALID_NONE, {R2: Expect("batch", items=(INVALID,))}),
-    Case("a batch of 256", b"[" + b",".join(_ping(ident=b'"b%d"' % n) for n in range(256)) + b"]", INVALID_NONE,
-         {R2: Expect("batch", items=tuple(Expect("result", ident=f"b{n}") for n in range(256)))}),
+    Case(
+        "a batch of good and bad",
+        b"[" + _GOOD + b',{"jsonrpc":"2.0","id":"b","method":"nope"},3,' + _notify(b'"notifications/x"') + b"]",
+        INVALID_NONE,
+        {R2: Expect("batch", items=(RESULT, _error(-32601, ident="b"), INVALID_NONE))},
+    ),
+    Case(
+        "a batch with an opening in it",
+        b"["
+        + _method(
+            b'"initialize"',
+            b'{"protocolVersion":"2024-11-05","capabilities":{},"clientInfo":{"name":"a","version":"1"}}',
+        )
+        + b"]",
+        INVALID_NONE,
+        {R2: Expect("batch", items=(INVALID,))},
+    ),
+    *(
+        Case(
+            f"a batch whose _meta is {text.decode()}",
+            b"[" + _ping(b'{"name":"nothing","_meta":%b}' % text) + b"]",
+            INVALID_NONE,
+            {R2: Expect("batch", items=(PARAMS,))},
+        )
+        for text in (
+            b"5",
+            b"true",
+            b"null",
+            b"[]",
+            b'"x"',
+            b"1.5",
+            b'"io.modelcontextprotocol/protocolVersion"',
+            b'["io.modelcontextprotocol/protocolVersion"]',
+        )
+    ),
+    Case(
+        "a batch whose params are an array",
+        b"[" + _ping(b"[1]") + b"]",
+        INVALID_NONE,
+        {R2: Expect("batch", items=(PARAMS,))},
+    ),
+    Case(
+        "a batch that names the last revision",
+        b'[{"jsonrpc":"2.0","id":@ID@,"method":"server/discover","params":{"_meta":'
+        b'{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}]',
+        INVALID_NONE,
+        {R2: Expect("batch", items=(INVALID,))},
+    ),
+    Case(
+        "a batch of 256",
+        b"[" + b",".join(_ping(ident=b'"b%d"' % n) for n in range(256)) + b"]",
+        INVALID_NONE,
+        {R2: Expect("batch", items=tuple(Expect("result", ident=f"b{n}") for n in range(256)))},
+    ),
     Case("a batch of 257", b"[" + b",".join(_ping(ident=b'"b%d"' % n) for n in range(257)) + b"]", INVALID_NONE),
     Case("a batch of 100,000 empty objects", b"[" + b"{}," * 99_999 + b"{}]", INVALID_NONE),
     Case("a batch that is not closed", b"[" + _GOOD, PARSE_MAYBE),
     Case("a batch with a comma at the end", b"[" + _GOOD + b",]", PARSE_MAYBE),
-]  # fmt: skip
+]
 
 _NOTIFICATIONS = [
-    *(Case(f"the notification {text.decode()}", _notify(text), SILENT)
-      for text in (b'"notifications/unheard"', b'"nope"', b'""', b'"ping"', b'"tools/list"', b'"tools/call"', b'"initialize"',
-                   b'"server/discover"', b'"notifications/progress"', b'"notifications/message"',
-                   b'"notifications/roots/list_changed"', b'"notifications/cancelled"', b'"subscriptions/listen"')),
-    *(Case(f"a notification with params {text.decode()}", _notify(b'"notifications/unheard"', text), SILENT)
-      for text in (b"[]", b"[1]", b"null", b'"x"', b"5", b"true", b'{"_meta":5}')),
-    *(Case(f"the cancelling of {text.decode()}", _notify(b'"notifications/cancelled"', b'{"requestId":%b}' % text), SILENT)
-      for text in (b"1", b'"1"', b"null", b"true", b"1.5", b"{}", b"[]", b'""', b"9" * 40)),
+    *(
+        Case(f"the notification {text.decode()}", _notify(text), SILENT)
+        for text in (
+            b'"notifications/unheard"',
+            b'"nope"',
+            b'""',
+            b'"ping"',
+            b'"tools/list"',
+            b'"tools/call"',
+            b'"initialize"',
+            b'"server/discover"',
+            b'"notifications/progress"',
+            b'"notifications/message"',
+            b'"notifications/roots/list_changed"',
+            b'"notifications/cancelled"',
+            b'"subscriptions/listen"',
+        )
+    ),
+    *(
+        Case(f"a notification with params {text.decode()}", _notify(b'"notifications/unheard"', text), SILENT)
+        for text in (b"[]", b"[1]", b"null", b'"x"', b"5", b"true", b'{"_meta":5}')
+    ),
+    *(
+        Case(
+            f"the cancelling of {text.decode()}",
+            _notify(b'"notifications/cancelled"', b'{"requestId":%b}' % text),
+            SILENT,
+        )
+        for text in (b"1", b'"1"', b"null", b"true", b"1.5", b"{}", b"[]", b'""', b"9" * 40)
+    ),
     Case("a cancelling with params of another kind", _notify(b'"notifications/cancelled"', b"[1]"), SILENT),
     Case("progress of nothing", _notify(b'"notifications/progress"', b'{"progressToken":true,"progress":"x"}'), SILENT),
     Case("a call without id", b'{"jsonrpc":"2.0","method":"tools/call","params":{@META@,"name":"crashes"}}', SILENT),
-    Case("a call without id of an unknown tool", b'{"jsonrpc":"2.0","method":"tools/call","params":{"name":"nope"}}', SILENT),
+    Case(
+        "a call without id of an unknown tool",
+        b'{"jsonrpc":"2.0","method":"tools/call","params":{"name":"nope"}}',
+        SILENT,
+    ),
     Case("a notification without jsonrpc", b'{"method":"notifications/x"}', INVALID_NONE),
     Case("a notification of another jsonrpc", b'{"jsonrpc":"1.0","method":"notifications/x"}', INVALID_NONE),
-]  # fmt: skip
+]
 
 _FRAMING = [
     Case("an empty line", b"", SILENT),
@@ -549,14 +804,23 @@ _FRAMING = [
     Case("a return and a line feed between messages", b"\r\n\r\n" + _GOOD + b"\r\n\r", RESULT),
     Case("spaces around a message", b"  \t" + _GOOD + b"  \t", RESULT),
     Case("spaces inside a message", _GOOD.replace(b",", b" ,\t").replace(b"{", b"{ ").replace(b'":', b'"\t: '), RESULT),
-    Case("a message over two lines", b'{"jsonrpc":"2.0",\n"id":@ID@,"method":"ping"}',
-         Expect("several", items=(PARSE_NONE, PARSE_MAYBE))),
-    Case("a message in pretty print", b'{\n  "id": @ID@\n}', Expect("several", items=(PARSE_NONE, PARSE_NONE, PARSE_NONE))),
+    Case(
+        "a message over two lines",
+        b'{"jsonrpc":"2.0",\n"id":@ID@,"method":"ping"}',
+        Expect("several", items=(PARSE_NONE, PARSE_MAYBE)),
+    ),
+    Case(
+        "a message in pretty print",
+        b'{\n  "id": @ID@\n}',
+        Expect("several", items=(PARSE_NONE, PARSE_NONE, PARSE_NONE)),
+    ),
     Case("a raw line feed in a text", _value(b'"a\nb"'), Expect("several", items=(PARSE_MAYBE, PARSE_NONE))),
     Case("a line separator in a text", _value('"a\u2028b\u2029c\u0085d"'.encode()), RESULT),
     Case("a delete character in a text", _value(b'"\x7f"'), RESULT),
-    Case("half a message, then a whole one", _GOOD[:30] + b"\n" + _GOOD, Expect("several", items=(PARSE_MAYBE, RESULT))),
-]  # fmt: skip
+    Case(
+        "half a message, then a whole one", _GOOD[:30] + b"\n" + _GOOD, Expect("several", items=(PARSE_MAYBE, RESULT))
+    ),
+]
 
 CASES: list[Case] = [
     *_NOT_JSON,

@@ -35,7 +35,7 @@ def _say() -> None:
 
 def _add_loud_tools(server: Server) -> None:
     @server.tool
-    async def noisy() -> str:
+    def noisy() -> str:
         """Writes to standard output in every way there is."""
         print(MARK)
         print(MARK, flush=True)
@@ -52,14 +52,14 @@ def _add_loud_tools(server: Server) -> None:
         return "done"
 
     @server.tool
-    async def greedy() -> str:
+    def greedy() -> str:
         """Reads standard input, itself and in a child."""
         own = sys.stdin.read()
         child = subprocess.run(["cat"], check=True, stdout=subprocess.PIPE, timeout=20).stdout
         return f"{own!r} {child!r} {os.read(0, 100)!r}"
 
     @server.tool
-    async def asks_the_terminal() -> str:
+    def asks_the_terminal() -> str:
         """Calls `input`."""
         return input("Your name? ")
 
@@ -168,7 +168,7 @@ def _add_plain_tools(server: Server) -> None:
     async def when(path: str, text: str) -> str:
         """Answers as soon as there is a file of this name."""
         _tell("running")
-        while not os.path.exists(path):  # noqa: ASYNC240
+        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.005)
         return text
 
@@ -186,7 +186,7 @@ def _add_plain_tools(server: Server) -> None:
     @server.tool
     def forks() -> str:
         """Starts a child by fork, ends it by SIGTERM; how the child ended."""
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
         child.start()
         child.terminate()
         child.join(5)

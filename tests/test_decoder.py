@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given, settings, strategies as st
+
 from fuzz import oracle
 from fuzz.decoder import CORPUS, difference, fuzz, seeds
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
-from malformed import CASES, line_of
-
 from handrail import jsonrpc
+from malformed import CASES, line_of
 from requirements import requirement
 
 Json = Any

@@ -1,4 +1,4 @@
-"""When the process ends: with its input, on a signal, with its parent; after answering, soon, and whatever its tools do."""
+"""When the process ends: with its input, on a signal, with its parent; after answering, and whatever its tools do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+
 from checks import strict_json
 from faults import SOAK, call, gone, lines, opening, rounds, text_of, until, victim
-from wires import ALL
-
 from requirements import requirement
+from wires import ALL
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = 50 if SOAK else 7

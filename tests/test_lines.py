@@ -5,13 +5,12 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from handrail.protocol.lines import LineReader
 from requirements import requirement
 
-Lines = list[bytes | None]
+Lines = list[bytes | bytearray | None]
 
 PIECE = st.one_of(
     st.binary(max_size=12),

@@ -9,10 +9,8 @@ import time
 
 from checks import check_message, strict_json
 from malformed import CASES, ECHO, MAYBE, NONE, Case, Expect, Json, line_of
-from wires import ALL, Object, Open, Wire, everywhere
-from wires import open_wire as open_wire
-
 from requirements import requirement
+from wires import ALL, Object, Open, Wire, everywhere, open_wire as open_wire
 
 PATIENCE = 1.0  # no hang over a second
 FIRST = 10_000  # the id of the first case
@@ -95,9 +93,18 @@ async def test_nothing_runs_for_a_call_that_cannot_be_answered(open_wire: Open) 
     params = json.dumps(wire.params({"name": "add", "arguments": {"a": 1, "b": 2}})).encode()
     before = await wire.call("times_run", {"name": "add"})
     for head in (
-        b"", b'"id":null,', b'"id":true,', b'"id":1.5,', b'"id":[1],', b'"id":"\\ud800",', b'"id":"\xff",',
-        b'"id":777,"id":777,', b'"id":777,"method":"ping",', b'"id":777,"x":NaN,', b'"id":777,"result":{},',
-    ):  # fmt: skip
+        b"",
+        b'"id":null,',
+        b'"id":true,',
+        b'"id":1.5,',
+        b'"id":[1],',
+        b'"id":"\\ud800",',
+        b'"id":"\xff",',
+        b'"id":777,"id":777,',
+        b'"id":777,"method":"ping",',
+        b'"id":777,"x":NaN,',
+        b'"id":777,"result":{},',
+    ):
         await wire.send(b'{"jsonrpc":"2.0",' + head + b'"method":"tools/call","params":' + params + b"}")
     after = await wire.call("times_run", {"name": "add"})
     assert after["result"] == before["result"]

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import strict_json
-from faults import SOAK, call, lines, opening, rounds, text_of, until, victim
-from servers_faults import MARK
-from wires import ALL, Open, Wire, everywhere
-from wires import open_wire as open_wire
 
 import subject
+from checks import strict_json
+from faults import SOAK, call, lines, opening, rounds, text_of, until, victim
 from requirements import requirement
+from servers_faults import MARK
+from wires import ALL, Open, Wire, everywhere, open_wire as open_wire
 
 MIB = 1024 * 1024
 LIMIT = 4 * MIB
@@ -125,9 +124,15 @@ async def test_whatever_a_tool_prints_goes_to_standard_error(revision: str, ran:
         assert await server.ended(2) == 0
         said = (await server.errors()).decode()
         for what in (
-            "in bytes", "from a C library", "from a shell", "from a child", "from a grandchild", "from a forked child",
-            "before the server runs", "from the C library's own buffer",
-        ):  # fmt: skip
+            "in bytes",
+            "from a C library",
+            "from a shell",
+            "from a child",
+            "from a grandchild",
+            "from a forked child",
+            "before the server runs",
+            "from the C library's own buffer",
+        ):
             assert f"{MARK} {what}" in said, what
         ran(revision, "stdio")
 
@@ -324,11 +329,11 @@ async def test_in_memory_a_peer_that_never_reads_is_held_up_and_others_are_not(r
             await deaf.deliver(line)
             await other.deliver(line)
         delivered = 0
-        with pytest.raises(TimeoutError):
-            while delivered < 1_000:
+        with suppress(TimeoutError):
+            while delivered < 10:
                 await deaf.deliver(call(revision, delivered, "big", size=16_000))
                 delivered += 1
-        assert delivered < 10
+        assert 1 < delivered < 10
         for n in range(100):
             await other.deliver(call(revision, n, "echo", text=str(n)))
         got = [strict_json(await other.receive()) for _ in range(100 + (revision != "2026-07-28"))]
@@ -428,9 +433,13 @@ async def test_input_and_output_as_sockets(one: bool) -> None:
 async def test_standard_error_closed() -> None:
     program = f"exec {sys.executable} {Path(__file__).parent / 'subject.py'} servers_faults:faults 2>&-"
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        "sh",
+        "-c",
+        program,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": ""},
-    )  # fmt: skip
+    )
     asked = lines(
         *opening("2025-11-25"),
         call("2025-11-25", 1, "raises", kind="SystemExit"),  # would be logged
@@ -447,9 +456,13 @@ async def test_standard_error_closed() -> None:
 async def test_standard_error_closed_and_a_tool_that_prints() -> None:
     program = f"exec {sys.executable} {Path(__file__).parent / 'subject.py'} default 2>&-"
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        "sh",
+        "-c",
+        program,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": ""},
-    )  # fmt: skip
+    )
     async with asyncio.timeout(15):
         out, _ = await process.communicate(lines(*opening("2025-11-25"), call("2025-11-25", 1, "prints")))
     got = [strict_json(line) for line in out.split(b"\n")[:-1]]

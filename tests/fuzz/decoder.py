@@ -2,8 +2,8 @@
 
     python tests/fuzz/decoder.py --seconds 60 [--seed N]
 
-Inputs that led to an outcome not seen before are kept as seeds for the rest of the run. An input on which the two differ is
-written to tests/fuzz/corpus, which every run starts from: what broke once is tried for ever.
+Inputs that led to an outcome not seen before are kept as seeds for the rest of the run. An input on which the two
+differ is written to tests/fuzz/corpus, which every run starts from: what broke once is tried for ever.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from msgspec import UNSET
 
 HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
@@ -33,11 +35,50 @@ LONGEST = 20_000
 
 _PIECES = [
     *(bytes([n]) for n in (0, 1, 9, 10, 13, 31, 32, 34, 44, 45, 48, 49, 58, 91, 92, 93, 101, 123, 125, 127, 128, 255)),
-    b'"a":1', b'"a":2', b'"\\u0061":3', b'"a" :4', b'"id":1', b'"id":"x"', b'"id":null', b'"method":"ping"', b'"jsonrpc":"2.0"',
-    b'"params":{}', b'"_meta":5', b"{}", b"[]", b"[{", b"}]", b"::", b'\\":', b'" :', b"NaN", b"-Infinity", b"null", b"true",
-    b"1e400", b"-0", b"0.", b"1E+2", b"9" * 1000, b"9" * 1001, b"0" * 501, b".", b"e-", b"\\ud83d", b"\\ude00", b"\\u0000", b"\\/",
-    b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc0\x80", "\U0001f600".encode(), "\u2028".encode(), b"[" * 64, b"]" * 64, b'{"a":' * 64,
-]  # fmt: skip
+    b'"a":1',
+    b'"a":2',
+    b'"\\u0061":3',
+    b'"a" :4',
+    b'"id":1',
+    b'"id":"x"',
+    b'"id":null',
+    b'"method":"ping"',
+    b'"jsonrpc":"2.0"',
+    b'"params":{}',
+    b'"_meta":5',
+    b"{}",
+    b"[]",
+    b"[{",
+    b"}]",
+    b"::",
+    b'\\":',
+    b'" :',
+    b"NaN",
+    b"-Infinity",
+    b"null",
+    b"true",
+    b"1e400",
+    b"-0",
+    b"0.",
+    b"1E+2",
+    b"9" * 1000,
+    b"9" * 1001,
+    b"0" * 501,
+    b".",
+    b"e-",
+    b"\\ud83d",
+    b"\\ude00",
+    b"\\u0000",
+    b"\\/",
+    b"\xef\xbb\xbf",
+    b"\xed\xa0\x80",
+    b"\xc0\x80",
+    "\U0001f600".encode(),
+    "\u2028".encode(),
+    b"[" * 64,
+    b"]" * 64,
+    b'{"a":' * 64,
+]
 
 
 def seeds() -> list[bytes]:
@@ -71,7 +112,7 @@ def difference(data: bytes) -> str:
 
 def _unsendable(got: object) -> str:
     ident = getattr(got, "id", 0)
-    if isinstance(got, jsonrpc.Refusal) and ident is not jsonrpc.UNSET:
+    if isinstance(got, jsonrpc.Refusal) and ident is not UNSET:
         try:
             sent = jsonrpc.error(ident, -32700, got.text)
             if not oracle.same(oracle.decode(sent)["id"], ident):
@@ -97,10 +138,10 @@ def _misread(got: object, wanted: object) -> str:
         case jsonrpc.Response():
             right = isinstance(wanted, dict) and "method" not in wanted and ("result" in wanted) != ("error" in wanted)
         case jsonrpc.Refusal(kind):
-            ident = wanted.get("id") if isinstance(wanted, dict) else None
-            readable = type(ident) in (int, str)
+            named = wanted.get("id") if isinstance(wanted, dict) else None
+            readable = type(named) in (int, str)
             right = kind in (Kind.INVALID_REQUEST, Kind.BAD_PARAMS)
-            right = right and (oracle.same(got.id, ident) if readable else got.id is jsonrpc.UNSET)
+            right = right and (oracle.same(got.id, named) if readable else got.id is UNSET)
         case _:
             right = False
     return "" if right else f"read as {got!r}"[:500]

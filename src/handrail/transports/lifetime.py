@@ -66,8 +66,8 @@ class _Watch:
             self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._on_signal)
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self.let_go)
+            if sys.platform != "win32":
+                os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._let_child_go)
         threading.Thread(target=self._keep, args=(source,), name="handrail-watch", daemon=True).start()
 
     def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
@@ -80,12 +80,24 @@ class _Watch:
             self._outbox.send(bytes((what,)))
 
     def let_go(self) -> None:
-        """Signals are somebody else's again; also in a child that was forked: its signals are not ours."""
+        """Signals are somebody else's again."""
         handlers, self._handlers = self._handlers, {}
         if handlers:
             signal.set_wakeup_fd(self._old_wakeup)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+    # A forked child has our handlers and our socket for a moment: no signal may reach it before it has let go of them.
+
+    def _hold(self) -> None:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _let_child_go(self) -> None:
+        self.let_go()
+        self._release()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # The number has gone to the watch already, unless somebody (a loop's own handlers) took its place.
