@@ -184,7 +184,7 @@ async def victim(
         variant if ":" in variant else f"servers_faults:{variant}",
         limit=128 * 1024 * 1024,
         # Unbuffered, a print would be on the wire before any of our code runs.
-        env={**os.environ, "PYTHONUNBUFFERED": "", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
+        env={**os.environ, "PYTHONUNBUFFERED": "", **(env or {})},
         **{**chosen, **options},
     )
     server = Victim(process, revision, process.stdout)

@@ -92,26 +92,6 @@ async def test_many_calls_in_flight_at_the_end_of_input_are_all_answered(ran: Ra
     await rounds(len(ALL), one, at_once=2)
 
 
-@requirement("P-12", "P-10")
-async def test_end_of_input_ends_a_server_whose_answers_nobody_reads() -> None:
-    unread, sink = os.pipe()
-    source, own = os.pipe()
-    os.set_blocking(own, False)
-    try:
-        async with victim(opened=False, stdin=source, stdout=sink) as server:
-            os.close(source)
-            os.close(sink)
-            flood = lines(
-                *opening(server.revision), *(call(server.revision, n, "big", size=200_000) for n in range(100))
-            )
-            while flood:
-                flood = flood[os.write(own, flood) :]
-            os.close(own)
-            assert await server.ended(6) == 0
-    finally:
-        os.close(unread)
-
-
 async def test_a_thread_a_tool_left_behind_does_not_keep_the_process() -> None:
     async with victim() as server:
         await server.call("starts_a_thread")
@@ -206,18 +186,32 @@ async def test_a_signal_before_the_first_message() -> None:
     await rounds(4, one)
 
 
-async def test_a_signal_while_the_client_does_not_read() -> None:
-    unread, sink = os.pipe()
-    try:
-        async with victim(opened=False, stdout=sink) as server:
-            os.close(sink)
-            flood = [call(server.revision, n, "big", size=200_000) for n in range(100)]
-            await server.write(lines(*opening(server.revision), *flood, call(server.revision, "t", "ticks")))
-            await until(lambda: _handled(server.pid, signal.SIGTERM), 10, "the server handles signals")
-            server.signal(signal.SIGTERM)
-            assert await server.ended(5) == 0
-    finally:
-        os.close(unread)
+@requirement("P-12", "P-10")
+async def test_a_client_that_does_not_read_does_not_keep_the_process() -> None:
+    ends = ["input", "SIGTERM", "SIGINT"]
+
+    async def one(number: int) -> None:
+        unread, sink = os.pipe()
+        source, own = os.pipe()
+        os.set_blocking(own, False)
+        try:
+            async with victim(opened=False, stdin=source, stdout=sink) as server:
+                os.close(source)
+                os.close(sink)
+                flood = [call(server.revision, n, "big", size=200_000) for n in range(100)]
+                os.write(own, lines(*opening(server.revision), call(server.revision, "t", "ticks"), *flood))
+                await server.says("tick 5")
+                if ends[number] == "input":
+                    os.close(own)
+                else:
+                    server.signal(getattr(signal, ends[number]))
+                assert await server.ended(6) == 0
+        finally:
+            os.close(unread)
+            with suppress(OSError):
+                os.close(own)
+
+    await rounds(len(ends), one)
 
 
 def _signals(pid: int, kind: str) -> int:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
+import random
 import time
+from collections.abc import Callable
+
+import pytest
 
 from checks import check_message, strict_json
+from fuzz.decoder import mutations
 from malformed import CASES, ECHO, MAYBE, NONE, Case, Expect, Json, line_of
 from requirements import requirement
-from wires import ALL, Object, Open, Wire, everywhere, open_wire as open_wire
+from wires import ALL, Object, Open, Wire, everywhere, open_wire as open_wire, wire_to
 
 PATIENCE = 1.0  # no hang over a second
 FIRST = 10_000  # the id of the first case
@@ -110,6 +115,31 @@ async def test_nothing_runs_for_a_call_that_cannot_be_answered(open_wire: Open) 
     assert after["result"] == before["result"]
     await wire.call("add", {"a": 1, "b": 2})
     assert (await wire.call("times_run", {"name": "add"}))["result"] != before["result"]
+
+
+@pytest.mark.parametrize("revision", ALL)
+@requirement("P-01", "P-02")
+async def test_mutated_messages_leave_the_server_answering(revision: str, ran: Callable[[str, str], None]) -> None:
+    """Whole conversations, not only the decoder: nothing raises, nothing hangs, all that comes back is strict."""
+    pool = [line_of(case, revision, 5) for case in CASES if len(case.line) < 500 and not case.size]
+    messages = mutations(random.Random(revision), [line for line in pool if line])
+    async with wire_to(revision, "memory") as wire:
+        await wire.open()
+        for at in range(4_000):
+            await wire.write(next(messages))
+            if at % 50 == 49:
+                probe = f"probe {at}"
+                await wire.write(_probe(revision, probe))
+                async with asyncio.timeout(10):
+                    while b"still here" not in (answer := await wire.read()) or probe.encode() not in answer:
+                        strict_json(answer)
+        ran(revision, "memory")
+
+
+def _probe(revision: str, ident: str) -> bytes:
+    params = b'{@META@,"name":"echo","arguments":{"text":"still here"}}'
+    line = b'{"jsonrpc":"2.0","id":"%b","method":"tools/call","params":%b}' % (ident.encode(), params)
+    return line_of(Case("", line, Expect("result")), revision, 0)
 
 
 async def _flaw(wire: Wire, case: Case, at: int) -> str:

@@ -266,27 +266,30 @@ def _read_all(descriptor: int) -> bytes:
 
 
 @requirement("P-10", "P-08")
-@pytest.mark.parametrize("revision", ALL)
-async def test_a_slow_reader_gets_everything_in_order(revision: str, ran: Ran) -> None:
-    unread, sink = os.pipe()
-    try:
-        async with victim("patient", revision=revision, opened=False, stdout=sink) as server:
-            os.close(sink)
-            asked = [call(revision, n, "big", size=9_000 + 37 * n, text=f"{n}:") for n in range(200)]
-            sending = asyncio.create_task(server.write(lines(*opening(revision), *asked)))
-            data = bytearray()
-            while data.count(b"\n") < 200 + (revision != "2026-07-28"):
-                data += await asyncio.to_thread(os.read, unread, 3_000)
-            await sending
-            got = [strict_json(bytes(line)) for line in data.split(b"\n")[:-1]]
-            answers = [each for each in got if each["id"] != "open"]
-            assert [each["id"] for each in answers] == list(range(200))
-            assert all(text_of(each).startswith(f"{each['id']}:") for each in answers)
-            server.close_input()
-            assert await server.ended(2) == 0
+async def test_a_slow_reader_gets_everything_in_order(ran: Ran) -> None:
+    async def one(number: int) -> None:
+        revision = ALL[number]
+        unread, sink = os.pipe()
+        try:
+            async with victim("patient", revision=revision, opened=False, stdout=sink) as server:
+                os.close(sink)
+                asked = [call(revision, n, "big", size=9_000 + 37 * n, text=f"{n}:") for n in range(200)]
+                sending = asyncio.create_task(server.write(lines(*opening(revision), *asked)))
+                data = bytearray()
+                while data.count(b"\n") < 200 + (revision != "2026-07-28"):
+                    data += await asyncio.to_thread(os.read, unread, 3_000)
+                await sending
+                got = [strict_json(bytes(line)) for line in data.split(b"\n")[:-1]]
+                answers = [each for each in got if each["id"] != "open"]
+                assert [each["id"] for each in answers] == list(range(200))
+                assert all(text_of(each).startswith(f"{each['id']}:") for each in answers)
+                server.close_input()
+                assert await server.ended(2) == 0
+        finally:
+            os.close(unread)
         ran(revision, "stdio")
-    finally:
-        os.close(unread)
+
+    await rounds(len(ALL), one)
 
 
 @linux
@@ -320,30 +323,33 @@ async def test_a_reader_that_takes_one_answer_at_a_time_is_not_taken_for_dead() 
 
 
 @requirement("P-10")
-@pytest.mark.parametrize("revision", ALL)
-async def test_in_memory_a_peer_that_never_reads_is_held_up_and_others_are_not(revision: str, ran: Ran) -> None:
-    server = subject.make("servers_faults:impatient")
-    async with server.serving():
-        deaf, other = server.connect(), server.connect()
-        for line in opening(revision):
-            await deaf.deliver(line)
-            await other.deliver(line)
-        delivered = 0
-        with suppress(TimeoutError):
-            while delivered < 10:
-                await deaf.deliver(call(revision, delivered, "big", size=16_000))
-                delivered += 1
-        assert 1 < delivered < 10
-        for n in range(100):
-            await other.deliver(call(revision, n, "echo", text=str(n)))
-        got = [strict_json(await other.receive()) for _ in range(100 + (revision != "2026-07-28"))]
-        assert [each["id"] for each in got if each["id"] != "open"] == list(range(100))
-        for _ in range(delivered):
-            await deaf.receive()
-        await deaf.deliver(call(revision, "again", "echo", text="again"))  # it has caught up
-        await deaf.close()
-        await other.close()
+async def test_in_memory_a_peer_that_never_reads_is_held_up_and_others_are_not(ran: Ran) -> None:
+    async def one(number: int) -> None:
+        revision = ALL[number]
+        server = subject.make("servers_faults:impatient")
+        async with server.serving():
+            deaf, other = server.connect(), server.connect()
+            for line in opening(revision):
+                await deaf.deliver(line)
+                await other.deliver(line)
+            delivered = 0
+            with suppress(TimeoutError):
+                while delivered < 10:
+                    await deaf.deliver(call(revision, delivered, "big", size=16_000))
+                    delivered += 1
+            assert 1 < delivered < 10
+            for n in range(100):
+                await other.deliver(call(revision, n, "echo", text=str(n)))
+            got = [strict_json(await other.receive()) for _ in range(100 + (revision != "2026-07-28"))]
+            assert [each["id"] for each in got if each["id"] != "open"] == list(range(100))
+            for _ in range(delivered):
+                await deaf.receive()
+            await deaf.deliver(call(revision, "again", "echo", text="again"))  # it has caught up
+            await deaf.close()
+            await other.close()
         ran(revision, "memory")
+
+    await rounds(len(ALL), one, at_once=len(ALL))
 
 
 # Floods

@@ -25,8 +25,6 @@ class Kind(StrEnum):
     BAD_PARAMS = "bad_params"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
-    TOOL_ERROR = "tool_error"
-    BAD_OUTPUT = "bad_output"
     NEEDS_CAPABILITY = "needs_capability"
     NEEDS_URL = "needs_url"
     THROTTLED = "throttled"

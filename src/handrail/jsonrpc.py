@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NoReturn
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
@@ -25,11 +24,12 @@ Id = int | str
 MAX_DEPTH = 128
 MAX_DIGITS = 1_000
 MAX_KEYS = 10_000
-MAX_ID_BITS = 3_321  # an integer of 1,000 digits
 
 encode = Encoder().encode
 _parse = Decoder().decode
 _STRIDE = MAX_DIGITS // 2
+_TOO_LONG = 10**MAX_DIGITS
+_SEPARATORS = (b'":', b" :", b"\t:", b"\r:", b"\n:")
 _NUMBER = re.compile(rb"[0-9.eE+-]*")
 _NUMBER_TWICE = re.compile(rb"[0-9.eE+-](?=[0-9.eE+-])")
 _NAMES = {bool: "a boolean", float: "a fraction", list: "an array", dict: "an object", int: "a number", str: "a string"}
@@ -81,8 +81,8 @@ def answer(ident: Id, result: Json) -> bytes:
 
 
 def error(ident: Id | UnsetType | None, code: int, message: str, data: Json = UNSET) -> bytes:
-    body = {"code": code, "message": message} if data is UNSET else {"code": code, "message": message, "data": data}
-    return encode(_Wire("2.0", ident, error=body))
+    more = {} if data is UNSET else {"data": data}
+    return encode(_Wire("2.0", ident, error={"code": code, "message": message, **more}))
 
 
 def notification(method: str, params: Json = UNSET) -> bytes:
@@ -146,7 +146,7 @@ def _read_other(value: Object) -> Message:
 
 def _id_of(value: Json) -> Id | UnsetType:
     ident = value.get("id") if type(value) is dict else None
-    return ident if type(ident) is str or (type(ident) is int and ident.bit_length() <= MAX_ID_BITS) else UNSET
+    return ident if type(ident) is str or (type(ident) is int and -_TOO_LONG < ident < _TOO_LONG) else UNSET
 
 
 def _flaw(data: bytes | bytearray, value: Json) -> str:
@@ -171,11 +171,9 @@ def _flaw(data: bytes | bytearray, value: Json) -> str:
                     rest.append(each)
     if most > MAX_KEYS:
         return f"an object with over {MAX_KEYS} members"
-    if data.count(b":") != total and _separators(data) != total:
-        return _strict_flaw(data)
-    if len(data) > MAX_DIGITS and _has_long_number(data):
-        return _strict_flaw(data)
-    return ""
+    # A colon after a member name follows a quote or white space at once; most colons inside texts do not.
+    doubtful = data.count(b":") != total and sum(map(data.count, _SEPARATORS)) != total
+    return _strict_flaw(data) if doubtful or (len(data) > MAX_DIGITS and _has_long_number(data)) else ""
 
 
 def _depth(value: Json) -> int:
@@ -188,11 +186,6 @@ def _depth(value: Json) -> int:
             inner += item.values() if type(item) is dict else item
         level = [each for each in inner if type(each) is dict or type(each) is list]
     return depth
-
-
-def _separators(data: bytes | bytearray) -> int:
-    # A colon after a member name follows a quote or white space at once; most colons inside texts do not.
-    return sum(map(data.count, (b'":', b" :", b"\t:", b"\r:", b"\n:")))
 
 
 def _has_long_number(data: bytes | bytearray) -> bool:
@@ -212,7 +205,7 @@ class _Flaw(Exception):
 
 def _strict_flaw(data: bytes | bytearray) -> str:
     try:
-        json.loads(data, object_pairs_hook=_unique, parse_int=_short, parse_float=_short, parse_constant=_refuse)
+        json.loads(data, object_pairs_hook=_unique, parse_int=_short, parse_float=_short)
     except _Flaw as flaw:
         return str(flaw)
     return ""
@@ -232,20 +225,15 @@ def _short(number: str) -> int | None:
     return None
 
 
-def _refuse(name: str) -> NoReturn:
-    raise _Flaw(f"{name} is not a JSON number")
+def _int_or_none(number: str) -> int | None:
+    return int(number) if len(number.lstrip("-")) <= MAX_DIGITS else None
 
 
 def _salvage(data: bytes | bytearray) -> Id | UnsetType:
     """The id of a text that is not acceptable, if a lenient reading finds one: a caller that waits wants an answer."""
     try:
-        value: Any = json.loads(data.decode("utf-8", "surrogateescape"), parse_int=_int_or_none)
-        ident = _id_of(value)
+        ident = _id_of(json.loads(data.decode("utf-8", "surrogateescape"), parse_int=_int_or_none))
         encode({"id": None if ident is UNSET else ident})  # one that cannot be written cannot be echoed
     except (ValueError, RecursionError):
         return UNSET
     return ident
-
-
-def _int_or_none(number: str) -> int | None:
-    return int(number) if len(number) <= MAX_DIGITS else None

@@ -6,9 +6,10 @@ Absent is not null: optional members default to `UNSET`, because `structuredCont
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
+import reprlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -29,8 +30,7 @@ class _Block(Struct, frozen=True, tag_field="type", rename="camel", kw_only=True
     meta: Object | UnsetType = field(default=UNSET, name="_meta")
 
     def __post_init__(self) -> None:
-        if self.annotations is not UNSET:
-            _check_annotations(self.annotations)
+        _check(type(self).__name__, {name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class Text(_Block, frozen=True, tag="text"):
@@ -43,10 +43,8 @@ class Text(_Block, frozen=True, tag="text"):
     text: str
 
     def __post_init__(self) -> None:
-        if type(self.text) is not str:
-            raise TypeError(f"Text.text: expected a string, got {type(self.text).__name__}")
-        if self.annotations is not UNSET:
-            _check_annotations(self.annotations)
+        if type(self.text) is not str or self.annotations is not UNSET:  # the usual text is not looked at further
+            super().__post_init__()
 
 
 class Image(_Block, frozen=True, tag="image"):
@@ -56,7 +54,7 @@ class Image(_Block, frozen=True, tag="image"):
     mime_type: str
 
     def __post_init__(self) -> None:
-        _check_media(self.data, self.mime_type, "image/")
+        _check_family(self.mime_type, "image/")
         super().__post_init__()
 
 
@@ -67,7 +65,7 @@ class Audio(_Block, frozen=True, tag="audio"):
     mime_type: str
 
     def __post_init__(self) -> None:
-        _check_media(self.data, self.mime_type, "audio/")
+        _check_family(self.mime_type, "audio/")
         super().__post_init__()
 
 
@@ -82,15 +80,6 @@ class ResourceLink(_Block, frozen=True, tag="resource_link"):
     size: int | UnsetType = UNSET
     icons: list[Object] | UnsetType = UNSET
 
-    def __post_init__(self) -> None:
-        _check_uri(self.uri, "ResourceLink.uri")
-        for name in ("name", "title", "description", "mime_type"):
-            if not isinstance(getattr(self, name), str | UnsetType):
-                raise TypeError(f"ResourceLink.{name}: expected a string, got {type(getattr(self, name)).__name__}")
-        if self.size is not UNSET and (type(self.size) is not int or self.size < 0):
-            raise ValueError(f"ResourceLink.size: {self.size!r} is not a number of bytes")
-        super().__post_init__()
-
 
 class EmbeddedResource(_Block, frozen=True, tag="resource"):
     """A resource carried inside the result, as the specification writes it.
@@ -103,23 +92,12 @@ class EmbeddedResource(_Block, frozen=True, tag="resource"):
     resource: Object
 
     def __post_init__(self) -> None:
-        if type(self.resource) is not dict:
-            raise TypeError(f"EmbeddedResource.resource: expected a dict, got {type(self.resource).__name__}")
-        _check_uri(self.resource.get("uri"), "EmbeddedResource.resource['uri']")
+        super().__post_init__()
+        _check("EmbeddedResource.resource", {"uri": None, **self.resource})
         if ("text" in self.resource) == ("blob" in self.resource):
             raise ValueError("EmbeddedResource.resource: give exactly one of 'text' and 'blob'")
-        for name in ("text", "mimeType"):
-            if not isinstance(self.resource.get(name, ""), str):
-                raise TypeError(f"EmbeddedResource.resource[{name!r}]: expected a string")
-        if "blob" in self.resource:
-            blob = self.resource["blob"]
-            _check_base64(blob, "EmbeddedResource.resource['blob']")
-            if not isinstance(blob, str):
-                force_setattr(self, "resource", {**self.resource, "blob": base64.b64encode(blob).decode()})
-        inner = self.resource.get("annotations", UNSET)
-        if inner is not UNSET:
-            _check_annotations(inner)
-        super().__post_init__()
+        if not isinstance(self.resource.get("blob", ""), str):
+            force_setattr(self, "resource", {**self.resource, "blob": b64encode(self.resource["blob"]).decode()})
 
 
 # A block of a type this package does not know is kept as the mapping it came as.
@@ -201,42 +179,57 @@ class Problem(Struct, frozen=True):
     text: str
 
 
-def _check_annotations(annotations: Object) -> None:
-    if type(annotations) is not dict:
-        raise TypeError(f"annotations: expected a dict, got {type(annotations).__name__}")
-    audience = annotations.get("audience", UNSET)
-    if audience is not UNSET and (not isinstance(audience, list | tuple) or not _AUDIENCES.issuperset(audience)):
-        raise ValueError(f"annotations.audience: {audience!r} is not a list of 'user' and 'assistant'")
-    priority = annotations.get("priority", UNSET)
-    if priority is not UNSET and (
-        isinstance(priority, bool) or not isinstance(priority, int | float) or not 0 <= priority <= 1
-    ):
-        raise ValueError(f"annotations.priority: {priority!r} is not a number from 0 to 1")
-    modified = annotations.get("lastModified", UNSET)
-    if modified is not UNSET:
-        try:
-            datetime.fromisoformat(modified)
-        except (TypeError, ValueError):
-            raise ValueError(f"annotations.lastModified: {modified!r} is not an ISO 8601 time") from None
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
-def _check_media(data: bytes | str, mime_type: str, family: str) -> None:
+def _is_base64(value: object) -> bool:
+    try:
+        return isinstance(value, bytes | bytearray | memoryview) or (
+            isinstance(value, str) and b64decode(value, validate=True) is not None
+        )
+    except ValueError:
+        return False
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(datetime.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def _is_priority(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _is_audience(value: object) -> bool:
+    return isinstance(value, list | tuple) and _AUDIENCES.issuperset(value)
+
+
+# What a member must be, wherever it stands.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("text", "name", "title", "description", "mime_type", "mimeType"), (_is_text, "a string")),
+    **dict.fromkeys(("data", "blob"), (_is_base64, "bytes or base64 text")),
+    **dict.fromkeys(("annotations", "resource"), (lambda value: type(value) is dict, "a dict")),
+    "uri": (lambda value: isinstance(value, str) and bool(_URI.fullmatch(value)), "a URI"),
+    "size": (lambda value: type(value) is int and value >= 0, "a number of bytes"),
+    "audience": (_is_audience, "a list of 'user' and 'assistant'"),
+    "priority": (_is_priority, "a number from 0 to 1"),
+    "lastModified": (_is_time, "an ISO 8601 time"),
+}
+
+
+def _check(where: str, members: Object) -> None:
+    for name, value in members.items():
+        if name in _RULES and value is not UNSET:
+            fits, wanted = _RULES[name]
+            if not fits(value):
+                raise ValueError(f"{where}.{name}: {reprlib.repr(value)} is not {wanted}")
+            if name == "annotations":
+                _check("annotations", value)
+
+
+def _check_family(mime_type: str, family: str) -> None:
     if not isinstance(mime_type, str) or not mime_type.startswith(family):
         raise ValueError(f"mime_type: {mime_type!r} does not begin with {family!r}")
-    _check_base64(data, "data")
-
-
-def _check_base64(data: bytes | str, where: str) -> None:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return
-    if not isinstance(data, str):
-        raise TypeError(f"{where}: expected bytes or base64 text, got {type(data).__name__}")
-    try:
-        base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"{where}: not base64: {error}") from None
-
-
-def _check_uri(uri: object, where: str) -> None:
-    if not isinstance(uri, str) or not _URI.fullmatch(uri):
-        raise ValueError(f"{where}: {uri!r} is not a URI")

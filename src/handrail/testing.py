@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.json import decode
@@ -22,19 +21,14 @@ from handrail.model import Json, Object, Principal, Tool, ToolResult
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION
 from handrail.server import LOCAL, Server
+from handrail.transports.memory import Channel
 
 __all__ = ["Peer", "Script"]
-
-Answers = Callable[[str, Object], Any]
 
 MAX_ROUNDS = 10
 MAX_PAGES = 1_000
 
-
-class Channel(Protocol):
-    async def deliver(self, message: bytes) -> None: ...
-    async def receive(self) -> bytes: ...
-    async def close(self) -> None: ...
+_ME = {"name": "handrail-testing", "version": "0"}
 
 
 class Script:
@@ -44,31 +38,27 @@ class Script:
     """
 
     def __init__(self, answers: Mapping[str, Iterable[Object]], *, notices: Iterable[Object] = ()) -> None:
-        self._answers = {method: deque(each) for method, each in answers.items()}
-        self._out: asyncio.Queue[bytes] = asyncio.Queue()
-        self._notices = list(notices)
         self.received: list[Object] = []
+        self._answers = {method: list(each) for method, each in answers.items()}
+        self._notices = list(notices)
+        self._out: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def deliver(self, message: bytes) -> None:
         request = decode(message)
         self.received.append(request)
         if "id" not in request:
             return
-        canned = self._answers.get(request["method"])
-        if canned:
-            await self._out.put(jsonrpc.encode({**canned.popleft(), "id": request["id"]}))
-        elif request["method"] == "initialize":
-            version = request["params"]["protocolVersion"]
-            result = {
-                "protocolVersion": version,
-                "capabilities": {"tools": {}},
-                "serverInfo": {"name": "script", "version": "0"},
-            }
-            await self._out.put(jsonrpc.answer(request["id"], result))
+        ident, method = request["id"], request["method"]
+        if self._answers.get(method):
+            answer = jsonrpc.encode({**self._answers[method].pop(0), "id": ident})
+        elif method == "initialize":
+            agreed = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}}}
+            answer = jsonrpc.answer(ident, {**agreed, "serverInfo": {"name": "script", "version": "0"}})
         else:
-            await self._out.put(jsonrpc.error(request["id"], -32601, f"Unknown method: {request['method']}"))
-        while self._notices:
-            await self._out.put(jsonrpc.encode(self._notices.pop(0)))
+            answer = jsonrpc.error(ident, -32601, f"Unknown method: {method}")
+        for each in (answer, *map(jsonrpc.encode, self._notices)):
+            self._out.put_nowait(each)
+        self._notices.clear()
 
     async def receive(self) -> bytes:
         return await self._out.get()
@@ -81,21 +71,21 @@ class Peer:
     """A client in the same process, speaking the revision you name.
 
     `answers(method, params)` replies to the server's questions (elicitation, sampling, roots); `notices` holds the
-    notifications that came, `wire` every message as it went over the wire.
+    notifications that came, `wire` every message as it came over the wire.
     """
 
     def __init__(
         self,
-        target: Server | Channel,
+        target: Server | Channel | Script,
         *,
         revision: str = "2025-11-25",
         capabilities: Object | None = None,
-        answers: Answers | None = None,
+        answers: Callable[[str, Object], Any] | None = None,
         principal: Principal = LOCAL,
         timeout: float = 10.0,
     ) -> None:
         self.revision = REVISIONS[revision]
-        self.capabilities = {} if capabilities is None else capabilities
+        self.capabilities = capabilities or {}
         self.welcome: Object = {}
         self.notices: list[Object] = []
         self.wire: list[bytes] = []
@@ -109,21 +99,16 @@ class Peer:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Peer:
-        if isinstance(self._target, Server):
-            await self._stack.enter_async_context(self._target.serving())
-            self._channel: Channel = self._target.connect(self._principal)
-        else:
-            self._channel = self._target
+        target = self._target
+        if isinstance(target, Server):
+            await self._stack.enter_async_context(target.serving())
+            target = target.connect(self._principal)
+        self._channel = target
         self._reader = asyncio.create_task(self._read())
-        if self.revision.stateless:
-            return self
-        params = {
-            "protocolVersion": self.revision.name,
-            "capabilities": self.capabilities,
-            "clientInfo": {"name": "handrail-testing", "version": "0"},
-        }
-        self.welcome = await self._result("initialize", params)
-        await self.notify("notifications/initialized")
+        if not self.revision.stateless:
+            params = {"protocolVersion": self.revision.name, "capabilities": self.capabilities, "clientInfo": _ME}
+            self.welcome = await self._result("initialize", params)
+            await self.notify("notifications/initialized")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -134,44 +119,40 @@ class Peer:
 
     async def tools(self) -> list[Tool]:
         """Every tool, over all pages."""
+        fields = dict(zip(Tool.__struct_encode_fields__, Tool.__struct_fields__, strict=True))
         tools: list[Tool] = []
-        cursor: str | None = None
+        params: Object = {}
         for _ in range(MAX_PAGES):
-            page, cursor = self.revision.read_page(
-                await self._result("tools/list", {} if cursor is None else {"cursor": cursor})
-            )
-            tools += [_tool(each) for each in page]
-            if cursor is None:
+            page = await self._result("tools/list", params)
+            for raw in page["tools"]:
+                tools.append(Tool(**{fields[name]: value for name, value in raw.items() if name in fields}))
+            params = {"cursor": page.get("nextCursor")}
+            if params["cursor"] in (None, self.revision.last_cursor):
                 return tools
         raise RemoteProtocolError(f"tools/list: over {MAX_PAGES} pages")
 
     async def call(self, name: str, arguments: Object | None = None, **meta: Json) -> ToolResult:
         """Call a tool; answers questions on the way. `progressToken=…` and the like go into `_meta`."""
-        params: Object = {"name": name}
-        if arguments is not None:
-            params["arguments"] = arguments
+        params: Object = {"name": name} if arguments is None else {"name": name, "arguments": arguments}
+        answers: Object = {}
         for _ in range(MAX_ROUNDS):
-            result = await self._result("tools/call", params, meta)
+            result = await self._result("tools/call", {**params, **answers}, meta)
             if result.get("resultType") != "input_required":
                 return self.revision.read_result(result, False)
-            params = {k: v for k, v in params.items() if k not in ("inputResponses", "requestState")}
             asked: Object = result.get("inputRequests", {})
-            params["inputResponses"] = {
-                key: await self._reply(each["method"], each["params"]) for key, each in asked.items()
-            }
+            replies = {key: await self._reply(each["method"], each["params"]) for key, each in asked.items()}
+            answers = {"inputResponses": replies}
             if "requestState" in result:
-                params["requestState"] = result["requestState"]
+                answers["requestState"] = result["requestState"]
         raise RemoteProtocolError(f"tools/call: still asking after {MAX_ROUNDS} rounds")
 
-    async def request(
-        self, method: str, params: Object | None = None, meta: Mapping[str, Json] | None = None
-    ) -> Object:
+    async def request(self, method: str, params: Object | None = None, meta: Object | None = None) -> Object:
         """Send a request and give back the whole answer as it came: a mapping with `result` or `error`."""
         self._ids += 1
         ident = self._ids
         waiter: asyncio.Future[Object] = asyncio.get_running_loop().create_future()
         self._waiting[ident] = waiter
-        await self.send(jsonrpc.request(ident, method, self._enveloped(params, meta or {})))
+        await self.send(jsonrpc.request(ident, method, self._enveloped(params, dict(meta or {}))))
         async with asyncio.timeout(self._timeout):
             return await waiter
 
@@ -191,21 +172,17 @@ class Peer:
                         return each
                 await self._news.wait()
 
-    def _enveloped(self, params: Object | None, meta: Mapping[str, Json]) -> Json:
-        envelope: Object = dict(meta)
+    def _enveloped(self, params: Object | None, meta: Object) -> Json:
         if self.revision.stateless:
-            envelope = {
-                VERSION: self.revision.name,
-                CAPABILITIES: self.capabilities,
-                CLIENT_INFO: {"name": "handrail-testing", "version": "0"},
-                **({LOG_LEVEL: meta["logLevel"]} if "logLevel" in meta else {}),
-                **{k: v for k, v in meta.items() if k != "logLevel"},
-            }
-        if envelope:
-            return {**(params or {}), "_meta": {**(params or {}).get("_meta", {}), **envelope}}
-        return UNSET if params is None else params
+            if "logLevel" in meta:
+                meta[LOG_LEVEL] = meta.pop("logLevel")
+            meta = {VERSION: self.revision.name, CAPABILITIES: self.capabilities, CLIENT_INFO: _ME, **meta}
+        if not meta:
+            return UNSET if params is None else params
+        params = params or {}
+        return {**params, "_meta": {**params.get("_meta", {}), **meta}}
 
-    async def _result(self, method: str, params: Object, meta: Mapping[str, Json] | None = None) -> Object:
+    async def _result(self, method: str, params: Object, meta: Object | None = None) -> Object:
         answer = await self.request(method, params, meta)
         if "error" in answer:
             error = answer["error"]
@@ -226,17 +203,16 @@ class Peer:
             waiter = self._waiting.pop(message.get("id"), None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(message)
-        elif "id" in message:
-            try:
-                result = await self._reply(message["method"], message.get("params", {}))
-            except RemoteProtocolError as problem:
-                await self.send(jsonrpc.error(message["id"], problem.code, str(problem)))
-            else:
-                await self.send(jsonrpc.answer(message["id"], result))
-        else:
+        elif "id" not in message:
             async with self._news:
                 self.notices.append(message)
                 self._news.notify_all()
+        else:
+            try:
+                answer = jsonrpc.answer(message["id"], await self._reply(message["method"], message.get("params", {})))
+            except RemoteProtocolError as problem:
+                answer = jsonrpc.error(message["id"], problem.code, str(problem))
+            await self.send(answer)
 
     async def _reply(self, method: str, params: Object) -> Json:
         if method == "ping":
@@ -245,8 +221,3 @@ class Peer:
             raise RemoteProtocolError(f"no answer to {method} was prepared", code=-32601)
         reply = self._answers(method, params)
         return await reply if inspect.isawaitable(reply) else reply
-
-
-def _tool(raw: Object) -> Tool:
-    fields = dict(zip(Tool.__struct_encode_fields__, Tool.__struct_fields__, strict=True))
-    return Tool(**{fields[name]: value for name, value in raw.items() if name in fields})

@@ -126,7 +126,7 @@ class Engine:
             announces = self.list_changed or revision.announces
             capabilities["tools"] = {"listChanged": True} if announces else {}
         return revision.welcome(
-            Welcome(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms, "public")
+            Welcome(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
 
     def _changed(self) -> None:

@@ -21,7 +21,7 @@ from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, Notification, Refusal, Request, Response, decode
 from handrail.model import Json, Object, Principal
 from handrail.revisions import Revision
-from handrail.revisions.base import LEVELS, SUBSCRIPTION, VERSION, Page
+from handrail.revisions.base import LEVELS, SUBSCRIPTION, VERSION
 
 log = logging.getLogger("handrail")
 
@@ -157,7 +157,7 @@ class Conversation(Flight):
         if last is not None:
             expires = int(engine.clock()) + CURSOR_SECONDS
             cursor = engine.seal.close("tools/list", self.principal.id, last, expires)
-        return self.answer(revision, ident, revision.page(Page(tools, cursor, engine.ttl_ms, "public")))
+        return self.answer(revision, ident, revision.page(tools, cursor, engine.ttl_ms))
 
     def _call(self, ident: Id, revision: Revision, params: Any, reply: Reply | None) -> bytes | None:
         entry = self.engine.catalog.get(params.name)

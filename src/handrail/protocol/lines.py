@@ -21,9 +21,6 @@ class LineReader:
     def feed(self, data: bytes) -> list[Line]:
         """The lines that end in `data`, without blank ones."""
         lines: list[Line] = []
-        if b"\n" not in data:
-            self._hold(data, lines)
-            return lines
         *whole, rest = data.split(b"\n")
         piece: bytes | bytearray
         for piece in whole:

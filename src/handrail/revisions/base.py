@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, get_args
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType, field, to_builtins
 
 from handrail import jsonrpc
 from handrail.errors import Kind, Refused
@@ -20,8 +20,8 @@ LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 
-LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 Level = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+LEVELS = get_args(Level)
 
 
 class Meta(Struct):
@@ -57,10 +57,6 @@ class InitializeParams(Struct, rename="camel"):
     client_info: Peer
 
 
-class NoParams(Struct):
-    pass
-
-
 class Fault(Struct, frozen=True):
     """How a kind of failure is told: as a JSON-RPC error with this code, or (0) as the result of the tool."""
 
@@ -87,16 +83,6 @@ class Welcome(Struct, frozen=True):
     instructions: str | UnsetType
     supported: list[str]
     ttl_ms: int
-    scope: str
-
-
-class Page(Struct, frozen=True):
-    """One page of the tool list: the tools as ready-made JSON, and the cursor of the next page."""
-
-    tools: Json
-    cursor: str | UnsetType
-    ttl_ms: int
-    scope: str
 
 
 class Revision(Struct, frozen=True, kw_only=True):
@@ -112,48 +98,49 @@ class Revision(Struct, frozen=True, kw_only=True):
     progress_message: bool = False
     asks: Literal["request", "retry"] = "request"
     questions: frozenset[str] = frozenset({"sampling/createMessage", "roots/list"})
-    requests: Mapping[str, type]  # method -> its parameters; absent: unknown method
+    requests: Mapping[str, Any]  # method -> its parameters; absent: unknown method
     envelope: type | None = None  # what the parameters of every request must hold, its method known or not
     notifications: frozenset[str]
     sender: Callable[[Any], ClientInfo] | None = None  # who a request says it is from; None: whoever shook hands
     welcome: Callable[[Welcome], Object]
     tool: Callable[[Tool], Object]
-    page: Callable[[Page], Object]
+    page: Callable[[Json, str | UnsetType, int], Object]  # (tools, cursor, time to live in ms)
+    last_cursor: str | None = None  # what the last page says in place of one
     result: Callable[[ToolResult, bool], Object]
     faults: Mapping[Kind, Fault]
     explain: Callable[[Refused], tuple[str, Json]]
     ask: Callable[[str, Object], Object]  # a question's parameters, in the words of this revision
     heard: Callable[[Object, Object], Object]  # (what we wanted to ask, the answer) -> the answer in the model's words
     stamp: Callable[[Object, Identity], Object] | None = None  # what every result carries beside its own members
-    read_page: Callable[[Object], tuple[list[Object], str | None]]
     read_result: Callable[[Object, bool], ToolResult]
 
     def error(self, ident: Id | UnsetType, code: int, refused: Refused) -> bytes:
         """The JSON-RPC error that tells of a refusal."""
-        message, data = self.explain(refused)
-        known = None if ident is UNSET and self.null_id else ident
-        return jsonrpc.error(known, code, message, data)
+        return jsonrpc.error(None if ident is UNSET and self.null_id else ident, code, *self.explain(refused))
+
+
+def welcome(it: Welcome, *, info: Collection[str] = ("name", "version"), instructed: bool = True) -> Object:
+    """The answer to `initialize`, with these members of what the server says of itself."""
+    known = {name: value for name, value in to_builtins(it.identity).items() if name in info}
+    out: Object = {"capabilities": it.capabilities, "serverInfo": known}
+    if instructed and it.instructions is not UNSET:
+        out["instructions"] = it.instructions
+    return out
 
 
 def explain(refused: Refused) -> tuple[str, Json]:
     return refused.prefix + refused.text, refused.data if refused.data is not None else UNSET
 
 
+# A kind not named here is told as the result of the tool.
 FAULTS: Mapping[Kind, Fault] = {
+    **dict.fromkeys(Kind, Fault(0)),
     Kind.PARSE: Fault(-32700, 400),
     Kind.INVALID_REQUEST: Fault(-32600, 400),
     Kind.UNKNOWN_METHOD: Fault(-32601),
-    Kind.BAD_PARAMS: Fault(-32602),
-    Kind.UNKNOWN_TOOL: Fault(-32602),
-    Kind.BAD_ARGUMENTS: Fault(-32602),
-    Kind.TOOL_ERROR: Fault(0),
-    Kind.BAD_OUTPUT: Fault(0),
-    Kind.NEEDS_CAPABILITY: Fault(0),
-    Kind.NEEDS_URL: Fault(0),
-    Kind.THROTTLED: Fault(0),
+    **dict.fromkeys((Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS), Fault(-32602)),
     Kind.OVERLOADED: Fault(429, 429),
     Kind.FORBIDDEN: Fault(403, 403),
-    Kind.TIMEOUT: Fault(0),
     Kind.VERSION: Fault(-32602, 400),
     Kind.INTERNAL: Fault(-32603),
 }

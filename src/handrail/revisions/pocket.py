@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from handrail.jsonrpc import encode
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
-from handrail.revisions import r2025_06_18
-from handrail.revisions.base import Page
-from handrail.revisions.levels import BlockRules, blocks, json_text
-from handrail.revisions.read import read_content, read_page
+from handrail.revisions import levels, r2025_06_18, read
+from handrail.revisions.levels import BlockRules
 
-_BLOCKS = BlockRules(meta=False, icons=False)
+_BLOCKS = BlockRules(drops=frozenset({"_meta", "icons"}))
 
 
 def tool(it: Tool) -> Object:
-    out = r2025_06_18.tool(it)
-    out.pop("_meta", None)
-    title = out.pop("title", it.name)
-    out.setdefault("description", title)
+    out = levels.tool(it, members=("name", "description", "inputSchema", "outputSchema", "annotations"))
+    out.setdefault("description", it.name if it.title is UNSET else it.title)
     return out
 
 
-def page(it: Page) -> Object:
-    return {"tools": it.tools, "nextCursor": "" if it.cursor is UNSET else it.cursor}
+def page(tools: Json, cursor: str | UnsetType, ttl_ms: int) -> Object:
+    return {"tools": tools, "nextCursor": "" if cursor is UNSET else cursor}
 
 
 def result(it: ToolResult, wraps: bool) -> Object:
-    shown = it
     risk: Json = it.meta.get(RISK) if it.meta is not UNSET else None
     if risk:
-        shown = replace(it, content=[Text(f"[caution: {risk['reason']}]"), *it.content])
+        it = replace(it, content=[Text(f"[caution: {risk['reason']}]"), *it.content])
     elif not it.content:
-        shown = replace(it, content=[Text("") if it.structured is UNSET else json_text(it.structured)])
-    out = r2025_06_18.structured_result(shown, wraps, blocks(shown.content, _BLOCKS))
+        it = replace(it, content=[Text("" if it.structured is UNSET else encode(it.structured).decode())])
+    out = r2025_06_18.result(_BLOCKS, it, wraps)
     out.setdefault("structuredContent", {})
     return out
 
 
-def read_pocket_page(result: Object) -> tuple[list[Object], str | None]:
-    tools, cursor = read_page(result)
-    return tools, cursor or None
-
-
 def read_result(result: Object, has_schema: bool) -> ToolResult:
-    read = read_content(result, has_schema)
-    if read.structured == {} and not has_schema:
-        read.structured = UNSET
-    if read.content == [Text("")]:
-        read.content = []
-    return read
+    found = read.read_result(result, has_schema)
+    if found.structured == {} and not has_schema:
+        found.structured = UNSET
+    if found.content == [Text("")]:
+        found.content = []
+    return found
 
 
 REVISION = replace(
@@ -59,7 +50,7 @@ REVISION = replace(
     announces=True,
     tool=tool,
     page=page,
+    last_cursor="",
     result=result,
-    read_page=read_pocket_page,
     read_result=read_result,
 )

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from handrail.model import Object, Tool, ToolResult
-from handrail.revisions import r2024_10_07, r2024_11_05
-from handrail.revisions.levels import BlockRules
-
-_BLOCKS = BlockRules(
-    types=frozenset({"text", "image", "audio", "resource"}),
-    annotations=frozenset({"audience", "priority"}),
-    meta=False,
-    inner=False,
-)
+from handrail.model import Object, Tool
+from handrail.revisions import levels, r2024_11_05
+from handrail.revisions.r2024_11_05 import BLOCKS
 
 
 def tool(it: Tool) -> Object:
-    out = r2024_10_07.tool(it)
-    annotations = {} if it.annotations is UNSET else dict(it.annotations)
+    out = levels.tool(it, members=("name", "description", "inputSchema", "annotations"))
     if it.title is not UNSET:
-        annotations.setdefault("title", it.title)
-    if annotations or it.annotations is not UNSET:
-        out["annotations"] = annotations
+        out.setdefault("annotations", {}).setdefault("title", it.title)
     return out
-
-
-def result(it: ToolResult, wraps: bool) -> Object:
-    return r2024_11_05.plain_result(it, _BLOCKS)
 
 
 REVISION = replace(
@@ -37,5 +25,5 @@ REVISION = replace(
     batches=True,
     progress_message=True,
     tool=tool,
-    result=result,
+    result=partial(r2024_11_05.result, replace(BLOCKS, types=frozenset({"text", "image", "audio", "resource"}))),
 )

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET, to_builtins
+from functools import partial
+
 from msgspec.structs import replace
 
 from handrail.errors import Kind
-from handrail.model import Object, Tool, ToolResult
-from handrail.revisions import r2024_10_07, r2024_11_05, r2025_06_18
-from handrail.revisions.base import Fault, Welcome
-
-
-def welcome(it: Welcome) -> Object:
-    return {**r2024_11_05.welcome(it), "serverInfo": to_builtins(it.identity)}
-
-
-def tool(it: Tool) -> Object:
-    out = r2025_06_18.tool(it)
-    if it.icons is not UNSET:
-        out["icons"] = it.icons
-    return out
-
-
-def result(it: ToolResult, wraps: bool) -> Object:
-    return r2025_06_18.structured_result(it, wraps, it.content)
-
-
-def ask(method: str, params: Object) -> Object:
-    return params
-
+from handrail.revisions import base, levels, r2025_06_18
 
 REVISION = replace(
     r2025_06_18.REVISION,
     name="2025-11-25",
     null_id=False,
-    welcome=welcome,
-    tool=tool,
-    result=result,
-    faults={**r2025_06_18.REVISION.faults, Kind.BAD_ARGUMENTS: Fault(0)},
-    ask=ask,
-    heard=r2024_10_07.heard,
+    welcome=partial(base.welcome, info=base.Identity.__struct_encode_fields__),
+    tool=partial(levels.tool, members=(*r2025_06_18.TOOL, "icons")),
+    result=partial(r2025_06_18.result, None),
+    faults={**r2025_06_18.REVISION.faults, Kind.BAD_ARGUMENTS: base.Fault(0)},
+    ask=lambda method, params: params,
+    heard=lambda params, answer: answer,
 )

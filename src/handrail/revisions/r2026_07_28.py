@@ -6,32 +6,19 @@ from msgspec import UNSET, Struct, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
 from handrail.errors import Kind, RemoteProtocolError
-from handrail.model import ClientInfo, Object, Tool, ToolResult
-from handrail.revisions import r2025_11_25
-from handrail.revisions.base import (
-    CAPABILITIES,
-    CLIENT_INFO,
-    LOG_LEVEL,
-    SERVER_INFO,
-    VERSION,
-    Fault,
-    Identity,
-    Level,
-    Page,
-    Peer,
-    Welcome,
-)
-from handrail.revisions.read import read_content
+from handrail.model import ClientInfo, Json, Object, ToolResult
+from handrail.revisions import base, r2025_11_25, read
+from handrail.revisions.base import Fault, Identity, Peer, Welcome
 
 
 class Envelope(Struct):
     """What every request says of its sender."""
 
-    version: str = field(name=VERSION)
-    capabilities: Object = field(name=CAPABILITIES)
-    client: Peer | UnsetType = field(default=UNSET, name=CLIENT_INFO)
+    version: str = field(name=base.VERSION)
+    capabilities: Object = field(name=base.CAPABILITIES)
+    client: Peer | UnsetType = field(default=UNSET, name=base.CLIENT_INFO)
     progress_token: int | str | UnsetType = field(default=UNSET, name="progressToken")
-    log_level: Level | UnsetType = field(default=UNSET, name=LOG_LEVEL)
+    log_level: base.Level | UnsetType = field(default=UNSET, name=base.LOG_LEVEL)
 
 
 class Params(Struct):
@@ -58,10 +45,8 @@ class ListenParams(Params, kw_only=True):
 
 
 def sender(params: Params) -> ClientInfo:
-    meta = params.meta
-    if meta.client is UNSET:
-        return ClientInfo(capabilities=meta.capabilities)
-    return ClientInfo(meta.client.name, meta.client.version, meta.client.title, meta.capabilities)
+    who = Peer("", "") if params.meta.client is UNSET else params.meta.client
+    return ClientInfo(who.name, who.version, who.title, params.meta.capabilities)
 
 
 def welcome(it: Welcome) -> Object:
@@ -70,22 +55,17 @@ def welcome(it: Welcome) -> Object:
         "supportedVersions": it.supported,
         "capabilities": it.capabilities,
         "ttlMs": it.ttl_ms,
-        "cacheScope": it.scope,
+        "cacheScope": "public",
     }
     if it.instructions is not UNSET:
         out["instructions"] = it.instructions
     return out
 
 
-def tool(it: Tool) -> Object:
-    out: Object = to_builtins(it)
-    return out
-
-
-def page(it: Page) -> Object:
-    out: Object = {"resultType": "complete", "tools": it.tools, "ttlMs": it.ttl_ms, "cacheScope": it.scope}
-    if it.cursor is not UNSET:
-        out["nextCursor"] = it.cursor
+def page(tools: Json, cursor: str | UnsetType, ttl_ms: int) -> Object:
+    out: Object = {"resultType": "complete", "tools": tools, "ttlMs": ttl_ms, "cacheScope": "public"}
+    if cursor is not UNSET:
+        out["nextCursor"] = cursor
     return out
 
 
@@ -99,19 +79,15 @@ def result(it: ToolResult, wraps: bool) -> Object:
 
 
 def stamp(result: Object, identity: Identity) -> Object:
-    result["_meta"] = {**result.get("_meta", {}), SERVER_INFO: identity}
+    result["_meta"] = {**result.get("_meta", {}), base.SERVER_INFO: identity}
     return result
-
-
-def ask(method: str, params: Object) -> Object:
-    return {k: v for k, v in params.items() if k != "elicitationId"}
 
 
 def read_result(result: Object, has_schema: bool) -> ToolResult:
     kind = result.get("resultType", "complete")
     if kind != "complete":
         raise RemoteProtocolError(f"tools/call: a result of type {kind!r} is not understood")
-    return read_content(result, has_schema)
+    return read.read_result(result, has_schema)
 
 
 REVISION = replace(
@@ -129,7 +105,7 @@ REVISION = replace(
     sender=sender,
     notifications=frozenset({"notifications/cancelled"}),
     welcome=welcome,
-    tool=tool,
+    tool=to_builtins,
     page=page,
     result=result,
     faults={
@@ -139,7 +115,7 @@ REVISION = replace(
         Kind.NEEDS_URL: Fault(-32021, 400),
         Kind.VERSION: Fault(-32022, 400),
     },
-    ask=ask,
+    ask=lambda method, params: {k: v for k, v in params.items() if k != "elicitationId"},
     stamp=stamp,
     read_result=read_result,
 )

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
 from msgspec import MsgspecError, to_builtins
-from msgspec.json import decode, encode
 
 from handrail.model import Json
-from handrail.schema.bounds import pointer
 
 _SIMPLE = frozenset({int, bool, type(None)})
 _BYTES = (bytes, bytearray, memoryview)
+_KEPT = (*_BYTES, Decimal)  # what msgspec would write as text without a word, whatever it holds
 
 
 def plain(value: Any) -> Json:
     """The value as dict, list, str, int, float, bool or None; ValueError names the place of what has no JSON form.
 
-    Most results are JSON values already, and one look says so. msgspec converts the others, but would write NaN as
-    null and bytes as base64 without a word, so what it made is looked at too.
+    Most results are JSON values already, and one look says so; msgspec makes most others so. What is left is walked.
     """
     try:
         if _is_plain(value):
             return value
-        made = to_builtins(value, builtin_types=_BYTES, str_keys=True, enc_hook=_convert)
-        if _is_plain(made):
-            return made
-        flaw = _flaw(made, "")
-        if flaw:
-            raise ValueError(flaw)
-        return decode(encode(made))
+        try:
+            made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)
+        except (MsgspecError, TypeError):
+            return _strict(value, "")
+        return made if _is_plain(made) else _strict(value, "")
     except RecursionError:
         raise ValueError("the value is nested too deeply, or contains itself") from None
-    except (MsgspecError, TypeError) as problem:
-        raise ValueError(f"the value has no JSON form: {problem}") from None
+
+
+def pointer(path: str, key: str | int) -> str:
+    """The JSON pointer one step below `path` (RFC 6901)."""
+    return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
 def _is_plain(value: Any) -> bool:
@@ -65,31 +65,57 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
+def _strict(value: Any, path: str) -> Json:
+    where = path or "the value"
+    if isinstance(value, dict):
+        made: dict[str, Json] = {}
+        for key, inner in value.items():
+            name = _key(key, where)
+            if name in made:
+                raise ValueError(f"{pointer(path, name)}: two keys have the same JSON name")
+            made[name] = _strict(inner, pointer(path, name))
+        return made
+    if isinstance(value, list | tuple):
+        return [_strict(inner, pointer(path, i)) for i, inner in enumerate(value)]
+    if isinstance(value, str):
+        if not _encodable(value):
+            raise ValueError(f"{where}: a string with half a character (a lone surrogate)")
+        return str.__str__(value)
+    if isinstance(value, _BYTES):
+        kind = type(value).__name__
+        raise ValueError(f"{where}: {kind} has no JSON form; return an Image, an Audio, or base64 text")
+    if isinstance(value, float | Decimal):
+        if not isfinite(value):
+            raise ValueError(f"{where}: {value} is not a JSON number")
+        return str(value) if isinstance(value, Decimal) else float(value)
+    if value is None or isinstance(value, int):
+        return value if type(value) in _SIMPLE else int(value)
+    try:
+        return _strict(to_builtins(value, builtin_types=_KEPT, enc_hook=_convert), path)
+    except (MsgspecError, TypeError) as problem:
+        raise ValueError(f"{where}: {problem}") from None
+
+
+def _key(key: Any, where: str) -> str:
+    name = key if isinstance(key, str) else to_builtins(key, enc_hook=_convert)
+    if isinstance(name, str) and not _encodable(name):
+        raise ValueError(f"{where}: a key with half a character (a lone surrogate)")
+    if type(name) is not int and not isinstance(name, str):
+        raise ValueError(f"{where}: the key {key!r} is not a string")
+    return str.__str__(name) if isinstance(name, str) else str(name)
+
+
 def _convert(value: Any) -> Any:
-    """What msgspec does not know: paths, and pydantic's models (pydantic itself is never imported here)."""
+    """What msgspec does not know: paths, subclasses, and pydantic's models (pydantic itself is never imported here)."""
     if isinstance(value, PurePath):
         return str(value)
     dump = getattr(value, "model_dump", None)
     if callable(dump) and not isinstance(value, type):
         return dump(mode="json", by_alias=True)
-    raise TypeError(f"{type(value).__name__}")
-
-
-def _flaw(value: Any, path: str) -> str:
-    where = path or "the value"
-    if isinstance(value, dict):
-        parts = list(value.items())
-    elif isinstance(value, list | tuple):
-        parts = list(enumerate(value))
-    elif isinstance(value, _BYTES):
-        return f"{where}: bytes have no JSON form; return an Image, an Audio, or base64 text"
-    elif isinstance(value, float):
-        return "" if isfinite(value) else f"{where}: {value} is not a JSON number"
-    elif isinstance(value, str):
-        return "" if _encodable(value) else f"{where}: a string with half a character (a lone surrogate)"
-    else:
-        return ""
-    return next(filter(None, (_flaw(each, pointer(path, key)) for key, each in parts)), "")
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind.__call__(value) if kind is not str else str.__str__(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _encodable(text: str) -> bool:

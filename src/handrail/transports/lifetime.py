@@ -23,7 +23,7 @@ MORE_SECONDS = 1.5  # what an end may take beyond the grace given to calls
 LOOK_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
 
 # What is written to the watch beside the numbers of signals.
-_LEAVING, _LEFT = 254, 255
+_READY, _LEAVING, _LEFT = 253, 254, 255
 
 Ready = Callable[[Callable[[str], None], Callable[[], None]], None]
 
@@ -72,6 +72,7 @@ class _Watch:
 
     def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
         self._stop, self._input_closed = stop, input_closed
+        self.tell(_READY)
         if self.asked:
             stop("asked to end before it began")
 
@@ -108,7 +109,7 @@ class _Watch:
 
     def _keep(self, source: int) -> None:
         parent = os.getppid()
-        wait, seconds = _waiter(self._inbox.fileno(), source, parent)
+        wait, self._watch_source, seconds = _waiter(self._inbox.fileno(), source, parent)
         while True:
             left = seconds if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             news = wait(left)
@@ -127,6 +128,8 @@ class _Watch:
             if self.asked:
                 _leave(128 + what)  # a second Ctrl-C means now
             self._ask(f"signal {what}")
+        elif what == _READY:
+            self._watch_source()  # not before: a slow start must not cost the answers
         elif what == _LEAVING:
             self._leave_soon()
         return what != _LEFT
@@ -150,14 +153,15 @@ def _nothing(*args: object) -> None:
     """Not serving yet."""
 
 
-def _waiter(told: int, source: int, parent: int) -> tuple[Callable[[float | None], set[str]], float | None]:
-    """A function that waits for news, and how long it may wait: for ever, where the parent can be watched."""
+def _waiter(
+    told: int, source: int, parent: int
+) -> tuple[Callable[[float | None], set[str]], Callable[[], None], float | None]:
+    """A way to wait for news, one to watch the input too, and how long to wait: for ever, if the parent is watched."""
     if sys.platform == "win32":
-        return lambda seconds: {"told"} if select.select([told], [], [], seconds)[0] else set(), LOOK_SECONDS
+        return lambda seconds: {"told"} if select.select([told], [], [], seconds)[0] else set(), _nothing, LOOK_SECONDS
     poll = select.poll()
     names = {told: "told", source: "closed"}
     poll.register(told, select.POLLIN)
-    poll.register(source, getattr(select, "POLLRDHUP", 0))
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
             watched = os.pidfd_open(parent)
@@ -171,7 +175,10 @@ def _waiter(told: int, source: int, parent: int) -> tuple[Callable[[float | None
                 poll.unregister(number)  # news only once
         return {names[number] for number in found}
 
-    return wait, None if "parent" in names.values() else LOOK_SECONDS
+    def watch_source() -> None:
+        poll.register(source, getattr(select, "POLLRDHUP", 0))
+
+    return wait, watch_source, None if "parent" in names.values() else LOOK_SECONDS
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> bool:

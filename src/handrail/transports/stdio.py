@@ -28,7 +28,7 @@ if sys.platform == "linux":
 log = logging.getLogger("handrail")
 
 _CHUNK = 256 * 1024
-_PIPE_BYTES = 1024 * 1024
+_PIPE_BYTES = 256 * 1024  # of 64 MiB for all pipes of a user
 _JOIN_BYTES = 64 * 1024
 _VECTORS = 64
 LAST_WRITE_SECONDS = 0.5
@@ -144,7 +144,7 @@ class Pipe:
     def _flush(self) -> None:
         """Write what there is, as far as the peer takes it."""
         self._flushing = False
-        unsent = self._unsent
+        unsent, before = self._unsent, self._unsent_bytes
         while unsent:
             if len(unsent) > 1 and (self._unsent_bytes < _JOIN_BYTES or sys.platform == "win32"):
                 unsent[:] = [b"".join(unsent)]
@@ -159,7 +159,7 @@ class Pipe:
                 return
             self._unsent_bytes -= written
             if not _take(unsent, written) and self._pollable_sink:
-                self._write_later(progress=written > 0)
+                self._write_later(progress=self._unsent_bytes < before)
                 return
         if self._blocked or not self._room.is_set():
             self._caught_up()
