@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import assume, example, given, settings, strategies as st
 from fuzz import oracle
 from fuzz.decoder import CORPUS, difference, fuzz, seeds
 from handrail import jsonrpc
-from malformed import CASES, line_of
+from malformed import CASES, LIMIT, line_of
 from requirements import requirement
 
 Json = Any
@@ -166,6 +167,37 @@ def test_depth_is_counted_alike(levels: int, kind: tuple[bytes, bytes], core: by
 def test_bottomless_texts_are_refused(levels: int, kind: tuple[bytes, bytes]) -> None:
     for data in (kind[0] * levels, kind[0] * levels + b"1" + kind[1] * levels, kind[1] * levels):
         assert isinstance(jsonrpc.decode(data), jsonrpc.Refusal)
+
+
+@requirement("P-01", "P-03", everywhere=True)
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"[]",
+        b"{}",
+        b"[[[[[]]]]]",
+        b"[" * 100 + b"]" * 100,
+        b'{"a":' * 100 + b"1" + b"}" * 100,
+        b'{"a":1}',
+        b'{"a":":"}',
+        b'"\\":"',
+        b'{"a":1,"a":1}',
+        b"NaN",
+        b"9" * 999,
+        b"1e-" + b"0" * 990,
+        b'"\\ud83d\\ude00"',
+        b'"' + b"1" * 1100 + b'"',
+    ],
+    ids=lambda unit: unit[:12].decode(),
+)
+def test_no_message_within_the_limit_takes_a_second(unit: bytes) -> None:
+    """In time of the processor: how busy the machine is does not count."""
+    head, tail = b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":[', b'],"u":"::"}}'
+    count = (LIMIT - len(head) - len(tail)) // (len(unit) + 1)
+    data = head + b",".join([unit] * count) + tail
+    began = time.process_time()
+    jsonrpc.decode(data)
+    assert time.process_time() - began < 1.0
 
 
 @requirement("P-02", everywhere=True)

@@ -22,6 +22,7 @@ Object = dict[str, Any]
 RISK = "io.handrail/risk"
 
 _AUDIENCES = frozenset({"user", "assistant"})
+_BYTES = (bytes, bytearray, memoryview)
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")
 
 
@@ -47,26 +48,23 @@ class Text(_Block, frozen=True, tag="text"):
             super().__post_init__()
 
 
-class Image(_Block, frozen=True, tag="image"):
+class _Media(_Block, frozen=True):
+    data: bytes | str
+    mime_type: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        family = f"{self.__struct_config__.tag}/"
+        if not self.mime_type.startswith(family):
+            raise ValueError(f"mime_type: {self.mime_type!r} does not begin with {family!r}")
+
+
+class Image(_Media, frozen=True, tag="image"):
     """A picture: its bytes (or their base64 text) and its media type."""
 
-    data: bytes | str
-    mime_type: str
 
-    def __post_init__(self) -> None:
-        _check_family(self.mime_type, "image/")
-        super().__post_init__()
-
-
-class Audio(_Block, frozen=True, tag="audio"):
+class Audio(_Media, frozen=True, tag="audio"):
     """A sound: its bytes (or their base64 text) and its media type."""
-
-    data: bytes | str
-    mime_type: str
-
-    def __post_init__(self) -> None:
-        _check_family(self.mime_type, "audio/")
-        super().__post_init__()
 
 
 class ResourceLink(_Block, frozen=True, tag="resource_link"):
@@ -179,57 +177,38 @@ class Problem(Struct, frozen=True):
     text: str
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+Rule = tuple[Callable[[Any], Any], str]
 
+_STRING: Rule = (lambda it: isinstance(it, str), "a string")
+_DICT: Rule = (lambda it: type(it) is dict, "a dict")
+_BASE64: Rule = (lambda it: isinstance(it, _BYTES) or b64decode(it, validate=True) is not None, "bytes or base64 text")
 
-def _is_base64(value: object) -> bool:
-    try:
-        return isinstance(value, bytes | bytearray | memoryview) or (
-            isinstance(value, str) and b64decode(value, validate=True) is not None
-        )
-    except ValueError:
-        return False
-
-
-def _is_time(value: object) -> bool:
-    try:
-        return isinstance(value, str) and bool(datetime.fromisoformat(value))
-    except ValueError:
-        return False
-
-
-def _is_priority(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def _is_audience(value: object) -> bool:
-    return isinstance(value, list | tuple) and _AUDIENCES.issuperset(value)
-
-
-# What a member must be, wherever it stands.
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("text", "name", "title", "description", "mime_type", "mimeType"), (_is_text, "a string")),
-    **dict.fromkeys(("data", "blob"), (_is_base64, "bytes or base64 text")),
-    **dict.fromkeys(("annotations", "resource"), (lambda value: type(value) is dict, "a dict")),
-    "uri": (lambda value: isinstance(value, str) and bool(_URI.fullmatch(value)), "a URI"),
-    "size": (lambda value: type(value) is int and value >= 0, "a number of bytes"),
-    "audience": (_is_audience, "a list of 'user' and 'assistant'"),
-    "priority": (_is_priority, "a number from 0 to 1"),
-    "lastModified": (_is_time, "an ISO 8601 time"),
+# What a member must be, wherever it stands: the rule is false, or raises, for anything else.
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("text", "name", "title", "description", "mime_type", "mimeType"), _STRING),
+    **dict.fromkeys(("annotations", "resource"), _DICT),
+    **dict.fromkeys(("data", "blob"), _BASE64),
+    "uri": (_URI.fullmatch, "a URI"),
+    "size": (lambda it: type(it) is int and it >= 0, "a number of bytes"),
+    "audience": (lambda it: isinstance(it, list | tuple) and {*it} <= _AUDIENCES, "a list of 'user' and 'assistant'"),
+    "priority": (
+        lambda it: type(it) is not bool and isinstance(it, int | float) and 0 <= it <= 1,
+        "a number from 0 to 1",
+    ),
+    "lastModified": (datetime.fromisoformat, "an ISO 8601 time"),
 }
 
 
 def _check(where: str, members: Object) -> None:
     for name, value in members.items():
-        if name in _RULES and value is not UNSET:
-            fits, wanted = _RULES[name]
-            if not fits(value):
-                raise ValueError(f"{where}.{name}: {reprlib.repr(value)} is not {wanted}")
-            if name == "annotations":
-                _check("annotations", value)
-
-
-def _check_family(mime_type: str, family: str) -> None:
-    if not isinstance(mime_type, str) or not mime_type.startswith(family):
-        raise ValueError(f"mime_type: {mime_type!r} does not begin with {family!r}")
+        if name not in _RULES or value is UNSET:
+            continue
+        rule, wanted = _RULES[name]
+        try:
+            fits = rule(value)
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise ValueError(f"{where}.{name}: {reprlib.repr(value)} is not {wanted}")
+        if name == "annotations":
+            _check(f"{where}.annotations", value)

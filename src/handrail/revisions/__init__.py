@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from handrail.revisions import (
-    pocket,
-    r2024_10_07,
-    r2024_11_05,
-    r2025_03_26,
-    r2025_06_18,
-    r2025_11_25,
-    r2026_07_28,
-)
+from handrail.revisions import pocket, r2024_10_07, r2024_11_05, r2025_03_26, r2025_06_18, r2025_11_25, r2026_07_28
 from handrail.revisions.base import Revision
 
 __all__ = ["REVISIONS", "Offer", "Revision"]
@@ -33,17 +25,15 @@ class Offer:
             if name not in REVISIONS:
                 raise ValueError(f"unknown revision {name!r}; known are {', '.join(REVISIONS)}")
         chosen = [revision for name, revision in REVISIONS.items() if name in wanted]
-        if not any(revision.offered for revision in chosen):
+        offered = [each for each in chosen if each.offered]
+        if not offered:
             raise ValueError("name at least one dated revision")
         self.handshake = {each.name: each for each in chosen if not each.stateless}
         self.stateless = {each.name: each for each in chosen if each.stateless}
-        self.supported = [each.name for each in reversed(chosen) if each.offered]
+        self.supported = [each.name for each in reversed(offered)]
         self.supported_stateless = [name for name in self.supported if name in self.stateless]
-        offered = [each for each in chosen if each.offered]
-        # Speaks for us before a peer has said which revision it speaks.
-        self.newest = offered[-1]
-        by_handshake = [each for each in offered if not each.stateless]
-        self.counter_offer = by_handshake[-1] if by_handshake else None
+        self.newest = offered[-1]  # speaks for us before a peer has said which revision it speaks
+        self.counter_offer = next((each for each in reversed(offered) if not each.stateless), None)
         self.methods = frozenset(method for each in chosen for method in each.requests)
 
     def negotiate(self, asked: str) -> Revision | None:

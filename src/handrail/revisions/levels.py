@@ -130,19 +130,16 @@ def ask(method: str, params: Object) -> Object:
     """A question in the words before 2025-11-25."""
     if method == "elicitation/create":
         return _form(params)
-    if method == "sampling/createMessage":  # one block a message, no tools
-        out = {k: v for k, v in params.items() if k not in ("tools", "toolChoice")}
-        out["messages"] = [{**message, "content": _single(message["content"])} for message in params["messages"]]
-        return out
-    return params
-
-
-def _single(content: Json) -> Json:
-    if type(content) is not list:
-        return content
-    if len(content) != 1:
-        raise LocalProtocolError("this client takes one content block a message; send one, or several messages")
-    return content[0]
+    if method != "sampling/createMessage":
+        return params
+    out = {k: v for k, v in params.items() if k not in ("tools", "toolChoice")}
+    out["messages"] = [dict(message) for message in params["messages"]]
+    for message in out["messages"]:
+        if type(message["content"]) is list:
+            if len(message["content"]) != 1:
+                raise LocalProtocolError("this client takes one content block a message; send one, or several messages")
+            [message["content"]] = message["content"]
+    return out
 
 
 def _form(params: Object) -> Object:
