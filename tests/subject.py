@@ -34,7 +34,7 @@ PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000a49444154789c6360000002000154a24f5f"
     "0000000049454e44ae426082"
 )
-WAV = b"RIFF$\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00@\x1f\x00\x00@\x1f\x00\x00\x01\x00\x08\x00data\x00\x00\x00\x00"
+WAV = bytes.fromhex("524946462400000057415645666d74201000000001000100401f0000401f0000010008006461746100000000")
 SECRET = "s3cr3t-hunter2"
 
 
@@ -329,7 +329,7 @@ def add_tools(server: Server) -> None:
         return "removed"
 
     @server.tool
-    async def prints() -> str:
+    def prints() -> str:
         """Writes to standard output in every way there is."""
         print("printed")
         sys.stdout.flush()

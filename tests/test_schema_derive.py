@@ -37,8 +37,7 @@ import jsonschema
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import UNSET, Audio, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult

@@ -17,8 +17,9 @@ import seeds_data as data
 from handrail import Text, ToolResult
 from handrail.errors import RemoteProtocolError
 from handrail.model import UNSET
-from handrail.testing import Peer, Script
+from handrail.testing import Peer
 from requirements import requirement
+from script import Script
 from seeds_data import (
     CAPABILITIES,
     CONTENT,

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import check_message, strict_json
-from requirements import record_ran
 
 import subject
+from checks import check_message, strict_json
 from handrail.server import Server
+from requirements import record_ran
 
 Json = Any
 Object = dict[str, Any]

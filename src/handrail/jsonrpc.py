@@ -24,11 +24,11 @@ Id = int | str
 MAX_DEPTH = 128
 MAX_DIGITS = 1_000
 MAX_KEYS = 10_000
-MAX_ID_BITS = 3_321  # an integer of 1,000 digits
 
 encode = Encoder().encode
 _parse = Decoder().decode
 _STRIDE = MAX_DIGITS // 2
+_TOO_LONG = 10**MAX_DIGITS
 _SEPARATORS = (b'":', b" :", b"\t:", b"\r:", b"\n:")
 _NUMBER = re.compile(rb"[0-9.eE+-]*")
 _NUMBER_TWICE = re.compile(rb"[0-9.eE+-](?=[0-9.eE+-])")
@@ -146,7 +146,7 @@ def _read_other(value: Object) -> Message:
 
 def _id_of(value: Json) -> Id | UnsetType:
     ident = value.get("id") if type(value) is dict else None
-    return ident if type(ident) is str or (type(ident) is int and ident.bit_length() <= MAX_ID_BITS) else UNSET
+    return ident if type(ident) is str or (type(ident) is int and -_TOO_LONG < ident < _TOO_LONG) else UNSET
 
 
 def _flaw(data: bytes | bytearray, value: Json) -> str:
@@ -221,11 +221,14 @@ def _short(number: str) -> int | None:
     return None
 
 
+def _int_or_none(number: str) -> int | None:
+    return int(number) if len(number.lstrip("-")) <= MAX_DIGITS else None
+
+
 def _salvage(data: bytes | bytearray) -> Id | UnsetType:
     """The id of a text that is not acceptable, if a lenient reading finds one: a caller that waits wants an answer."""
     try:
-        text = data.decode("utf-8", "surrogateescape")
-        ident = _id_of(json.loads(text, parse_int=lambda number: int(number) if len(number) <= MAX_DIGITS else None))
+        ident = _id_of(json.loads(data.decode("utf-8", "surrogateescape"), parse_int=_int_or_none))
         encode({"id": None if ident is UNSET else ident})  # one that cannot be written cannot be echoed
     except (ValueError, RecursionError):
         return UNSET

@@ -1,4 +1,4 @@
-"""For tests of your tools: a client in the same process, and a scripted server to play against.
+"""For tests of your tools: a client in the same process.
 
 >>> async with Peer(server, revision="2025-11-25") as peer:
 ...     result = await peer.call("add", {"a": 1, "b": 2})
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 from msgspec.json import decode
@@ -21,9 +21,8 @@ from handrail.model import Json, Object, Principal, Tool, ToolResult
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION
 from handrail.server import LOCAL, Server
-from handrail.transports.memory import Channel
 
-__all__ = ["Peer", "Script"]
+__all__ = ["Peer"]
 
 MAX_ROUNDS = 10
 MAX_PAGES = 1_000
@@ -31,40 +30,12 @@ MAX_PAGES = 1_000
 _ME = {"name": "handrail-testing", "version": "0"}
 
 
-class Script:
-    """A server that says what it was told to say: for each method, the answers in their order.
+class Channel(Protocol):
+    """What a `Peer` talks through: a server's own, or one of yours."""
 
-    An answer is a message with `result` or `error`; the id of the request is put in.
-    """
-
-    def __init__(self, answers: Mapping[str, Iterable[Object]], *, notices: Iterable[Object] = ()) -> None:
-        self.received: list[Object] = []
-        self._answers = {method: list(each) for method, each in answers.items()}
-        self._notices = list(notices)
-        self._out: asyncio.Queue[bytes] = asyncio.Queue()
-
-    async def deliver(self, message: bytes) -> None:
-        request = decode(message)
-        self.received.append(request)
-        if "id" not in request:
-            return
-        ident, method = request["id"], request["method"]
-        if self._answers.get(method):
-            answer = jsonrpc.encode({**self._answers[method].pop(0), "id": ident})
-        elif method == "initialize":
-            agreed = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}}}
-            answer = jsonrpc.answer(ident, {**agreed, "serverInfo": {"name": "script", "version": "0"}})
-        else:
-            answer = jsonrpc.error(ident, -32601, f"Unknown method: {method}")
-        for each in (answer, *map(jsonrpc.encode, self._notices)):
-            self._out.put_nowait(each)
-        self._notices.clear()
-
-    async def receive(self) -> bytes:
-        return await self._out.get()
-
-    async def close(self) -> None:
-        pass
+    async def deliver(self, message: bytes) -> None: ...
+    async def receive(self) -> bytes: ...
+    async def close(self) -> None: ...
 
 
 class Peer:
@@ -76,7 +47,7 @@ class Peer:
 
     def __init__(
         self,
-        target: Server | Channel | Script,
+        target: Server | Channel,
         *,
         revision: str = "2025-11-25",
         capabilities: Object | None = None,
