@@ -352,6 +352,20 @@ async def test_in_memory_a_peer_that_never_reads_is_held_up_and_others_are_not(r
     await rounds(len(ALL), one, at_once=len(ALL))
 
 
+@requirement("P-11")
+@everywhere()
+async def test_a_call_has_a_deadline(open_wire: Open) -> None:
+    """One that gives no sign of life, and one that gives them for ever; both at once."""
+    wire: Wire = await open_wire()
+    asked = [
+        await wire.ask("tools/call", {"name": "sleeps", "arguments": {"heartbeat": each}}) for each in (False, True)
+    ]
+    told = [str(await wire.answer(ident)) for ident in asked]
+    assert "gave no sign of life for 0.2 s" in told[0]
+    assert "took longer than 0.4 s" in told[1]
+    assert await wire.silent()
+
+
 # Floods
 
 

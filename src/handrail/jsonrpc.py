@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
@@ -24,12 +25,16 @@ Id = int | str
 MAX_DEPTH = 128
 MAX_DIGITS = 1_000
 MAX_KEYS = 10_000
+MAX_PARTS = 100_000  # objects and arrays in one message
 
 encode = Encoder().encode
 _parse = Decoder().decode
+_TOO_MANY = f"over {MAX_PARTS:,} objects and arrays"
 _STRIDE = MAX_DIGITS // 2
 _TOO_LONG = 10**MAX_DIGITS
-_SEPARATORS = (b'":', b" :", b"\t:", b"\r:", b"\n:")
+_LONG = 4096
+_FEW = 200
+_COLON = re.compile(rb"[ \t\r\n]*:")
 _NUMBER = re.compile(rb"[0-9.eE+-]*")
 _NUMBER_TWICE = re.compile(rb"[0-9.eE+-](?=[0-9.eE+-])")
 _NAMES = {bool: "a boolean", float: "a fraction", list: "an array", dict: "an object", int: "a number", str: "a string"}
@@ -95,13 +100,17 @@ def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
 
 def decode(data: bytes | bytearray) -> Message | list[Json]:
     """Read one message; a list is a batch, its items to be given to `read`."""
+    count = data.count if len(data) < _LONG else partial(_count, data)
+    opened = count(b"{") + count(b"[")  # not fewer than there are objects and arrays
+    if opened > 5 * MAX_PARTS:  # far too many even if most are inside texts: not worth the time to find out
+        return Refusal(Kind.PARSE, f"Not acceptable JSON: {_TOO_MANY}")
     try:
         value = _parse(data)
     except (MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         return Refusal(Kind.PARSE, f"Not acceptable JSON: {problem}", _salvage(data))
     if type(value) is not dict and type(value) is not list:
         return Refusal(Kind.INVALID_REQUEST, "A message is a JSON object")
-    flaw = _flaw(data, value)
+    flaw = _flaw(data, value, opened)
     if flaw:
         return Refusal(Kind.PARSE, f"Not acceptable JSON: {flaw}", _id_of(value))
     return value if type(value) is list else read(value)
@@ -149,11 +158,8 @@ def _id_of(value: Json) -> Id | UnsetType:
     return ident if type(ident) is str or (type(ident) is int and -_TOO_LONG < ident < _TOO_LONG) else UNSET
 
 
-def _flaw(data: bytes | bytearray, value: Json) -> str:
+def _flaw(data: bytes | bytearray, value: Json, opened: int) -> str:
     """What the parser let pass and we do not."""
-    opened = data.count(b"{") + data.count(b"[")  # not fewer than there are objects and arrays
-    if opened > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        return f"nested deeper than {MAX_DEPTH}"
     # How many members all objects have together, and the most one of them has.
     total = most = 0
     rest = [value]
@@ -169,11 +175,35 @@ def _flaw(data: bytes | bytearray, value: Json) -> str:
                 kind = type(each)
                 if kind is dict or kind is list:
                     rest.append(each)
+            if len(rest) > MAX_PARTS:
+                return _TOO_MANY
+    if opened > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        return f"nested deeper than {MAX_DEPTH}"
     if most > MAX_KEYS:
         return f"an object with over {MAX_KEYS} members"
-    # A colon after a member name follows a quote or white space at once; most colons inside texts do not.
-    doubtful = data.count(b":") != total and sum(map(data.count, _SEPARATORS)) != total
+    doubtful = (data.count(b":") if len(data) < _LONG else _count(data, b":")) != total and _separators(data) != total
     return _strict_flaw(data) if doubtful or (len(data) > MAX_DIGITS and _has_long_number(data)) else ""
+
+
+def _count(data: bytes | bytearray, what: bytes) -> int:
+    """As `data.count`, for long texts with few of it: there a search is thirty times as fast as a count."""
+    at = -1
+    for found in range(_FEW):
+        at = data.find(what, at + 1)
+        if at < 0:
+            return found
+    return data.count(what)
+
+
+def _separators(data: bytes | bytearray) -> int:
+    """How many colons follow a quote, or white space after one; not fewer than there are members."""
+    if len(data) < _LONG or _count(data, b'"') >= _FEW:
+        return sum(map(data.count, (b'":', b" :", b"\t:", b"\r:", b"\n:")))
+    found, at = 0, data.find(b'"')
+    while at >= 0:
+        found += _COLON.match(data, at + 1) is not None
+        at = data.find(b'"', at + 1)
+    return found
 
 
 def _depth(value: Json) -> int:

@@ -27,12 +27,12 @@ class BlockRules(Struct, frozen=True):
     inner: bool = True  # whatever the author wrote inside an embedded resource stays there
 
 
-def blocks(content: list[Block], rules: BlockRules | None) -> list[Json]:
+def blocks(content: list[Block], rules: BlockRules) -> list[Json]:
     """Content blocks in the words of a revision."""
-    plain = all(type(block) is Text and block.annotations is UNSET and block.meta is UNSET for block in content)
-    if rules is None or plain:
-        return content
-    return [made for block in content for made in _block(to_builtins(block), rules)]
+    for block in content:
+        if type(block) is not Text or block.annotations is not UNSET or block.meta is not UNSET:
+            return [made for each in content for made in _block(to_builtins(each), rules)]
+    return content
 
 
 def _block(block: Object, rules: BlockRules) -> Iterator[Object]:

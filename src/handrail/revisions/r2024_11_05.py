@@ -21,7 +21,8 @@ BLOCKS = BlockRules(
 
 
 def result(rules: BlockRules | None, it: ToolResult, wraps: bool) -> Object:
-    out: Object = {"content": blocks(it.content, rules), "isError": it.is_error}
+    content = it.content if rules is None else blocks(it.content, rules)
+    out: Object = {"content": content, "isError": it.is_error}
     if it.meta is not UNSET:
         out["_meta"] = it.meta
     return out

@@ -1,40 +1,39 @@
-"""From a Python function: the schema of its arguments, of its result, and how to call it with validated arguments."""
+"""From a Python function: the schema of its arguments, of its result, and how to call it with validated arguments.
+
+Arguments have always been validated against the published schema before. Binding only converts: `1.0` for an `int`,
+text for a `datetime`, an object for a dataclass.
+"""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
+from functools import partial
 from inspect import Parameter
-from types import FrameType, FunctionType, MethodType, NoneType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from pathlib import PurePath
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from msgspec import UNSET, Struct, UnsetType, json
+from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, defstruct, field, json, structs
 
-from handrail.errors import SchemaError
+from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import Json, Object
 from handrail.schema import models
-from handrail.schema.bind import Invoke, Taken, arrives_as_is, converter, invoker, keyword_invoker
-from handrail.schema.compile import compile_schema
-from handrail.schema.plain import plain
-from handrail.schema.types import Field, Types, fields_of, is_record, object_schema, options_of, unwrapped
+from handrail.schema.plain import plain as plain
+from handrail.schema.types import Field, Types, fields_of, is_record, options_of
 
-__all__ = ["Signature", "derive", "form_for", "plain"]
+Invoke = Callable[[Object, Any], Any]
 
+_AS_IS = (str, bool, NoneType, Any, dict, list, Parameter.empty)
+_UNSTRUCTURED = (str, NoneType, Any, object, bytes, Parameter.empty)
 _FORM_TYPES = ("string", "integer", "number", "boolean")
 _FORM_FORMATS = ("email", "uri", "date", "date-time")
-_UNSTRUCTURED = (str, NoneType, None, Any, object, bytes, Parameter.empty)
-
-_ARGS_SECTION = re.compile(
-    r"(?m)^(?P<indent>[ \t]*)(?:Args|Arguments|Parameters):[ \t]*\n(?P<body>(?:(?P=indent)[ \t]+.*\n?|[ \t]*\n)+)"
-)
-_GOOGLE_ENTRY = re.compile(
-    r"(?m)^(?P<indent>[ \t]+)\*{0,2}(?P<name>\w+)[ \t]*(?:\([^)\n]*\))?:[ \t]*(?P<text>.+(?:\n(?P=indent)[ \t]+.+)*)"
-)
-_SPHINX_ENTRY = re.compile(
-    r"(?m)^[ \t]*:param[ \t]+(?:[^:\n]*[ \t])?(?P<name>\w+):[ \t]*(?P<text>.+(?:\n[ \t]+[^:\s].*)*)"
-)
+_PLACE = re.compile(r"(?s)(.*) - at `\$\.?(.+)`")
+_ARGS_SECTION = re.compile(r"(?m)^(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+.*\n?|[ \t]*\n)+)")
+_ARGS_ENTRY = re.compile(r"(?m)^(?P<indent> +)\*{0,2}(\w+)[ \t]*(?:\([^)\n]*\))?:[ \t]*(.+(?:\n(?P=indent)[ \t]+.+)*)")
+_PARAM_ENTRY = re.compile(r"(?m)^()[ \t]*:param[ \t]+(?:[^:\n]*[ \t])?(\w+):[ \t]*(.+(?:\n[ \t]+[^:\s].*)*)")
 
 
 class Signature(Struct, frozen=True):
@@ -47,6 +46,18 @@ class Signature(Struct, frozen=True):
     output_schema: Object | UnsetType
     invoke: Invoke
     takes_call: bool
+
+
+class _Taken(NamedTuple):
+    """What a function takes: its parameters with resolved hints, the name of the one for the call, its **rest."""
+
+    parameters: list[Parameter]
+    call: str | None
+    rest: str | None
+
+    @property
+    def arguments(self) -> list[Parameter]:
+        return [each for each in self.parameters if each.name != self.call]
 
 
 def derive(
@@ -62,25 +73,22 @@ def derive(
     >>> derive(forecast, call_type=Call).input_schema["properties"]["days"]
     {'type': 'integer', 'default': 3}
     """
-    where = f"{_name(function)}()"
+    where = f"{getattr(function, '__name__', type(function).__name__)}()"
     hints, names = _hints(function, call_type, where)
     taken = _taken(function, hints, call_type, where)
-    if taken.anything_else and input_schema is None and extra != "allow":
-        raise SchemaError(f"{where}: **{_rest(function)} needs extra='allow' or an explicit input_schema")
     types = Types(where, names, closed=True)
     pieces = [piece for each in taken.arguments for piece in (each.annotation, each.default)]
     if input_schema is not None:
-        schema, invoke = input_schema, _explicit(function, taken, types, input_schema)
+        schema, invoke = input_schema, _by_name(function, taken, _explicit(taken, types, input_schema))
+    elif taken.rest and extra != "allow":
+        raise SchemaError(f"{where}: **{taken.rest} needs extra='allow' or an explicit input_schema")
     elif models.mentions_pydantic(pieces, names, where):
         schema, bind = models.arguments_model(taken.arguments, where, extra=extra)
-        invoke = keyword_invoker(function, taken, bind)
+        invoke = _by_name(function, taken, bind)
     else:
-        members = [
-            Field(each.name, each.annotation, each.default is Parameter.empty, _published(each.default))
-            for each in taken.arguments
-        ]
-        schema = types.finished(object_schema(types, members, "", closed=extra == "forbid"))
-        invoke = invoker(function, taken, types, is_open=extra == "allow")
+        members = [Field(each.name, each.annotation, each.default) for each in taken.arguments]
+        schema = types.finished(types.object_schema(members, "", closed=extra == "forbid"))
+        invoke = _invoker(function, taken, types, is_open=extra == "allow")
     if input_schema is None:
         _describe(schema, inspect.getdoc(function) or "")
     output_schema = _output(hints.get("return", Any), Types(where, names, closed=False))
@@ -90,44 +98,38 @@ def derive(
 def form_for(kind: type) -> tuple[Object, Callable[[Object], Any]]:
     """A flat form for elicitation from a record class, and what turns the accepted content into the class."""
     where = f"form {kind.__qualname__}"
-    names = _locals_of(kind.__qualname__, kind.__module__)
+    names = _surroundings(kind.__qualname__, vars(sys.modules[kind.__module__]))
+    absent: Object = {}
     if models.mentions_pydantic([kind], names, where):
-        schema = models.schema_of(kind, where, mode="validation")
-        convert = models.adapter(kind)
-        absent: Object = {}
+        schema, accept = models.schema_of(kind, where, mode="validation"), models.adapter(kind)
     elif is_record(kind) and not issubclass(kind, tuple):
         types = Types(where, names, closed=False)
         members = fields_of(kind, names, where)
-        optional = [field.name for field in members if field.required and NoneType in options_of(field.hint)]
-        absent = dict.fromkeys(optional)
-        members = [field._replace(required=field.required and field.name not in absent) for field in members]
-        schema = types.finished(object_schema(types, members, "", closed=False))
-        convert = converter(kind, types, "the form")
+        absent = {each.name: None for each in members if each.required and NoneType in options_of(each.hint)}
+        members = [each._replace(default=None) if each.name in absent else each for each in members]
+        schema = types.finished(types.object_schema(members, "", closed=False))
+        accept = partial(_converted, kind=_bindable(kind, types, "the form"))
     else:
         raise SchemaError(f"{where}: a form is made from a dataclass, a TypedDict, a Struct or a pydantic model")
-    definitions = schema.get("$defs", {})
-    flat = {
-        name: _form_field(inner, definitions, f"{where}: {name}")
-        for name, inner in schema.get("properties", {}).items()
-    }
-    required = {"required": schema["required"]} if "required" in schema else {}
-    return {"type": "object", "properties": flat, **required}, lambda content: convert({**absent, **content})
+    definitions = schema.pop("$defs", {})
+    for name, inner in schema.setdefault("properties", {}).items():
+        schema["properties"][name] = _form_field(inner, definitions, f"{where}: {name}")
+    form: Object = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
+    return form, lambda content: accept({**absent, **content})
 
 
 def _form_field(schema: Object, definitions: Object, where: str) -> Object:
     """The field as forms may write it: one primitive, or a choice; null is told by leaving the field out."""
-    kept = {key: value for key, value in schema.items() if key not in ("anyOf", "$ref")}
-    if kept.get("default", UNSET) is None:
-        del kept["default"]
+    kept = {key: value for key, value in schema.items() if key not in ("anyOf", "$ref") and value is not None}
     inner = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
-    if len(inner) == 1 and "anyOf" in schema:
-        return _form_field({**inner[0], **kept}, definitions, where)
     if "$ref" in schema:
-        return _form_field({**definitions[schema["$ref"].rpartition("/")[2]], **kept}, {}, where)
-    choices = kept.get("items", {}) if kept.get("type") == "array" else kept
-    if "$ref" in choices:
-        choices = kept["items"] = definitions.get(choices["$ref"].rpartition("/")[2], {})
-    is_choice = choices.get("type") == "string" and "enum" in choices
+        inner = [definitions[schema["$ref"].rpartition("/")[2]]]
+    if len(inner) == 1:
+        return _form_field({**inner[0], **kept}, definitions, where)
+    if "$ref" in kept.get("items", {}):
+        kept["items"] = definitions[kept["items"]["$ref"].rpartition("/")[2]]
+    choice = kept.get("items", kept)
+    is_choice = choice.get("type") == "string" and "enum" in choice
     if not is_choice and (kept.get("type") not in _FORM_TYPES or "enum" in kept):
         raise SchemaError(f"{where}: a form field is text, a number, a boolean, a choice of texts or a list of them")
     if kept.get("format", "email") not in _FORM_FORMATS or "pattern" in kept:
@@ -135,144 +137,188 @@ def _form_field(schema: Object, definitions: Object, where: str) -> Object:
     return kept
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", None) or type(function).__name__)
-
-
-def _plain_function(function: Callable[..., Any]) -> Any:
-    """The Python function whose annotations speak for the callable."""
-    inner: Any = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inspect.unwrap(inner.func)
-    return inner if isinstance(inner, FunctionType | MethodType) else type(inner).__call__
-
-
 def _hints(function: Callable[..., Any], call_type: type, where: str) -> tuple[Object, Object]:
     """The hints of a function, and the names its surroundings define."""
-    inner = _plain_function(function)
-    names = _locals_of(getattr(inner, "__qualname__", ""), getattr(inner, "__module__", ""))
-    scope = getattr(inner, "__globals__", {})
+    inner: Any = inspect.unwrap(function)
+    if not hasattr(inner, "__globals__"):
+        raise SchemaError(f"{where}: not a function or a method of a class; write one around it")
+    scope = inner.__globals__
+    names = _surroundings(inner.__qualname__, scope)
     if call_type.__name__ not in scope:  # it may be imported for type checkers only
         names.setdefault(call_type.__name__, call_type)
     try:
         return get_type_hints(inner, localns=names, include_extras=True), names
-    except NameError as error:
-        raise SchemaError(f"{where}: {_culprit(inner, error)}; define it in the function's module") from None
-    except (TypeError, SyntaxError, AttributeError) as error:
-        raise SchemaError(f"{where}: a type hint cannot be read: {error}") from None
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise SchemaError(f"{where}: a type hint cannot be resolved: {error}; define it in the module") from None
 
 
-def _culprit(function: Any, error: NameError) -> str:
-    for name, hint in getattr(function, "__annotations__", {}).items():
-        if isinstance(hint, str) and error.name and re.search(rf"\b{re.escape(error.name)}\b", hint):
-            place = "the return hint" if name == "return" else f"the hint of parameter {name!r}"
-            return f"{place}, {hint!r}, cannot be resolved: {error}"
-    return f"a type hint cannot be resolved: {error}"
-
-
-def _locals_of(qualname: str, module: str) -> Object:
+def _surroundings(qualname: str, scope: Object) -> Object:
     """What the functions around a local definition define: string hints may name it and nobody else can tell."""
-    around = set(qualname.split(".")) if "<locals>" in qualname else set()
     names: Object = {}
-    for frame in _frames() if around else ():
-        if frame.f_code.co_name in around and frame.f_globals.get("__name__") == module:
+    frame = inspect.currentframe() if "<locals>" in qualname else None
+    while frame is not None:
+        if frame.f_globals is scope:
             names = {**frame.f_locals, **names}
+        frame = frame.f_back
     return names
 
 
-def _frames() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _taken(function: Callable[..., Any], hints: Object, call_type: type, where: str) -> Taken:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise SchemaError(f"{where}: it has no signature: {error}") from None
-    parameters: list[Parameter] = []
-    call: str | None = None
-    anything_else = False
-    for name, parameter in signature.parameters.items():
+def _taken(function: Callable[..., Any], hints: Object, call_type: type, where: str) -> _Taken:
+    taken = _Taken([], None, None)
+    for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Parameter.empty)
         if parameter.kind is Parameter.VAR_POSITIONAL:
             raise SchemaError(f"{where}: *{name} cannot be filled from named arguments; take a list instead")
         if parameter.kind is Parameter.VAR_KEYWORD:
-            anything_else = True
+            taken = taken._replace(rest=name)
             continue
-        if any(get_origin(option) is call_type or option is call_type for option in options_of(hint)):
-            if call is not None:
-                raise SchemaError(f"{where}: {call!r} and {name!r} both ask for the {call_type.__name__}; keep one")
-            call = name
-        parameters.append(parameter.replace(annotation=hint))
-    return Taken(parameters, call, anything_else)
+        if call_type in [get_origin(option) or option for option in options_of(hint)]:
+            if taken.call is not None:
+                raise SchemaError(f"{where}: {taken.call!r} and {name!r} both ask for the {call_type.__name__}")
+            taken = taken._replace(call=name)
+        taken.parameters.append(parameter.replace(annotation=hint))
+    return taken
 
 
-def _rest(function: Callable[..., Any]) -> str:
-    kinds = inspect.signature(function).parameters.values()
-    return next(each.name for each in kinds if each.kind is Parameter.VAR_KEYWORD)
+def _by_name(function: Callable[..., Any], taken: _Taken, bind: Callable[[Object], Object]) -> Invoke:
+    """Binds by `bind`, which gives the arguments by name; absent ones keep the function's own defaults."""
+    only = [each for each in taken.parameters if each.kind is Parameter.POSITIONAL_ONLY]
+    names = {each.name for each in taken.parameters}
+
+    def invoke(arguments: Object, call: Any) -> Any:
+        bound = {name: value for name, value in bind(arguments).items() if taken.rest or name in names}
+        if taken.call is not None:
+            bound[taken.call] = call
+        return function(*[bound.pop(each.name, each.default) for each in only], **bound)
+
+    return invoke
 
 
-def _published(default: Any) -> Any:
-    return UNSET if default is Parameter.empty else default
+def _invoker(function: Callable[..., Any], taken: _Taken, types: Types, *, is_open: bool) -> Invoke:
+    """Binds by the hints. `is_open`: arguments the function does not know may come, and are left out."""
+    arguments = taken.arguments
+    kinds = [each.kind for each in taken.parameters]
+    call_is_first = taken.call is not None and taken.parameters[0].name == taken.call
+    as_is = all(each.annotation in _AS_IS for each in arguments) and Parameter.POSITIONAL_ONLY not in kinds
+    if as_is and taken.call is None and is_open == bool(taken.rest):
+        return lambda arguments, call: function(**arguments)
+    if as_is and call_is_first and not is_open and Parameter.KEYWORD_ONLY not in kinds[:1]:
+        return lambda arguments, call: function(call, **arguments)
+    names = {f"p{i}": each.name for i, each in enumerate(arguments)}
+    fields: list[Any] = []
+    for name, each in zip(names, arguments, strict=True):
+        kind = _bindable(each.annotation, types, f"parameter {each.name!r}")
+        default = [] if each.default is Parameter.empty else [field(default_factory=partial(_given, each.default))]
+        fields.append((name, kind, *default))
+    shape = defstruct("Arguments", fields, rename=names, kw_only=True, gc=False)
+    options: Object = {"dec_hook": _hook, "str_keys": True} if types.special else {}
+    values = structs.astuple
+
+    def by_position(arguments: Object, call: Any) -> Any:
+        try:
+            bound = convert(arguments, shape, **options)
+        except ValidationError:
+            bound = _converted(arguments, shape)
+        return function(call, *values(bound)) if call_is_first else function(*values(bound))
+
+    def by_name(arguments: Object) -> Object:
+        bound = dict(zip(names.values(), values(_converted(arguments, shape)), strict=True))
+        return {**arguments, **bound} if taken.rest else bound
+
+    if (call_is_first or taken.call is None) and not taken.rest and Parameter.KEYWORD_ONLY not in kinds:
+        return by_position
+    return _by_name(function, taken, by_name)
 
 
-def _explicit(function: Callable[..., Any], taken: Taken, types: Types, schema: Object) -> Invoke:
-    """Binding by name to a schema that somebody wrote: what the hints can take without loss is converted."""
+def _explicit(taken: _Taken, types: Types, schema: Object) -> Callable[[Object], Object]:
+    """Binding to a schema that somebody wrote: what the hints can take is converted, the rest arrives as it came."""
     if type(schema) is not dict or type(schema.get("properties", {})) is not dict:
         raise SchemaError(f"{types.where}: input_schema must be a JSON Schema with 'properties' as a dict")
     properties: Object = schema.get("properties", {})
-    required = schema.get("required", [])
     known = {each.name for each in taken.arguments}
     for name in properties:
-        if name not in known and not taken.anything_else:
+        if name not in known and not taken.rest:
             raise SchemaError(f"{types.where}: input_schema has {name!r}, which the function does not take")
     defaults = {
         name: json.encode(inner["default"])
         for name, inner in properties.items()
         if type(inner) is dict and "default" in inner
     }
+    converters: dict[str, Callable[[Json], Any]] = {}
     for each in taken.arguments:
-        if each.default is Parameter.empty and each.name not in required and each.name not in defaults:
-            advice = "require it there, or give it a default"
-            raise SchemaError(f"{types.where}: parameter {each.name!r} may be missing under input_schema; {advice}")
-    fixes = {each.name: fix for each in taken.arguments if (fix := _lossless(each, types)) is not None}
+        if each.default is Parameter.empty and each.name not in (*schema.get("required", ()), *defaults):
+            raise SchemaError(f"{types.where}: parameter {each.name!r} may be missing under input_schema: require it")
+        try:
+            if models.mentions_pydantic([each.annotation], types.names, types.where):
+                converters[each.name] = models.adapter(each.annotation)
+            elif types.schema(each.annotation, each.name):
+                converters[each.name] = partial(_converted, kind=_bindable(each.annotation, types, each.name))
+        except SchemaError:
+            continue
 
     def bind(arguments: Object) -> Object:
-        bound = dict(arguments)
-        for name, default in defaults.items():
-            if name not in bound:
-                bound[name] = json.decode(default)  # a fresh one each time: the function may change it
-        for name, fix in fixes.items():
-            if name in bound:
-                bound[name] = fix(bound[name])
+        # A default is made each time: the function may change it.
+        bound = {name: json.decode(default) for name, default in defaults.items() if name not in arguments} | arguments
+        for name in bound.keys() & converters.keys():
+            try:
+                bound[name] = converters[name](bound[name])
+            except Refused:
+                continue
         return bound
 
-    return keyword_invoker(function, taken, bind)
+    return bind
 
 
-def _lossless(parameter: Parameter, types: Types) -> Callable[[Json], Any] | None:
-    hint = parameter.annotation
-    if arrives_as_is(hint):
-        return None
-    at = f"parameter {parameter.name!r}"
-    alone = Types(types.where, types.names, closed=True)
+def _bindable(hint: Any, types: Types, at: str) -> Any:
+    """The hint as msgspec takes it; SchemaError where it cannot."""
+    if get_origin(hint) is Annotated:  # bounds are checked already, and around a whole union unknown to msgspec
+        return _bindable(get_args(hint)[0], types, at)
+    kind = Any if hint is Parameter.empty else hint
     try:
-        if models.mentions_pydantic([hint], types.names, types.where):
-            convert, schema = models.adapter(hint), models.schema_of(hint, types.where, mode="validation")
-        else:
-            schema, convert = alone.finished(alone.schema(hint, at)), converter(hint, alone, at)
-        valid = compile_schema(schema, f"{types.where}: {at}", any_root=True).valid
-    except SchemaError:
-        return None  # a hint JSON cannot express: the value goes as it came
-    return lambda value: convert(value) if valid(value) else value
+        json.Decoder(kind)
+    except (TypeError, NameError) as error:
+        advice = "use tagged Structs, pydantic models, or an explicit schema and plain types"
+        raise SchemaError(f"{types.where}: {at} cannot be bound: {error}; {advice}") from None
+    return kind
+
+
+def _converted(value: Json, kind: Any) -> Any:
+    try:
+        return convert(value, kind, dec_hook=_hook, str_keys=True)
+    except ValidationError:
+        pass
+    try:
+        # JSON Schema calls 1.0 an integer; msgspec does not.
+        return convert(_integral(value), kind, dec_hook=_hook, str_keys=True)
+    except ValidationError as error:
+        found = _PLACE.fullmatch(str(error))
+        raise Refused(Kind.BAD_ARGUMENTS, f"{found[2]}: {found[1]}" if found else str(error)) from None
+
+
+def _given(default: Any) -> Any:
+    return default
+
+
+def _integral(value: Json) -> Json:
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) is dict:
+        return {name: _integral(inner) for name, inner in value.items()}
+    return [_integral(inner) for inner in value] if type(value) is list else value
+
+
+def _hook(kind: type, value: Json) -> Any:
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    if kind is object:
+        return value
+    raise ValueError(f"Expected {kind.__name__}")
 
 
 def _output(hint: Any, types: Types) -> Object | UnsetType:
     """The schema of a result that says more than "text"; UNSET otherwise."""
-    if not _is_structured(hint):
+    options = options_of(hint)
+    if any(map(_is_content, options)) or all(option in _UNSTRUCTURED for option in options):
         return UNSET
     if models.mentions_pydantic([hint], types.names, types.where):
         return models.schema_of(hint, types.where, mode="serialization")
@@ -282,16 +328,8 @@ def _output(hint: Any, types: Types) -> Object | UnsetType:
         return UNSET
 
 
-def _is_structured(hint: Any) -> bool:
-    options = options_of(hint)
-    if any(_is_content(option) for option in options):
-        return False
-    return any(unwrapped(option) not in _UNSTRUCTURED for option in options)
-
-
 def _is_content(hint: Any) -> bool:
-    hint = unwrapped(hint)
-    inside = get_args(hint) if get_origin(hint) in (list, tuple, Union) else ()
+    inside = get_args(hint) if get_origin(hint) in (list, tuple) else ()
     if any(_is_content(option) for each in inside for option in options_of(each)):
         return True
     return isinstance(hint, type) and hint.__module__ == "handrail.model"
@@ -299,11 +337,11 @@ def _is_content(hint: Any) -> bool:
 
 def _describe(schema: Object, text: str) -> None:
     """Descriptions of parameters from the docstring, where the hint has none."""
-    found: dict[str, str] = {}
-    for section in _ARGS_SECTION.finditer(text):
-        entries = list(_GOOGLE_ENTRY.finditer(section["body"]))
-        found.update({each["name"]: each["text"] for each in entries if each["indent"] == entries[0]["indent"]})
-    found.update({each["name"]: each["text"] for each in _SPHINX_ENTRY.finditer(text)})
-    for name, inner in schema.get("properties", {}).items():
-        if name in found and "description" not in inner:
-            inner["description"] = " ".join(found[name].split())
+    found = _PARAM_ENTRY.findall(text)
+    for section in _ARGS_SECTION.findall(text):
+        entries = _ARGS_ENTRY.findall(section)
+        found += [each for each in entries if each[0] == entries[0][0]]
+    for _, name, description in found:
+        inner = schema.get("properties", {}).get(name)
+        if inner is not None and "description" not in inner:
+            inner["description"] = " ".join(description.split())

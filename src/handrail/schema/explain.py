@@ -19,7 +19,6 @@ from handrail.schema.plain import pointer
 
 MAX_STEPS = 5_000
 MAX_TEXT = 400
-
 _MAX_SHOWN = 60
 _MAX_BRANCH_PROBLEMS = 10
 _MAX_CANDIDATES = 1_000
@@ -47,9 +46,6 @@ _EXAMPLES = {
     "date": "2026-07-28",
     "time": "09:30:00Z",
     "duration": "PT1H30M",
-    "email": "name@example.org",
-    "uri": "https://example.org/page",
-    "uuid": "6f1c1f1e-0f4b-4c8e-9a55-2f4d3a7f9b10",
 }
 _KINDS = {str: "string ", bool: "boolean ", int: "integer ", float: "number "}
 
@@ -131,7 +127,7 @@ class _Walk:
         return judges[keyword, id(rule)]
 
     def accepts(self, schema: Json, value: Json) -> bool:
-        return next(self.at(schema, value, ""), None) is None
+        return not any(True for _ in self.at(schema, value, ""))
 
     def members(self, schema: Object, value: Object, path: str) -> Iterator[Problem]:
         known = schema.get("properties", {})
@@ -197,15 +193,8 @@ class _Walk:
             # A wrong const or enum is mostly a discriminator: that branch was not meant.
             yield from min(right_type, key=lambda them: (sum(p.keyword in ("const", "enum") for p in them), len(them)))
         else:
-            types = [name for branch in branches for name in self.types(branch)]
+            types = [problems[0].text.partition("expected ")[2].partition(", got ")[0] for problems in tried]
             yield _wrong_type(path, list(dict.fromkeys(types)), value)
-
-    def types(self, schema: Json) -> list[str]:
-        if type(schema) is not dict:
-            return []
-        named = schema.get("type", [])
-        inside = self.rules.targets.get(id(schema), ())
-        return [named] if type(named) is str else [*named, *(name for each in inside for name in self.types(each))]
 
 
 def _problem(path: str, keyword: str, text: str) -> Problem:
@@ -214,7 +203,7 @@ def _problem(path: str, keyword: str, text: str) -> Problem:
 
 
 def _wrong_type(path: str, rule: Json, value: Json) -> Problem:
-    expected = " or ".join([rule] if type(rule) is str else rule) or "something else"
+    expected = rule if type(rule) is str else " or ".join(rule)
     return _problem(path, "type", f"expected {expected}, got {_KINDS.get(type(value), '')}{_shown(value)}")
 
 

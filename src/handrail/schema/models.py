@@ -8,13 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import Json, Object
 from handrail.schema.types import fields_of, is_record
-
-__all__ = ["adapter", "arguments_model", "mentions_pydantic", "schema_of"]
 
 _MAX_ERRORS = 20
 _ANNOTATED: Any = Annotated  # of types known only here, which is beyond type checkers
@@ -22,9 +20,7 @@ _ANNOTATED: Any = Annotated  # of types known only here, which is beyond type ch
 
 def mentions_pydantic(hints: Iterable[Any], names: Mapping[str, Any], where: str) -> bool:
     """Whether anything of pydantic stands in these hints or defaults, however deep."""
-    if "pydantic" not in sys.modules:
-        return False
-    stack, seen = list(hints), set()
+    stack, seen = list(hints) if "pydantic" in sys.modules else [], set()
     while stack:
         hint = stack.pop()
         if id(hint) in seen:
@@ -33,9 +29,7 @@ def mentions_pydantic(hints: Iterable[Any], names: Mapping[str, Any], where: str
         kind = hint if isinstance(hint, type) else type(hint)
         if kind.__module__.split(".")[0] == "pydantic" or hasattr(hint, "__pydantic_core_schema__"):
             return True
-        if get_origin(hint) is Annotated:
-            stack += hint.__metadata__
-        stack += get_args(hint)
+        stack += [*get_args(hint), *getattr(hint, "__metadata__", ())]
         if is_record(hint):
             stack += [field.hint for field in fields_of(hint, names, where)]
     return False
@@ -46,20 +40,17 @@ def arguments_model(
 ) -> tuple[Object, Callable[[Object], Object]]:
     """The input schema of the parameters, and a function that gives validated arguments as pydantic has them."""
     pydantic: Any = sys.modules["pydantic"]
+    names = {f"p{i}": each.name for i, each in enumerate(parameters)}
     fields: dict[str, Any] = {}
-    for i, each in enumerate(parameters):
+    for field, each in zip(names, parameters, strict=True):
         # The parameter's name is the alias: as a field's name it might hide a method of the model.
         hint = Any if each.annotation is Parameter.empty else each.annotation
         named = _ANNOTATED[hint, pydantic.Field(alias=each.name)]
-        fields[f"p{i}"] = (named, ... if each.default is Parameter.empty else each.default)
+        fields[field] = (named, ... if each.default is Parameter.empty else each.default)
     model = pydantic.create_model("Arguments", __config__={"extra": extra}, **fields)
     schema = schema_of(model, where, mode="validation")
-    schema.setdefault("properties", {})
-    if not schema["properties"]:
-        del schema["properties"]
     if extra == "allow":
         schema.pop("additionalProperties", None)
-    names = {f"p{i}": each.name for i, each in enumerate(parameters)}
     validate = adapter(model)
 
     def bind(arguments: Object) -> Object:
@@ -88,11 +79,8 @@ def adapter(kind: Any) -> Callable[[Json], Any]:
 def schema_of(kind: Any, where: str, *, mode: str) -> Object:
     """pydantic's schema for a type, without the titles it makes out of names."""
     pydantic: Any = sys.modules["pydantic"]
-    generator = type(
-        "WithoutTitles",
-        (pydantic.json_schema.GenerateJsonSchema,),
-        {"field_title_should_be_set": lambda self, schema: False},
-    )
+    base = pydantic.json_schema.GenerateJsonSchema
+    generator = type("Untitled", (base,), {"field_title_should_be_set": lambda self, schema: False})
     try:
         schema: Object = pydantic.TypeAdapter(kind).json_schema(mode=mode, schema_generator=generator)
     except pydantic.errors.PydanticUserError as error:

@@ -70,7 +70,10 @@ def _strict(value: Any, path: str) -> Json:
     if isinstance(value, dict):
         made: dict[str, Json] = {}
         for key, inner in value.items():
-            name = _key(key, where)
+            name = _strict(key, f"{where}, a key")
+            name = str(name) if type(name) is int else name
+            if type(name) is not str:
+                raise ValueError(f"{where}: the key {key!r} is not a string")
             if name in made:
                 raise ValueError(f"{pointer(path, name)}: two keys have the same JSON name")
             made[name] = _strict(inner, pointer(path, name))
@@ -82,39 +85,27 @@ def _strict(value: Any, path: str) -> Json:
             raise ValueError(f"{where}: a string with half a character (a lone surrogate)")
         return str.__str__(value)
     if isinstance(value, _BYTES):
-        kind = type(value).__name__
-        raise ValueError(f"{where}: {kind} has no JSON form; return an Image, an Audio, or base64 text")
+        raise ValueError(f"{where}: {type(value).__name__} has no JSON form; return an Image, an Audio, or base64 text")
     if isinstance(value, float | Decimal):
         if not isfinite(value):
             raise ValueError(f"{where}: {value} is not a JSON number")
         return str(value) if isinstance(value, Decimal) else float(value)
-    if value is None or isinstance(value, int):
-        return value if type(value) in _SIMPLE else int(value)
+    if type(value) in _SIMPLE:
+        return value
     try:
         return _strict(to_builtins(value, builtin_types=_KEPT, enc_hook=_convert), path)
     except (MsgspecError, TypeError) as problem:
         raise ValueError(f"{where}: {problem}") from None
 
 
-def _key(key: Any, where: str) -> str:
-    name = key if isinstance(key, str) else to_builtins(key, enc_hook=_convert)
-    if isinstance(name, str) and not _encodable(name):
-        raise ValueError(f"{where}: a key with half a character (a lone surrogate)")
-    if type(name) is not int and not isinstance(name, str):
-        raise ValueError(f"{where}: the key {key!r} is not a string")
-    return str.__str__(name) if isinstance(name, str) else str(name)
-
-
 def _convert(value: Any) -> Any:
     """What msgspec does not know: paths, subclasses, and pydantic's models (pydantic itself is never imported here)."""
     if isinstance(value, PurePath):
         return str(value)
-    dump = getattr(value, "model_dump", None)
-    if callable(dump) and not isinstance(value, type):
-        return dump(mode="json", by_alias=True)
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind.__call__(value) if kind is not str else str.__str__(value)
+    if hasattr(value, "model_dump") and not isinstance(value, type):
+        return value.model_dump(mode="json", by_alias=True)
+    if isinstance(value, int | float | str):
+        return value.__getnewargs__()[0]  # its own value, whatever the subclass shows
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
