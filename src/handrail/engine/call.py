@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from functools import cached_property
 from typing import Any, Protocol
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url, required
@@ -33,43 +33,30 @@ class Link(Protocol):
     async def close_stream(self, call: Call) -> None: ...
 
 
-class Call:
+class Call(Struct, eq=False, dict=True):
     """Handed to a tool that has a parameter of this type."""
 
-    # Defaults stand on the class: making a call sets only what differs from one to the next.
-    cancelled = False  # readable from any thread
-    closed = False  # answered or given up: nothing may be sent for it any more
+    _link: Link
+    id: Id
+    entry: Entry
+    arguments: Object
+    revision: Revision
+    client: ClientInfo
+    principal: Principal
+    token: Id | UnsetType  # under which the client wants to hear of progress
+    cancelled: bool = False  # readable from any thread
+    closed: bool = False  # answered or given up: nothing may be sent for it any more
     level: int | None = None  # the log level the request itself named
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
-    touched = 0.0  # when there last was a sign of life
-    waiting = 0  # questions open at the client; while there are any, the idle clock stands still
+    touched: float = 0.0  # when there last was a sign of life
+    waiting: int = 0  # questions open at the client; while there are any, the idle clock stands still
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
     reply: Callable[[bytes | None], None] | None = None  # where the answer goes if not straight to the peer
-    _asked = 0
+    _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
-    _progress = -math.inf
-
-    def __init__(
-        self,
-        link: Link,
-        ident: Id,
-        entry: Entry,
-        arguments: Object,
-        revision: Revision,
-        client: ClientInfo,
-        principal: Principal,
-        token: Id | UnsetType,
-    ) -> None:
-        self._link = link
-        self.id = ident
-        self.entry = entry
-        self.arguments = arguments
-        self.revision = revision
-        self.client = client
-        self.principal = principal
-        self.token = token
+    _progress: float = -math.inf
 
     @property
     def name(self) -> str:
