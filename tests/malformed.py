@@ -747,7 +747,9 @@ _BATCHES = [
         {R2: Expect("batch", items=tuple(Expect("result", ident=f"b{n}") for n in range(256)))},
     ),
     Case("a batch of 257", b"[" + b",".join(_ping(ident=b'"b%d"' % n) for n in range(257)) + b"]", INVALID_NONE),
-    Case("a batch of 100,000 empty objects", b"[" + b"{}," * 99_999 + b"{}]", INVALID_NONE),
+    Case("a batch of 99,999 empty objects", b"[" + b"{}," * 99_998 + b"{}]", INVALID_NONE),
+    Case("one object or array too many", b"[" + b"{}," * 99_999 + b"{}]", PARSE_MAYBE),
+    Case("far too many arrays", b"[" * 500_001, PARSE_MAYBE),
     Case("a batch that is not closed", b"[" + _GOOD, PARSE_MAYBE),
     Case("a batch with a comma at the end", b"[" + _GOOD + b",]", PARSE_MAYBE),
 ]

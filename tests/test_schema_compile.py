@@ -32,7 +32,7 @@ def arguments(**properties: Json) -> Object:
 # --- which schemas are refused
 
 
-@requirement("SRV-304", everywhere=True)
+@requirement("SRV-304")
 @pytest.mark.parametrize(
     ("schema", "complaint"),
     [
@@ -60,7 +60,7 @@ def test_a_schema_that_cannot_be_used_is_refused_with_its_place(schema: Any, com
     assert complaint in str(caught.value)
 
 
-@requirement("SRV-317", everywhere=True)
+@requirement("SRV-317")
 @pytest.mark.parametrize(
     "schema", [{"type": "array", "items": {"type": "integer"}}, {"oneOf": [{"type": "array"}]}, {}]
 )
@@ -68,7 +68,7 @@ def test_any_root_is_for_results(schema: Object) -> None:
     assert compile_schema(schema, WHERE, any_root=True).valid([1])
 
 
-@requirement("SRV-613", everywhere=True)
+@requirement("SRV-613")
 @pytest.mark.parametrize(
     "dialect",
     ["https://json-schema.org/draft/2019-09/schema", "http://json-schema.org/draft-04/schema#", "urn:x", "", 3, None],
@@ -80,7 +80,7 @@ def test_an_unsupported_dialect_is_named_with_those_supported(dialect: Json) -> 
     assert DRAFT_2020 in str(caught.value) and DRAFT_07 in str(caught.value)
 
 
-@requirement("SRV-319", everywhere=True)
+@requirement("SRV-319")
 @pytest.mark.parametrize(
     ("dialect", "keywords", "value", "fits"),
     [
@@ -125,7 +125,7 @@ def trap() -> Iterator[socket.socket]:
         yield listening
 
 
-@requirement("SRV-610", "P-07", everywhere=True)
+@requirement("SRV-610", "P-07")
 @pytest.mark.parametrize(
     "make",
     [
@@ -241,7 +241,7 @@ BOMBS: dict[str, Callable[[], Object]] = {
 }
 
 
-@requirement("SRV-611", "P-07", everywhere=True)
+@requirement("SRV-611", "P-07")
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_schema_bomb_is_refused_at_once(name: str) -> None:
     schema = BOMBS[name]()
@@ -278,7 +278,7 @@ HARMLESS: dict[str, tuple[Callable[[], Object], Json]] = {
 }
 
 
-@requirement("SRV-611", "P-07", everywhere=True)
+@requirement("SRV-611", "P-07")
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_only_looks_dangerous_works(name: str) -> None:
     make, value = HARMLESS[name]
@@ -300,7 +300,7 @@ def tree(levels: int) -> Json:
 TWICE = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
 
 
-@requirement("SRV-611", "SRV-424", everywhere=True)
+@requirement("SRV-611", "SRV-424")
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
@@ -361,7 +361,7 @@ FORECAST = {
 }
 
 
-@requirement("SRV-601", everywhere=True)
+@requirement("SRV-601")
 @pytest.mark.parametrize(
     ("value", "sentences"),
     [
@@ -463,7 +463,7 @@ def test_every_keyword_has_its_sentence(schema: Json, value: Json, sentences: li
         assert text.startswith(sentence)
 
 
-@requirement("SRV-424", everywhere=True)
+@requirement("SRV-424")
 def test_every_problem_is_told_with_its_pointer() -> None:
     problems = compile_schema(FORECAST, WHERE).problems({"days": 12, "unit": "k", "address": {"zip": 3}})
     assert {(problem.path, problem.keyword) for problem in problems} == {
@@ -475,7 +475,7 @@ def test_every_problem_is_told_with_its_pointer() -> None:
     }
 
 
-@requirement("SRV-424", everywhere=True)
+@requirement("SRV-424")
 def test_problems_are_bounded_in_number_and_length() -> None:
     schema = {"type": "array", "items": {"enum": ["y" * 500] * 50}}
     problems = compile_schema(schema, WHERE, any_root=True).problems(["x" * 5_000] * 50 + list(range(50)), limit=5)
@@ -499,7 +499,7 @@ def test_the_callers_schema_may_change_afterwards() -> None:
 # --- formats
 
 
-@requirement("SRV-601", everywhere=True)
+@requirement("SRV-601")
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
@@ -557,7 +557,7 @@ def test_looking_for_the_name_that_was_meant_is_bounded() -> None:
 # --- headers
 
 
-@requirement("SRV-612", everywhere=True)
+@requirement("SRV-612")
 def test_headers_lead_to_the_properties_they_mirror() -> None:
     schema = arguments(
         region={"type": "string", "x-mcp-header": "Region"},
@@ -604,7 +604,7 @@ def test_a_header_against_the_rules_is_refused(schema: Object, complaint: str) -
     assert complaint in str(caught.value)
 
 
-@requirement("SRV-612", everywhere=True)
+@requirement("SRV-612")
 @pytest.mark.parametrize(
     ("name", "header", "warned"),
     [
@@ -670,7 +670,7 @@ def deeper(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
 schemas = st.recursive(leaf_schemas, deeper, max_leaves=8)
 
 
-@requirement("SRV-601", "P-06", everywhere=True)
+@requirement("SRV-601", "P-06")
 @given(schemas, values)
 @settings(max_examples=400, deadline=None)
 def test_the_walk_that_explains_agrees_with_the_validator(schema: Object, value: Json) -> None:

@@ -179,7 +179,7 @@ def checked(signature: Signature, arguments: Object, call: Any = None) -> Any:
 # --- input schemas
 
 
-@requirement("SRV-305", everywhere=True)
+@requirement("SRV-305")
 def test_a_function_without_parameters_takes_nothing() -> None:
     def tool() -> None: ...
 
@@ -187,7 +187,7 @@ def test_a_function_without_parameters_takes_nothing() -> None:
     assert list(read(tool).input_schema) == ["type", "additionalProperties"]
 
 
-@requirement("SRV-304", everywhere=True)
+@requirement("SRV-304")
 def test_a_signature_becomes_a_closed_object_schema() -> None:
     def forecast(city: str, days: int = 3, *, unit: Unit = Unit.CELSIUS) -> str:
         return city
@@ -469,7 +469,7 @@ def mixed_enum(mixed: Mixed) -> None: ...
 def listed_or_float(n: Level | float) -> None: ...
 
 
-@requirement("SRV-304", everywhere=True)
+@requirement("SRV-304")
 @pytest.mark.parametrize(
     ("function", "complaint"),
     [
@@ -642,7 +642,7 @@ def test_conversion(hint: Any, value: Json, arrived: Any) -> None:
     assert type(got) is type(arrived)
 
 
-@requirement("P-06", everywhere=True)
+@requirement("P-06")
 @pytest.mark.parametrize(
     ("hint", "value"),
     [
@@ -963,7 +963,7 @@ def test_no_annotation_has_no_output_schema() -> None:
     assert read(lambda: 1).output_schema is UNSET
 
 
-@requirement("SRV-317", everywhere=True)
+@requirement("SRV-317")
 @pytest.mark.parametrize(
     ("hint", "schema"),
     [
@@ -1150,7 +1150,7 @@ def endless() -> Json:
     return value
 
 
-@requirement("P-06", everywhere=True)
+@requirement("P-06")
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
@@ -1194,7 +1194,7 @@ json_values = st.recursive(
 )
 
 
-@requirement("P-06", everywhere=True)
+@requirement("P-06")
 @given(json_values)
 @settings(max_examples=300, deadline=None)
 def test_plain_is_strict_json_or_an_error(value: Any) -> None:
@@ -1273,7 +1273,7 @@ def values_of(hint: Any, schema: Object) -> st.SearchStrategy[Json]:
     return some_json
 
 
-@requirement("SRV-601", "P-06", everywhere=True)
+@requirement("SRV-601", "P-06")
 @given(hints, st.data())
 @settings(max_examples=300, deadline=None)
 def test_what_validates_binds(hint: Any, data: st.DataObject) -> None:
@@ -1331,7 +1331,7 @@ def contains(whole: Json, part: Json) -> bool:
     return bool(whole == part)
 
 
-@requirement("SRV-601", everywhere=True)
+@requirement("SRV-601")
 @given(
     st.sampled_from([int, float, Level, Node, tuple[int, str], dict[str, int], Circle | Square, int | list[int]]),
     some_json,

@@ -248,7 +248,7 @@ async def test_names_within_and_beyond_the_limits_work(transport: str, ran: Ran)
             assert answer["error"]["code"] == -32602
 
 
-@requirement("SRV-307", everywhere=True)
+@requirement("SRV-307")
 def test_only_the_name_of_129_characters_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "handrail"):
         seed_servers.names()
