@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
@@ -100,8 +99,11 @@ def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
 
 def decode(data: bytes | bytearray) -> Message | list[Json]:
     """Read one message; a list is a batch, its items to be given to `read`."""
-    count = data.count if len(data) < _LONG else partial(_count, data)
-    opened = count(b"{") + count(b"[")  # not fewer than there are objects and arrays
+    # Not fewer than there are objects and arrays.
+    if len(data) < _LONG:
+        opened = data.count(b"{") + data.count(b"[")
+    else:
+        opened = _count(data, b"{") + _count(data, b"[")
     if opened > 5 * MAX_PARTS:  # far too many even if most are inside texts: not worth the time to find out
         return Refusal(Kind.PARSE, f"Not acceptable JSON: {_TOO_MANY}")
     try:

@@ -21,19 +21,15 @@ class LineReader:
     def feed(self, data: bytes) -> list[Line]:
         """The lines that end in `data`, without blank ones."""
         lines: list[Line] = []
-        *whole, rest = data.split(b"\n")
-        piece: bytes | bytearray
-        for piece in whole:
-            if self._begun or self._skipping:
-                self._hold(piece, lines)
-                piece, self._begun = self._begun, bytearray()
-                if self._skipping:
-                    self._skipping = False
-                    continue
-            elif len(piece) > self._limit:
+        pieces: list[bytes | bytearray] = [*data.split(b"\n")]
+        rest = pieces.pop()
+        if pieces and self.held:
+            self._hold(pieces[0], lines)
+            pieces[0], self._begun, self._skipping = self._begun, bytearray(), False
+        for piece in pieces:
+            if len(piece) > self._limit:
                 lines.append(None)
-                continue
-            if piece and not piece.isspace():
+            elif piece and not piece.isspace():
                 lines.append(piece)
         if rest:
             self._hold(rest, lines)
@@ -43,7 +39,7 @@ class LineReader:
         """What was left without a newline when the stream ended."""
         return self.feed(b"\n") if self._begun else []
 
-    def _hold(self, piece: bytes, lines: list[Line]) -> None:
+    def _hold(self, piece: bytes | bytearray, lines: list[Line]) -> None:
         if self._skipping:
             return
         self._begun += piece

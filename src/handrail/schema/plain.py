@@ -12,6 +12,7 @@ from msgspec import MsgspecError, to_builtins
 from handrail.model import Json
 
 _SIMPLE = frozenset({int, bool, type(None)})
+_JSON = frozenset({dict, list, str, float, *_SIMPLE})
 _BYTES = (bytes, bytearray, memoryview)
 _KEPT = (*_BYTES, Decimal)  # what msgspec would write as text without a word, whatever it holds
 
@@ -22,7 +23,7 @@ def plain(value: Any) -> Json:
     Most results are JSON values already, and one look says so; msgspec makes most others so. What is left is walked.
     """
     try:
-        if _is_plain(value):
+        if type(value) in _JSON and _is_plain(value):
             return value
         try:
             made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)

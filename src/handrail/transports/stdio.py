@@ -275,13 +275,15 @@ class Pipe:
 
     def _work(self) -> None:
         """Handle lines until there are none, or too much is unsent: then the peer has to read first."""
-        receive, waiting = self._conversation.receive, self._waiting
+        receive, waiting, most = self._conversation.receive, self._waiting, self._limits.max_unsent_bytes
         self._flushing = True
-        while waiting and self._room.is_set() and not self._end.done():
+        while waiting and self._unsent_bytes <= most and not self._end.done():
             line = waiting.popleft()
             if line is None:
-                most = self._limits.max_message_bytes
-                answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, f"A line of over {most:,} bytes")
+                limit = self._limits.max_message_bytes
+                answer: bytes | None = self._conversation.refuse(
+                    Kind.INVALID_REQUEST, f"A line of over {limit:,} bytes"
+                )
             else:
                 answer = receive(line)
             if answer is not None:
