@@ -95,13 +95,6 @@ def test_the_examples_of_a_page_run(page: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-if left_out:
-
-    @pytest.mark.parametrize("reason", left_out)
-    def test_an_example_that_is_not_run_says_why(reason: str) -> None:
-        pytest.skip(reason)
-
-
 def test_blocks_are_found_with_their_lines_and_reasons() -> None:
     page = "# Page\n\n```python\na = 1\n```\n\n<!-- not run: needs a screen -->\n```python\nb\n```\n```sh\nls\n```\n"
     assert python_blocks(page) == [Block(4, "a = 1", None), Block(9, "b", "needs a screen")]

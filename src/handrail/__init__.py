@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from handrail.engine.core import Limits as Limits
     from handrail.errors import (
         HandrailError as HandrailError,
+        Kind as Kind,
         Refused as Refused,
+        RemoteProtocolError as RemoteProtocolError,
         SchemaError as SchemaError,
         ToolError as ToolError,
     )
@@ -37,7 +39,7 @@ _HOMES = {
     "engine.ask": ("Answer", "Form", "Roots", "Sample", "Url"),
     "engine.call": ("Call",),
     "engine.core": ("Limits",),
-    "errors": ("HandrailError", "Refused", "SchemaError", "ToolError"),
+    "errors": ("HandrailError", "Kind", "Refused", "RemoteProtocolError", "SchemaError", "ToolError"),
     "model": (
         *("Audio", "ClientInfo", "EmbeddedResource", "Image", "Principal"),
         *("ResourceLink", "Text", "Tool", "ToolResult"),

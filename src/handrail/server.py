@@ -7,7 +7,7 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -41,12 +41,12 @@ class ToolOptions(TypedDict, total=False):
     title: str
     description: str
     input_schema: Object  # kept as written; JSON Schema 2020-12, or draft-07 where it says so
-    output_schema: Object
+    output_schema: Object | None  # None: promise nothing, whatever the return annotation says
     annotations: Object  # readOnlyHint, destructiveHint, idempotentHint, openWorldHint
     icons: list[Object]
     meta: Object
     tags: Iterable[str]
-    timeout: float | tuple[float, float]  # seconds in all, or (without a sign of life, in all)
+    timeout: float | tuple[float, float]  # seconds, or (without a sign of life, in all); unset: (60, 600)
     dangerous: str  # why its output must be handled with care
     inline: bool  # run a `def` tool on the loop: quick, but it must not block
     extra: Literal["forbid", "allow"]  # arguments the signature does not name
@@ -95,10 +95,12 @@ class Server:
         """Add a tool, also while the server runs."""
         if not self.engine.has_tools:
             raise SchemaError(f"server {self.name!r} was made with tools=False")
-        name = options.get("name", function.__name__)
+        name = options.get("name", getattr(function, "__name__", repr(function)))
         for option in options:
             if option not in ToolOptions.__annotations__:
                 raise TypeError(f"tool {name!r}: unknown option {option!r}")
+        silent = options.get("output_schema", UNSET) is None
+        options = cast(ToolOptions, {key: value for key, value in options.items() if value is not None})
         signature = derive(
             function, call_type=Call, input_schema=options.get("input_schema"), extra=options.get("extra", "forbid")
         )
@@ -107,7 +109,7 @@ class Server:
             title=options.get("title", UNSET),
             description=options.get("description", inspect.getdoc(function) or UNSET),
             input_schema=signature.input_schema,
-            output_schema=options.get("output_schema", signature.output_schema),
+            output_schema=UNSET if silent else options.get("output_schema") or signature.output_schema,
             annotations=options.get("annotations", UNSET),
             icons=options.get("icons", UNSET),
             meta=options.get("meta", UNSET),
@@ -149,6 +151,9 @@ class Server:
         """Offer another server's tools here too, under `prefix`, with its middleware and state; changes follow."""
         if other._reaches(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
+        taken = {entry.tool.name for entry in self.engine.catalog} & {prefix + each.name for each in other.tools}
+        if taken:
+            raise SchemaError(f"server {other.name!r}: tool {min(taken)!r} exists already; choose another prefix")
         self._included.append(other)
         copied: dict[str, Entry] = {}
 
@@ -156,7 +161,8 @@ class Server:
             theirs = {entry.tool.name: entry for entry in other.engine.catalog}
             for name, ours in list(copied.items()):
                 if theirs.get(name) is not ours.origin:
-                    self.engine.catalog.remove(ours.tool.name)
+                    with contextlib.suppress(KeyError):  # taken away here before
+                        self.engine.catalog.remove(ours.tool.name)
                     del copied[name]
             for name, entry in theirs.items():
                 if name not in copied:
@@ -232,7 +238,7 @@ class Server:
 def _times(timeout: float | tuple[float, float] | None, name: str) -> tuple[float, float]:
     if timeout is None:
         return IDLE_SECONDS, TOTAL_SECONDS
-    idle, total = timeout if isinstance(timeout, tuple) else (min(timeout, IDLE_SECONDS), timeout)
+    idle, total = timeout if isinstance(timeout, tuple) else (timeout, timeout)
     if not (0 < idle <= total < float("inf")):
         raise SchemaError(f"tool {name!r}: timeout: {timeout!r} is not a time in seconds, or (idle, total)")
     return idle, total

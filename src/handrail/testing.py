@@ -55,6 +55,8 @@ class Peer:
         principal: Principal = LOCAL,
         timeout: float = 10.0,
     ) -> None:
+        if revision not in REVISIONS:
+            raise ValueError(f"unknown revision {revision!r}; known are {', '.join(REVISIONS)}")
         self.revision = REVISIONS[revision]
         self.capabilities = capabilities or {}
         self.welcome: Object = {}
@@ -75,18 +77,29 @@ class Peer:
             await self._stack.enter_async_context(target.serving())
             target = target.connect(self._principal)
         self._channel = target
-        self._reader = asyncio.create_task(self._read())
+        self._tasks = {asyncio.create_task(self._read())}
         if not self.revision.stateless:
-            params = {"protocolVersion": self.revision.name, "capabilities": self.capabilities, "clientInfo": _ME}
-            self.welcome = await self._result("initialize", params)
-            await self.notify("notifications/initialized")
+            try:
+                await self._shake_hands()
+            except BaseException:
+                await self.__aexit__()
+                raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._channel.close()
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
+
+    async def _shake_hands(self) -> None:
+        wanted = self.revision.name
+        params = {"protocolVersion": wanted, "capabilities": self.capabilities, "clientInfo": _ME}
+        self.welcome = await self._result("initialize", params)
+        if self.welcome.get("protocolVersion") != wanted:
+            raise RemoteProtocolError(f"asked for {wanted}, the server speaks {self.welcome.get('protocolVersion')}")
+        await self.notify("notifications/initialized")
 
     async def tools(self) -> list[Tool]:
         """Every tool, over all pages."""
@@ -123,9 +136,12 @@ class Peer:
         ident = self._ids
         waiter: asyncio.Future[Object] = asyncio.get_running_loop().create_future()
         self._waiting[ident] = waiter
-        await self.send(jsonrpc.request(ident, method, self._enveloped(params, dict(meta or {}))))
-        async with asyncio.timeout(self._timeout):
-            return await waiter
+        try:
+            await self.send(jsonrpc.request(ident, method, self._enveloped(params, dict(meta or {}))))
+            async with asyncio.timeout(self._timeout):
+                return await waiter
+        finally:
+            self._waiting.pop(ident, None)
 
     async def notify(self, method: str, params: Object | None = None) -> None:
         await self.send(jsonrpc.notification(method, UNSET if params is None else params))
@@ -171,19 +187,27 @@ class Peer:
 
     async def _take(self, message: Object) -> None:
         if "method" not in message:
-            waiter = self._waiting.pop(message.get("id"), None)
+            waiter = self._waiting.get(message.get("id"))
             if waiter is not None and not waiter.done():
                 waiter.set_result(message)
         elif "id" not in message:
             async with self._news:
                 self.notices.append(message)
                 self._news.notify_all()
-        else:
-            try:
-                answer = jsonrpc.answer(message["id"], await self._reply(message["method"], message.get("params", {})))
-            except RemoteProtocolError as problem:
-                answer = jsonrpc.error(message["id"], problem.code, str(problem))
-            await self.send(answer)
+        else:  # beside the reader, so that answering may involve the server
+            self._tasks.add(asyncio.create_task(self._answer(message)))
+
+    async def _answer(self, message: Object) -> None:
+        try:
+            answer = jsonrpc.answer(message["id"], await self._reply(message["method"], message.get("params", {})))
+        except RemoteProtocolError as problem:
+            answer = jsonrpc.error(message["id"], problem.code, str(problem))
+        except Exception as problem:  # of the test's own `answers`: whoever waits is to hear of it
+            for waiter in self._waiting.values():
+                if not waiter.done():
+                    waiter.set_exception(problem)
+            return
+        await self.send(answer)
 
     async def _reply(self, method: str, params: Object) -> Json:
         if method == "ping":

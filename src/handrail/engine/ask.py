@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from handrail.errors import LocalProtocolError, ToolError
+from handrail.errors import LocalProtocolError, Refused, ToolError
 from handrail.model import InputRequest, Json, Object
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import form_for
 
 _ACTIONS = frozenset({"accept", "decline", "cancel"})
-_PRIMITIVES = frozenset({"string", "number", "integer", "boolean"})
+_PRIMITIVES = ("string", "number", "integer", "boolean")
 
 
 class Answer(Struct, frozen=True):
@@ -68,7 +68,10 @@ class Form:
         problems = self._checker.problems(content)
         if problems:
             raise ToolError("The answer does not fit the form: " + "; ".join(each.text for each in problems))
-        return Answer("accept", self._convert(content) if self._convert else content)
+        try:
+            return Answer("accept", self._convert(content) if self._convert else content)
+        except Refused as refused:  # a class or model that wants more than its schema says
+            raise ToolError(f"The answer does not fit the form: {refused.text}") from None
 
 
 class Url:

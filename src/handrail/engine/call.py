@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -137,8 +138,14 @@ class Call(Struct, eq=False, dict=True):
         if self.revision.asks == "retry":
             return self._from_retry(questions)
         self._require(questions)
-        answers = await asyncio.gather(*(self._by_request(each) for each in questions.values()))
-        return dict(zip(questions, answers, strict=True))
+        tasks = [asyncio.ensure_future(self._by_request(each)) for each in questions.values()]
+        try:
+            return dict(zip(questions, await asyncio.gather(*tasks), strict=True))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     def require(self, capability: str) -> None:
         """Go on only if the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
@@ -227,9 +234,11 @@ class Blocking:
         self._call = call
         self._loop = loop
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._call, name)
-        return lambda *args, **options: self._wait(method(*args, **options))
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._call, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *args, **options: self._wait(found(*args, **options))
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if asyncio._get_running_loop() is not None:

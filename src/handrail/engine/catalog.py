@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.json import decode
+from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.jsonrpc import encode
 from handrail.model import Object, Tool
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, closest, compile_schema, header_map, sensitive_headers
+from handrail.schema.plain import NotJson, plain
 
 log = logging.getLogger("handrail")
 
@@ -58,7 +61,7 @@ def make_entry(tool: Tool, **rest: Any) -> Entry:
         raise SchemaError(f"{where}: a name is a text of 1 to 128 characters")
     if not _NAME.fullmatch(tool.name):
         log.warning("%s: names should have 1 to 128 characters of A-Z a-z 0-9 _ - .", where)
-    _check_shown(tool, where)
+    tool = _checked(tool, where)
     output, wraps = None, False
     if tool.output_schema is not UNSET:
         output = compile_schema(tool.output_schema, f"{where}: output_schema", any_root=True, formats=False)
@@ -70,19 +73,29 @@ def make_entry(tool: Tool, **rest: Any) -> Entry:
     return Entry(tool=tool, input=checker, output=output, wraps=wraps, **rest)
 
 
-def _check_shown(tool: Tool, where: str) -> None:
-    if tool.annotations is not UNSET:
-        for name, value in tool.annotations.items():
-            if name not in _HINTS:
-                log.warning("%s: annotations.%s is not in the specification", where, name)
-            elif type(value) is not (str if name == "title" else bool):
-                raise SchemaError(
-                    f"{where}: annotations.{name}: {value!r} is not a {'text' if name == 'title' else 'boolean'}"
-                )
-    for icon in tool.icons if tool.icons is not UNSET else ():
+def _checked(tool: Tool, where: str) -> Tool:
+    """The definition, with what is shown of it as strict JSON of our own: one bad tool would break the whole list."""
+    for name in ("title", "description"):
+        if not isinstance(getattr(tool, name), str | UnsetType):
+            raise SchemaError(f"{where}: {name}: expected a text, got {type(getattr(tool, name)).__name__}")
+    own: dict[str, Any] = {}
+    for name in ("annotations", "icons", "meta"):
+        given = getattr(tool, name)
+        try:
+            own[name] = given if given is UNSET else decode(encode(plain(given)))
+        except NotJson as problem:
+            raise SchemaError(f"{where}: {name}: {problem}") from None
+    for name, value in own["annotations"].items() if own["annotations"] is not UNSET else ():
+        if name not in _HINTS:
+            log.warning("%s: annotations.%s is not in the specification", where, name)
+        elif type(value) is not (str if name == "title" else bool):
+            kind = "text" if name == "title" else "boolean"
+            raise SchemaError(f"{where}: annotations.{name}: {value!r} is not a {kind}")
+    for icon in own["icons"] if own["icons"] is not UNSET else ():
         source = icon.get("src") if isinstance(icon, dict) else None
         if not isinstance(source, str) or not source.startswith(("https://", "data:")):
             raise SchemaError(f"{where}: icons: src must be an https: or data: address, not {source!r}")
+    return replace(tool, **own)
 
 
 class Catalog:

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, cast
 
 from msgspec import UNSET, Struct
 
@@ -73,6 +73,7 @@ class Engine:
         for option in options:
             if option not in ServerOptions.__annotations__:
                 raise TypeError(f"server {name!r}: unknown option {option!r}")
+        options = cast(ServerOptions, {key: value for key, value in options.items() if value is not None})
         self.owner = owner
         self.identity = Identity(
             name,

@@ -120,7 +120,7 @@ class Conversation(Flight):
             return self.refuse(Kind.INVALID_REQUEST, f"{voice.name} has no batches: send one message at a time")
         if not 1 <= len(items) <= MAX_BATCH:
             return self.refuse(Kind.INVALID_REQUEST, f"A batch of {len(items)}: 1 to {MAX_BATCH} messages are allowed")
-        batch = _Batch(self.outlet.send)
+        batch = _Batch(self.outlet.send, self.engine.limits.max_message_bytes)
         for item in items:
             batch.add(self._other(jsonrpc.read(item), batch))
         return batch.seal()
@@ -229,8 +229,9 @@ _METHODS: dict[str, Callable[..., bytes | None]] = {
 class _Batch:
     """Collects the answers to one batch; sends them together when the last is there."""
 
-    def __init__(self, send: Callable[[bytes], None]) -> None:
+    def __init__(self, send: Callable[[bytes], None], limit: int) -> None:
         self._send = send
+        self._limit = limit
         self._answers: list[bytes] = []
         self._open = 0
         self._sealed = False
@@ -245,12 +246,18 @@ class _Batch:
         """An answer that came later, or the news that none will."""
         self._open -= 1
         self.add(answer)
-        if self._sealed and not self._open and self._answers:
-            self._send(self._whole())
+        whole = self.seal() if self._sealed else None
+        if whole is not None:
+            self._send(whole)
 
     def seal(self) -> bytes | None:
+        """All answers, if all are there and there are any."""
         self._sealed = True
-        return self._whole() if self._answers and not self._open else None
-
-    def _whole(self) -> bytes:
-        return b"[" + b",".join(self._answers) + b"]"
+        if self._open or not self._answers:
+            return None
+        whole = b"[" + b",".join(self._answers) + b"]"
+        if len(whole) <= self._limit:
+            return whole
+        for each in self._answers:  # together they are too long; an answer may also come by itself
+            self._send(each)
+        return None

@@ -31,6 +31,7 @@ log = logging.getLogger("handrail")
 
 CANCELLED = "notifications/cancelled"
 STATE_SECONDS = 3600
+CLEANUP_SECONDS = 0.3
 LATER = b""  # in a batch: the answer will come, and is waited for
 
 Reply = Callable[[bytes | None], None]
@@ -63,6 +64,7 @@ class Flight:
         self.loop = asyncio.get_running_loop()
         self.connection = Connection(engine.offer, engine.hidden)
         self._start = starter(self.loop)
+        self._tasks: set[asyncio.Task[ToolResult]] = set()  # of calls that wait, also of those given up
 
     def begin(self, call: Call, reply: Reply | None) -> bytes | None:
         """Run a call; the answer if it has one already, else it goes to `reply`, or straight to the peer."""
@@ -78,6 +80,8 @@ class Flight:
         call.touched = self.loop.time()
         self.connection.in_flight[call.id] = call
         self._arm(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(self._settle, call))
         return None if reply is None else LATER
 
@@ -221,6 +225,8 @@ class Flight:
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
         self.drop()
+        if self._tasks:  # whose own clean-up may need what the lifespan is about to close
+            await asyncio.wait(self._tasks, timeout=CLEANUP_SECONDS)
 
     def end_subscriptions(self) -> None:
         """Tell every listener that no more will come: by result, and by notification for those who wait for that."""

@@ -21,7 +21,7 @@ from handrail.engine.workers import Workers
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
-from handrail.schema.derive import plain
+from handrail.schema.plain import NotJson, plain
 
 log = logging.getLogger("handrail")
 
@@ -46,7 +46,7 @@ def pipeline(workers: Workers) -> Handler:
             else:
                 value = await workers.run(entry.invoke, call.arguments, call)
         except ToolError as failure:
-            return told(entry.tool.name, failure)
+            return _marked(entry, told(entry.tool.name, failure))
         except (Refused, asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as problem:
@@ -78,7 +78,10 @@ def compose(middleware: list[Middleware], inner: Handler) -> Handler:
 
 def _around(middleware: Middleware, inner: Handler) -> Handler:
     async def handle(call: Call) -> ToolResult:
-        result = await middleware(call, inner)
+        try:
+            result = await middleware(call, inner)
+        except (SystemExit, KeyboardInterrupt) as problem:  # these would leave the loop, and end the server
+            raise RuntimeError("middleware tried to end the process") from problem
         if not isinstance(result, ToolResult):
             raise TypeError(f"middleware {middleware!r} gave {type(result).__name__}, not a ToolResult")
         return result
@@ -106,9 +109,16 @@ def outcome(entry: Entry, value: Any) -> ToolResult:
         except _BrokenPromise as problem:
             log.error("tool %r broke its output schema: %s", entry.tool.name, problem)
             return failed(f"The tool {entry.tool.name} returned output that does not fit its own schema.")
-        except (ValueError, TypeError, RecursionError) as problem:
+        except NotJson as problem:
             log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
             return failed(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
+        except Exception:  # of the value's own methods; its text is not for the peer either
+            log.exception("tool %r returned what cannot be sent", entry.tool.name)
+            return failed(f"The tool {entry.tool.name} returned a value that cannot be sent.")
+    return result if entry.dangerous is UNSET else _marked(entry, result)
+
+
+def _marked(entry: Entry, result: ToolResult) -> ToolResult:
     if entry.dangerous is not UNSET:
         known = {} if result.meta is UNSET else result.meta
         result.meta = {**known, RISK: {"level": "dangerous", "reason": entry.dangerous}}
@@ -121,10 +131,10 @@ class _BrokenPromise(Exception):
 
 def _result(value: Any, structured: bool) -> ToolResult:
     if not structured:
-        if value is None:
+        if value is None or value == []:
             return ToolResult([])
         if isinstance(value, str):
-            return ToolResult([Text(str(value))])
+            return ToolResult([Text(str.__str__(value))])
         if isinstance(value, _BLOCKS):
             return _complete(ToolResult([value]))
         if isinstance(value, list | tuple) and any(isinstance(item, _BLOCKS) for item in value):
@@ -138,7 +148,7 @@ def _complete(given: ToolResult) -> ToolResult:
     content = list(given.content)
     for block in content:
         if not isinstance(block, _BLOCKS):
-            raise TypeError(f"ToolResult.content: {type(block).__name__} is not a content block")
+            raise NotJson(f"ToolResult.content: {type(block).__name__} is not a content block")
         for name in ("annotations", "meta", "resource", "icons"):
             part = getattr(block, name, UNSET)
             if part is not UNSET:

@@ -31,7 +31,7 @@ def result(it: ToolResult, wraps: bool) -> Object:
 def _tool_result(it: ToolResult) -> Json:
     all_text = all(type(block) is Text for block in it.content)
     if it.is_error:
-        return {"error": it.text, **it.data}
+        return {"error": it.text} | it.data | {"error": it.text}
     if it.structured is not UNSET:
         if type(it.structured) is dict and not all_text:
             return {"structuredContent": it.structured, "content": blocks(it.content, _BLOCKS)}

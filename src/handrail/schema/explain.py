@@ -21,7 +21,7 @@ MAX_STEPS = 5_000
 MAX_TEXT = 400
 _MAX_SHOWN = 60
 _MAX_BRANCH_PROBLEMS = 10
-_MAX_CANDIDATES = 1_000
+_MAX_CANDIDATES = 100
 
 _SENTENCES = {
     "const": "{value} is not {rule}",
@@ -80,9 +80,10 @@ def explain(rules: Rules, value: Json, limit: int) -> list[Problem]:
 
 def closest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, if one is close enough."""
-    near = [each for each in islice(names, _MAX_CANDIDATES) if abs(len(each) - len(name)) <= 3 and len(each) <= 128]
+    similar = (each for each in names if abs(len(each) - len(name)) <= 3 and len(each) <= 64)
+    near = islice(similar, _MAX_CANDIDATES)
     folded = {_fold(each): each for each in near}
-    found = difflib.get_close_matches(_fold(name[:132]), folded, 1, 0.65)
+    found = difflib.get_close_matches(_fold(name[:67]), folded, 1, 0.65)
     return folded[found[0]] if found else None
 
 

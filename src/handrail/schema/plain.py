@@ -17,6 +17,10 @@ _BYTES = (bytes, bytearray, memoryview)
 _KEPT = (*_BYTES, Decimal)  # what msgspec would write as text without a word, whatever it holds
 
 
+class NotJson(ValueError):
+    """A value that has no JSON form. Says where and why, in our words: unlike others, its text may be shown."""
+
+
 def plain(value: Any) -> Json:
     """The value as dict, list, str, int, float, bool or None; ValueError names the place of what has no JSON form.
 
@@ -31,7 +35,7 @@ def plain(value: Any) -> Json:
             return _strict(value, "")
         return made if _is_plain(made) else _strict(value, "")
     except RecursionError:
-        raise ValueError("the value is nested too deeply, or contains itself") from None
+        raise NotJson("the value is nested too deeply, or contains itself") from None
 
 
 def pointer(path: str, key: str | int) -> str:
@@ -74,29 +78,29 @@ def _strict(value: Any, path: str) -> Json:
             name = _strict(key, f"{where}, a key")
             name = str(name) if type(name) is int else name
             if type(name) is not str:
-                raise ValueError(f"{where}: the key {key!r} is not a string")
+                raise NotJson(f"{where}: the key {key!r} is not a string")
             if name in made:
-                raise ValueError(f"{pointer(path, name)}: two keys have the same JSON name")
+                raise NotJson(f"{pointer(path, name)}: two keys have the same JSON name")
             made[name] = _strict(inner, pointer(path, name))
         return made
     if isinstance(value, list | tuple):
         return [_strict(inner, pointer(path, i)) for i, inner in enumerate(value)]
     if isinstance(value, str):
         if not _encodable(value):
-            raise ValueError(f"{where}: a string with half a character (a lone surrogate)")
+            raise NotJson(f"{where}: a string with half a character (a lone surrogate)")
         return str.__str__(value)
     if isinstance(value, _BYTES):
-        raise ValueError(f"{where}: {type(value).__name__} has no JSON form; return an Image, an Audio, or base64 text")
+        raise NotJson(f"{where}: {type(value).__name__} has no JSON form; return an Image, an Audio, or base64 text")
     if isinstance(value, float | Decimal):
         if not isfinite(value):
-            raise ValueError(f"{where}: {value} is not a JSON number")
+            raise NotJson(f"{where}: {value} is not a JSON number")
         return str(value) if isinstance(value, Decimal) else float(value)
     if type(value) in _SIMPLE:
         return value
     try:
         return _strict(to_builtins(value, builtin_types=_KEPT, enc_hook=_convert), path)
-    except (MsgspecError, TypeError) as problem:
-        raise ValueError(f"{where}: {problem}") from None
+    except (MsgspecError, TypeError):
+        raise NotJson(f"{where}: {type(value).__name__} has no JSON form") from None
 
 
 def _convert(value: Any) -> Any:

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
@@ -36,14 +37,22 @@ def run_to_the_end(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: 
     before = set(threading.enumerate())
     loop = asyncio.new_event_loop()
     watch = _Watch(loop, source, grace + MORE_SECONDS)
+    code = 1
     try:
         loop.run_until_complete(serve(watch.ready))
+        code = 0
+    except BaseException:
+        if not watch.asked:
+            raise
+        code = 0
     finally:
         watch.tell(_LEAVING)
         finished = _close(loop)
         stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
         if watch.asked or stuck or not finished:
-            _leave(0)  # whatever still runs cannot be stopped, and the interpreter would wait for it
+            if code:
+                traceback.print_exc()
+            _leave(code)  # whatever still runs cannot be stopped, and the interpreter would wait for it
         watch.tell(_LEFT)
         watch.let_go()
 

@@ -12,7 +12,7 @@ from handrail.model import Principal
 
 
 class Channel:
-    """The client's end: `send` a message, `receive` the next one. What is not received in time holds the server up."""
+    """The client's end: `deliver` a message, `receive` the next one. What is not received holds the server up."""
 
     def __init__(self, engine: Engine, principal: Principal) -> None:
         self._limits = engine.limits
