@@ -104,13 +104,14 @@ async def test_a_blocking_call_has_the_same_members() -> None:
 async def test_none_means_not_given() -> None:
     # As code without hints does it.
     nothing: dict[str, Any] = {"title": None, "icons": None}
+    more: dict[str, Any] = {"description": None, "annotations": None}
     server = Server("s", **nothing)
 
     async def tool() -> str:
         """Said here."""
         return ""
 
-    server.add(tool, **nothing, **dict.fromkeys(("description", "annotations")))
+    server.add(tool, **nothing, **more)
     async with Peer(server) as peer:
         assert b"null" not in b"".join(peer.wire)
         assert (await peer.tools())[0].description == "Said here."
