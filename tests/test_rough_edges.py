@@ -17,7 +17,7 @@ from handrail import Call, Form, Image, Limits, RemoteProtocolError, SchemaError
 from handrail.testing import Peer
 
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-ASKS = {"elicitation": {}}
+ASKS: dict[str, Any] = {"elicitation": {}}
 
 
 class Leaky(pydantic.BaseModel):
