@@ -194,6 +194,9 @@ def check_result(result: Object, revision: str, method: str) -> None:
     _only(result, _allowed_result(revision, method), f"{revision} {name}")
     if _since(revision, "2026-07-28"):
         assert result["resultType"] == "complete"
+        if method in ("tools/list", "server/discover"):
+            assert result["ttlMs"] >= 0
+            assert result["cacheScope"] in ("public", "private")
     for tool in result.get("tools", ()):
         _only(tool, _allowed_tool(revision), f"{revision} Tool")
         if revision == "pocket":

@@ -1342,3 +1342,9 @@ def test_what_does_not_validate_does_not_bind(hint: Any, value: Json) -> None:
     if not compile_schema(signature.input_schema, "input_schema").valid({"x": value}):
         with pytest.raises(Refused):
             signature.invoke({"x": value}, None)
+
+
+@pytest.mark.parametrize("hint", [float | Literal[1, 2], str | float | Literal[1, "a"]])
+def test_a_float_beside_listed_integers_is_refused_at_registration(hint: Any) -> None:
+    with pytest.raises(SchemaError, match="cannot be told apart"):
+        taking(hint)

@@ -166,8 +166,8 @@ class Types:
         return {"$ref": f"#/$defs/{self._labels[hint]}"}
 
     def _union(self, schemas: list[Object], at: str) -> Object:
-        listed = any(each.get("type") == "integer" and "enum" in each for each in schemas)
-        if self.closed and listed and _SCALARS[float] in schemas:
+        listed = any(type(value) is int for each in schemas for value in each.get("enum", ()))
+        if self.closed and listed and any(each.get("type") == "number" for each in schemas):
             raise SchemaError(f"{self.where}: {at}: float beside listed integers cannot be told apart")
         different = [each for i, each in enumerate(schemas) if each not in schemas[:i]]
         if {} in different:
