@@ -387,7 +387,7 @@ BOMBS: dict[str, Object] = {
 }
 
 
-@requirement("SRV-611")
+@requirement("SRV-611", "P-07")
 @everywhere()
 async def test_a_hostile_schema_costs_little(open_wire: Open) -> None:
     wire: Wire = await open_wire("servers_calling:registrar", fresh=True)
