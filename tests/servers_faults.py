@@ -39,7 +39,7 @@ def _add_loud_tools(server: Server) -> None:
         """Writes to standard output in every way there is."""
         print(MARK)
         print(MARK, flush=True)
-        sys.__stdout__.write(f"{MARK}\n")  # type: ignore[union-attr]
+        sys.__stdout__.write(f"{MARK}\n")  # type: ignore[union-attr]  # it is there, or the test fails
         sys.stdout.buffer.write(f"{MARK} in bytes\n".encode())
         os.write(1, f"{MARK} from a C library\n".encode())
         ctypes.CDLL(None).puts(f"{MARK} from the C library's own buffer".encode())
@@ -87,7 +87,7 @@ def _add_stuck_tools(server: Server) -> None:
     async def blocks_loop(seconds: float = 60) -> str:
         """Sleeps where it should wait."""
         _tell("running")
-        time.sleep(seconds)  # noqa: ASYNC251
+        time.sleep(seconds)  # noqa: ASYNC251  # blocking the loop is the fault
         return "slept"
 
     @server.tool
@@ -168,7 +168,7 @@ def _add_plain_tools(server: Server) -> None:
     async def when(path: str, text: str) -> str:
         """Answers as soon as there is a file of this name."""
         _tell("running")
-        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
+        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240  # another process makes the file
             await asyncio.sleep(0.005)
         return text
 

@@ -213,7 +213,7 @@ def add_tools(server: Server) -> None:
         return "logged"
 
     @server.tool(timeout=(0.2, 0.4))
-    async def sleeps(heartbeat: bool = False, call: Call = None) -> str:  # type: ignore[assignment]
+    async def sleeps(heartbeat: bool = False, call: Call = None) -> str:  # type: ignore[assignment]  # always given
         """Never ends by itself."""
         while True:
             await asyncio.sleep(0.05)

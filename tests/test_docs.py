@@ -73,12 +73,6 @@ def _relative(page: Path) -> str:
 
 
 with_code = [page for page in PAGES if any(block.not_run is None for block in python_blocks(page.read_text("utf-8")))]
-left_out = [
-    pytest.param(block.not_run, id=f"{_relative(page)}:{block.line}")
-    for page in PAGES
-    for block in python_blocks(page.read_text("utf-8"))
-    if block.not_run is not None
-]
 
 
 @pytest.mark.parametrize("page", with_code, ids=_relative)

@@ -32,7 +32,7 @@ async def names(peer: Peer) -> list[str]:
 async def settled(is_so: Callable[[], bool]) -> None:
     """Wait for another thread to get there; it has no way to tell us."""
     async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110
+        while not is_so():  # noqa: ASYNC110  # a thread's state has no event
             await asyncio.sleep(0)
 
 

@@ -499,7 +499,7 @@ async def test_no_input_at_all() -> None:
 async def test_a_reader_that_goes_away_ends_the_server() -> None:
     async with victim() as server:
         assert server.out is not None
-        transport: Any = server.process._transport  # type: ignore[attr-defined]
+        transport: Any = server.process._transport  # type: ignore[attr-defined]  # no public way to its pipe
         transport.get_pipe_transport(1).close()
         await server.write(lines(call(server.revision, 1, "echo", text="x")))
         assert await server.ended(5) == 0

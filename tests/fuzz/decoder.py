@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "src")]
 
-from fuzz import oracle  # noqa: E402
+from fuzz import oracle  # noqa: E402  # the path is set above
 from handrail import jsonrpc  # noqa: E402
 from handrail.errors import Kind  # noqa: E402
 from malformed import CASES, line_of  # noqa: E402

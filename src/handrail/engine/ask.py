@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -14,14 +14,14 @@ from handrail.model import InputRequest, Json, Object
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import form_for
 
-_ACTIONS = frozenset({"accept", "decline", "cancel"})
+Action = Literal["accept", "decline", "cancel"]
 _PRIMITIVES = ("string", "number", "integer", "boolean")
 
 
 class Answer(Struct, frozen=True):
     """What the person said: `action` is accept, decline or cancel; `content` is there only for accept."""
 
-    action: Literal["accept", "decline", "cancel"]
+    action: Action
     content: Any = None
 
 
@@ -140,11 +140,11 @@ def required(capabilities: Sequence[str]) -> Object:
     return out
 
 
-def _action(answer: Object) -> Literal["accept", "decline", "cancel"]:
+def _action(answer: Object) -> Action:
     action = answer.get("action")
-    if action == "accept" or action == "decline" or action == "cancel":
-        return action  # type: ignore[no-any-return]
-    raise ToolError(f"The client's answer has no action of {', '.join(sorted(_ACTIONS))}")
+    if action not in get_args(Action):
+        raise ToolError(f"The client's answer has no action of {', '.join(get_args(Action))}")
+    return cast(Action, action)
 
 
 def _check_flat(schema: Object) -> None:

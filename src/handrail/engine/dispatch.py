@@ -44,9 +44,9 @@ class Conversation(Flight):
         try:
             if type(message) is Request:
                 return self._request(message, None)
-            if type(message) is list:
+            if isinstance(message, list):
                 return self._batch(message)
-            return self._other(message, None)  # type: ignore[arg-type]  # the list is gone
+            return self._other(message, None)
         except Exception:
             log.exception("a message could not be handled")
             ident = message.id if isinstance(message, Request) else UNSET

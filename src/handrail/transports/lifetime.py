@@ -41,10 +41,6 @@ def run_to_the_end(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: 
     try:
         loop.run_until_complete(serve(watch.ready))
         code = 0
-    except BaseException:
-        if not watch.asked:
-            raise
-        code = 0
     finally:
         watch.tell(_LEAVING)
         finished = _close(loop)
