@@ -104,15 +104,15 @@ class Server:
         signature = derive(
             function, call_type=Call, input_schema=options.get("input_schema"), extra=options.get("extra", "forbid")
         )
+        shown: Object = {
+            key: value for key, value in options.items() if key in ("title", "annotations", "icons", "meta")
+        }
         tool = Tool(
             name=name,
-            title=options.get("title", UNSET),
             description=options.get("description", inspect.getdoc(function) or UNSET),
             input_schema=signature.input_schema,
             output_schema=UNSET if silent else options.get("output_schema") or signature.output_schema,
-            annotations=options.get("annotations", UNSET),
-            icons=options.get("icons", UNSET),
-            meta=options.get("meta", UNSET),
+            **shown,
         )
         idle, total = _times(options.get("timeout"), name)
         runs_async = inspect.iscoroutinefunction(function)
@@ -171,7 +171,7 @@ class Server:
                     self.engine.catalog.add(copied[name])
 
         follow()
-        other.engine.catalog.watchers.append(follow)
+        other.engine.catalog.watchers.add(follow)
 
     def _reaches(self, server: Server) -> bool:
         return self is server or any(each._reaches(server) for each in self._included)

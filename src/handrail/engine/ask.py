@@ -130,16 +130,6 @@ class Roots:
 Question = Form | Url | Sample | Roots
 
 
-def required(capabilities: Sequence[str]) -> Object:
-    """`["elicitation.form", "sampling"]` as the object a client would have had to declare."""
-    out: Object = {}
-    for capability in capabilities:
-        here = out
-        for name in capability.split("."):
-            here = here.setdefault(name, {})
-    return out
-
-
 def _action(answer: Object) -> Action:
     action = answer.get("action")
     if action not in get_args(Action):

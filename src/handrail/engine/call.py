@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
-from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url, required
+from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url
 from handrail.engine.catalog import Entry
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
 from handrail.jsonrpc import Id
@@ -22,22 +23,14 @@ from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
 from handrail.schema.plain import plain
 
-
-class Link(Protocol):
-    """The way back to the peer a call came from."""
-
-    loop: asyncio.AbstractEventLoop
-
-    async def tell(self, call: Call, message: bytes) -> None: ...
-    async def ask(self, call: Call, request: InputRequest) -> Object: ...
-    def log_floor(self, call: Call) -> int: ...
-    async def close_stream(self, call: Call) -> None: ...
+if TYPE_CHECKING:
+    from handrail.engine.flight import Flight
 
 
 class Call(Struct, eq=False, dict=True):
     """Handed to a tool that has a parameter of this type."""
 
-    _link: Link
+    _flight: Flight  # the way back to the peer it came from
     id: Id
     entry: Entry
     arguments: Object
@@ -76,10 +69,10 @@ class Call(Struct, eq=False, dict=True):
     @property
     def blocking(self) -> Blocking:
         """The same questions and notices, for `def` tools in a worker thread."""
-        return Blocking(self, self._link.loop)
+        return Blocking(self, self._flight.loop)
 
     def _now(self) -> float:
-        return self._link.loop.time()
+        return self._flight.loop.time()
 
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
@@ -94,18 +87,18 @@ class Call(Struct, eq=False, dict=True):
             params["total"] = total
         if message is not None and self.revision.progress_message:
             params["message"] = message
-        await self._link.tell(self, jsonrpc.notification("notifications/progress", params))
+        await self._flight.tell(self, jsonrpc.notification("notifications/progress", params))
 
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it wants messages of this level."""
         if level not in LEVELS:
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
-        if self.closed or LEVELS.index(level) < self._link.log_floor(self):
+        if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
             return
         params: Object = {"level": level, "data": plain(data)}
         if logger is not None:
             params["logger"] = logger
-        await self._link.tell(self, jsonrpc.notification("notifications/message", params))
+        await self._flight.tell(self, jsonrpc.notification("notifications/message", params))
 
     async def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
         """Ask the user to fill in a form.
@@ -135,9 +128,16 @@ class Call(Struct, eq=False, dict=True):
 
     async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         """Ask several things in one round."""
+        able, declares = self.revision.questions, self.client.declares
+        missing = [
+            each.capability
+            for each in questions.values()
+            if each.request.method not in able or not declares(each.capability)
+        ]
+        if missing:
+            raise _missing(missing)
         if self.revision.asks == "retry":
             return self._from_retry(questions)
-        self._require(questions)
         tasks = [asyncio.ensure_future(self._by_request(each)) for each in questions.values()]
         try:
             return dict(zip(questions, await asyncio.gather(*tasks), strict=True))
@@ -162,30 +162,22 @@ class Call(Struct, eq=False, dict=True):
 
     async def close_stream(self) -> None:
         """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""
-        await self._link.close_stream(self)
-
-    def _key(self, key: str | None) -> str:
-        self._asked += 1
-        return f"ask-{self._asked}" if key is None else key
+        await self._flight.close_stream(self)
 
     async def _ask_one(self, question: Question, key: str | None) -> Any:
-        name = self._key(key)
+        self._asked += 1
+        name = f"ask-{self._asked}" if key is None else key
         return (await self.ask_all({name: question}))[name]
 
-    def _require(self, questions: Mapping[str, Question]) -> None:
-        missing = [each.capability for each in questions.values() if not self._may(each)]
-        if missing:
-            raise _missing(missing)
-
-    def _may(self, question: Question) -> bool:
-        return question.request.method in self.revision.questions and self.client.declares(question.capability)
+    def _worded(self, wanted: InputRequest) -> InputRequest:
+        return InputRequest(wanted.method, self.revision.ask(wanted.method, wanted.params))
 
     async def _by_request(self, question: Question) -> Any:
         wanted = question.request
-        asked = InputRequest(wanted.method, self.revision.ask(wanted.method, wanted.params))
+        asked = self._worded(wanted)
         self.waiting += 1
         try:
-            answer = await self._link.ask(self, asked)
+            answer = await self._flight.ask(self, asked)
         except RemoteProtocolError as problem:
             if wanted.method == "elicitation/create":
                 return Answer("cancel")
@@ -197,34 +189,24 @@ class Call(Struct, eq=False, dict=True):
 
     def _from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        missing: dict[str, Question] = {}
-        for key, question in questions.items():
-            if key not in self.answers:
-                missing[key] = question
-                continue
-            try:
-                found[key] = question.read(self.answers[key])
-            except ToolError:  # an answer that does not fit is no answer: ask again
-                missing[key] = question
-            else:
+        for key in [key for key in questions if key in self.answers]:
+            with contextlib.suppress(ToolError):  # an answer that does not fit is no answer: ask again
+                found[key] = questions[key].read(self.answers[key])
                 self.answered = {**self.answered, key: self.answers[key]}
-        if missing:
-            self._require(missing)
-            asked = {key: each.request for key, each in missing.items()}
-            raise NeedInput(
-                {
-                    key: InputRequest(each.method, self.revision.ask(each.method, each.params))
-                    for key, each in asked.items()
-                }
-            )
+        if len(found) < len(questions):
+            raise NeedInput({key: self._worded(each.request) for key, each in questions.items() if key not in found})
         return found
 
 
 def _missing(capabilities: Sequence[str]) -> Refused:
-    names = ", ".join(capabilities)
-    return Refused(
-        Kind.NEEDS_CAPABILITY, f"Client capability required: {names}", {"requiredCapabilities": required(capabilities)}
-    )
+    """Says what the client would have had to declare: `{"elicitation": {"form": {}}}`."""
+    wanted: Object = {}
+    for capability in capabilities:
+        here = wanted
+        for name in capability.split("."):
+            here = here.setdefault(name, {})
+    text = f"Client capability required: {', '.join(capabilities)}"
+    return Refused(Kind.NEEDS_CAPABILITY, text, {"requiredCapabilities": wanted})
 
 
 class Blocking:

@@ -101,7 +101,7 @@ def _checked(tool: Tool, where: str) -> Tool:
 class Catalog:
     """The tools of a server, in the order they were added.
 
-    May be changed from any thread while calls run; the watchers are called after each change.
+    May be changed from any thread while calls run; the watchers are called after each change, in that thread.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Catalog:
         self._places = 0
         self._lock = threading.RLock()
         self._pages: dict[tuple[str, int, int], tuple[Raw, int | None]] = {}
-        self.watchers: list[Callable[[], None]] = []
+        self.watchers: set[Callable[[], None]] = set()
         self.get = self._shown.get
 
     def __iter__(self) -> Iterator[Entry]:

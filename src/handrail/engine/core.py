@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from msgspec import UNSET, Struct
 
@@ -60,12 +60,6 @@ class ServerOptions(TypedDict, total=False):
     limits: Limits
 
 
-class Watcher(Protocol):
-    """A conversation that wants to hear of changes to the list of tools; called from any thread."""
-
-    def tools_changed(self) -> None: ...
-
-
 class Engine:
     """One server, seen from its conversations."""
 
@@ -75,14 +69,8 @@ class Engine:
                 raise TypeError(f"server {name!r}: unknown option {option!r}")
         options = cast(ServerOptions, {key: value for key, value in options.items() if value is not None})
         self.owner = owner
-        self.identity = Identity(
-            name,
-            options.get("version", "0.0.0"),
-            options.get("title", UNSET),
-            options.get("description", UNSET),
-            options.get("icons", UNSET),
-            options.get("website_url", UNSET),
-        )
+        about: Object = {key: value for key, value in options.items() if key in Identity.__struct_fields__}
+        self.identity = Identity(**{"name": name, "version": "0.0.0", **about})
         self.instructions = options.get("instructions", UNSET)
         self.offer = Offer(options.get("revisions"))
         self.limits = options.get("limits") or Limits()
@@ -101,8 +89,6 @@ class Engine:
         self.seal = Seal(options.get("keys") or [_key_from_environment()])
         self.clock: Callable[[], float] = time.time
         self.catalog = Catalog()
-        self.catalog.watchers.append(self._changed)
-        self.peers: set[Watcher] = set()
         self.workers = Workers(options.get("workers", 16))
         self.middleware: list[Middleware] = []
         self.inner = pipeline(self.workers)
@@ -129,10 +115,6 @@ class Engine:
         return revision.welcome(
             Welcome(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
-
-    def _changed(self) -> None:
-        for peer in list(self.peers):
-            peer.tools_changed()
 
 
 def _key_from_environment() -> bytes:

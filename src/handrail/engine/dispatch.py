@@ -36,7 +36,7 @@ class Conversation(Flight):
     def __init__(self, engine: Engine, outlet: Outlet, principal: Principal) -> None:
         super().__init__(engine, outlet, principal)
         self._announcing = False
-        engine.peers.add(self)
+        engine.catalog.watchers.add(self.tools_changed)
 
     def receive(self, data: bytes | bytearray) -> bytes | None:
         """Handle one message; the answer, if it is there already. Never raises (P-01)."""
@@ -120,10 +120,12 @@ class Conversation(Flight):
             return self.refuse(Kind.INVALID_REQUEST, f"{voice.name} has no batches: send one message at a time")
         if not 1 <= len(items) <= MAX_BATCH:
             return self.refuse(Kind.INVALID_REQUEST, f"A batch of {len(items)}: 1 to {MAX_BATCH} messages are allowed")
-        batch = _Batch(self.outlet.send, self.engine.limits.max_message_bytes)
+        batch = _Batch(self.outlet.send, self.engine.limits.max_message_bytes, len(items))
         for item in items:
-            batch.add(self._other(jsonrpc.read(item), batch))
-        return batch.seal()
+            answer = self._other(jsonrpc.read(item), batch)
+            if answer is not LATER:
+                batch.take(answer)
+        return None
 
     def _unreadable(self, refusal: Refusal) -> bytes:
         voice = self.connection.voice
@@ -211,7 +213,7 @@ class Conversation(Flight):
         self.outlet.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: ident}}))
 
     def drop(self) -> None:
-        self.engine.peers.discard(self)
+        self.engine.catalog.watchers.discard(self.tools_changed)
         super().drop()
 
 
@@ -229,35 +231,19 @@ _METHODS: dict[str, Callable[..., bytes | None]] = {
 class _Batch:
     """Collects the answers to one batch; sends them together when the last is there."""
 
-    def __init__(self, send: Callable[[bytes], None], limit: int) -> None:
+    def __init__(self, send: Callable[[bytes], None], limit: int, size: int) -> None:
         self._send = send
         self._limit = limit
+        self._open = size
         self._answers: list[bytes] = []
-        self._open = 0
-        self._sealed = False
-
-    def add(self, answer: bytes | None) -> None:
-        if answer is LATER:
-            self._open += 1
-        elif answer is not None:
-            self._answers.append(answer)
 
     def take(self, answer: bytes | None) -> None:
-        """An answer that came later, or the news that none will."""
+        """An answer, or the news that there will be none."""
         self._open -= 1
-        self.add(answer)
-        whole = self.seal() if self._sealed else None
-        if whole is not None:
-            self._send(whole)
-
-    def seal(self) -> bytes | None:
-        """All answers, if all are there and there are any."""
-        self._sealed = True
-        if self._open or not self._answers:
-            return None
-        whole = b"[" + b",".join(self._answers) + b"]"
-        if len(whole) <= self._limit:
-            return whole
-        for each in self._answers:  # together they are too long; an answer may also come by itself
-            self._send(each)
-        return None
+        if answer is not None:
+            self._answers.append(answer)
+        if self._answers and not self._open:
+            whole = b"[" + b",".join(self._answers) + b"]"
+            # Together they may be too long; an answer may also come by itself.
+            for each in [whole] if len(whole) <= self._limit else self._answers:
+                self._send(each)

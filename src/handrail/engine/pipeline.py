@@ -20,7 +20,7 @@ from handrail.engine.catalog import Entry
 from handrail.engine.workers import Workers
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
-from handrail.model import RISK, Audio, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
+from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
 from handrail.schema.plain import NotJson, plain
 
 log = logging.getLogger("handrail")
@@ -156,19 +156,14 @@ def _complete(given: ToolResult) -> ToolResult:
     structured: Json = UNSET
     if given.structured is not UNSET:
         structured = plain(given.structured)
-        text = encode(structured).decode()
-        if not any(type(block) is Text and _same(block.text, text, structured) for block in content):
-            content.append(Text(text))
+        if not any(_says(block, structured) for block in content):
+            content.append(Text(encode(structured).decode()))
     meta = UNSET if given.meta is UNSET else plain(given.meta)
     return ToolResult(content, structured, given.is_error, meta, plain(given.data) if given.data else {})
 
 
-def _same(text: str, compact: str, value: Json) -> bool:
-    if text == compact:
-        return True
-    if len(text) < len(compact):
-        return False
+def _says(block: Block, value: Json) -> bool:
     try:
-        return bool(parse(text) == value)
+        return type(block) is Text and bool(parse(block.text) == value)
     except MsgspecError:
         return False

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from msgspec import Struct
 
-class _Job:
-    __slots__ = ("args", "context", "done", "function", "given_up", "loop", "running")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.loop = loop
-        self.function = function
-        self.args = args
-        self.done: asyncio.Future[Any] = loop.create_future()
-        self.context = contextvars.copy_context()
-        self.running = False
-        self.given_up = False
+class _Job(Struct, eq=False):
+    work: Callable[[], Any]
+    done: asyncio.Future[Any]
+    running: bool = False
+    given_up: bool = False
 
 
 class Workers:
@@ -42,7 +39,8 @@ class Workers:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        job = _Job(asyncio.get_running_loop(), function, args)
+        work = partial(copy_context().run, function, *args)
+        job = _Job(work, asyncio.get_running_loop().create_future())
         with self._lock:
             self.busy += 1
             if self._threads < min(self.size, self.busy):
@@ -71,14 +69,14 @@ class Workers:
     def _run(self, job: _Job) -> None:
         value, problem = None, None
         try:
-            value = job.context.run(job.function, *job.args)
+            value = job.work()
         except BaseException as raised:  # whatever it is, the loop has to hear of it
             problem = raised
         with self._lock:
             job.running = False
             self.abandoned -= job.given_up
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            job.loop.call_soon_threadsafe(_settle, job.done, value, problem)
+            job.done.get_loop().call_soon_threadsafe(_settle, job.done, value, problem)
 
 
 def _settle(done: asyncio.Future[Any], value: Any, problem: BaseException | None) -> None:
