@@ -62,7 +62,7 @@ peers: setup
 lock: | $(filter .tools/bin/uv,$(UV))
 	$(UV) lock -q --upgrade
 	@echo "# What tests and lint need, with hashes. Made by \`make lock\` from pyproject.toml." > requirements.lock
-	$(UV) export -q --no-emit-project --no-header --no-annotate --group dev >> requirements.lock
+	$(UV) export -q --no-emit-project --no-header --no-annotate --group dev --extra http --extra auth >> requirements.lock
 	for peer in mcp1 mcp2 fastmcp; do \
 		sed -n 's/^# peer: //p' tests/peers/$$peer.txt > .tools/peer.in; \
 		{ sed -n '/^# /p' tests/peers/$$peer.txt; $(UV) pip compile -q --universal --python-version 3.11 --upgrade \
