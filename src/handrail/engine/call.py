@@ -38,6 +38,7 @@ class Call(Struct, eq=False, dict=True):
     client: ClientInfo
     principal: Principal
     token: Id | UnsetType  # under which the client wants to hear of progress
+    reply: Callable[[bytes | None], None]  # where an answer goes that comes later; None: there will be none
     cancelled: bool = False  # readable from any thread
     closed: bool = False  # answered or given up: nothing may be sent for it any more
     level: int | None = None  # the log level the request itself named
@@ -47,7 +48,6 @@ class Call(Struct, eq=False, dict=True):
     waiting: int = 0  # questions open at the client; while there are any, the idle clock stands still
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
-    reply: Callable[[bytes | None], None] | None = None  # where the answer goes if not straight to the peer
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf

@@ -18,10 +18,11 @@ from handrail.engine.call import Call
 from handrail.engine.core import Engine
 from handrail.engine.flight import CANCELLED, LATER, Flight, Outlet, Reply, Subscription
 from handrail.errors import Kind, Refused, RemoteProtocolError
-from handrail.jsonrpc import Id, Notification, Refusal, Request, Response, decode
+from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode
 from handrail.model import Json, Object, Principal
+from handrail.protocol.connection import names_version
 from handrail.revisions import Revision
-from handrail.revisions.base import LEVELS, SUBSCRIPTION, VERSION
+from handrail.revisions.base import LEVELS, SUBSCRIPTION
 
 log = logging.getLogger("handrail")
 
@@ -39,18 +40,26 @@ class Conversation(Flight):
         engine.catalog.watchers.add(self.tools_changed)
 
     def receive(self, data: bytes | bytearray) -> bytes | None:
-        """Handle one message; the answer, if it is there already. Never raises (P-01)."""
-        message = decode(data)
+        """Handle one message as it came; what is answered later goes out by itself."""
+        return self.handle(decode(data), self.say)
+
+    def handle(self, message: Message | list[Json], reply: Reply) -> bytes | None:
+        """The answer to a message, LATER if it will be given to `reply`, or None. Never raises (P-01)."""
         try:
             if type(message) is Request:
-                return self._request(message, None)
-            if isinstance(message, list):
-                return self._batch(message)
-            return self._other(message, None)
+                return self._request(message, reply)
+            if type(message) is Notification:
+                self._notified(message)
+            elif type(message) is Response:
+                self._answered(message)
+            elif isinstance(message, Refusal):
+                return self._unreadable(message)
+            elif isinstance(message, list):
+                return self._batch(message, reply)
         except Exception:
             log.exception("a message could not be handled")
-            ident = message.id if isinstance(message, Request) else UNSET
-            return self._unreadable(Refusal(Kind.INTERNAL, "Internal error", ident))
+            return self._unreadable(Refusal(Kind.INTERNAL, "Internal error"))
+        return None
 
     def refuse(self, kind: Kind, text: str) -> bytes:
         """The answer to something that was not even a message."""
@@ -58,7 +67,7 @@ class Conversation(Flight):
 
     # What arrives
 
-    def _request(self, request: Request, reply: Reply | None) -> bytes | None:
+    def _request(self, request: Request, reply: Reply) -> bytes | None:
         connection = self.connection
         try:
             revision = connection.speaker(request)
@@ -74,22 +83,6 @@ class Conversation(Flight):
         except Exception:
             log.exception("%s failed", request.method)
             return self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
-
-    def _other(self, message: jsonrpc.Message, batch: _Batch | None) -> bytes | None:
-        """Whatever is not simply a request: a member of a batch, or something that asks for no answer."""
-        if type(message) is Request:
-            meta = message.params.get("_meta")
-            if message.method == "initialize" or (type(meta) is dict and VERSION in meta):
-                refused = Refused(Kind.INVALID_REQUEST, f"{message.method}: not inside a batch")
-                return self.refusal(self.connection.voice, message.id, refused)
-            return self._request(message, None if batch is None else batch.take)
-        if type(message) is Notification:
-            self._notified(message)
-        elif type(message) is Response:
-            self._answered(message)
-        elif type(message) is Refusal:
-            return self._unreadable(message)
-        return None
 
     def _notified(self, message: Notification) -> None:
         if message.method == CANCELLED:
@@ -114,18 +107,23 @@ class Conversation(Flight):
         else:
             waiter.set_exception(RemoteProtocolError("the answer is not an object"))
 
-    def _batch(self, items: list[Json]) -> bytes | None:
+    def _batch(self, items: list[Json], reply: Reply) -> bytes:
         voice = self.connection.voice
         if not voice.batches:
             return self.refuse(Kind.INVALID_REQUEST, f"{voice.name} has no batches: send one message at a time")
         if not 1 <= len(items) <= MAX_BATCH:
             return self.refuse(Kind.INVALID_REQUEST, f"A batch of {len(items)}: 1 to {MAX_BATCH} messages are allowed")
-        batch = _Batch(self.outlet.send, self.engine.limits.max_message_bytes, len(items))
+        batch = _Batch(self.outlet.send, reply, self.engine.limits.max_message_bytes, len(items))
         for item in items:
-            answer = self._other(jsonrpc.read(item), batch)
+            message = jsonrpc.read(item)
+            if type(message) is Request and (message.method == "initialize" or names_version(message)):
+                refused = Refused(Kind.INVALID_REQUEST, f"{message.method}: not inside a batch")
+                batch.take(self.refusal(voice, message.id, refused))
+                continue
+            answer = self.handle(message, batch.take)
             if answer is not LATER:
                 batch.take(answer)
-        return None
+        return LATER
 
     def _unreadable(self, refusal: Refusal) -> bytes:
         voice = self.connection.voice
@@ -161,7 +159,7 @@ class Conversation(Flight):
             cursor = engine.seal.close("tools/list", self.principal.id, last, expires)
         return self.answer(revision, ident, revision.page(tools, cursor, engine.ttl_ms))
 
-    def _call(self, ident: Id, revision: Revision, params: Any, reply: Reply | None) -> bytes | None:
+    def _call(self, ident: Id, revision: Revision, params: Any, reply: Reply) -> bytes | None:
         entry = self.engine.catalog.get(params.name)
         if entry is None:
             raise self.engine.catalog.unknown(params.name)
@@ -169,20 +167,21 @@ class Conversation(Flight):
             self._no_room()
         client = self.connection.client if revision.sender is None else revision.sender(params)
         token = UNSET if params.meta is UNSET else params.meta.progress_token
-        call = Call(self, ident, entry, params.arguments, revision, client, self.principal, token)
+        call = Call(self, ident, entry, params.arguments, revision, client, self.principal, token, reply)
         if revision.stateless:
             call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
             if params.request_state is not UNSET or params.input_responses is not UNSET:
                 call.answers = self.retried(params)
-        return self.begin(call, reply)
+        return self.begin(call)
 
-    def _listen(self, ident: Id, revision: Revision, params: Any, reply: object) -> None:
+    def _listen(self, ident: Id, revision: Revision, params: Any, reply: Reply) -> bytes:
         if len(self.connection.in_flight) >= self.engine.limits.max_calls:
             self._no_room()
         tools = params.notifications.tools_list_changed and self.engine.list_changed and self.engine.has_tools
-        self.connection.in_flight[ident] = Subscription(ident, revision, tools)
+        self.connection.in_flight[ident] = Subscription(ident, revision, tools, reply)
         honoured = {"toolsListChanged": True} if tools else {}
         self._tell_subscriber("notifications/subscriptions/acknowledged", ident, {"notifications": honoured})
+        return LATER
 
     def _no_room(self) -> NoReturn:
         most = self.engine.limits.max_calls
@@ -191,14 +190,11 @@ class Conversation(Flight):
     # Change notices
 
     def tools_changed(self) -> None:
-        """From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
-            self.loop.call_soon_threadsafe(self._announce_soon)
-
-    def _announce_soon(self) -> None:
+        """From any thread. Changes in one turn of the loop are announced together."""
         if not self._announcing:
             self._announcing = True
-            self.loop.call_soon(self._announce)
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+                self.loop.call_soon_threadsafe(self._announce)
 
     def _announce(self) -> None:
         self._announcing = False
@@ -229,10 +225,11 @@ _METHODS: dict[str, Callable[..., bytes | None]] = {
 
 
 class _Batch:
-    """Collects the answers to one batch; sends them together when the last is there."""
+    """Collects the answers to one batch; gives them on together when the last is there."""
 
-    def __init__(self, send: Callable[[bytes], None], limit: int, size: int) -> None:
+    def __init__(self, send: Callable[[bytes], None], reply: Reply, limit: int, size: int) -> None:
         self._send = send
+        self._reply = reply
         self._limit = limit
         self._open = size
         self._answers: list[bytes] = []
@@ -242,8 +239,10 @@ class _Batch:
         self._open -= 1
         if answer is not None:
             self._answers.append(answer)
-        if self._answers and not self._open:
-            whole = b"[" + b",".join(self._answers) + b"]"
-            # Together they may be too long; an answer may also come by itself.
-            for each in [whole] if len(whole) <= self._limit else self._answers:
+        if self._open:
+            return
+        whole = b"[" + b",".join(self._answers) + b"]"
+        if len(whole) > self._limit:  # an answer may also come by itself
+            for each in self._answers:
                 self._send(each)
+        self._reply(whole if self._answers and len(whole) <= self._limit else None)

@@ -32,7 +32,7 @@ log = logging.getLogger("handrail")
 CANCELLED = "notifications/cancelled"
 STATE_SECONDS = 3600
 CLEANUP_SECONDS = 0.3
-LATER = b""  # in a batch: the answer will come, and is waited for
+LATER = b""  # in place of an answer that will come
 
 Reply = Callable[[bytes | None], None]
 
@@ -52,6 +52,7 @@ class Subscription(Struct):
     id: Id
     revision: Revision
     tools: bool
+    reply: Reply
 
 
 class Flight:
@@ -66,8 +67,8 @@ class Flight:
         self._start = starter(self.loop)
         self._tasks: set[asyncio.Task[ToolResult]] = set()  # of calls that wait, also of those given up
 
-    def begin(self, call: Call, reply: Reply | None) -> bytes | None:
-        """Run a call; the answer if it has one already, else it goes to `reply`, or straight to the peer."""
+    def begin(self, call: Call) -> bytes:
+        """Run a call; the answer if it has one already, else it goes to its `reply`."""
         engine, entry = self.engine, call.entry
         handle = engine.handler_through(entry.via) if entry.via else engine.handle
         if entry.mode == "inline" and handle is engine.inner:
@@ -76,16 +77,19 @@ class Flight:
         if task.done():
             return self._finish(call, task.result)
         call.task = task
-        call.reply = reply
         call.touched = self.loop.time()
         self.connection.in_flight[call.id] = call
         self._arm(call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(self._settle, call))
-        return None if reply is None else LATER
+        return LATER
 
-    # The way back to the peer, for the call
+    # The way back to the peer
+
+    def say(self, answer: bytes | None) -> None:
+        if answer is not None:
+            self.outlet.send(answer)
 
     async def tell(self, call: Call, message: bytes) -> None:
         if not call.closed:
@@ -129,7 +133,7 @@ class Flight:
         log.warning("tool %r %s; given up", call.name, what)
         self._close(call)
         call.stop()
-        self._reply(call, self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}.")))
+        call.reply(self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}.")))
 
     # The end of a call
 
@@ -139,7 +143,7 @@ class Flight:
                 task.result()
             return
         self._close(call)
-        self._reply(call, self._finish(call, task.result))
+        call.reply(self._finish(call, task.result))
 
     def _finish(self, call: Call, outcome: Callable[[], ToolResult]) -> bytes:
         """The answer to a call that has ended, however it ended."""
@@ -173,26 +177,17 @@ class Flight:
     def _failure(self, call: Call, text: str) -> bytes:
         return self.answer(call.revision, call.id, call.revision.result(failed(text), False))
 
-    def _reply(self, call: Call, answer: bytes | None) -> None:
-        if call.reply is not None:
-            call.reply(answer)
-        elif answer is not None:
-            self.outlet.send(answer)
-
-    def _close(self, call: Call) -> None:
-        self.connection.in_flight.pop(call.id, None)
-        if call.timer is not None:
-            call.timer.cancel()
+    def _close(self, known: Call | Subscription) -> None:
+        self.connection.in_flight.pop(known.id, None)
+        if isinstance(known, Call) and known.timer is not None:
+            known.timer.cancel()
 
     def give_up(self, known: Call | Subscription) -> None:
         """The peer does not want the answer any more: stop, and say nothing."""
+        self._close(known)
         if isinstance(known, Call):
-            self._close(known)
             known.stop()
-            if known.reply is not None:
-                known.reply(None)
-        else:
-            del self.connection.in_flight[known.id]
+        known.reply(None)
 
     # Input asked for by answer and retry
 
@@ -232,9 +227,9 @@ class Flight:
         """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
         for known in list(self.connection.in_flight.values()):
             if isinstance(known, Subscription):
-                self.give_up(known)
+                self._close(known)
                 result = {"resultType": "complete", "_meta": {SUBSCRIPTION: known.id}}
-                self.outlet.send(self.answer(known.revision, known.id, result))
+                known.reply(self.answer(known.revision, known.id, result))
                 self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": known.id}))
 
     def drop(self) -> None:

@@ -20,6 +20,12 @@ from handrail.revisions.base import LEVELS, VERSION, InitializeParams
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 
 
+def names_version(request: Request) -> bool:
+    """Whether a request names its own revision, as those of stateless revisions do."""
+    meta = request.params.get("_meta")
+    return type(meta) is dict and VERSION in meta
+
+
 class Connection:
     """The server's side of a conversation."""
 
@@ -41,14 +47,12 @@ class Connection:
 
     def voice_for(self, request: Request) -> Revision:
         """The revision in which to refuse a request whose own revision could not be settled."""
-        meta = request.params.get("_meta")
-        return self.offer.newest if type(meta) is dict and VERSION in meta else self.voice
+        return self.offer.newest if names_version(request) else self.voice
 
     def speaker(self, request: Request) -> Revision:
         """The revision a request is to be read by."""
-        meta = request.params.get("_meta")
-        if type(meta) is dict and VERSION in meta and self.offer.stateless:
-            return self._stateless(meta[VERSION])
+        if self.offer.stateless and names_version(request):
+            return self._stateless(request.params["_meta"][VERSION])
         if self.revision is not None:
             return self.revision
         if request.method in _BEFORE_HANDSHAKE:

@@ -73,7 +73,7 @@ class Channel:
             answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, text)
         else:
             answer = self._conversation.receive(message)
-        if answer is not None:
+        if answer:
             self.send(answer)
         if not done.done():
             done.set_result(None)

@@ -251,7 +251,7 @@ class Pipe:
         if data[:1] == b"{" and data.find(b"\n") == size - 1 and self._up_to_date(size):
             # One whole message, as a client sends that waits for each answer.
             answer = self._conversation.receive(data)
-            if answer is not None:
+            if answer:
                 self._flushing = True
                 self.send(answer)
                 self._flush()
@@ -286,7 +286,7 @@ class Pipe:
                 )
             else:
                 answer = receive(line)
-            if answer is not None:
+            if answer:
                 self.send(answer)
         self._flushing = False
         if self._unsent and not self._blocked:
