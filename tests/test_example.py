@@ -79,7 +79,7 @@ def test_the_walk_meets_what_it_expects_and_reads_well_without_colours() -> None
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for step in ("list", "call", "error", "progress", "ask", "one call, every revision, one process"):
         assert f"\n== {step} =" in done.stdout
-    assert '2024-10-07  result  {"toolResult": 5.0}' in done.stdout
+    assert '2024-10-07  result  {"toolResult": 5}' in done.stdout
     assert "[image/png, " in done.stdout and "[audio/wav, 4,044 bytes]" in done.stdout
     assert "did you mean units?" in done.stdout
     assert "step 4 of 4" in done.stdout

@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings, strategies as st
 
 from handrail.errors import SchemaError
 from handrail.model import Json, Object
-from handrail.schema.compile import closest, compile_schema, header_map, sensitive_headers
+from handrail.schema.compile import compile_schema, sensitive
+from handrail.schema.explain import closest
 from requirements import requirement
 
 WHERE = "tool 'x': input_schema"
@@ -428,8 +429,8 @@ def test_a_problem_says_what_came_and_what_would_be_right(value: Json, sentences
         ({"propertyNames": {"maxLength": 2}}, {"abc": 1}, ['the name "abc" has 3 characters, more than the maximum 2']),
         ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, ["Missing required member: b"]),
         ({"dependentSchemas": {"a": {"required": ["b"]}}}, {"a": 1}, ["Missing required member: b"]),
-        ({"contains": {"type": "string"}}, [1], ['0 items match {"type":"string"}, at least 1 expected']),
-        ({"contains": {}, "maxContains": 1}, [1, 2], ["2 items match {}, at most 1 expected"]),
+        ({"contains": {"type": "string"}}, [1], ['0 items match {"type":"string"}: too few']),
+        ({"contains": {}, "maxContains": 1}, [1, 2], ["2 items match {}: too few, or too many"]),
         ({"prefixItems": [{"type": "string"}], "items": False}, ["a", 2], ["1: 2 is not allowed here"]),
         ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, 5, ["5 fits 2 of the allowed forms, not exactly one"]),
         (
@@ -443,6 +444,7 @@ def test_a_problem_says_what_came_and_what_would_be_right(value: Json, sentences
             ["The value does not match the schema."],
         ),
         ({"allOf": [{"maximum": 3}, {"maximum": 3}]}, 5, ["5 is more than the maximum 3"]),
+        ({"allOf": [{"maxItems": 3}]}, [0] * 10_000, ["10000 items, more than the maximum 3"]),
         (
             {"$schema": DRAFT_07, "$ref": "#/definitions/n", "minimum": 9, "definitions": {"n": {"maximum": 3}}},
             5,
@@ -566,8 +568,9 @@ def test_headers_lead_to_the_properties_they_mirror() -> None:
         plain={"type": "string", "default": {"x-mcp-header": "no schema, no header"}},
     )
     schema["properties"]["x-mcp-header"] = {"type": "string"}
-    assert header_map(schema, WHERE) == {"Region": ("region",), "Page-Size": ("page", "size"), "Dry": ("dry",)}
-    assert sensitive_headers(schema) == []
+    headers = compile_schema(schema, WHERE).headers
+    assert headers == {"Region": ("region",), "Page-Size": ("page", "size"), "Dry": ("dry",)}
+    assert sensitive(headers) == []
 
 
 STRING = {"type": "string", "x-mcp-header": "A"}
@@ -599,7 +602,7 @@ STRING = {"type": "string", "x-mcp-header": "A"}
 )
 def test_a_header_against_the_rules_is_refused(schema: Object, complaint: str) -> None:
     with pytest.raises(SchemaError) as caught:
-        header_map(schema, WHERE)
+        compile_schema(schema, WHERE)
     assert str(caught.value).startswith(WHERE)
     assert complaint in str(caught.value)
 
@@ -623,7 +626,7 @@ def test_a_header_against_the_rules_is_refused(schema: Object, complaint: str) -
 )
 def test_headers_that_sound_like_secrets_are_named(name: str, header: str, warned: bool) -> None:
     schema = arguments(**{name: {"type": "string", "x-mcp-header": header}, "secret": {"type": "string"}})
-    assert sensitive_headers(schema) == ([name] if warned else [])
+    assert sensitive(compile_schema(schema, WHERE).headers) == ([name] if warned else [])
 
 
 # --- generated schemas and values

@@ -16,7 +16,8 @@ from handrail.errors import Kind, Refused, SchemaError
 from handrail.jsonrpc import encode
 from handrail.model import Object, Tool
 from handrail.revisions import Revision
-from handrail.schema.compile import Checker, closest, compile_schema, header_map, sensitive_headers
+from handrail.schema.compile import Checker, compile_schema, sensitive
+from handrail.schema.explain import closest
 from handrail.schema.plain import NotJson, plain
 
 log = logging.getLogger("handrail")
@@ -67,8 +68,7 @@ def make_entry(tool: Tool, **rest: Any) -> Entry:
         output = compile_schema(tool.output_schema, f"{where}: output_schema", any_root=True, formats=False)
         wraps = tool.output_schema.get("type") != "object"
     checker = compile_schema(tool.input_schema, f"{where}: input_schema")
-    header_map(tool.input_schema, f"{where}: input_schema")
-    for name in sensitive_headers(tool.input_schema):
+    for name in sensitive(checker.headers):
         log.warning("%s: %s looks like a secret and is mirrored into an HTTP header", where, name)
     return Entry(tool=tool, input=checker, output=output, wraps=wraps, **rest)
 

@@ -8,20 +8,18 @@ value goes; those that stay at the same value unfold 2^n times, or for ever.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import unquote, urljoin
 
 import jsonschema_rs
-from jsonschema_rs import Draft7Validator, Draft202012Validator, RegexOptions, Validator
+from jsonschema_rs import Draft7Validator, Draft202012Validator, RegexOptions, Validator, meta
 from msgspec import json
 
 from handrail.errors import SchemaError
 from handrail.model import Json, Object, Problem
-from handrail.schema.explain import Rules, Targets, closest as closest, explain
+from handrail.schema.explain import Rules, Targets, explain
 from handrail.schema.plain import plain, pointer
 
 MAX_DEPTH = 64
@@ -37,27 +35,33 @@ _DIALECTS = {
     "json-schema.org/draft/2020-12/schema": Draft202012Validator,
     "json-schema.org/draft-07/schema": Draft7Validator,
 }
-_SUPPORTED = "https://json-schema.org/draft/2020-12/schema and http://json-schema.org/draft-07/schema#"
+_DRAFT_07 = "http://json-schema.org/draft-07/schema#"
+_SUPPORTED = f"https://json-schema.org/draft/2020-12/schema and {_DRAFT_07}"
 _NAME_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _NOT_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 _SAME_VALUE = ("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")
 _FLAGS = re.compile(r"\(\?[a-zA-Z-]*[ix]")
 _HEADER_TYPES = ("string", "integer", "boolean")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SENSITIVE = frozenset(
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRETS = frozenset(
     "apikey auth authorization bearer cookie credential credentials jwt key passphrase passwd password pin pwd secret "
     "secrets session ssn token tokens".split()
 )
+Headers = dict[str, tuple[str, ...]]
 
 
 class Checker:
-    """A compiled schema. `valid(value)` is the validator's own method: nothing is added to the hot path."""
+    """A compiled schema. `valid(value)` is the validator's own method: nothing is added to the hot path.
 
-    __slots__ = ("_rules", "valid")
+    `headers` are the `x-mcp-header` annotations: header suffix to the path of the property it mirrors.
+    """
 
-    def __init__(self, validator: Validator, rules: Rules) -> None:
-        self.valid: Callable[[Json], bool] = validator.is_valid
+    __slots__ = ("_rules", "headers", "valid")
+
+    def __init__(self, rules: Rules, headers: Headers) -> None:
+        self.valid: Callable[[Json], bool] = rules.build(rules.schema).is_valid
+        self.headers = headers
         self._rules = rules
 
     def problems(self, value: Json, *, limit: int = 20) -> list[Problem]:
@@ -68,73 +72,63 @@ class Checker:
 def compile_schema(schema: Object, where: str, *, any_root: bool = False, formats: bool = True) -> Checker:
     """Check the schema itself, then compile it; SchemaError says what is wrong with it and what would be right.
 
-    `where` begins the message: `"tool 'x': input_schema"`. Without `$schema` the dialect is 2020-12, or draft-07
-    when the schema is valid only there (PD-9). `formats` off leaves `format` an annotation.
+    `where` begins the message: `"tool 'x': input_schema"`. `any_root` is for results: their schema need not be that
+    of an object, and mirrors nothing into headers. `formats` off leaves `format` an annotation.
     """
-    with _refusing(where):
+    try:
         nodes = _subschemas(schema)
         root = nodes[0].schema
         if not any_root and root.get("type") != "object":
             raise ValueError(f'the root must have "type": "object", not {root.get("type")!r}')
-        dialect = re.sub(r"^https?://|#$", "", str(root.get("$schema", "json-schema.org/draft/2020-12/schema")))
-        if dialect not in _DIALECTS:
-            raise ValueError(f"unsupported $schema {dialect[:200]!r}; supported are {_SUPPORTED}")
-        targets = _targets(nodes)
+        dialect, targets, patterns = _dialect(nodes), _targets(nodes), _pattern_options(nodes)
         _check_unfolding(nodes, targets)
-        build = partial(_build, _DIALECTS[dialect], formats, _pattern_options(nodes))
-        try:
-            validator = build(root)
-        except jsonschema_rs.ValidationError as error:
-            try:
-                build = build if "$schema" in root else partial(_build, Draft7Validator, *build.args[1:])
-                validator = build(root)
-            except jsonschema_rs.ValidationError:
-                raise ValueError(_reason(error)) from None
-        if isinstance(validator, Draft202012Validator) and any("dependencies" in node for node, _, _ in nodes):
-            for node, _, _ in nodes:
-                node.pop("dependencies", None)  # no keyword of 2020-12, but the validator would keep it
-            validator = build(root)
-    noun = "member" if any_root else "argument"
-    return Checker(validator, Rules(root, targets, build, noun, isinstance(validator, Draft7Validator)))
-
-
-def header_map(schema: Object, where: str) -> dict[str, tuple[str, ...]]:
-    """`x-mcp-header` annotations: header suffix to the path of the property it mirrors (REVISIONS.md section 23)."""
-    found: dict[str, tuple[str, ...]] = {}
-    with _refusing(where):
-        for node, keys, _ in _subschemas(schema):
-            if "x-mcp-header" not in node:
-                continue
-            name, kind = node["x-mcp-header"], node.get("type")
-            here = f"x-mcp-header at {_place(keys) or 'the root'}"
-            if type(name) is not str or not _TOKEN.fullmatch(name):
-                raise ValueError(f"{here}: {name!r} is not a header name; use letters, digits and hyphens")
-            if not keys or any(keyword != "properties" for keyword in keys[::2]):
-                raise ValueError(f"{here}: only a property reached through 'properties' alone can be mirrored")
-            if kind not in _HEADER_TYPES:
-                raise ValueError(f"{here}: the type must be one of {', '.join(_HEADER_TYPES)}, not {kind!r}")
-            if name.lower() in map(str.lower, found):
-                raise ValueError(f"{here}: {name!r} is used already; case does not count")
-            found[name] = keys[1::2]
-    return found
-
-
-def sensitive_headers(schema: Object) -> list[str]:
-    """Names of mirrored properties that sound like secrets: headers end up in logs (SRV-612)."""
-    names = {path[-1]: header for header, path in header_map(schema, "schema").items()}
-    return [name for name, header in names.items() if _SENSITIVE & (_words(name) | _words(header))]
-
-
-def _build(kind: type[Validator], formats: bool, patterns: RegexOptions, schema: Object) -> Validator:
-    return kind(schema, offline=True, ignore_unknown_formats=True, validate_formats=formats, pattern_options=patterns)
-
-
-@contextmanager
-def _refusing(where: str) -> Iterator[None]:
-    try:
-        yield
+        options: Object = {"offline": True, "ignore_unknown_formats": True, "validate_formats": formats}
+        build = partial(dialect, **options, pattern_options=patterns)
+        rules = Rules(root, targets, build, "member" if any_root else "argument", dialect is Draft7Validator)
+        return Checker(rules, {} if any_root else _headers(nodes))
+    except jsonschema_rs.ValidationError as error:
+        raise SchemaError(f"{where}: {_reason(error)}") from None
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"{where}: {error}") from None
+
+
+def sensitive(headers: Headers) -> list[str]:
+    """Names of mirrored properties that sound like secrets: headers end up in logs (SRV-612)."""
+    spoken = [(path[-1], _WORD.findall(f"{path[-1]} {header}")) for header, path in headers.items()]
+    return [name for name, words in spoken if not _SECRETS.isdisjoint(map(str.lower, words))]
+
+
+def _dialect(nodes: list[_Node]) -> type[Validator]:
+    """The declared dialect; else 2020-12, or draft-07 when the schema is valid only there (PD-9)."""
+    root = nodes[0].schema
+    name = re.sub(r"^https?://|#$", "", str(root.get("$schema", "json-schema.org/draft/2020-12/schema")))
+    if name not in _DIALECTS:
+        raise ValueError(f"unsupported $schema {name[:200]!r}; supported are {_SUPPORTED}")
+    if "$schema" not in root and not meta.is_valid(root) and meta.is_valid({**root, "$schema": _DRAFT_07}):
+        return Draft7Validator
+    if _DIALECTS[name] is Draft202012Validator:
+        for node, _, _ in nodes:
+            node.pop("dependencies", None)  # no keyword of 2020-12, but the validator would keep it
+    return _DIALECTS[name]
+
+
+def _headers(nodes: list[_Node]) -> Headers:
+    found: Headers = {}
+    for node, keys, _ in nodes:
+        if "x-mcp-header" not in node:
+            continue
+        name, kind = node["x-mcp-header"], node.get("type")
+        here = f"x-mcp-header at {_place(keys) or 'the root'}"
+        if type(name) is not str or not _TOKEN.fullmatch(name):
+            raise ValueError(f"{here}: {name!r} is not a header name; use letters, digits and hyphens")
+        if not keys or any(keyword != "properties" for keyword in keys[::2]):
+            raise ValueError(f"{here}: only a property reached through 'properties' alone can be mirrored")
+        if kind not in _HEADER_TYPES:
+            raise ValueError(f"{here}: the type must be one of {', '.join(_HEADER_TYPES)}, not {kind!r}")
+        if name.lower() in map(str.lower, found):
+            raise ValueError(f"{here}: {name!r} is used already; case does not count")
+        found[name] = keys[1::2]
+    return found
 
 
 class _Node(NamedTuple):
@@ -268,8 +262,3 @@ def _at(node: Json, fragment: str) -> Json:
 
 def _place(keys: tuple[str, ...] | list[str | int]) -> str:
     return "".join(pointer("", key) for key in keys)
-
-
-def _words(name: str) -> set[str]:
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return {*words, *(a + b for a, b in pairwise(words))}

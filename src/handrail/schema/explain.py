@@ -81,8 +81,7 @@ def explain(rules: Rules, value: Json, limit: int) -> list[Problem]:
 def closest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, if one is close enough."""
     similar = (each for each in names if abs(len(each) - len(name)) <= 3 and len(each) <= 64)
-    near = islice(similar, _MAX_CANDIDATES)
-    folded = {_fold(each): each for each in near}
+    folded = {_fold(each): each for each in islice(similar, _MAX_CANDIDATES)}
     found = difflib.get_close_matches(_fold(name[:67]), folded, 1, 0.65)
     return folded[found[0]] if found else None
 
@@ -131,46 +130,39 @@ class _Walk:
         return not any(True for _ in self.at(schema, value, ""))
 
     def members(self, schema: Object, value: Object, path: str) -> Iterator[Problem]:
-        known = schema.get("properties", {})
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
         patterns = [(self.judge("pattern", each), inner) for each, inner in schema.get("patternProperties", {}).items()]
-        others = []
+        noun, place = (self.rules.noun, "") if not path else ("member", f" in {_cut(path)}")
+        unknown = []
         for name in islice(value, MAX_STEPS):
             rules = [known[name]] if name in known else []
             rules += [inner for matches, inner in patterns if matches(name)]
-            for rule in rules:
+            if not rules and others is False:
+                unknown.append(name)
+                continue
+            for rule in rules or [others]:
                 yield from self.at(rule, value[name], pointer(path, name))
-            if not rules:
-                others.append(name)
-        noun, place = (self.rules.noun, "") if not path else ("member", f" in {_cut(path)}")
+            for problem in self.at(schema["propertyNames"], name, "") if "propertyNames" in schema else ():
+                yield _problem(path, "propertyNames", f"the name {problem.text}")
         for name in schema.get("required", ()):
             if name not in value:
                 yield Problem(path, "required", f"Missing required {noun}: {_cut(name, _MAX_SHOWN)}{place}")
-        for name in others:
-            if schema.get("additionalProperties") is False:
-                meant = closest(name, known)
-                text = f"Unknown {noun}: {_cut(name, _MAX_SHOWN)}{place}" + (
-                    f"; did you mean {meant}?" if meant else ""
-                )
-                yield Problem(pointer(path, name), "additionalProperties", text)
-            else:
-                yield from self.at(schema.get("additionalProperties"), value[name], pointer(path, name))
-        for name in islice(value, MAX_STEPS) if "propertyNames" in schema else ():
-            for problem in self.at(schema["propertyNames"], name, ""):
-                yield _problem(path, "propertyNames", f"the name {problem.text}")
+        for name in unknown:
+            meant = closest(name, known)
+            text = f"Unknown {noun}: {_cut(name, _MAX_SHOWN)}{place}" + (f"; did you mean {meant}?" if meant else "")
+            yield Problem(pointer(path, name), "additionalProperties", text)
 
     def items(self, schema: Object, value: list[Json], path: str) -> Iterator[Problem]:
         first, rest = schema.get("prefixItems", ()), schema.get("items")
         if type(rest) is list:  # as draft-07 wrote it
             first, rest = rest, schema.get("additionalItems")
-        for i, item in enumerate(islice(value, MAX_STEPS)):
+        for i, item in enumerate(value[: len(first) if rest is None else MAX_STEPS]):
             yield from self.at(first[i] if i < len(first) else rest, item, pointer(path, i))
         if "contains" in schema:
-            least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
             fitting = sum(self.accepts(schema["contains"], item) for item in value[:MAX_STEPS])
-            if not least <= fitting <= most:
-                wanted = f"at least {least}" if fitting < least else f"at most {most}"
-                inner = _shown(schema["contains"], brief=False)
-                yield _problem(path, "contains", f"{fitting} items match {inner}, {wanted} expected")
+            if not schema.get("minContains", 1) <= fitting <= schema.get("maxContains", len(value)):
+                rule = _shown(schema["contains"], brief=False)
+                yield _problem(path, "contains", f"{fitting} items match {rule}: too few, or too many")
 
     def branches(self, schema: Object, value: Json) -> Iterator[Json]:
         """What must hold for the same value besides."""
@@ -209,12 +201,10 @@ def _wrong_type(path: str, rule: Json, value: Json) -> Problem:
 
 
 def _sentence(keyword: str, rule: Json, value: Json) -> str:
-    hint = ""
-    shown = _shown(rule, brief=False)
+    shown, hint = _shown(rule, brief=False), ""
     if keyword == "enum":
-        shown = _cut(
-            ", ".join(_shown(each, brief=False) for each in rule[:20]) + (", …" if len(rule) > 20 else ""), 240
-        )
+        listed = [_shown(each, brief=False) for each in rule[:20]] + ["…"] * (len(rule) > 20)
+        shown = _cut(", ".join(listed), 240)
         meant = closest(value, (each for each in rule if type(each) is str)) if type(value) is str else None
         hint = f"; did you mean {_shown(meant)}?" if meant else ""
     elif keyword == "format":

@@ -85,22 +85,19 @@ def _strict(value: Any, path: str) -> Json:
         return made
     if isinstance(value, list | tuple):
         return [_strict(inner, pointer(path, i)) for i, inner in enumerate(value)]
-    if isinstance(value, str):
-        if not _encodable(value):
-            raise NotJson(f"{where}: a string with half a character (a lone surrogate)")
-        return str.__str__(value)
+    if isinstance(value, str) and not _encodable(value):
+        raise NotJson(f"{where}: a string with half a character (a lone surrogate)")
     if isinstance(value, _BYTES):
         raise NotJson(f"{where}: {type(value).__name__} has no JSON form; return an Image, an Audio, or base64 text")
-    if isinstance(value, float | Decimal):
-        if not isfinite(value):
-            raise NotJson(f"{where}: {value} is not a JSON number")
-        return str(value) if isinstance(value, Decimal) else float(value)
-    if type(value) in _SIMPLE:
-        return value
+    if isinstance(value, float | Decimal) and not isfinite(value):
+        raise NotJson(f"{where}: {value} is not a JSON number")
+    if isinstance(value, Decimal):
+        return str(value)
     try:
-        return _strict(to_builtins(value, builtin_types=_KEPT, enc_hook=_convert), path)
+        made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)
     except (MsgspecError, TypeError):
         raise NotJson(f"{where}: {type(value).__name__} has no JSON form") from None
+    return made if type(made) is type(value) else _strict(made, path)
 
 
 def _convert(value: Any) -> Any:
