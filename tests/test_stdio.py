@@ -501,6 +501,7 @@ async def test_a_reader_that_goes_away_ends_the_server() -> None:
         assert server.out is not None
         transport: Any = server.process._transport  # type: ignore[attr-defined]  # no public way to its pipe
         transport.get_pipe_transport(1).close()
+        await asyncio.sleep(0)  # it is closed in the loop's next turn; before, an answer would still fit into it
         await server.write(lines(call(server.revision, 1, "echo", text="x")))
         assert await server.ended(5) == 0
         assert b"Traceback" not in await server.errors()

@@ -1,9 +1,8 @@
 """The error tree, and the kinds of failure a peer can be told about.
 
 HandrailError
-├── ProtocolError            a message broke the rules
-│   ├── LocalProtocolError     we, or the code calling us, tried to send it
-│   └── RemoteProtocolError    the peer sent it, or answered with an error
+├── LocalProtocolError       the calling code tried to send what the peer's revision does not allow
+├── RemoteProtocolError      the peer broke the rules, or answered with an error
 ├── ToolError                the tool failed, and the model should be told why
 ├── Refused                  a guard said no; `.kind` says which
 ├── SchemaError              a schema cannot be used; says where and why
@@ -39,15 +38,11 @@ class HandrailError(Exception):
     """Everything this package raises on purpose."""
 
 
-class ProtocolError(HandrailError):
-    """A message broke the rules of the protocol."""
-
-
-class LocalProtocolError(ProtocolError):
+class LocalProtocolError(HandrailError):
     """The calling code tried to send something the peer's revision does not allow."""
 
 
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(HandrailError):
     """The peer broke the rules, or answered a request with an error."""
 
     def __init__(self, message: str, *, code: int = 0, data: Any = None) -> None:

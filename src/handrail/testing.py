@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, get_args
 
-from msgspec import UNSET
+from msgspec import UNSET, convert
 from msgspec.json import decode
 
 from handrail import jsonrpc
 from handrail.errors import RemoteProtocolError
-from handrail.model import Json, Object, Principal, Tool, ToolResult
-from handrail.revisions import REVISIONS
-from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION
+from handrail.model import Block, Json, Object, Principal, Text, Tool, ToolResult
+from handrail.revisions import REVISIONS, Revision
+from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
 from handrail.server import LOCAL, Server
 
 __all__ = ["Peer"]
 
 MAX_ROUNDS = 10
-MAX_PAGES = 1_000
 
 _ME = {"name": "handrail-testing", "version": "0"}
+_BLOCKS = {each.__struct_config__.tag: each for each in get_args(Block) if each != Object}
 
 
 class Channel(Protocol):
@@ -67,31 +68,31 @@ class Peer:
         self._principal = principal
         self._timeout = timeout
         self._waiting: dict[Json, asyncio.Future[Object]] = {}
-        self._news = asyncio.Condition()
-        self._ids = 0
-        self._stack = AsyncExitStack()
+        self._news = asyncio.Event()
+        self._ids = itertools.count(1)
 
     async def __aenter__(self) -> Peer:
-        target = self._target
-        if isinstance(target, Server):
-            await self._stack.enter_async_context(target.serving())
-            target = target.connect(self._principal)
-        self._channel = target
-        self._tasks = {asyncio.create_task(self._read())}
-        if not self.revision.stateless:
-            try:
+        async with AsyncExitStack() as stack:
+            target = self._target
+            if isinstance(target, Server):
+                await stack.enter_async_context(target.serving())
+                target = target.connect(self._principal)
+            self._channel = target
+            self._tasks = {asyncio.create_task(self._listen())}
+            stack.push_async_callback(self._close)
+            if not self.revision.stateless:
                 await self._shake_hands()
-            except BaseException:
-                await self.__aexit__()
-                raise
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def _close(self) -> None:
         await self._channel.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._stack.aclose()
 
     async def _shake_hands(self) -> None:
         wanted = self.revision.name
@@ -103,17 +104,14 @@ class Peer:
 
     async def tools(self) -> list[Tool]:
         """Every tool, over all pages."""
-        fields = dict(zip(Tool.__struct_encode_fields__, Tool.__struct_fields__, strict=True))
         tools: list[Tool] = []
-        params: Object = {}
-        for _ in range(MAX_PAGES):
-            page = await self._result("tools/list", params)
-            for raw in page["tools"]:
-                tools.append(Tool(**{fields[name]: value for name, value in raw.items() if name in fields}))
-            params = {"cursor": page.get("nextCursor")}
-            if params["cursor"] in (None, self.revision.last_cursor):
+        page = await self._result("tools/list", {})
+        while True:
+            tools += convert(page["tools"], list[Tool])
+            cursor = page.get("nextCursor")
+            if cursor is None or (self.revision.complete and not cursor):
                 return tools
-        raise RemoteProtocolError(f"tools/list: over {MAX_PAGES} pages")
+            page = await self._result("tools/list", {"cursor": cursor})
 
     async def call(self, name: str, arguments: Object | None = None, **meta: Json) -> ToolResult:
         """Call a tool; answers questions on the way. `progressToken=…` and the like go into `_meta`."""
@@ -122,7 +120,7 @@ class Peer:
         for _ in range(MAX_ROUNDS):
             result = await self._result("tools/call", {**params, **answers}, meta)
             if result.get("resultType") != "input_required":
-                return self.revision.read_result(result, False)
+                return read_result(result, self.revision)
             asked: Object = result.get("inputRequests", {})
             replies = {key: await self._reply(each["method"], each["params"]) for key, each in asked.items()}
             answers = {"inputResponses": replies}
@@ -132,16 +130,15 @@ class Peer:
 
     async def request(self, method: str, params: Object | None = None, meta: Object | None = None) -> Object:
         """Send a request and give back the whole answer as it came: a mapping with `result` or `error`."""
-        self._ids += 1
-        ident = self._ids
+        ident = next(self._ids)
         waiter: asyncio.Future[Object] = asyncio.get_running_loop().create_future()
         self._waiting[ident] = waiter
         try:
-            await self.send(jsonrpc.request(ident, method, self._enveloped(params, dict(meta or {}))))
+            await self.send(jsonrpc.request(ident, method, self._enveloped(params or {}, meta or {})))
             async with asyncio.timeout(self._timeout):
                 return await waiter
         finally:
-            self._waiting.pop(ident, None)
+            del self._waiting[ident]
 
     async def notify(self, method: str, params: Object | None = None) -> None:
         await self.send(jsonrpc.notification(method, UNSET if params is None else params))
@@ -152,22 +149,20 @@ class Peer:
 
     async def notice(self, method: str) -> Object:
         """The first notification of a method, waiting for it if need be."""
-        async with asyncio.timeout(self._timeout), self._news:
+        async with asyncio.timeout(self._timeout):
             while True:
                 for each in self.notices:
                     if each["method"] == method:
                         return each
+                self._news.clear()
                 await self._news.wait()
 
-    def _enveloped(self, params: Object | None, meta: Object) -> Json:
+    def _enveloped(self, params: Object, meta: Object) -> Json:
         if self.revision.stateless:
-            if "logLevel" in meta:
-                meta[LOG_LEVEL] = meta.pop("logLevel")
             meta = {VERSION: self.revision.name, CAPABILITIES: self.capabilities, CLIENT_INFO: _ME, **meta}
-        if not meta:
-            return UNSET if params is None else params
-        params = params or {}
-        return {**params, "_meta": {**params.get("_meta", {}), **meta}}
+        if meta:
+            params = {**params, "_meta": {**params.get("_meta", {}), **meta}}
+        return params or UNSET
 
     async def _result(self, method: str, params: Object, meta: Object | None = None) -> Object:
         answer = await self.request(method, params, meta)
@@ -177,23 +172,22 @@ class Peer:
         result: Object = answer["result"]
         return result
 
-    async def _read(self) -> None:
+    async def _listen(self) -> None:
         while True:
             data = await self._channel.receive()
             self.wire.append(data)
             message = decode(data)
             for each in message if isinstance(message, list) else [message]:
-                await self._take(each)
+                self._take(each)
 
-    async def _take(self, message: Object) -> None:
+    def _take(self, message: Object) -> None:
         if "method" not in message:
             waiter = self._waiting.get(message.get("id"))
             if waiter is not None and not waiter.done():
                 waiter.set_result(message)
         elif "id" not in message:
-            async with self._news:
-                self.notices.append(message)
-                self._news.notify_all()
+            self.notices.append(message)
+            self._news.set()
         else:  # beside the reader, so that answering may involve the server
             self._tasks.add(asyncio.create_task(self._answer(message)))
 
@@ -216,3 +210,36 @@ class Peer:
             raise RemoteProtocolError(f"no answer to {method} was prepared", code=-32601)
         reply = self._answers(method, params)
         return await reply if inspect.isawaitable(reply) else reply
+
+
+def read_result(result: Object, revision: Revision) -> ToolResult:
+    """A result with content blocks, or the bare `toolResult` of 2024-10-07."""
+    meta = result.get("_meta", UNSET)
+    if "toolResult" in result:
+        return _read_bare(result["toolResult"], meta)
+    content = [_read_block(block) for block in result.get("content", [])]
+    structured = result.get("structuredContent", UNSET)
+    if revision.complete:
+        content = [] if content == [Text("")] else content
+        structured = UNSET if structured == {} else structured
+    return ToolResult(content, structured, result.get("isError") is True, meta)
+
+
+def _read_bare(value: Json, meta: Json) -> ToolResult:
+    """Any JSON value; an `error` text in it marks a failure."""
+    if type(value) is str:
+        return ToolResult([Text(value)], meta=meta)
+    if type(value) is dict and type(value.get("error")) is str and value["error"]:
+        data = dict(value)
+        return ToolResult([Text(data.pop("error"))], is_error=True, meta=meta, data=data)
+    return ToolResult([Text(jsonrpc.encode(value).decode())], structured=value, meta=meta)
+
+
+def _read_block(block: Object) -> Block:
+    """A block of a known type and shape, or the mapping as it came: nothing a server sends is dropped."""
+    try:
+        kind = _BLOCKS[block["type"]]
+        fields = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+        return cast(Block, kind(**{fields[name]: value for name, value in block.items() if name != "type"}))
+    except (KeyError, TypeError, ValueError):
+        return block

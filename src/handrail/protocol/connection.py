@@ -6,7 +6,8 @@ any other by the one the last handshake agreed on. So old and new clients can sh
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, NoReturn
 
 from msgspec import UNSET, ValidationError, convert
 
@@ -38,7 +39,7 @@ class Connection:
         self.level = LEVELS.index("info")
         self.in_flight: dict[Id, Any] = {}
         self.asked: dict[Id, Any] = {}
-        self._asked_last = 0
+        self._ids = itertools.count(1)
 
     @property
     def voice(self) -> Revision:
@@ -52,11 +53,15 @@ class Connection:
     def speaker(self, request: Request) -> Revision:
         """The revision a request is to be read by."""
         if self.offer.stateless and names_version(request):
-            return self._stateless(request.params["_meta"][VERSION])
+            named = request.params["_meta"][VERSION]
+            if type(named) is not str:
+                raise Refused(Kind.BAD_PARAMS, f"params._meta[{VERSION!r}] must be a string")
+            return self.offer.stateless.get(named) or self._unsupported(named)
         if self.revision is not None:
             return self.revision
         if request.method in _BEFORE_HANDSHAKE:
-            return self.offer.counter_offer or self._no_handshake(request)
+            more = f"; without a handshake, {', '.join(self.offer.supported)} is spoken here"
+            return self.offer.counter_offer or self._unsupported(str(request.params.get("protocolVersion", "")), more)
         if request.method not in self.offer.methods:
             raise Refused(Kind.UNKNOWN_METHOD, f"Unknown method: {request.method[:100]}")
         raise Refused(
@@ -79,7 +84,7 @@ class Connection:
 
     def initialize(self, params: InitializeParams) -> Revision:
         """Begin, or begin again, the handshake half of the conversation."""
-        revision = self.offer.negotiate(params.protocol_version)
+        revision = self.offer.handshake.get(params.protocol_version) or self.offer.counter_offer
         assert revision is not None  # `speaker` has refused a handshake where there is none
         who = params.client_info
         self.revision = revision
@@ -90,27 +95,10 @@ class Connection:
 
     def question(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
         """A request of ours, and its bytes; the answer will find `waiter` in `asked`."""
-        self._asked_last += 1
-        ident = self._asked_last
+        ident = next(self._ids)
         self.asked[ident] = waiter
         return ident, jsonrpc.request(ident, method, params if params else UNSET)
 
-    def _stateless(self, named: object) -> Revision:
-        if type(named) is not str:
-            raise Refused(Kind.BAD_PARAMS, f"params._meta[{VERSION!r}] must be a string")
-        revision = self.offer.stateless.get(named)
-        if revision is None:
-            raise Refused(
-                Kind.VERSION,
-                "Unsupported protocol version",
-                {"supported": self.offer.supported_stateless, "requested": named[:100]},
-            )
-        return revision
-
-    def _no_handshake(self, request: Request) -> Revision:
-        asked = request.params.get("protocolVersion")
-        raise Refused(
-            Kind.VERSION,
-            f"Unsupported protocol version; this server speaks {', '.join(self.offer.supported)} without a handshake",
-            {"supported": self.offer.supported, "requested": asked if type(asked) is str else ""},
-        )
+    def _unsupported(self, named: str, more: str = "") -> NoReturn:
+        known = {"supported": self.offer.supported_stateless, "requested": named[:100]}
+        raise Refused(Kind.VERSION, f"Unsupported protocol version{more}", known)

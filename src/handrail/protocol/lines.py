@@ -13,17 +13,12 @@ class LineReader:
         self._begun = bytearray()  # one object: a line may come a byte at a time
         self._skipping = False
 
-    @property
-    def held(self) -> bool:
-        """Whether the next bytes belong to a line that has begun."""
-        return bool(self._begun) or self._skipping
-
     def feed(self, data: bytes) -> list[Line]:
         """The lines that end in `data`, without blank ones."""
         lines: list[Line] = []
         pieces: list[bytes | bytearray] = [*data.split(b"\n")]
         rest = pieces.pop()
-        if pieces and self.held:
+        if pieces and (self._begun or self._skipping):
             self._hold(pieces[0], lines)
             pieces[0], self._begun, self._skipping = self._begun, bytearray(), False
         for piece in pieces:

@@ -35,7 +35,3 @@ class Offer:
         self.newest = offered[-1]  # speaks for us before a peer has said which revision it speaks
         self.counter_offer = next((each for each in reversed(offered) if not each.stateless), None)
         self.methods = frozenset(method for each in chosen for method in each.requests)
-
-    def negotiate(self, asked: str) -> Revision | None:
-        """What to answer to `initialize`: what was asked for, else the newest with a handshake, if any."""
-        return self.handshake.get(asked) or self.counter_offer

@@ -94,6 +94,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     batches: bool = False
     pages: bool = True  # the list comes in pages even if no page size was set
     announces: bool = False  # change notices are part of the dialect and cannot be switched off
+    complete: bool = False  # no member is left out: an empty one stands for none
     null_id: bool = True  # an error about an unreadable message says `"id": null`
     progress_message: bool = False
     asks: Literal["request", "retry"] = "request"
@@ -105,14 +106,12 @@ class Revision(Struct, frozen=True, kw_only=True):
     welcome: Callable[[Welcome], Object]
     tool: Callable[[Tool], Object]
     page: Callable[[Json, str | UnsetType, int], Object]  # (tools, cursor, time to live in ms)
-    last_cursor: str | None = None  # what the last page says in place of one
     result: Callable[[ToolResult, bool], Object]
     faults: Mapping[Kind, Fault]
     explain: Callable[[Refused], tuple[str, Json]]
     ask: Callable[[str, Object], Object]  # a question's parameters, in the words of this revision
     heard: Callable[[Object, Object], Object]  # (what we wanted to ask, the answer) -> the answer in the model's words
     stamp: Callable[[Object, Identity], Object] | None = None  # what every result carries beside its own members
-    read_result: Callable[[Object, bool], ToolResult]
 
     def error(self, ident: Id | UnsetType, code: int, refused: Refused) -> bytes:
         """The JSON-RPC error that tells of a refusal."""

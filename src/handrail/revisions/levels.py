@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from msgspec import UNSET, Struct, to_builtins
 
@@ -16,6 +17,7 @@ _NESTED = frozenset(
     " propertyNames then unevaluatedItems unevaluatedProperties".split()
 )
 _NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+_BOOLEANS: dict[bool, Object] = {True: {}, False: {"not": {}}}
 
 
 class BlockRules(Struct, frozen=True):
@@ -31,99 +33,86 @@ def blocks(content: list[Block], rules: BlockRules) -> list[Json]:
     """Content blocks in the words of a revision."""
     for block in content:
         if type(block) is not Text or block.annotations is not UNSET or block.meta is not UNSET:
-            return [made for each in content for made in _block(to_builtins(each), rules)]
+            return [_fitted(made, rules) for each in content for made in _sayable(to_builtins(each), rules)]
     return content
 
 
-def _block(block: Object, rules: BlockRules) -> Iterator[Object]:
-    if rules.types is not None and block.get("type") not in rules.types:
-        yield from _replaced(block, rules)
-        return
-    out = {k: v for k, v in block.items() if k not in rules.drops}
-    if block.get("type") == "resource":
-        resource = block.get("resource", {})
-        if not rules.inner:
-            out["resource"] = {k: resource[k] for k in ("uri", "mimeType", "text", "blob") if k in resource}
-            out["annotations"] = {**resource.get("annotations", {}), **block.get("annotations", {})}
-        else:
-            out["resource"] = {k: v for k, v in resource.items() if k != "_meta" or k not in rules.drops}
-    if "annotations" in out and rules.annotations is not None:
-        kept = {k: v for k, v in out.pop("annotations").items() if k in rules.annotations}
-        if kept:
-            out["annotations"] = kept
-    yield out
-
-
-def _replaced(block: Object, rules: BlockRules) -> Iterator[Object]:
+def _sayable(block: Object, rules: BlockRules) -> list[Object]:
+    """The block, or what says the same with the types there are."""
     kind, mime = block.get("type"), block.get("mimeType", "")
+    if rules.types is None or kind in rules.types:
+        return [block]
     kept = {"annotations": block["annotations"]} if "annotations" in block else {}
     if kind == "audio":
         # The type is lost, the bytes are not: they move into an embedded resource.
         data = block["data"]
         digest = hashlib.sha256(data.encode()).hexdigest()[:16]
         resource = {"uri": f"urn:mcp-content:sha256:{digest}", "mimeType": mime, "blob": data}
-        yield from _block({"type": "resource", "resource": resource, **kept}, rules)
         size = len(data) * 3 // 4 - data.count("=")
         shown = f"{size / 1000:.0f} kB" if size >= 1000 else f"{size} B"
-        yield {"type": "text", "text": f"[audio, {mime}, {shown}]"}
-    elif kind == "resource_link":
+        text = {"type": "text", "text": f"[audio, {mime}, {shown}]"}
+        return [{"type": "resource", "resource": resource, **kept}, text]
+    if kind == "resource_link":
         line = f"{block['name']} — {block['uri']}" + (f" ({mime})" if "mimeType" in block else "")
         about = f"\n{block['description']}" if "description" in block else ""
-        yield from _block({"type": "text", "text": line + about, **kept}, rules)
-    else:
-        yield {"type": "text", "text": f"[unsupported content: {kind}]"}
+        return [{"type": "text", "text": line + about, **kept}]
+    return [{"type": "text", "text": f"[unsupported content: {kind}]"}]
+
+
+def _fitted(block: Object, rules: BlockRules) -> Object:
+    """The block without the members the revision lacks."""
+    out = {k: v for k, v in block.items() if k not in rules.drops}
+    if block.get("type") == "resource":
+        resource = block.get("resource", {})
+        if rules.inner:
+            out["resource"] = {k: v for k, v in resource.items() if k != "_meta" or k not in rules.drops}
+        else:
+            out["resource"] = {k: resource[k] for k in ("uri", "mimeType", "text", "blob") if k in resource}
+            out["annotations"] = {**resource.get("annotations", {}), **block.get("annotations", {})}
+    if "annotations" in out and rules.annotations is not None:
+        kept = {k: v for k, v in out.pop("annotations").items() if k in rules.annotations}
+        if kept:
+            out["annotations"] = kept
+    return out
 
 
 def tool(it: Tool, members: Sequence[str]) -> Object:
     """A tool with these members only, its schemas as every revision before 2026-07-28 wants them."""
     whole = to_builtins(it)
     out = {name: whole[name] for name in members if name in whole}
-    out["inputSchema"] = _rewritten(it.input_schema, _legacy)
+    out["inputSchema"] = _rewritten(it.input_schema)
     if "outputSchema" in out:
-        schema = _rewritten(out["outputSchema"], _legacy)
-        out["outputSchema"] = schema if schema.get("type") == "object" else _wrapped(schema)
+        schema = out["outputSchema"]
+        out["outputSchema"] = _rewritten(schema) if schema.get("type") == "object" else _wrapped(schema)
     return out
-
-
-def _rewritten(schema: Json, change: Callable[[Object], None], *, into_ids: bool = True) -> Json:
-    """A copy of a schema with `change` applied to every subschema object, innermost first."""
-    if type(schema) is not dict or ("$id" in schema and not into_ids):
-        return schema
-    out: Object = {}
-    for key, value in schema.items():
-        if key in _NAMED and type(value) is dict:
-            value = {name: _rewritten(each, change, into_ids=into_ids) for name, each in value.items()}
-        elif key in _NESTED and type(value) is list:
-            value = [_rewritten(each, change, into_ids=into_ids) for each in value]
-        elif key in _NESTED:
-            value = _rewritten(value, change, into_ids=into_ids)
-        out[key] = value
-    change(out)
-    return out
-
-
-def _legacy(schema: Object) -> None:
-    """Without header annotations, and with objects for the boolean property schemas only 2026-07-28 knows."""
-    schema.pop("x-mcp-header", None)
-    properties = schema.get("properties", {})
-    for name, each in properties.items():
-        if type(each) is bool:
-            properties[name] = {} if each else {"not": {}}
 
 
 def _wrapped(schema: Object) -> Object:
     """An output schema of any root as the one member, `result`, of an object."""
-    inner = dict(_rewritten(schema, _moved, into_ids=False))
+    inner = _rewritten(schema, root="#/properties/result")
     dialect = {"$schema": inner.pop("$schema")} if "$schema" in inner else {}
     return {**dialect, "type": "object", "properties": {"result": inner}, "required": ["result"]}
 
 
-def _moved(schema: Object) -> None:
-    """Pointers into the same document move along; plain-name fragments and other documents do not."""
-    for key in ("$ref", "$dynamicRef"):
-        target = schema.get(key)
-        if type(target) is str and (target == "#" or target.startswith("#/")):
-            schema[key] = "#/properties/result" + target[1:]
+def _rewritten(schema: Json, *, root: str = "#") -> Json:
+    """Without header annotations, with objects for boolean property schemas, and pointers to where the root is now."""
+    if type(schema) is not dict:
+        return schema
+    root = "#" if "$id" in schema else root  # a document of its own: pointers in it stay as they are
+    deeper = partial(_rewritten, root=root)
+    out: Object = {}
+    for key, value in schema.items():
+        if key in _NAMED and type(value) is dict:
+            value = {name: deeper(each) for name, each in value.items()}
+        elif key in _NESTED:
+            value = [deeper(each) for each in value] if type(value) is list else deeper(value)
+        elif key in ("$ref", "$dynamicRef") and type(value) is str and (value == "#" or value.startswith("#/")):
+            value = root + value[1:]
+        if key == "properties" and type(value) is dict:
+            value = {name: _BOOLEANS[each] if type(each) is bool else each for name, each in value.items()}
+        if key != "x-mcp-header":
+            out[key] = value
+    return out
 
 
 def ask(method: str, params: Object) -> Object:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
-from handrail.revisions import levels, r2025_06_18, read
+from handrail.revisions import levels, r2025_06_18
 from handrail.revisions.levels import BlockRules
 
 _BLOCKS = BlockRules(drops=frozenset({"_meta", "icons"}))
@@ -34,23 +34,13 @@ def result(it: ToolResult, wraps: bool) -> Object:
     return out
 
 
-def read_result(result: Object, has_schema: bool) -> ToolResult:
-    found = read.read_result(result, has_schema)
-    if found.structured == {} and not has_schema:
-        found.structured = UNSET
-    if found.content == [Text("")]:
-        found.content = []
-    return found
-
-
 REVISION = replace(
     r2025_06_18.REVISION,
     name="pocket",
     offered=False,
     announces=True,
+    complete=True,
     tool=tool,
     page=page,
-    last_cursor="",
     result=result,
-    read_result=read_result,
 )

@@ -11,7 +11,6 @@ from handrail.model import Json, Object, Text, ToolResult
 from handrail.revisions import base
 from handrail.revisions.base import Revision
 from handrail.revisions.levels import BlockRules, ask, blocks, heard, tool
-from handrail.revisions.read import read_result
 
 _BLOCKS = BlockRules(annotations=frozenset(), drops=frozenset({"_meta"}), inner=False)
 _INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})
@@ -64,5 +63,4 @@ REVISION = Revision(
     explain=explain,
     ask=ask,
     heard=heard,
-    read_result=read_result,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
-from handrail.errors import Kind, RemoteProtocolError
+from handrail.errors import Kind
 from handrail.model import ClientInfo, Json, Object, ToolResult
-from handrail.revisions import base, r2025_11_25, read
+from handrail.revisions import base, r2025_11_25
 from handrail.revisions.base import Fault, Identity, Peer, Welcome
 
 
@@ -83,13 +83,6 @@ def stamp(result: Object, identity: Identity) -> Object:
     return result
 
 
-def read_result(result: Object, has_schema: bool) -> ToolResult:
-    kind = result.get("resultType", "complete")
-    if kind != "complete":
-        raise RemoteProtocolError(f"tools/call: a result of type {kind!r} is not understood")
-    return read.read_result(result, has_schema)
-
-
 REVISION = replace(
     r2025_11_25.REVISION,
     name="2026-07-28",
@@ -117,5 +110,4 @@ REVISION = replace(
     },
     ask=lambda method, params: {k: v for k, v in params.items() if k != "elicitationId"},
     stamp=stamp,
-    read_result=read_result,
 )

@@ -17,14 +17,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import FrameType
 from typing import Any
 
 MORE_SECONDS = 1.5  # what an end may take beyond the grace given to calls
 LOOK_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
-
-# What is written to the watch beside the numbers of signals.
-_READY, _LEAVING, _LEFT = 253, 254, 255
 
 Ready = Callable[[Callable[[str], None], Callable[[], None]], None]
 
@@ -42,14 +40,13 @@ def run_to_the_end(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: 
         loop.run_until_complete(serve(watch.ready))
         code = 0
     finally:
-        watch.tell(_LEAVING)
+        watch.leave_soon()
         finished = _close(loop)
         stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
         if watch.asked or stuck or not finished:
             if code:
                 traceback.print_exc()
             _leave(code)  # whatever still runs cannot be stopped, and the interpreter would wait for it
-        watch.tell(_LEFT)
         watch.let_go()
 
 
@@ -59,131 +56,113 @@ class _Watch:
     def __init__(self, loop: asyncio.AbstractEventLoop, source: int, seconds: float) -> None:
         self.asked = False
         self._loop = loop
+        self._source = source
         self._seconds = seconds
-        self._stop: Callable[[str], None] = _nothing
-        self._input_closed: Callable[[], None] = _nothing
+        self._stop: Callable[[str], None] = lambda why: None  # not serving yet
+        self._input_closed: Callable[[], None] = lambda: None
         self._deadline: float | None = None
-        self._inbox, self._outbox = socket.socketpair()
+        self._over = False
+        self._inbox, self._outbox = socket.socketpair()  # takes the numbers of signals; 0 means: look again
         self._outbox.setblocking(False)
         self._handlers: dict[int, Any] = {}
-        self._old_wakeup = -1
+        if sys.platform != "win32":
+            self._poll = select.poll()
+            self._poll.register(self._inbox, select.POLLIN)
         if threading.current_thread() is threading.main_thread():
-            self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._on_signal)
-            if sys.platform != "win32":
-                os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._let_child_go)
-        threading.Thread(target=self._keep, args=(source,), name="handrail-watch", daemon=True).start()
+            self._take_signals()
+        threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
 
     def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
         self._stop, self._input_closed = stop, input_closed
-        self.tell(_READY)
+        if sys.platform != "win32":  # and not before: a slow start must not cost the answers
+            self._poll.register(self._source, getattr(select, "POLLRDHUP", 0))
+            self._tell(0)
         if self.asked:
             stop("asked to end before it began")
 
-    def tell(self, what: int) -> None:
-        with contextlib.suppress(OSError):
-            self._outbox.send(bytes((what,)))
+    def leave_soon(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._seconds
+            self._tell(0)
 
     def let_go(self) -> None:
-        """Signals are somebody else's again."""
+        """Signals are somebody else's again, and the process may live on."""
+        self._over = True
         handlers, self._handlers = self._handlers, {}
         if handlers:
             signal.set_wakeup_fd(self._old_wakeup)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        self._tell(0)
 
-    # A forked child has our handlers and our socket for a moment: no signal may reach it before it has let go of them.
-
-    def _hold(self) -> None:
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-
-    def _release(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-
-    def _let_child_go(self) -> None:
-        self.let_go()
-        self._release()
+    def _take_signals(self) -> None:
+        self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, self._on_signal)
+        if sys.platform != "win32":
+            # A forked child has our handlers and our socket: no signal may reach it before it has let go of them.
+            hold, release = (
+                partial(signal.pthread_sigmask, how, self._handlers) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+            )
+            os.register_at_fork(before=hold, after_in_parent=release, after_in_child=self.let_go)
+            os.register_at_fork(after_in_child=release)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # The number has gone to the watch already, unless somebody (a loop's own handlers) took its place.
-        current = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
-        signal.set_wakeup_fd(current, warn_on_full_buffer=False)
-        if current != self._outbox.fileno():
-            self.tell(number)
+        if signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False) != self._outbox.fileno():
+            self._tell(number)
 
-    def _keep(self, source: int) -> None:
-        parent = os.getppid()
-        wait, self._watch_source, seconds = _waiter(self._inbox.fileno(), source, parent)
-        while True:
-            left = seconds if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            news = wait(left)
-            if "parent" in news or os.getppid() != parent:
+    def _tell(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._outbox.send(bytes((number,)))
+
+    def _keep(self) -> None:
+        parent, watched = os.getppid(), -1
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
+                watched = os.pidfd_open(parent)
+                self._poll.register(watched, select.POLLIN)
+        while not self._over:
+            left = None if watched >= 0 else LOOK_SECONDS
+            if self._deadline is not None:
+                left = max(0.0, self._deadline - time.monotonic())
+            news = self._wait(left)
+            if watched in news or os.getppid() != parent:
                 self._ask("the parent has died")
-            if "closed" in news:
-                self._leave_soon()
+            if self._source in news:
+                self.leave_soon()
                 self._on_loop(self._input_closed)
-            if "told" in news and not all(map(self._hear, self._inbox.recv(64))):
-                return
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            if self._inbox.fileno() in news:
+                self._hear(self._inbox.recv(64))
+            if self._deadline is not None and time.monotonic() >= self._deadline and not self._over:
                 _leave(0)
 
-    def _hear(self, what: int) -> bool:
-        if what in self._handlers:
-            if self.asked:
-                _leave(128 + what)  # a second Ctrl-C means now
-            self._ask(f"signal {what}")
-        elif what == _READY:
-            self._watch_source()  # not before: a slow start must not cost the answers
-        elif what == _LEAVING:
-            self._leave_soon()
-        return what != _LEFT
+    def _wait(self, seconds: float | None) -> list[int]:
+        """The descriptors there is news of; of all but our own, only once."""
+        if sys.platform == "win32":  # where only sockets can be waited for
+            return [each.fileno() for each in select.select([self._inbox], [], [], seconds)[0]]
+        found = [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1000)]
+        for number in found:
+            if number != self._inbox.fileno():
+                self._poll.unregister(number)
+        return found
+
+    def _hear(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number in self._handlers:
+                if self.asked:
+                    _leave(128 + number)  # a second Ctrl-C means now
+                self._ask(f"signal {number}")
 
     def _ask(self, why: str) -> None:
         if not self.asked:
             self.asked = True
-            self._leave_soon()
+            self.leave_soon()
             self._on_loop(self._stop, why)
-
-    def _leave_soon(self) -> None:
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._seconds
 
     def _on_loop(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed already
             self._loop.call_soon_threadsafe(function, *args)
-
-
-def _nothing(*args: object) -> None:
-    """Not serving yet."""
-
-
-def _waiter(
-    told: int, source: int, parent: int
-) -> tuple[Callable[[float | None], set[str]], Callable[[], None], float | None]:
-    """A way to wait for news, one to watch the input too, and how long to wait: for ever, if the parent is watched."""
-    if sys.platform == "win32":
-        return lambda seconds: {"told"} if select.select([told], [], [], seconds)[0] else set(), _nothing, LOOK_SECONDS
-    poll = select.poll()
-    names = {told: "told", source: "closed"}
-    poll.register(told, select.POLLIN)
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
-            watched = os.pidfd_open(parent)
-            poll.register(watched, select.POLLIN)
-            names[watched] = "parent"
-
-    def wait(seconds: float | None) -> set[str]:
-        found = [number for number, _ in poll.poll(None if seconds is None else seconds * 1000)]
-        for number in found:
-            if number != told:
-                poll.unregister(number)  # news only once
-        return {names[number] for number in found}
-
-    def watch_source() -> None:
-        poll.register(source, getattr(select, "POLLRDHUP", 0))
-
-    return wait, watch_source, None if "parent" in names.values() else LOOK_SECONDS
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> bool:

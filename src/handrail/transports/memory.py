@@ -31,10 +31,9 @@ class Channel:
             raise TransportError("the channel is closed")
         async with asyncio.timeout(self._limits.write_seconds):
             await self._room.wait()
-        # A call starts its own task, which is only possible outside of this one.
-        done = self._loop.create_future()
-        self._loop.call_soon(self._receive, message, done)
-        await done
+        # A call starts its own task, which is only possible outside of this one: before our next turn.
+        self._loop.call_soon(self._receive, message)
+        await asyncio.sleep(0)
 
     async def receive(self) -> bytes:
         """The next message from the server."""
@@ -67,7 +66,7 @@ class Channel:
     async def drain(self) -> None:
         await self._room.wait()
 
-    def _receive(self, message: bytes, done: asyncio.Future[None]) -> None:
+    def _receive(self, message: bytes) -> None:
         if len(message) > self._limits.max_message_bytes:
             text = f"A message of {len(message):,} bytes; at most {self._limits.max_message_bytes:,} are allowed"
             answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, text)
@@ -75,5 +74,3 @@ class Channel:
             answer = self._conversation.receive(message)
         if answer:
             self.send(answer)
-        if not done.done():
-            done.set_result(None)
