@@ -1,0 +1,100 @@
+"""Where state is kept: values that expire, counters, logs and topics, behind one protocol of ten verbs.
+
+Keys are text, `kind:id`, and sort by code point. A counter is a value too, its digits in ASCII. Logs have names of
+their own and end by their time to live. Times to live are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from msgspec import Struct
+
+from handrail.errors import HandrailError
+
+
+class StoreError(HandrailError):
+    """The store cannot do it: it is closed, not ours to use, or what is kept there does not fit the request."""
+
+
+class Put(Struct, frozen=True):
+    """Keep `value` under `key`, in place of what is there and of its time to live."""
+
+    key: str
+    value: bytes
+    ttl: float | None = None
+    if_absent: bool = False
+    if_equals: bytes | None = None
+
+
+class Delete(Struct, frozen=True):
+    key: str
+    if_equals: bytes | None = None
+
+
+class Append(Struct, frozen=True):
+    """Add `value` to the end of `log`, forget all but the last `keep`, and let the log live for `ttl` from now."""
+
+    log: str
+    value: bytes
+    keep: int
+    ttl: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep: {self.keep} is less than 1")
+
+
+class Store(Protocol):
+    """What a backend has to do. One that inherits from here is given `put`."""
+
+    async def get(self, key: str) -> bytes | None: ...
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        ttl: float | None = None,
+        if_absent: bool = False,
+        if_equals: bytes | None = None,
+    ) -> bool:
+        """Whether the condition held, and so whether it was done."""
+        return await self.commit([Put(key, value, ttl, if_absent, if_equals)])
+
+    async def delete(self, key: str) -> bool:
+        """Whether it was there."""
+
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, bytes]]:
+        """The first `limit` keys that begin with `prefix` and come after `after`, in order."""
+
+    async def add(self, key: str, amount: int = 1, *, ttl: float | None = None) -> int:
+        """The counter's new value. It begins at 0, and `ttl` with it: a later one changes nothing."""
+
+    async def append(self, log: str, value: bytes, *, keep: int, ttl: float | None = None) -> int:
+        """Its number: from 1, and never given twice while the log lives."""
+
+    async def read(self, log: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]: ...
+    async def publish(self, topic: str, message: bytes) -> None: ...
+    def subscribe(self, topic: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """What any process publishes once this is entered. Too slow a listener gets a StoreError, never a gap."""
+
+    async def commit(self, changes: Sequence[Put | Delete | Append]) -> bool:
+        """All, in order; or none, and False, if one condition does not hold of what was there before."""
+
+    async def close(self) -> None: ...
+
+
+def permits(change: Put | Delete, current: bytes | None) -> bool:
+    """Whether the condition of `change` holds where `current` is kept. All backends ask here."""
+    if isinstance(change, Put) and change.if_absent and current is not None:
+        return False
+    return change.if_equals in (None, current)
+
+
+def count_in(key: str, current: bytes | None) -> int:
+    """The number a counter stands at. All backends ask here."""
+    if current is not None and not current.removeprefix(b"-").isdigit():
+        raise StoreError(f"{key}: what is kept there is not a counter")
+    return int(current or 0)

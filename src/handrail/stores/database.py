@@ -1,0 +1,66 @@
+"""Opening a store's SQLite file: who may read it, how it reaches the disk, and which tables it has."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import suppress
+from sqlite3 import Connection
+
+from handrail.stores import StoreError
+
+BUSY_SECONDS = 10.0  # how long another process may keep us from writing
+
+MIGRATIONS = (
+    (
+        "CREATE TABLE entries (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL, expires REAL) STRICT",
+        "CREATE INDEX entries_expire ON entries (expires) WHERE expires IS NOT NULL",
+        "CREATE TABLE logs (log TEXT PRIMARY KEY NOT NULL, last INTEGER NOT NULL, expires REAL) STRICT",
+        "CREATE INDEX logs_expire ON logs (expires) WHERE expires IS NOT NULL",
+        "CREATE TABLE lines (log TEXT, number INTEGER, value BLOB NOT NULL, PRIMARY KEY (log, number)) STRICT",
+        "CREATE TABLE messages"
+        " (number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, message BLOB NOT NULL, expires REAL) STRICT",
+        "CREATE INDEX messages_expire ON messages (expires)",
+    ),
+)
+"""From each version of the file to the next. What was released is never edited: add a step."""
+
+
+def connect(path: str, *, durable: bool) -> Connection:
+    # Only a file that is not there yet: to close one that SQLite has open here would drop the locks it holds.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        _switch_to_wal(db)
+        db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        _migrate(path, db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _switch_to_wal(db: Connection) -> None:
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as problem:
+            # Of several who open a new file at once, some are told at once that it is locked, whatever the timeout.
+            if problem.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _migrate(path: str, db: Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise StoreError(f"{path}: version {version} is of a newer Handrail; this one knows up to {len(MIGRATIONS)}")
+    for number, step in enumerate(MIGRATIONS[version:], version + 1):
+        for statement in (*step, f"PRAGMA user_version = {number}"):
+            db.execute(statement)
+    db.execute("COMMIT")

@@ -1,0 +1,134 @@
+"""A thread with a SQLite connection of its own. What waits while it is busy shares its next transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from queue import SimpleQueue
+from sqlite3 import Connection
+from threading import Thread
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from handrail.stores import StoreError
+
+GROUP = 1000
+"""Calls that may share a transaction: reaching the disk is paid once for all of them."""
+
+T = TypeVar("T")
+Work = Callable[[Connection, float], T]
+"""Something to do in a transaction, at a time of day."""
+
+
+class _Job(Struct, eq=False):
+    work: Work[Any]
+    done: asyncio.Future[Any]
+
+
+class Lane:
+    """Only reads, unless it is given a `sweep`, which joins each transaction and says whether there is more to do."""
+
+    def __init__(
+        self, connect: Callable[[], Connection], clock: Callable[[], float], sweep: Work[bool] | None = None
+    ) -> None:
+        self._clock = clock
+        self._sweep = sweep
+        self._process = os.getpid()
+        self._closed = False
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as long as there are callers waiting, no longer
+        opened: Future[None] = Future()
+        # A daemon: a store nobody closed must not keep the process alive.
+        self._thread = Thread(target=self._run, args=(connect, opened), name="handrail-sqlite", daemon=True)
+        self._thread.start()
+        opened.result()
+
+    async def run(self, work: Work[T]) -> T:
+        self._check_process()
+        if self._closed:
+            raise StoreError("the store was closed")
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put(_Job(work, done))
+        return await done
+
+    async def close(self) -> None:
+        """Wait until all that was accepted is done, and the thread has ended."""
+        self._check_process()
+        self._closed = True
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise StoreError(f"this store was opened by process {self._process}; after a fork, open the file anew")
+
+    def _run(self, connect: Callable[[], Connection], opened: Future[None]) -> None:
+        try:
+            db = connect()
+        except Exception as problem:
+            opened.set_exception(_told(problem))
+            return
+        opened.set_result(None)
+        more = False
+        with closing(db):
+            while True:
+                group: list[_Job | None] = [] if more else [self._jobs.get()]
+                while not self._jobs.empty() and len(group) < GROUP:
+                    group.append(self._jobs.get())
+                more = self._transact(db, [job for job in group if job])
+                if None in group:
+                    return
+
+    def _transact(self, db: Connection, group: list[_Job]) -> bool:
+        outcomes: list[tuple[Any, Exception | None]] = []
+        more = False
+        try:
+            db.execute("BEGIN IMMEDIATE" if self._sweep else "BEGIN")
+            now = self._clock()
+            for job in group:
+                db.execute("SAVEPOINT job")  # so that one that fails half way undoes itself, and not the others
+                try:
+                    outcomes.append((job.work(db, now), None))
+                except Exception as problem:  # whatever it is, the caller has to hear of it
+                    if not db.in_transaction:
+                        raise  # a full disk ends the transaction, and the others with it
+                    db.execute("ROLLBACK TO job")
+                    outcomes.append((None, problem))
+                db.execute("RELEASE job")
+            more = self._sweep is not None and self._sweep(db, now)
+            db.execute("COMMIT")
+        except Exception as problem:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            outcomes, more = [(None, problem)] * len(group), False
+        answers = defaultdict(list)
+        for job, (value, failed) in zip(group, outcomes, strict=True):
+            answers[job.done.get_loop()].append((job.done, value, failed))
+        for loop, settled in answers.items():
+            with suppress(RuntimeError):  # the loop has closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, settled)
+        return more
+
+
+def _settle(settled: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:
+    for done, value, problem in settled:
+        if done.done():
+            continue
+        if problem is None:
+            done.set_result(value)
+        else:
+            done.set_exception(_told(problem))
+
+
+def _told(problem: Exception) -> Exception:
+    """A failure of SQLite's as the caller should see it, and a new one for each caller."""
+    if not isinstance(problem, sqlite3.Error):
+        return problem
+    failure = StoreError(f"SQLite: {problem}")
+    failure.__cause__ = problem
+    return failure

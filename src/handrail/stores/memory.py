@@ -1,0 +1,143 @@
+"""A store in the memory of one process, gone when it ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
+from typing import Generic, TypeVar
+
+from msgspec import Struct, field
+
+from handrail.stores import Append, Delete, Put, Store, count_in, permits
+from handrail.stores.topics import Topics
+
+SWEEP = 100
+"""Expired items a write may remove. More than it adds, so they cannot pile up, and few, so that it stays quick."""
+
+T = TypeVar("T")
+
+
+class MemoryStore(Store):
+    """Every verb is done before it first waits, so each is atomic. For one event loop.
+
+    `scan` looks at every key there is; a store with many and frequent scans should be a SqliteStore.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._values: _Expiring[bytes] = _Expiring(clock)
+        self._logs: _Expiring[_Log] = _Expiring(clock)
+        self._topics = Topics()
+
+    async def get(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    async def delete(self, key: str) -> bool:
+        return bool(self._apply(Delete(key)))
+
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, bytes]]:
+        matching = (each for each in self._values.live() if each[0].startswith(prefix) and each[0] > after)
+        return nsmallest(limit, matching)
+
+    async def add(self, key: str, amount: int = 1, *, ttl: float | None = None) -> int:
+        current = self._values.get(key)
+        total = count_in(key, current) + amount
+        if current is None:
+            self._values.set(key, b"%d" % total, ttl)
+        else:
+            self._values.change(key, b"%d" % total)
+        return total
+
+    async def append(self, log: str, value: bytes, *, keep: int, ttl: float | None = None) -> int:
+        return self._apply(Append(log, value, keep, ttl))
+
+    async def read(self, log: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]:
+        found = self._logs.get(log) or _Log()
+        return list(islice((each for each in found.kept if each[0] > after), limit))
+
+    async def publish(self, topic: str, message: bytes) -> None:
+        self._topics.deliver(topic, message)
+
+    @asynccontextmanager
+    async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        with self._topics.listen(topic) as messages:
+            yield messages
+
+    async def commit(self, changes: Sequence[Put | Delete | Append]) -> bool:
+        for change in changes:
+            if not isinstance(change, Append) and not permits(change, self._values.get(change.key)):
+                return False
+        for change in changes:
+            self._apply(change)
+        return True
+
+    async def close(self) -> None:
+        self._topics.end("the store was closed")
+
+    def _apply(self, change: Put | Delete | Append) -> int:
+        """Make the change; the number of an appended value, else how many keys it touched."""
+        match change:
+            case Put(key, value, ttl):
+                self._values.set(key, value, ttl)
+                return 1
+            case Delete(key):
+                return self._values.remove(key)
+            case Append(name, value, keep, ttl):
+                log = self._logs.get(name) or _Log()
+                log.last += 1
+                log.kept.append((log.last, value))
+                while len(log.kept) > keep:
+                    log.kept.popleft()
+                self._logs.set(name, log, ttl)
+                return log.last
+
+
+class _Log(Struct, eq=False):
+    last: int = 0
+    kept: deque[tuple[int, bytes]] = field(default_factory=deque)
+
+
+class _Expiring(Generic[T]):
+    """A dict whose items end at their time. Nobody sees one after it, and writes remove them, a few at a time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._items: dict[str, tuple[float, T]] = {}
+        self._ends: list[tuple[float, str]] = []  # a heap; what was replaced or removed stays in it for a while
+
+    def get(self, key: str) -> T | None:
+        end, item = self._items.get(key, (0.0, None))
+        return item if item is not None and end > self._clock() else None
+
+    def live(self) -> Iterator[tuple[str, T]]:
+        now = self._clock()
+        return ((key, item) for key, (end, item) in self._items.items() if end > now)
+
+    def set(self, key: str, item: T, ttl: float | None) -> None:
+        end = math.inf if ttl is None else self._clock() + ttl
+        self._items[key] = (end, item)
+        if ttl is not None:
+            heappush(self._ends, (end, key))
+        self._sweep()
+
+    def change(self, key: str, item: T) -> None:
+        self._items[key] = (self._items[key][0], item)
+
+    def remove(self, key: str) -> bool:
+        return self._items.pop(key, (0.0,))[0] > self._clock()
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        for _ in range(SWEEP):
+            if not self._ends or self._ends[0][0] > now:
+                break
+            end, key = heappop(self._ends)
+            if self._items.get(key, (None,))[0] == end:
+                del self._items[key]
+        if len(self._ends) > 2 * len(self._items) + SWEEP:  # a value written again and again leaves an end each time
+            self._ends = [(end, key) for key, (end, _) in self._items.items() if end < math.inf]
+            heapify(self._ends)
