@@ -1,0 +1,1 @@
+"""Checks around a call, each one object with one job, each optional."""

@@ -1,0 +1,120 @@
+"""Who is calling: the protocol of verifiers, with API keys as the one that needs no other service.
+
+Keys are kept as SHA-256, not as a slow password hash, which would only make refusing strangers expensive: a key is
+random. That is why keys a person thought up are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from hmac import compare_digest
+from secrets import token_urlsafe
+from typing import Protocol
+
+from handrail.model import Object, Principal
+
+MIN_KEY_CHARS, MIN_DIFFERENT_CHARS, MAX_KEY_CHARS = 16, 8, 1024
+WEAK = (
+    "changeme change-me change_me password passw0rd secret default letmein example sample qwerty 123456 abcdef "
+    "apikey api-key api_key placeholder"
+).split()
+"""Words of keys that were never random. None is so short that a random key would have it by chance."""
+WEAK_DIGESTS = frozenset(sha256(word.encode()).digest() for word in ["", "test", "admin", "token", *WEAK])
+HASH = re.compile(r"sha256:([0-9a-f]{64})")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+"""No `#`, which the ids of token holders have (`issuer#subject`): a key's name is never one of those."""
+RESERVED = ("anonymous", "local")  # principals already: the caller without a token, and the user of this machine
+
+
+class Verifier(Protocol):
+    """Who is calling, from the token of a request."""
+
+    metadata: Object | None
+    """What the protected-resource metadata document (RFC 9728) says beside `resource`; None: there is none."""
+
+    async def verify(self, token: str) -> Principal | None:
+        """Whose token this is; None if it is not valid, for whatever reason. The reason is never told."""
+
+    async def close(self) -> None:
+        """End what is under way; nobody new is verified afterwards."""
+
+
+class ApiKeys:
+    """Keys given out by hand, one for each principal.
+
+    >>> key, hashed = ApiKeys.new()
+    >>> verifier = ApiKeys({"alice": hashed}, scopes={"alice": {"orders:write"}})
+
+    Give `key` to alice; keep `hashed`, which is no use to a thief.
+    """
+
+    metadata: Object | None = None
+
+    def __init__(self, keys: Mapping[str, str], *, scopes: Mapping[str, Collection[str]] | None = None) -> None:
+        scopes = scopes or {}
+        if strangers := scopes.keys() - keys.keys():
+            raise ValueError(f"{min(strangers)}: has scopes but no key")
+        self._known: dict[bytes, Principal] = {}
+        for name, hashed in keys.items():
+            if not NAME.fullmatch(name) or name in RESERVED:
+                raise ValueError(f"{name!r}: not a name for a key; letters, digits and ._@- make one")
+            if not (match := HASH.fullmatch(hashed)):  # and the value is not repeated: it may be a key in the clear
+                raise ValueError(f"{name}: not a hashed key, 'sha256:' and 64 hex digits; ApiKeys.hashed makes one")
+            if (digest := bytes.fromhex(match[1])) in WEAK_DIGESTS:
+                raise ValueError(f"{name}: a weak or default key; ApiKeys.new makes a good one")
+            if digest in self._known or isinstance(given := scopes.get(name, ()), str):
+                raise ValueError(f"{name}: has the key of another, or one text in place of a collection of scopes")
+            self._known[digest] = Principal(name, frozenset(given))
+
+    @classmethod
+    def from_environment(cls, variable: str = "HANDRAIL_API_KEYS") -> ApiKeys:
+        """Keys from an environment variable: `name=hash scope scope…`, with a semicolon or new line between two.
+
+        For example `alice=sha256:9f86… orders:read orders:write; bob=sha256:6030…`. Without a key it is an error.
+        """
+        keys: dict[str, str] = {}
+        scopes: dict[str, list[str]] = {}
+        for entry in re.split(r"[;\n]", os.environ.get(variable, "")):
+            if words := entry.split():
+                name, _, hashed = words[0].partition("=")
+                if not HASH.fullmatch(hashed) or name in keys:  # nor is the name repeated: it may be a key, too
+                    raise ValueError(f"{variable}: entry {len(keys) + 1} is not name=sha256:…, or its name is taken")
+                keys[name], scopes[name] = hashed, words[1:]
+        if not keys:
+            raise ValueError(f"{variable}: no API keys there; name=sha256:… is one")
+        return cls(keys, scopes=scopes)
+
+    @staticmethod
+    def new() -> tuple[str, str]:
+        """A new key, and what to keep of it."""
+        key = f"hk_{token_urlsafe(32)}"
+        return key, _hash(key)
+
+    @staticmethod
+    def hashed(key: str) -> str:
+        """What to keep of `key`, which must be random and have 16 to 1024 characters."""
+        few = not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS
+        if few or any(word in key.lower() for word in WEAK):
+            raise ValueError("a weak or default key; ApiKeys.new makes a good one")
+        return _hash(key)
+
+    async def verify(self, token: str) -> Principal | None:
+        if len(token) > MAX_KEY_CHARS:
+            return None
+        digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
+        found = None
+        for known, principal in self._known.items():
+            # To the end, whichever it is: time tells neither whether nor where a key was found.
+            if compare_digest(known, digest):
+                found = principal
+        return found
+
+    async def close(self) -> None:
+        """Nothing to end: keys hold no connection."""
+
+
+def _hash(key: str) -> str:
+    return f"sha256:{sha256(key.encode()).hexdigest()}"

@@ -1,0 +1,1 @@
+"""OAuth as a resource server sees it: tokens come in, principals go out."""

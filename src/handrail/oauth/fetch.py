@@ -1,0 +1,118 @@
+"""What an authorization server answers, asked for once however many wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from msgspec import json
+
+from handrail.errors import TransportError
+
+__all__ = ["Flights", "ask", "safe"]
+
+MAX_ANSWER_BYTES = 64 * 1024
+MAX_FLIGHTS = 256
+HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
+
+T = TypeVar("T")
+
+
+def safe(url: str) -> str:
+    """`url`, if what comes from there can be believed and fetched: https, or http from this machine."""
+    parts = urlsplit(url)
+    name = parts.hostname or ""
+    if not name or parts.username is not None or not (parts.scheme == "https" or _is_http_here(parts.scheme, name)):
+        raise ValueError(f"{name!r}: https is needed, or http to this machine, and no password in the URL")
+    try:
+        import aiohttp  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("asking an issuer needs aiohttp: pip install 'handrail[http]'") from None
+    return url
+
+
+def _is_http_here(scheme: str, name: str) -> bool:
+    try:
+        return scheme == "http" and (name == "localhost" or ip_address(name).is_loopback)
+    except ValueError:
+        return False
+
+
+async def ask(
+    url: str,
+    kind: type[T],
+    deadline: float,
+    *,
+    form: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> T:
+    """The JSON at `url`, or in answer to `form`; TransportError if there is no good one.
+
+    No redirects, cookies, compression, or proxies of the environment. A connection for each: questions are rare, and
+    one kept open fails now and then when it is used again.
+    """
+    import aiohttp
+
+    session = aiohttp.ClientSession(
+        headers={**HEADERS, **(headers or {})},
+        timeout=aiohttp.ClientTimeout(total=deadline),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )
+    method = "GET" if form is None else "POST"
+    try:
+        async with session, session.request(method, url, data=form, allow_redirects=False) as response:
+            if response.status != 200:
+                raise TransportError(f"status {response.status}")
+            body = b""
+            async for piece in response.content.iter_chunked(8192):
+                body += piece
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise TransportError(f"more than {MAX_ANSWER_BYTES} bytes")
+            return json.decode(body, type=kind)
+    except (aiohttp.ClientError, OSError, ValueError, RecursionError) as failed:  # TimeoutError is an OSError
+        raise TransportError(type(failed).__name__) from failed
+
+
+class Flights:
+    """Questions under way: who asks one again waits for the same answer.
+
+    A question is not its asker's: one who goes away does not take the answer from the others.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[bytes, asyncio.Task[Any]] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def join(self, key: bytes, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The answer to `question`; TransportError if too many are under way, or this is closed."""
+        if (task := self._tasks.get(key)) is None:
+            if self._closed or len(self._tasks) >= MAX_FLIGHTS:
+                raise TransportError("closed, or too much is asked at once")
+            task = self._tasks[key] = asyncio.create_task(question())
+            task.add_done_callback(partial(self._landed, key))
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise TransportError("closed")
+        answer: T = task.result()
+        return answer
+
+    def _landed(self, key: bytes, task: asyncio.Task[Any]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            task.exception()  # seen, also when nobody waits any more
+
+    async def close(self) -> None:
+        """End them all; those who wait are told."""
+        self._closed = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,230 @@
+"""Was this token issued for us? A JWT is checked with the keys of its issuer, any other by asking the issuer.
+
+Nothing in a token says how it is to be checked. A key is read once into the checks its type, curve, `use` and `alg`
+permit; a token picks one of them by `kid` and `alg`, or is refused. There is no check without a signature, and none
+with a shared secret. Every refusal is None; why goes to the log at debug, without the token.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from base64 import b64encode, urlsafe_b64decode
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from urllib.parse import quote_plus
+
+from msgspec import UNSET, Struct, convert, json
+
+from handrail.errors import TransportError
+from handrail.model import Json, Object, Principal
+from handrail.oauth.claims import Claims, Clock, JwtClaims, Rules
+from handrail.oauth.fetch import Flights, ask, safe
+
+__all__ = ["Introspection", "JwtVerifier"]
+
+log = logging.getLogger("handrail")
+
+ALGORITHMS = ("RS256", "PS256", "ES256", "ES384", "EdDSA", "Ed25519")
+PUBLIC_KEY = frozenset("RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA Ed25519 Ed448".split())
+JWT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
+TYPES = ("jwt", "at+jwt", "application/at+jwt")  # RFC 9068; no other kind of JWT of the same issuer
+RSA_CHARS = range(342, 1367)  # of a modulus in base64url: 2048 to 8192 bits
+MAX_KEYS = 100
+MIN_SECRET_CHARS = 16
+
+Check = Callable[[bytes, bytes], bool]
+
+
+class JwtVerifier:
+    """Tokens of one issuer, by its public keys: fetched from `jwks_url`, or given as a JWK set in `keys`.
+
+    >>> JwtVerifier(issuer="https://id.example", audience="https://api.example/mcp", jwks_url="https://id.example/jwks")
+
+    Keys are fetched again when they are older than `max_age`, and when a token names one that is unknown, but not
+    within `refresh_floor` of the last attempt. If that fails, those at hand stay in use. Times are in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        issuer: str,
+        audience: str | Collection[str],
+        jwks_url: str | None = None,
+        keys: Object | None = None,
+        algorithms: Sequence[str] = ALGORITHMS,
+        required_scopes: Collection[str] = (),
+        leeway: float = 30,
+        max_age: float = 600,
+        refresh_floor: float = 30,
+        deadline: float = 5,
+        clock: Clock = time.time,
+    ) -> None:
+        if (jwks_url is None) == (keys is None):
+            raise ValueError("the keys of the issuer are needed: jwks_url or keys")
+        if not algorithms or not PUBLIC_KEY.issuperset(algorithms):
+            raise ValueError(f"algorithms: only signatures by public keys are safe, {', '.join(sorted(PUBLIC_KEY))}")
+        self._rules = Rules(issuer, audience, required_scopes, leeway, clock)
+        self.metadata: Object | None = self._rules.metadata()
+        self._algorithms = algorithms
+        self._keys = _read(convert(keys or {"keys": []}, _KeySet), algorithms)
+        if keys is not None and not self._keys:
+            raise ValueError("keys: no public key among them fits the algorithms")
+        self._url = None if jwks_url is None else safe(jwks_url)
+        self._max_age, self._floor, self._deadline, self._clock = max_age, refresh_floor, deadline, clock
+        self._fetched = self._tried = -math.inf
+        self._flights = Flights()
+
+    async def verify(self, token: str) -> Principal | None:
+        return await self._rules.judge(token, self._claims)
+
+    async def close(self) -> None:
+        await self._flights.close()
+
+    async def _claims(self, token: str, _: bytes) -> tuple[Claims, float]:
+        if (parts := JWT.fullmatch(token)) is None:
+            raise ValueError("it is not a signed JWT")
+        check = await self._check(json.decode(_decoded(parts[1]), type=_Header))
+        if not check(f"{parts[1]}.{parts[2]}".encode(), _decoded(parts[3])):
+            raise ValueError("the signature is wrong")
+        # Not longer than the key is known to be good: a key that is withdrawn takes its tokens with it.
+        until = math.inf if self._url is None else self._fetched + self._max_age
+        return json.decode(_decoded(parts[2]), type=JwtClaims), until
+
+    async def _check(self, header: _Header) -> Check:
+        if header.alg not in self._algorithms or header.typ.lower() not in TYPES or header.crit is not UNSET:
+            raise ValueError("its alg is not allowed, its typ is not an access token's, or it has a crit")
+        if not 0 <= self._clock() - self._fetched < self._max_age:
+            await self._refresh()
+        if (check := _fitting(self._keys, header)) is None and header.kid is not None:
+            await self._refresh()
+            check = _fitting(self._keys, header)
+        if check is None:
+            raise ValueError("no key, or more than one, fits its kid and alg")
+        return check
+
+    async def _refresh(self) -> None:
+        # Strangers choose the kid, so they must not choose how often the issuer is asked.
+        if self._url and (self._flights or not 0 <= self._clock() - self._tried < self._floor):
+            await self._flights.join(b"keys", partial(self._fetch, self._url))
+
+    async def _fetch(self, url: str) -> None:
+        self._tried = self._clock()
+        try:
+            self._keys = _read(await ask(url, _KeySet, self._deadline), self._algorithms)
+        except (TransportError, ValueError) as failed:
+            log.warning("the keys of %s were not fetched: %s", self._rules.issuer, failed)
+        else:
+            self._fetched = self._tried
+            self._rules.forget()
+
+
+class Introspection:
+    """Tokens of any form, by asking the authorization server about each (RFC 7662).
+
+    A good answer is remembered for some seconds: so much longer a withdrawn token may count. `exp` may be missing in
+    it, since what is active has not expired; `aud` may not. Without `issuer` the principals' ids begin with `url`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client_id: str,
+        client_secret: str,
+        *,
+        audience: str | Collection[str],
+        issuer: str | None = None,
+        required_scopes: Collection[str] = (),
+        leeway: float = 30,
+        remember: float = 10,
+        deadline: float = 5,
+        clock: Clock = time.time,
+    ) -> None:
+        if len(client_secret) < MIN_SECRET_CHARS:
+            raise ValueError(f"client_secret: weak or a default; it needs {MIN_SECRET_CHARS} random characters")
+        self._rules = Rules(issuer or url, audience, required_scopes, leeway, clock)
+        self.metadata: Object | None = self._rules.metadata() if issuer else None
+        secret = f"{quote_plus(client_id)}:{quote_plus(client_secret)}"  # RFC 6749, section 2.3.1
+        self._headers = {"Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
+        self._url, self._deadline, self._remember = safe(url), deadline, remember
+        self._flights = Flights()
+
+    async def verify(self, token: str) -> Principal | None:
+        return await self._rules.judge(token, self._claims)
+
+    async def close(self) -> None:
+        await self._flights.close()
+
+    async def _claims(self, token: str, digest: bytes) -> tuple[Claims, float]:
+        form = {"token": token, "token_type_hint": "access_token"}
+        question = partial(ask, self._url, Claims, self._deadline, form=form, headers=self._headers)
+        claims = await self._flights.join(digest, question)
+        if not claims.active:
+            raise ValueError("it is not active")
+        return claims, self._rules.clock() + self._remember
+
+
+class _Header(Struct):
+    alg: str
+    typ: str = "JWT"
+    kid: str | None = None
+    crit: Json = UNSET
+
+
+class _KeySet(Struct):
+    keys: list[Object]
+
+
+class _Key(Struct):
+    kid: Json
+    checks: dict[str, Check]
+
+
+def _read(found: _KeySet, algorithms: Sequence[str]) -> list[_Key]:
+    """The keys that can check a signature by one of `algorithms`; the others are left out (RFC 7517, section 5)."""
+    try:
+        from joserfc.errors import JoseError
+        from joserfc.jwk import JWKRegistry
+        from joserfc.jws import JWSRegistry
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("verifying a JWT needs joserfc: pip install 'handrail[auth]'") from None
+    if len(found.keys) > MAX_KEYS:
+        raise ValueError(f"more than {MAX_KEYS} keys")
+    keys = []
+    for jwk in filter(_is_good, found.keys):
+        checks: dict[str, Check] = {}
+        with suppress(JoseError, ValueError, TypeError, KeyError):
+            key = JWKRegistry.import_key(jwk)
+            key.check_key_op("verify")
+            for name in algorithms:
+                # Asked for by name and not through the registry, which warns at each use of EdDSA.
+                model = JWSRegistry.algorithms[name]
+                with suppress(JoseError):
+                    model.check_key(key)
+                    checks[name] = partial(model.verify, key=key)
+        if checks:
+            keys.append(_Key(jwk.get("kid"), checks))
+    return keys
+
+
+def _is_good(jwk: Object) -> bool:
+    """Whether it is worth reading: no secret, shared or published, and if RSA neither weak nor a bomb."""
+    match jwk:
+        case {"kty": "RSA", "n": str(n)}:
+            return len(n) in RSA_CHARS and "d" not in jwk
+        case {"kty": "EC"} | {"kty": "OKP", "crv": "Ed25519" | "Ed448"}:
+            return "d" not in jwk
+    return False
+
+
+def _fitting(keys: list[_Key], header: _Header) -> Check | None:
+    """The one check for a token with `header`. One without a kid gets it only if there is no choice."""
+    fits = [key.checks[header.alg] for key in keys if header.alg in key.checks and header.kid in (None, key.kid)]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _decoded(part: str) -> bytes:
+    return urlsafe_b64decode(part + "=" * (-len(part) % 4))
