@@ -1,0 +1,90 @@
+"""The way in over HTTP: a listening socket, the application behind it, and every connection that came through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from email.utils import formatdate
+from socket import socket
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from handrail.transports.guarded import Guarded, State
+
+if TYPE_CHECKING:
+    from handrail.transports.listen import HttpLimits
+
+_BACKLOG = 2048
+_LAST_SECONDS = 0.25  # for each of the last steps of an end
+
+
+class Acceptor:
+    """A listening socket, the application behind it, and every connection that came through."""
+
+    def __init__(self, app: Any, limits: HttpLimits, tls: ssl.SSLContext | None) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=Guarded,
+            ws="none",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+        )
+        self._config.load()
+        self._lifespan = self._config.lifespan_class(self._config)
+        self._state = State(limits)
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": limits.header_seconds}
+
+    async def open(self, listening: socket) -> None:
+        await self._lifespan.startup()
+        if self._lifespan.should_exit:
+            raise RuntimeError("the application did not start; the log says why")
+        # Not create_unix_server: that removes the path when it ends, which other workers still listen on.
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Guarded(self._config, self._state, self._lifespan.state),
+            sock=listening,
+            backlog=_BACKLOG,
+            **self._tls,
+        )
+        self._dating = asyncio.create_task(self._keep_date())
+
+    def stop_accepting(self) -> None:
+        """No more connections, and of those that are open no more than the requests they have begun."""
+        self._server.close()
+        self._state.ending = True
+        for connection in self._state.guarded():
+            if connection.cycle is not None:
+                connection.cycle.keep_alive = False
+
+    async def close(self, seconds: float) -> None:
+        """Let connections finish for a while; then end whatever is left."""
+        self._dating.cancel()
+        for connection in self._state.guarded():
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds + _LAST_SECONDS):
+                await self._state.left()
+        for connection in self._state.guarded():
+            connection.transport.abort()
+        tasks = set(self._state.tasks)
+        if tasks:
+            # They have been told that the peer is gone: most end by themselves.
+            tasks = (await asyncio.wait(tasks, timeout=_LAST_SECONDS))[1]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_SECONDS):
+                await self._lifespan.shutdown()
+
+    async def _keep_date(self) -> None:
+        while True:
+            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            await asyncio.sleep(1.0)
