@@ -1,7 +1,8 @@
 """An everyday tool server: weather, a shop's databases, sums, a chart, a tone, documents, questions.
 
-    python examples/everyday.py           serve one client over standard input and output
-    python examples/everyday.py --demo    walk through it with a client of raw JSON lines (examples/demo.py)
+    python examples/everyday.py                          serve one client over standard input and output
+    python examples/everyday.py --http 127.0.0.1:8000    serve any number of clients over HTTP; it says its URL
+    python examples/everyday.py --demo                   walk through it with raw JSON lines (examples/demo.py)
 
 Everything here is made up or comes from small tables in this file: no network, no keys, nothing to configure.
 """
@@ -344,7 +345,10 @@ def cancel_order(call: Call, order_id: Annotated[int, Meta(ge=1, le=1_000_000)])
 
 
 if __name__ == "__main__":
-    if "--demo" in sys.argv[1:]:
-        runpy.run_path(str(Path(__file__).with_name("demo.py")), run_name="__main__")
-    else:
-        server.run()
+    match sys.argv[1:]:
+        case ["--demo"]:
+            runpy.run_path(str(Path(__file__).with_name("demo.py")), run_name="__main__")
+        case ["--http", address]:
+            server.run(http=address)
+        case _:
+            server.run()

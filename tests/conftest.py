@@ -1,4 +1,4 @@
-"""What every test may use: where it ran (`ran`), other implementations (`installed_peer`), and the record of rules."""
+"""What every test may use: where it ran (`ran`), other implementations (`installed_peer`), the record of rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ran(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def installed_peer() -> Callable[[str], Path]:
-    """Folder of another implementation (`mcp1`, `mcp2`, `fastmcp`, `inspector`); without it the test is skipped.
+    """Folder of another implementation, as tests/peers/install.sh names it; without it the test is skipped.
 
     HANDRAIL_REQUIRE_PEERS=1 turns the skip into a failure, so that it cannot hide a break.
     """
@@ -59,6 +59,12 @@ def installed_peer() -> Callable[[str], Path]:
         pytest.skip(reason)
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the peers' modules are compiled to, once instead of in every walk; their folders stay as installed."""
+    return str(tmp_path_factory.mktemp("bytecode"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["CASES", "LIMIT", "Case", "Expect", "line_of"]
+__all__ = ["CASES", "LIMIT", "TOO_LONG", "Case", "Expect", "line_of"]
 
 Json = Any
 
@@ -45,6 +45,7 @@ class Case:
     expect: Expect
     but: Mapping[str, Expect] = field(default_factory=dict)  # revision -> what it does otherwise
     size: int = 0
+    http: Expect | None = None  # where a body is not a line
 
     def expected(self, revision: str) -> Expect:
         return self.but.get(revision, self.expect)
@@ -82,6 +83,7 @@ UNKNOWN = _error(-32601)
 PARAMS = _error(-32602)
 VERSION = _error(-32022)
 ARGUMENTS = dict.fromkeys(RESULT_FORM, FAILED)
+TOO_LONG = Expect("refused", (413,))  # over HTTP by its status, with a text for people
 
 
 def _ping(params: bytes = b"{@META@}", ident: bytes = b"@ID@") -> bytes:
@@ -798,10 +800,10 @@ _NOTIFICATIONS = [
 ]
 
 _FRAMING = [
-    Case("an empty line", b"", SILENT),
-    Case("many empty lines", b"\n" * 1000, SILENT),
-    Case("a line of spaces", b"     ", SILENT),
-    Case("a line of tabulators and returns", b"\t \t\r", SILENT),
+    Case("an empty line", b"", SILENT, http=PARSE_NONE),
+    Case("many empty lines", b"\n" * 1000, SILENT, http=PARSE_NONE),
+    Case("a line of spaces", b"     ", SILENT, http=PARSE_NONE),
+    Case("a line of tabulators and returns", b"\t \t\r", SILENT, http=PARSE_NONE),
     Case("a return and a line feed after a message", _GOOD + b"\r", RESULT),
     Case("a return and a line feed between messages", b"\r\n\r\n" + _GOOD + b"\r\n\r", RESULT),
     Case("spaces around a message", b"  \t" + _GOOD + b"  \t", RESULT),
@@ -810,17 +812,27 @@ _FRAMING = [
         "a message over two lines",
         b'{"jsonrpc":"2.0",\n"id":@ID@,"method":"ping"}',
         Expect("several", items=(PARSE_NONE, PARSE_MAYBE)),
+        http=RESULT,
     ),
     Case(
         "a message in pretty print",
         b'{\n  "id": @ID@\n}',
         Expect("several", items=(PARSE_NONE, PARSE_NONE, PARSE_NONE)),
+        http=INVALID,
     ),
-    Case("a raw line feed in a text", _value(b'"a\nb"'), Expect("several", items=(PARSE_MAYBE, PARSE_NONE))),
+    Case(
+        "a raw line feed in a text",
+        _value(b'"a\nb"'),
+        Expect("several", items=(PARSE_MAYBE, PARSE_NONE)),
+        http=PARSE_MAYBE,
+    ),
     Case("a line separator in a text", _value('"a\u2028b\u2029c\u0085d"'.encode()), RESULT),
     Case("a delete character in a text", _value(b'"\x7f"'), RESULT),
     Case(
-        "half a message, then a whole one", _GOOD[:30] + b"\n" + _GOOD, Expect("several", items=(PARSE_MAYBE, RESULT))
+        "half a message, then a whole one",
+        _GOOD[:30] + b"\n" + _GOOD,
+        Expect("several", items=(PARSE_MAYBE, RESULT)),
+        http=PARSE_MAYBE,
     ),
 ]
 

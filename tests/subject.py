@@ -462,5 +462,24 @@ def make(variant: str = "default") -> Server:
     return VARIANTS[variant]()
 
 
+def serve_http(server: Server) -> None:
+    """Listen, and say where on standard output; end when asked to, or when standard input does."""
+    # A private copy: the tools get an empty one.
+    lifeline, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+
+    def follow() -> None:
+        os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    server.run(http="127.0.0.1:0", ready=lambda url: print(url, flush=True))
+
+
 if __name__ == "__main__":
-    make(sys.argv[1] if len(sys.argv) > 1 else "default").run()
+    subject = make(sys.argv[1] if len(sys.argv) > 1 else "default")
+    if sys.argv[2:] == ["http"]:
+        serve_http(subject)
+    else:
+        subject.run()

@@ -17,7 +17,7 @@ from handrail.engine.dispatch import MAX_BATCH
 from requirements import requirement
 from servers_calling import KEYWORDS, failure, said, until
 from subject import SECRET
-from wires import ALL, LEGACY, MemoryWire, Open, StdioWire, Wire, wire_to
+from wires import ALL, LEGACY, MemoryWire, Open, Wire, wire_to
 from wires_shared import everywhere, open_wire as open_wire, processes as processes, wire as wire
 
 Json = Any
@@ -71,7 +71,9 @@ MALFORMED: list[Object] = [
 async def test_malformed_parameters_are_an_error_of_the_protocol(wire: Wire) -> None:
     for params in MALFORMED:
         answer = await wire.request("tools/call", params)
-        assert answer["error"]["code"] == -32602, params
+        # Over HTTP a header repeats the name, and what it has to repeat is looked at first (REVISIONS 6, step d).
+        is_nameless = wire.stateless and wire.transport == "http" and not isinstance(params.get("name"), str)
+        assert answer["error"]["code"] == (-32020 if is_nameless else -32602), params
     # Members nobody knows are no error: decoders are tolerant.
     answer = await wire.request("tools/call", {"name": "echo", "arguments": {"text": "x"}, "novelty": 1})
     assert said(answer) == "x"
@@ -94,7 +96,9 @@ async def test_an_unknown_tool_is_named_in_the_way_of_the_revision(wire: Wire) -
     else:
         assert near["message"] == "Unknown tool: ech"
         assert near["data"] == {"didYouMean": "echo"}
-    long = (await wire.call("x" * 100_000, {}))["error"]
+    # As long as a header may be that has to repeat it.
+    length = 20_000 if wire.stateless and wire.transport == "http" else 100_000
+    long = (await wire.call("x" * length, {}))["error"]
     assert len(json.dumps(long)) < 1_000
 
 
@@ -514,12 +518,7 @@ async def test_no_argument_ever_shows_up_in_a_log(open_wire: Open, caplog: pytes
     notices = [each for each in wire.others if each.get("method") == "notifications/message"]
     assert len(notices) == 3
     assert secret not in json.dumps(notices)
-    if isinstance(wire, StdioWire):
-        await wire.close()
-        assert wire.process.stderr is not None
-        log = (await wire.process.stderr.read()).decode()
-    else:
-        log = caplog.text
+    log = caplog.text if wire.transport == "memory" else await wire.log()
     assert "hangs" in log, "nothing was logged: the test sees nothing"
     assert "refuses" in log
     assert secret not in log
@@ -583,6 +582,16 @@ async def test_a_number_and_a_text_are_different_ids_and_one_in_use_is_refused(w
         params = wire.params({"name": "after", "arguments": {"seconds": 0.05, "text": text}})
         return {"jsonrpc": "2.0", "id": ident, "method": "tools/call", "params": params}
 
+    if wire.stateless and wire.transport == "http":  # each request is a world of its own: no id can be in use
+        for ident, text in ((50_001, "number"), ("50001", "text"), (50_001, "again")):
+            await wire.send(after(ident, text))
+        found = [await wire.receive() for _ in range(3)]
+        assert sorted((repr(each["id"]), said(each)) for each in found) == [
+            ("'50001'", "text"),
+            ("50001", "again"),
+            ("50001", "number"),
+        ]
+        return
     await wire.send(after(50_001, "number"))
     await wire.send(after("50001", "text"))
     await wire.send(after(50_001, "number again"))

@@ -9,6 +9,7 @@ import asyncio
 import copy
 import json
 import os
+import re
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import pytest
 from checks import check_message, strict_json
 from handrail.errors import TransportError
 from requirements import requirement
-from wires import ALL, ENVELOPE, LEGACY, PATIENCE, MemoryWire, Object, StdioWire, Wire, everywhere, wire_to
+from wires import ALL, ENVELOPE, LEGACY, PATIENCE, Object, Wire, everywhere, wire_to
+from wires_http import OLD, HttpWire
 
 Json = Any
 Ran = Callable[[str, str], None]
@@ -139,13 +141,15 @@ async def _held(wire: Wire) -> tuple[list[bytes], dict[Json, str]]:
             asked[message.get("id")] = message["method"]
         await wire.send(message)
         async with asyncio.timeout(PATIENCE):
-            lines += [await wire.read() for _ in range(count)]
+            step = [await wire.read() for _ in range(count)]
+        if isinstance(message, dict) and message.get("id") == "grows":  # over HTTP the notice has its own stream
+            step.sort(key=lambda line: b'"method"' in line)
+        lines += step
         try:
             message, count = talk.send([json.loads(line) for line in lines[len(lines) - count :]])
         except StopIteration:
             break
-    assert isinstance(wire, MemoryWire | StdioWire)
-    await wire.close()
+    await wire.finish()
     try:
         while True:  # a message nobody expected stands here
             lines.append(await wire.read())
@@ -159,6 +163,8 @@ async def test_a_conversation_is_answered_with_the_very_bytes_on_record(
     revision: str, transport: str, ran: Ran
 ) -> None:
     async with wire_to(revision, transport, "servers_lifecycle:golden") as wire:
+        if isinstance(wire, HttpWire):
+            wire.mirrors = {"regional": {"region": "Region"}}
         lines, asked = await _held(wire)
     for line in lines:
         _check(line, revision, asked)
@@ -166,10 +172,38 @@ async def test_a_conversation_is_answered_with_the_very_bytes_on_record(
     if WRITE and transport == "memory":
         path.write_bytes(b"".join(line + b"\n" for line in lines))
     recorded = path.read_bytes().splitlines()
+    if transport == "http":
+        lines, recorded = _without_words(lines), _without_words(_over_http(recorded, revision))
     for at, (line, record) in enumerate(zip(lines, recorded, strict=False)):
         assert line == record, f"{path.name} line {at + 1}"
     assert len(lines) == len(recorded)
     ran(revision, transport)
+
+
+def _over_http(recorded: list[bytes], revision: str) -> list[bytes]:
+    """What is otherwise over HTTP: whose client speaks is told by the session or a header, before anything else."""
+    if revision in OLD:
+        return recorded
+    if revision == NEWEST:
+        recorded = recorded[:-1]  # the end of the stream says what is said on a pipe by a notification (PD-8)
+    early = {b'"too early"': b"-32600", b'"no envelope"': b"-32602"}
+    out = []
+    for line in recorded:
+        ident = line.removeprefix(b'{"jsonrpc":"2.0","id":').partition(b",")[0]
+        # What cannot be read belongs to no session, and so to no revision (REVISIONS 6, rows 8 and 10).
+        if ident == b"null" and b"batches" not in line:
+            line = line.replace(b'"id":null,', b"")
+        if ident in early:
+            line = b'{"jsonrpc":"2.0","id":%b,"error":{"code":%b,"message":""}}' % (ident, early[ident])
+        out.append(line)
+    return out
+
+
+def _without_words(lines: list[bytes]) -> list[bytes]:
+    """What is sealed is for its holder, who has another name over HTTP; what is told early has other words there."""
+    sealed = [re.sub(rb'"(nextCursor|requestState)":"[^"]+"', rb'"\1":""', line) for line in lines]
+    early = re.compile(rb'\{"jsonrpc":"2.0",("id":("too early"|"no envelope"|null),)?"error"')
+    return [re.sub(rb'"message":".*"', b'"message":""', line) if early.match(line) else line for line in sealed]
 
 
 def _check(line: bytes, revision: str, asked: dict[Json, str]) -> None:

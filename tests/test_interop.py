@@ -95,8 +95,8 @@ class Ended:
     err: str
 
 
-def run(command: list[str], mark: str, **env: str) -> Ended:
-    """Run a client to its end; the servers it starts carry `mark` and have to end with it."""
+def run(command: list[str], mark: str | None, **env: str) -> Ended:
+    """Run a client to its end; the servers it starts, if any, carry `mark` and have to end with it."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(
         command,
@@ -115,7 +115,7 @@ def run(command: list[str], mark: str, **env: str) -> Ended:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         err += f"\nnot done after {PATIENCE:g} s: {command}"
-    left = remaining(mark)
+    left = remaining(mark) if mark else []
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"servers still run after their client has ended: {left}\n{err}"
@@ -175,12 +175,6 @@ _ended: dict[tuple[str, str, str], Ended] = {}
 
 
 Play = Callable[[str, str, str], Conversation]
-
-
-@pytest.fixture(scope="session")
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the peers' modules are compiled to, once instead of in every walk; their folders stay as installed."""
-    return str(tmp_path_factory.mktemp("bytecode"))
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""Opening, naming a revision, and the rules every message keeps: requirements section 1, without HTTP."""
+"""Opening, naming a revision, and the rules every message keeps: requirements section 1."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from wires import (
     LEGACY,
     MODERN,
     PATIENCE,
-    MemoryWire,
+    PIPES,
     Object,
     Open,
     StdioWire,
@@ -30,6 +31,7 @@ from wires import (
     wire as wire,
     wire_to,
 )
+from wires_http import OLD, HttpServer, HttpWire
 
 Json = Any
 Ran = Callable[[str, str], None]
@@ -39,6 +41,8 @@ SERVER = "io.modelcontextprotocol/serverInfo"
 VERSION = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 CLIENT = "io.modelcontextprotocol/clientInfo"
+
+STREAMABLE = tuple(each for each in LEGACY if each not in OLD)
 
 # A process for each costs time: where the pipe cannot make a difference, memory is enough.
 in_memory = pytest.mark.parametrize(("revision", "transport"), [(each, "memory") for each in ALL])
@@ -76,6 +80,33 @@ async def test_seven_dialects_share_one_process_and_each_sees_only_its_own_shape
     assert answers["2026-07-28 asks again"]["result"]["content"] == [{"type": "text", "text": "accept Ada"}]
 
 
+@requirement("SRV-101", "SRV-120")
+async def test_seven_rigs_share_one_url_and_each_sees_only_its_own_shapes(ran: Ran) -> None:
+    server = HttpServer("servers_lifecycle:interleaved")
+    rigs = [HttpWire(revision, server) for revision in ALL]
+    try:
+        for rig in rigs:
+            await rig.open()
+        held = [await rig.ask("tools/call", {"name": "hold", "arguments": {"mark": rig.revision}}) for rig in rigs]
+        sums = [await rig.ask("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}) for rig in rigs]
+        bad = [await rig.ask("tools/call", {"name": "add", "arguments": {"a": "one"}}) for rig in rigs]
+        for at, rig in enumerate(rigs):
+            revision = rig.revision
+            following = rigs[(at + 1) % len(rigs)]
+            await following.call("release", {"mark": revision})
+            assert (await rig.answer(held[at]))["result"] == _said(revision, f"{revision} was held")
+            assert (await rig.answer(sums[at]))["result"] == _sum(revision, 3.0)
+            assert ("error" in await rig.answer(bad[at])) is (revision not in ("2025-11-25", "2026-07-28"))
+            state = (await rig.call("state"))["result"]
+            assert state == _said(revision, f"the state rig {revision} anonymous True")
+            assert not rig.others
+            ran(revision, "http")
+        for rig in rigs:
+            await rig.close()
+    finally:
+        server.stop()
+
+
 async def _play(wire: Wire, lines: list[bytes]) -> dict[str, Object]:
     """Send raw lines, all at once but for answers to questions not yet asked; every answer by its id, checked."""
     asked: dict[Json, str] = {}
@@ -104,8 +135,7 @@ async def _play(wire: Wire, lines: list[bytes]) -> dict[str, Object]:
         await wire.write(line)
     while set(asked) - set(answers) != {"2026-07-28 listen"}:
         await hear()
-    assert isinstance(wire, MemoryWire | StdioWire)
-    await wire.close()
+    await wire.finish()
     with contextlib.suppress(EOFError, TransportError):
         while True:
             await hear()
@@ -263,7 +293,27 @@ async def test_pocket_always_promises_change_notices_and_keeps_the_promise(open_
 
 
 @requirement("SRV-107", "SRV-108")
-@everywhere(*LEGACY)
+@everywhere(*STREAMABLE, transports=["http"])
+async def test_before_a_session_nothing_is_answered_over_http(revision: str, transport: str, ran: Ran) -> None:
+    """Not even a ping: a message of these revisions belongs to a session (PD-29)."""
+    async with wire_to(revision, transport) as wire:
+        assert isinstance(wire, HttpWire)
+        for method in ("ping", "tools/list", "tools/call", "logging/setLevel", "no/such"):
+            answer = await wire.request(method, {"name": "add", "arguments": {"a": 1, "b": 2}})
+            assert (wire.status, answer["error"]["code"]) == (400, -32600), method
+        await wire.notify("notifications/initialized")
+        told = await wire.receive()
+        assert (wire.status, told["error"]["code"], "id" in told) == (400, -32600, False)
+        await wire.open()
+        assert (await wire.request("ping"))["result"] == {}
+        assert _text((await wire.call("times_run", {"name": "add"}))["result"]) == "0"
+        ran(revision, transport)
+
+
+@requirement("SRV-107", "SRV-108")
+@pytest.mark.parametrize(
+    ("revision", "transport"), [*itertools.product(LEGACY, PIPES), *itertools.product(OLD, ["http"])]
+)
 async def test_before_the_handshake_only_ping_is_answered(revision: str, transport: str, ran: Ran) -> None:
     async with wire_to(revision, transport) as wire:
         assert (await wire.request("ping"))["result"] == {}
@@ -327,14 +377,13 @@ async def test_discover_may_be_the_first_message_and_says_what_can_be_spoken(wir
 async def test_every_result_has_a_type_and_names_the_server_unless_that_is_switched_off(
     open_wire: Open, variant: str, named: Object | None
 ) -> None:
-    wire = await open_wire(variant, capabilities={"elicitation": {}})
+    wire = await open_wire(variant, capabilities={"elicitation": {}}, fresh=True)
     listening = await wire.ask("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     results = [(await wire.request(method))["result"] for method in ("server/discover", "tools/list")]
     for name in ("nothing", "add", "mixed", "crashes", "fails", "lies", "prints", "asks"):
         results.append((await wire.call(name, {"a": 1, "b": 2} if name == "add" else {}))["result"])
     results.append((await wire.call("add", {"a": "no"}))["result"])
-    assert isinstance(wire, MemoryWire | StdioWire)
-    await wire.close()
+    await wire.finish()
     ended = (await wire.answer(listening))["result"]
     for result in [*results, ended]:
         assert result["resultType"] == ("input_required" if "inputRequests" in result else "complete")
@@ -377,7 +426,11 @@ async def test_a_request_has_to_name_its_revision_and_capabilities(wire: Wire) -
             await wire.send(message)
             answer = await wire.receive()
             assert answer["id"] == message["id"], what
-            assert answer.get("error", {}).get("code", 0) == code, (what, answer)
+            # A header repeats the version, and is compared with it first (REVISIONS 6, step a).
+            is_compared = wire.transport == "http" and what in ("version null", "version a number")
+            assert answer.get("error", {}).get("code", 0) == (-32020 if is_compared else code), (what, answer)
+            if isinstance(wire, HttpWire):
+                assert wire.status == (400 if code else 200) or what == "bad log level", what
 
 
 @requirement("SRV-113")
@@ -387,6 +440,9 @@ async def test_a_version_that_is_not_spoken_without_handshake_is_refused_with_th
         for method in ("server/discover", "tools/list", "tools/call", "initialize", "no/such"):
             answer = await wire.request(method, {"name": "nothing", "_meta": {}}, **{VERSION: version})
             error = answer["error"]
+            if wire.transport == "http" and version != version.strip():  # which a header cannot say
+                assert error["code"] in (-32020, -32022)
+                continue
             assert error["code"] == -32022, (version, method)
             assert error["data"] == {"supported": ["2026-07-28"], "requested": version}
     assert "result" in await wire.call("nothing")
@@ -401,7 +457,7 @@ async def test_of_several_faults_the_first_of_the_ladder_is_told(open_wire: Open
         ("version before capabilities", "tools/list", {"_meta": {VERSION: "2099-01-01"}}, -32022),
         ("version before method", "no/such", {"_meta": {VERSION: "2099-01-01"}}, -32022),
         ("capabilities before method", "no/such", {"_meta": bare}, -32602),
-        ("method before its params", "tools/call", {"_meta": _GOOD, "arguments": []}, -32601),
+        ("method before its params", "tools/call", {"_meta": _GOOD, "name": "a", "arguments": []}, -32601),
         ("method before its cursor", "tools/list", {"_meta": _GOOD, "cursor": 5}, -32601),
     ]:
         await wire.send({"jsonrpc": "2.0", "id": what, "method": method, "params": params})
@@ -420,10 +476,11 @@ async def test_what_one_request_declared_does_not_count_for_the_next(wire: Wire)
         refused = await wire.call("asks", **unable)
         assert refused["error"]["code"] == -32021
     named = await wire.call("state", **{CLIENT: {"name": "Ada", "version": "1"}})
-    assert named["result"]["content"][0]["text"] == "the state Ada 2026-07-28 local True"
+    caller = "anonymous" if wire.transport == "http" else "local"
+    assert named["result"]["content"][0]["text"] == f"the state Ada 2026-07-28 {caller} True"
     params = {"name": "state", "_meta": {VERSION: "2026-07-28", CAPABILITIES: {}}}
     await wire.send({"jsonrpc": "2.0", "id": "nameless", "method": "tools/call", "params": params})
-    assert (await wire.receive())["result"]["content"][0]["text"] == "the state  2026-07-28 local True"
+    assert (await wire.receive())["result"]["content"][0]["text"] == f"the state  2026-07-28 {caller} True"
 
 
 @requirement("SRV-114")
@@ -598,12 +655,13 @@ def _refusals(wire: Wire) -> list[tuple[int, str]]:
         return json.dumps(message).replace('"ID"', "ID")
 
     later = wire.revision in ("2025-11-25", "2026-07-28")
+    nameless = -32020 if wire.stateless and wire.transport == "http" else -32602  # a header has to repeat the name
     return [
         (-32601, whole("no/such")),
         (-32602, whole("tools/list", {"cursor": "mine"})),
         (-32602, whole("tools/list", {"cursor": 5})),
-        (-32602, whole("tools/call")),
-        (-32602, whole("tools/call", {"name": 5})),
+        (nameless, whole("tools/call")),
+        (nameless, whole("tools/call", {"name": 5})),
         (-32602, whole("tools/call", {"name": "echo", "arguments": []})),
         (-32602, whole("tools/call", {"name": "nope"})),
         (0 if later else -32602, whole("tools/call", {"name": "echo", "arguments": {}})),
@@ -663,8 +721,12 @@ async def test_an_id_that_is_no_text_or_integer_is_refused_without_one(wire: Wir
             await wire.send(f'{{"jsonrpc":"2.0","id":{ident},"method":"{method}"}}'.encode())
             answer = await wire.receive()
             assert answer["error"]["code"] == -32600, ident
-            # Told as null where the revision's schema wants a member, left out since it need not be there (PD-28).
-            assert answer.get("id", "absent") == ("absent" if wire.revision in ("2025-11-25", "2026-07-28") else None)
+            # Told as null where the revision's schema wants a member, left out since it need not be there (PD-28), and
+            # over HTTP, where what cannot be read belongs to no session (REVISIONS 6, rows 8 and 10).
+            is_absent = wire.revision in ("2025-11-25", "2026-07-28") or (
+                wire.transport == "http" and wire.revision not in OLD
+            )
+            assert answer.get("id", "absent") == ("absent" if is_absent else None)
     assert await wire.silent()
 
 
@@ -673,7 +735,8 @@ _PARAMS: list[Json] = [None, {}, [], 5, "x", {"requestId": None}, {"requestId": 
 
 @requirement("SRV-123")
 @everywhere()
-async def test_a_notification_is_never_answered_whatever_is_wrong_with_it(wire: Wire) -> None:
+async def test_a_notification_is_never_answered_whatever_is_wrong_with_it(open_wire: Open) -> None:
+    wire = await open_wire(fresh=True)
     for method in (
         "notifications/initialized",
         "notifications/cancelled",

@@ -194,7 +194,7 @@ def test_an_input_schema_that_is_not_an_object_schema_is_refused_at_registration
 @requirement("SRV-304", "SRV-306")
 @everywhere()
 async def test_a_running_server_refuses_bad_schemas_and_second_tools_of_a_name(open_wire: Open) -> None:
-    wire = await open_wire("servers_lifecycle:grudging")
+    wire = await open_wire("servers_lifecycle:grudging", fresh=True)
     assert not _failed(await wire.call("register", {"name": "twin"}))
     for name in ("twin", "register"):
         answer = await wire.call("register", {"name": name})
@@ -276,7 +276,7 @@ async def test_names_are_told_apart_by_case_and_every_tool_can_be_called_by_its_
 @requirement("SRV-308", "SRV-309", "SRV-310", "SRV-312")
 @everywhere()
 async def test_pages_hold_every_tool_once_in_their_order_and_come_to_an_end(open_wire: Open) -> None:
-    wire = await open_wire("servers_lifecycle:ticking")
+    wire = await open_wire("servers_lifecycle:ticking", fresh=True)
     names = ["advance", "asks", "drop", "tool0", "tool1", "tool2", "tool3", "tool4"]
     for _ in range(2):  # eight make four full pages, seven leave one half full
         pages = await _pages(wire)
@@ -298,7 +298,7 @@ async def _last(wire: Wire) -> Object:
 @requirement("SRV-308", "SRV-309", "SRV-310")
 @everywhere()
 async def test_a_change_between_two_pages_neither_hides_nor_repeats_the_others(open_wire: Open) -> None:
-    wire = await open_wire("servers_lifecycle:ticking")
+    wire = await open_wire("servers_lifecycle:ticking", fresh=True)
     second = (await _page(wire))["nextCursor"]
     third = (await _page(wire, second))["nextCursor"]
     await wire.call("drop", {"name": "asks"})  # the one the cursor stands after
@@ -313,7 +313,7 @@ async def test_a_change_between_two_pages_neither_hides_nor_repeats_the_others(o
 @requirement("SRV-311")
 @everywhere()
 async def test_a_cursor_that_is_not_ours_or_too_old_is_refused(open_wire: Open) -> None:
-    wire = await open_wire("servers_lifecycle:ticking", capabilities={"elicitation": {}})
+    wire = await open_wire("servers_lifecycle:ticking", fresh=True, capabilities={"elicitation": {}})
     ours = (await _page(wire))["nextCursor"]
     other_key = Seal([b"another key, as long as needed"])
     foreign: list[Json] = [
@@ -330,6 +330,7 @@ async def test_a_cursor_that_is_not_ours_or_too_old_is_refused(open_wire: Open) 
     await wire.call("advance", {"seconds": DAY - 1})
     assert (await _page(wire, ours))["tools"]
     await wire.call("advance", {"seconds": 1})
+    await wire.reopen(wire.revision)  # sessions over HTTP end after a day too (PD-30)
     assert (await wire.request("tools/list", {"cursor": ours}))["error"]["code"] == -32602
     assert (await _page(wire))["nextCursor"] != ours
     assert len(await _pages(wire)) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import json
 import random
 import time
@@ -13,13 +14,15 @@ import pytest
 
 from checks import check_message, strict_json
 from fuzz.decoder import mutations
-from malformed import CASES, ECHO, MAYBE, NONE, Case, Expect, Json, line_of
+from malformed import CASES, ECHO, LIMIT, MAYBE, NONE, TOO_LONG, Case, Expect, Json, line_of
 from requirements import requirement
-from wires import ALL, Object, Open, Wire, everywhere, open_wire as open_wire, wire_to
+from wires import ALL, ENVELOPE, LEGACY, PIPES, Object, Open, Wire, everywhere, open_wire as open_wire, wire_to
+from wires_http import NAMED, OLD, VERSION, HttpWire, Refusal, envelope_of
 
 PATIENCE = 1.0  # no hang over a second
 FIRST = 10_000  # the id of the first case
 
+R5 = "2026-07-28"
 NULL_ID = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "pocket")
 
 
@@ -47,7 +50,7 @@ async def test_each_message_gets_its_answer_and_the_next_call_too(open_wire: Ope
     assert not wrong, f"{len(wrong)} of {len(CASES)}:\n" + "\n".join(wrong)
 
 
-@everywhere()
+@everywhere(transports=PIPES)  # over HTTP each has its own connection: there is no order to keep
 @requirement("P-01")
 async def test_all_messages_at_once_are_answered_in_order(open_wire: Open) -> None:
     wire: Wire = await open_wire()
@@ -66,13 +69,16 @@ async def test_all_messages_at_once_are_answered_in_order(open_wire: Open) -> No
         if expect.kind != "silent":
             count = len(expect.items) if expect.kind == "several" else 1
             got = [await wire.receive() for _ in range(count)]
-            flaw = _judge(got, expect, ident, wire.revision)
+            flaw = _judge(got, expect, ident, wire)
             assert not flaw, f"{case.name}: {flaw}"
     await writing
     assert "the end" in str(await wire.receive())
 
 
-@everywhere()
+# Stateless requests over HTTP are each a world of their own: no id can be in use.
+@pytest.mark.parametrize(
+    ("revision", "transport"), [*itertools.product(ALL, PIPES), *itertools.product(LEGACY, ["http"])]
+)
 @requirement("P-04", "P-08")
 async def test_an_id_in_flight_is_refused_and_one_of_another_type_is_another(open_wire: Open) -> None:
     wire: Wire = await open_wire()
@@ -111,6 +117,7 @@ async def test_nothing_runs_for_a_call_that_cannot_be_answered(open_wire: Open) 
         b'"id":777,"result":{},',
     ):
         await wire.send(b'{"jsonrpc":"2.0",' + head + b'"method":"tools/call","params":' + params + b"}")
+    await wire.settle()
     after = await wire.call("times_run", {"name": "add"})
     assert after["result"] == before["result"]
     await wire.call("add", {"a": 1, "b": 2})
@@ -149,15 +156,22 @@ async def _flaw(wire: Wire, case: Case, at: int) -> str:
     mark = f"still here {at}"
     began = time.monotonic()
     got: list[Json] = []
+    statuses: list[int] = []
     try:
         async with asyncio.timeout(10 * PATIENCE):
             await wire.write(line)
+            await wire.settle()
             probe = await wire.ask("tools/call", {"name": "echo", "arguments": {"text": mark}})
             while True:
-                message = await wire.receive()
+                try:
+                    message = await wire.receive()
+                except Refusal as refusal:
+                    got.append(refusal)
+                    continue
                 if isinstance(message, dict) and message.get("id") == probe:
                     break
                 got.append(message)
+                statuses += [wire.status] if isinstance(wire, HttpWire) else []
     except (TimeoutError, EOFError) as problem:
         return f"nothing after it was answered: {problem!r}"
     except AssertionError as problem:
@@ -165,26 +179,106 @@ async def _flaw(wire: Wire, case: Case, at: int) -> str:
     if mark not in str(message):
         return f"the call after it got {str(message)[:200]}"
     took = time.monotonic() - began
-    return _judge(got, case.expected(wire.revision), ident, wire.revision) or (
-        f"slow: {took:.2f} s" if took > PATIENCE else ""
+    expect = _over_http(case, line, wire.revision) if isinstance(wire, HttpWire) else case.expected(wire.revision)
+    flaw = _judge(got, expect, ident, wire) or (f"slow: {took:.2f} s" if took > PATIENCE else "")
+    if isinstance(wire, HttpWire) and not flaw:
+        wanted = [_statuses(each, line, wire.revision) for each in got if not isinstance(each, Refusal)]
+        if expect.kind == "silent":
+            statuses, wanted = wire.statuses[-2:-1], [{202}]
+        if not all(map(set.__contains__, wanted, statuses)):
+            flaw = f"HTTP {statuses} for {str(got)[:200]}, not {wanted}"
+    return flaw
+
+
+def _over_http(case: Case, line: bytes, revision: str) -> Expect:
+    """What a case is answered with where a body is a message, and headers repeat some of it (REVISIONS 6)."""
+    expect = case.http or case.expected(revision)
+    if len(line) > LIMIT:
+        return TOO_LONG
+    message = _lenient(line)
+    is_piped = revision in OLD and envelope_of(message) is None
+    if is_piped or not isinstance(message, dict) or {-32700, -32600} & set(expect.codes):
+        return expect
+    if "method" not in message:
+        # Answers are of no use without a session.
+        return expect if revision != R5 else Expect("error", (-32600, -32602), NONE)
+    envelope = envelope_of(message)
+    if envelope is None:
+        is_lacking = revision == R5 and "id" in message and message["method"] != "initialize"
+        return Expect("error", (-32602,), ECHO) if is_lacking else expect
+    version = envelope[VERSION]
+    if not isinstance(version, str):
+        return Expect("error", (-32020,), ECHO)
+    if version != version.strip():
+        return Expect("error", (-32020, -32022), ECHO)
+    if version == R5 and _has_envelope(message):
+        method, name = message["method"], message["params"].get("name")
+        if max(len(method), len(str(name))) > 30_000:
+            return Expect("refused", (431,))
+        if not method.isascii() or not method.isprintable() or method != method.strip():
+            return Expect("error", (-32020, -32601), ECHO)
+        if method in NAMED and not isinstance(message["params"].get(NAMED[method]), str):
+            return Expect("error", (-32020,), ECHO)
+    return expect
+
+
+def _lenient(line: bytes) -> Json:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _has_envelope(message: Object) -> bool:
+    params = message.get("params")
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    if not isinstance(meta, dict):
+        return False
+    client = meta.get(ENVELOPE + "clientInfo", {"name": "", "version": ""})
+    return (
+        isinstance(meta.get(ENVELOPE + "clientCapabilities"), dict)
+        and isinstance(client, dict)
+        and {"name", "version"} <= set(client)
+        and isinstance(meta.get(ENVELOPE + "protocolVersion"), str)
     )
 
 
-def _judge(got: list[Json], expect: Expect, ident: Json, revision: str) -> str:
+def _statuses(answer: Json, line: bytes, revision: str) -> set[int]:
+    """The statuses an answer may come with: one, as a rule."""
+    code = answer["error"]["code"] if isinstance(answer, dict) and "error" in answer else 0
+    message = _lenient(line)
+    if not code or (revision in OLD and envelope_of(message) is None):
+        return {200}
+    if code not in (-32601, -32602) or "method" not in message:
+        return {400}
+    is_modern = envelope_of(message) is not None or (revision == R5 and message["method"] != "initialize")
+    if code == -32601:
+        return {404} if is_modern else {200}
+    if is_modern and not _has_envelope(message):
+        return {400}
+    # Not among what every request has to say, but in the midst of it.
+    is_beside = is_modern and {"progressToken", ENVELOPE + "logLevel"} & set(message["params"]["_meta"])
+    return {200, 400} if is_beside else {200}
+
+
+def _judge(got: list[Json], expect: Expect, ident: Json, wire: Wire) -> str:
     """What is wrong with an answer; empty if nothing."""
     if expect.kind == "silent":
         return f"expected silence, got {str(got)[:300]}" if got else ""
     wanted = expect.items if expect.kind == "several" else (expect,)
     if len(got) != len(wanted):
         return f"expected {len(wanted)} answers, got {len(got)}: {str(got)[:300]}"
-    return "; ".join(filter(None, map(lambda g, w: _judge_one(g, w, ident, revision), got, wanted)))
+    return "; ".join(filter(None, map(lambda g, w: _judge_one(g, w, ident, wire), got, wanted)))
 
 
-def _judge_one(got: Json, expect: Expect, ident: Json, revision: str) -> str:
+def _judge_one(got: Json, expect: Expect, ident: Json, wire: Wire) -> str:
+    if isinstance(got, Refusal) or expect.kind == "refused":
+        is_right = isinstance(got, Refusal) and got.status in expect.codes
+        return "" if is_right else f"expected {expect.kind} {expect.codes}, got {str(got)[:300]}"
     if expect.kind == "batch":
         if not isinstance(got, list) or len(got) != len(expect.items):
             return f"expected a batch of {len(expect.items)}, got {str(got)[:300]}"
-        found = [_judge_one(each, wanted, ident, revision) for each, wanted in zip(got, expect.items, strict=True)]
+        found = [_judge_one(each, wanted, ident, wire) for each, wanted in zip(got, expect.items, strict=True)]
         return "; ".join(filter(None, found))
     if not isinstance(got, dict):
         return f"not a message: {str(got)[:300]}"
@@ -193,14 +287,16 @@ def _judge_one(got: Json, expect: Expect, ident: Json, revision: str) -> str:
         return f"expected {expect.kind}, got {str(got)[:300]}"
     if kind == "error" and got["error"]["code"] not in expect.codes:
         return f"expected {expect.codes}, got {str(got)[:300]}"
-    return _judge_id(got, expect.ident, ident, revision)
+    return _judge_id(got, expect.ident, ident, wire)
 
 
-def _judge_id(got: Object, wanted: Json, ident: Json, revision: str) -> str:
-    unreadable = {"id": None} if revision in NULL_ID else {}
+def _judge_id(got: Object, wanted: Json, ident: Json, wire: Wire) -> str:
+    unreadable: list[Object] = [{"id": None} if wire.revision in NULL_ID else {}]
+    if wire.transport == "http" and wire.revision not in OLD:
+        unreadable.append({})  # what cannot be read belongs to no session, and so to no revision
     found = {name: value for name, value in got.items() if name == "id"}
     echoed = {"id": ident if wanted in (ECHO, MAYBE) else wanted}
-    right = [unreadable] if wanted == NONE else [echoed, unreadable] if wanted == MAYBE else [echoed]
+    right = unreadable if wanted == NONE else [echoed, *unreadable] if wanted == MAYBE else [echoed]
     if found in right and all(type(found.get("id")) is type(r.get("id")) for r in right if r == found):
         return ""
     return f"expected {' or '.join(map(str, right))[:100]}, got {str(found)[:100]}"
@@ -213,13 +309,19 @@ def _is_failure(result: Object) -> bool:
 
 async def test_the_judge_sees_a_wrong_answer() -> None:
     """The twin without the fault: the check can fail."""
+    old, new, web = (Wire("2024-11-05", "memory"), Wire("2025-11-25", "memory"), Wire("2025-06-18", "http"))
     expect = Expect("error", (-32700,), NONE)
     good: Object = {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": ""}}
-    assert _judge([good], expect, 5, "2024-11-05") == ""
-    assert _judge([good], expect, 5, "2025-11-25")
-    assert _judge([good | {"id": 5}], expect, 5, "2024-11-05")
-    assert _judge([], expect, 5, "2024-11-05")
-    assert _judge([good, good], expect, 5, "2024-11-05")
-    assert _judge([good | {"error": {"code": -32600, "message": ""}}], expect, 5, "2024-11-05")
-    assert _judge([{"jsonrpc": "2.0", "id": 5, "result": {}}], expect, 5, "2024-11-05")
+    assert _judge([good], expect, 5, old) == ""
+    assert _judge([good], expect, 5, new)
+    assert _judge([good | {"id": 5}], expect, 5, old)
+    assert _judge([], expect, 5, old)
+    assert _judge([good, good], expect, 5, old)
+    assert _judge([good | {"error": {"code": -32600, "message": ""}}], expect, 5, old)
+    assert _judge([{"jsonrpc": "2.0", "id": 5, "result": {}}], expect, 5, old)
+    assert _judge([good], expect, 5, web) == ""
+    assert _judge([good | {"id": 5}], expect, 5, web)
+    assert _judge([Refusal(413, "")], expect, 5, web)
+    assert _judge([Refusal(413, "")], TOO_LONG, 5, web) == ""
+    assert _judge([good], TOO_LONG, 5, web)
     check_message(strict_json(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":""}}'), "2024-11-05", None)

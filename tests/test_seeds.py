@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ from seeds_data import (
     REVISION,
     live,
 )
-from wires import TRANSPORTS, Wire, wire_to
+from wires import TRANSPORTS, Wire, shared_http, wire_to
 
 Object = dict[str, Any]
 Ran = Callable[[str, str], None]
+Connect = Callable[..., AbstractAsyncContextManager[Wire]]
 
 SEEDS = Path(__file__).resolve().parents[2] / "shared" / "seeds"
 
@@ -73,8 +75,17 @@ async def exchange(wire: Wire, request: Object) -> Object:
     return await wire.answer(request["id"])
 
 
-def variant(server: str) -> str:
-    return f"seed_servers:{server}"
+@pytest.fixture
+def connect(request: pytest.FixtureRequest, transport: str) -> Connect:
+    """`connect(revision, server)`: a wire to a server of `seed_servers.py`, not yet opened."""
+
+    def connected(revision: str, server: str, *, fresh: bool = False) -> AbstractAsyncContextManager[Wire]:
+        variant = f"seed_servers:{server}"
+        if transport == "http" and not fresh:
+            return shared_http(request, revision, variant)
+        return wire_to(revision, transport, variant)
+
+    return connected
 
 
 # As a server: the request as printed gives the response as printed.
@@ -83,9 +94,11 @@ def variant(server: str) -> str:
 @transports
 @each(CAPABILITIES)
 @requirement("SRV-105", "SRV-106")
-async def test_the_declared_capability_is_the_printed_one(example: data.Capability, transport: str, ran: Ran) -> None:
+async def test_the_declared_capability_is_the_printed_one(
+    example: data.Capability, connect: Connect, transport: str, ran: Ran
+) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant(example.server)) as wire:
+    async with connect(revision, example.server) as wire:
         await opened(wire)
         ran(revision, transport)
         assert {"tools": wire.welcome["capabilities"]["tools"]} == example.capabilities
@@ -94,9 +107,11 @@ async def test_the_declared_capability_is_the_printed_one(example: data.Capabili
 @transports
 @each(PAGES)
 @requirement("SRV-301", "SRV-308")
-async def test_the_printed_list_request_gives_the_printed_page(example: data.Page, transport: str, ran: Ran) -> None:
+async def test_the_printed_list_request_gives_the_printed_page(
+    example: data.Page, connect: Connect, transport: str, ran: Ran
+) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant(example.server)) as wire:
+    async with connect(revision, example.server) as wire:
         await opened(wire)
         ran(revision, transport)
         request, expected = dict(example.request), json.loads(json.dumps(example.response))
@@ -119,9 +134,11 @@ async def test_the_printed_list_request_gives_the_printed_page(example: data.Pag
 
 @transports
 @each(DEFINITIONS, proving=True)
-async def test_a_tool_is_listed_as_printed(example: data.Definition, transport: str, ran: Ran) -> None:
+async def test_a_tool_is_listed_as_printed(
+    example: data.Definition, connect: Connect, transport: str, ran: Ran
+) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant(example.server)) as wire:
+    async with connect(revision, example.server) as wire:
         await opened(wire)
         ran(revision, transport)
         answer = await wire.request("tools/list")
@@ -131,9 +148,11 @@ async def test_a_tool_is_listed_as_printed(example: data.Definition, transport: 
 
 @transports
 @each(EXCHANGES, proving=True)
-async def test_the_printed_call_gives_the_printed_result(example: data.Exchange, transport: str, ran: Ran) -> None:
+async def test_the_printed_call_gives_the_printed_result(
+    example: data.Exchange, connect: Connect, transport: str, ran: Ran
+) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant(example.server)) as wire:
+    async with connect(revision, example.server) as wire:
         await opened(wire)
         ran(revision, transport)
         answer = await exchange(wire, example.request)
@@ -152,9 +171,11 @@ def parsed(answer: Object) -> Object:
 
 @transports
 @each(FAILURES, proving=True)
-async def test_a_wrong_call_gives_the_printed_error(example: data.Failure, transport: str, ran: Ran) -> None:
+async def test_a_wrong_call_gives_the_printed_error(
+    example: data.Failure, connect: Connect, transport: str, ran: Ran
+) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant(example.server)) as wire:
+    async with connect(revision, example.server) as wire:
         await opened(wire)
         ran(revision, transport)
         assert await exchange(wire, example.request) == example.response
@@ -163,9 +184,11 @@ async def test_a_wrong_call_gives_the_printed_error(example: data.Failure, trans
 @transports
 @each(CONTENT)
 @requirement("SRV-402")
-async def test_a_content_block_is_written_as_printed(example: data.Content, transport: str, ran: Ran) -> None:
+async def test_a_content_block_is_written_as_printed(
+    example: data.Content, connect: Connect, transport: str, ran: Ran
+) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant(f"content_{example.seed}")) as wire:
+    async with connect(revision, f"content_{example.seed}") as wire:
         await opened(wire)
         ran(revision, transport)
         answer = await exchange(wire, data.call(2, example.tool))
@@ -179,9 +202,11 @@ async def test_a_content_block_is_written_as_printed(example: data.Content, tran
 @transports
 @each(NOTICES)
 @requirement("SRV-510")
-async def test_a_change_of_the_list_is_told_as_printed(example: data.Notice, transport: str, ran: Ran) -> None:
+async def test_a_change_of_the_list_is_told_as_printed(
+    example: data.Notice, connect: Connect, transport: str, ran: Ran
+) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant("changing")) as wire:
+    async with connect(revision, "changing", fresh=True) as wire:
         await opened(wire)
         ran(revision, transport)
         assert "result" in await wire.call("grow")
@@ -191,8 +216,8 @@ async def test_a_change_of_the_list_is_told_as_printed(example: data.Notice, tra
 
 
 @transports
-async def test_the_empty_capability_of_seed_002_means_no_notices(transport: str, ran: Ran) -> None:
-    async with wire_to("2024-10-07", transport, variant("changing_quietly")) as wire:
+async def test_the_empty_capability_of_seed_002_means_no_notices(connect: Connect, transport: str, ran: Ran) -> None:
+    async with connect("2024-10-07", "changing_quietly", fresh=True) as wire:
         await opened(wire)
         ran("2024-10-07", transport)
         assert wire.welcome["capabilities"]["tools"] == {}
@@ -206,10 +231,10 @@ async def test_the_empty_capability_of_seed_002_means_no_notices(transport: str,
 @transports
 @each(EMPTY_SCHEMAS)
 async def test_a_schema_for_no_parameters_is_kept_as_printed(
-    example: data.EmptySchema, transport: str, ran: Ran
+    example: data.EmptySchema, connect: Connect, transport: str, ran: Ran
 ) -> None:
     revision = REVISION[example.seed]
-    async with wire_to(revision, transport, variant("schemas")) as wire:
+    async with connect(revision, "schemas") as wire:
         await opened(wire)
         ran(revision, transport)
         answer = await wire.request("tools/list")
@@ -222,8 +247,8 @@ async def test_a_schema_for_no_parameters_is_kept_as_printed(
 @transports
 @pytest.mark.parametrize("server", ["schemas", "draft07"])
 @requirement("SRV-319")
-async def test_calculate_sum_works_in_either_dialect(server: str, transport: str, ran: Ran) -> None:
-    async with wire_to("2025-11-25", transport, variant(server)) as wire:
+async def test_calculate_sum_works_in_either_dialect(server: str, connect: Connect, transport: str, ran: Ran) -> None:
+    async with connect("2025-11-25", server) as wire:
         await opened(wire)
         ran("2025-11-25", transport)
         answer = await wire.call("calculate_sum", {"a": 1, "b": 2.5})
@@ -234,8 +259,8 @@ async def test_calculate_sum_works_in_either_dialect(server: str, transport: str
 
 @transports
 @requirement("SRV-307")
-async def test_names_within_and_beyond_the_limits_work(transport: str, ran: Ran) -> None:
-    async with wire_to("2025-11-25", transport, variant("names")) as wire:
+async def test_names_within_and_beyond_the_limits_work(connect: Connect, transport: str, ran: Ran) -> None:
+    async with connect("2025-11-25", "names") as wire:
         await opened(wire)
         ran("2025-11-25", transport)
         names = [*NAMES, "x", "y" * 128, "z" * 129]
@@ -261,8 +286,8 @@ def test_only_the_name_of_129_characters_is_warned_of(caplog: pytest.LogCaptureF
 
 @transports
 @requirement("SRV-404", "SRV-414")
-async def test_a_pocket_tool_that_fails_says_so(transport: str, ran: Ran) -> None:
-    async with wire_to("pocket", transport, variant("pocket")) as wire:
+async def test_a_pocket_tool_that_fails_says_so(connect: Connect, transport: str, ran: Ran) -> None:
+    async with connect("pocket", "pocket") as wire:
         await opened(wire)
         ran("pocket", transport)
         assert await exchange(wire, data.call(7, "fails")) == {
@@ -280,8 +305,8 @@ async def test_a_pocket_tool_that_fails_says_so(transport: str, ran: Ran) -> Non
 
 @transports
 @requirement("SRV-310")
-async def test_a_pocket_list_ends_with_an_empty_cursor(transport: str, ran: Ran) -> None:
-    async with wire_to("pocket", transport, variant("pocket_pages")) as wire:
+async def test_a_pocket_list_ends_with_an_empty_cursor(connect: Connect, transport: str, ran: Ran) -> None:
+    async with connect("pocket", "pocket_pages") as wire:
         await opened(wire)
         ran("pocket", transport)
         first = (await wire.request("tools/list"))["result"]

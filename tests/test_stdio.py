@@ -22,6 +22,7 @@ from faults import SOAK, call, lines, opening, rounds, text_of, until, victim
 from requirements import requirement
 from servers_faults import MARK
 from wires import ALL, Open, Wire, everywhere, open_wire as open_wire
+from wires_http import Refusal
 
 MIB = 1024 * 1024
 LIMIT = 4 * MIB
@@ -76,6 +77,11 @@ async def test_a_message_over_a_small_limit_is_refused_however_it_arrives(open_w
     head = call(wire.revision, 7, "echo", text="@")
     for size in (1024, 1025, 3000, 70_000):
         await wire.write(head.replace(b"@", b"x" * (size - len(head) + 1)))
+        if size > 1024 and wire.transport == "http":
+            with pytest.raises(Refusal) as caught:
+                await wire.receive()
+            assert caught.value.status == 413, f"{size} bytes"
+            continue
         answer = await wire.receive()
         if size > 1024:
             assert answer["error"]["code"] == -32600, f"{size} bytes"

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ HERE = Path(__file__).resolve().parent
 LEGACY = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "pocket")
 MODERN = ("2026-07-28",)
 ALL = (*LEGACY, *MODERN)
-TRANSPORTS = ("memory", "stdio")
+TRANSPORTS = ("memory", "stdio", "http")
+PIPES = ("memory", "stdio")  # one channel each way, in order; HTTP has many
 ENVELOPE = "io.modelcontextprotocol/"
 PATIENCE = 10.0
 
@@ -74,6 +75,20 @@ class Wire:
         for each in message if isinstance(message, list) else [message]:
             check_message(each, self.revision, self.asked.get(each.get("id")) if "method" not in each else None)
         return message
+
+    async def close(self) -> Any:
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """Ask the server to end; what it still has to say can be read."""
+        await self.close()
+
+    async def log(self) -> str:
+        """End the server; what it wrote to its log, where it has one of its own (`stderr=PIPE`)."""
+        raise NotImplementedError
+
+    async def settle(self) -> None:
+        """Wait until everything that was sent has its answer, where that could be overtaken by the next one."""
 
     async def silent(self) -> bool:
         """Whether nothing comes but the answer to a question asked now."""
@@ -201,6 +216,11 @@ class StdioWire(Wire):
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 
+    async def log(self) -> str:
+        await self.close()
+        assert self.process.stderr is not None
+        return (await self.process.stderr.read()).decode()
+
 
 async def spawn(variant: str = "default", **options: Any) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
@@ -226,6 +246,19 @@ async def wire_to(revision: str, transport: str, variant: str = "default", **opt
             yield memory
             await memory.close()
         return
+    if transport == "http":
+        import wires_http  # which is made of this module
+
+        listening = wires_http.HttpServer(variant, options.get("env"))
+        try:
+            client = wires_http.HttpWire(revision, listening)
+            try:
+                yield client
+            finally:
+                await client.close()
+        finally:
+            listening.stop()
+        return
     process = await spawn(variant, **options)
     try:
         stdio = StdioWire(revision, process)
@@ -246,13 +279,33 @@ async def wire_to(revision: str, transport: str, variant: str = "default", **opt
 Open = Callable[..., Any]
 
 
+@asynccontextmanager
+async def shared_http(request: pytest.FixtureRequest, revision: str, variant: str) -> AsyncIterator[Wire]:
+    """A wire to the server of this variant that all tests of a module share."""
+    import wires_http
+
+    wire = wires_http.HttpWire(revision, wires_http.servers_of(request).get(variant))
+    try:
+        yield wire
+    finally:
+        await wire.close()
+
+
 @pytest.fixture
 async def open_wire(request: pytest.FixtureRequest, revision: str, transport: str) -> AsyncIterator[Open]:
-    """`await open_wire(variant, capabilities=…)`: an opened wire in this test's revision and transport, recorded."""
+    """`await open_wire(variant, capabilities=…, fresh=True)`: an opened wire of this test's parameters, recorded.
+
+    Its server is its own; over HTTP only if it has to be `fresh`, for there a server has many clients anyway.
+    """
     async with AsyncExitStack() as stack:
 
-        async def opened(variant: str = "default", *, capabilities: Object | None = None, **options: Any) -> Wire:
-            wire = await stack.enter_async_context(wire_to(revision, transport, variant, **options))
+        async def opened(
+            variant: str = "default", *, capabilities: Object | None = None, fresh: bool = False, **options: Any
+        ) -> Wire:
+            if transport == "http" and not fresh and not options:
+                wire = await stack.enter_async_context(shared_http(request, revision, variant))
+            else:
+                wire = await stack.enter_async_context(wire_to(revision, transport, variant, **options))
             await wire.open(capabilities)
             record_ran(request, revision, transport)
             return wire
@@ -267,9 +320,9 @@ async def wire(open_wire: Open) -> Wire:
     return opened
 
 
-def everywhere(*revisions: str) -> pytest.MarkDecorator:
+def everywhere(*revisions: str, transports: Sequence[str] = TRANSPORTS) -> pytest.MarkDecorator:
     """Run a test for each of these revisions (all, if none is named) over each transport."""
     return pytest.mark.parametrize(
         ("revision", "transport"),
-        [(revision, transport) for revision in (revisions or ALL) for transport in TRANSPORTS],
+        [(revision, transport) for revision in (revisions or ALL) for transport in transports],
     )

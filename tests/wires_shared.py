@@ -8,7 +8,7 @@ Tests use `everywhere` from here, which puts them on the loop the processes belo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -17,18 +17,20 @@ import pytest_asyncio
 
 import wires
 from requirements import record_ran
-from wires import Object, Open, Wire, wire_to
+from wires import TRANSPORTS, Object, Open, Wire, shared_http, wire_to
 
 __all__ = ["everywhere", "open_wire", "processes", "wire"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def everywhere(*revisions: str) -> Callable[[F], F]:
+def everywhere(*revisions: str, transports: Sequence[str] = TRANSPORTS) -> Callable[[F], F]:
     """Run a test for each of these revisions (all, if none is named) over each transport."""
 
     def mark(function: F) -> F:
-        marked: F = pytest.mark.asyncio(loop_scope="module")(wires.everywhere(*revisions)(function))
+        marked: F = pytest.mark.asyncio(loop_scope="module")(
+            wires.everywhere(*revisions, transports=transports)(function)
+        )
         return marked
 
     return mark
@@ -78,6 +80,8 @@ async def open_wire(
         ) -> Wire:
             if transport == "memory" or fresh or options:
                 wire = await stack.enter_async_context(wire_to(revision, transport, variant, **options))
+            elif transport == "http":
+                wire = await stack.enter_async_context(shared_http(request, revision, variant))
             else:
                 wire = await processes.take(variant, revision)
                 taken.append((variant, wire))

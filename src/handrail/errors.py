@@ -32,6 +32,9 @@ class Kind(StrEnum):
     TIMEOUT = "timeout"
     VERSION = "version"
     INTERNAL = "internal"
+    ENVELOPE = "envelope"  # over HTTP: what every request must say is missing or wrong
+    MISMATCH = "mismatch"  # a header and the body differ
+    NO_SESSION = "no_session"
 
 
 class HandrailError(Exception):

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -22,6 +22,11 @@ from handrail.schema.derive import derive
 from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
 from handrail.transports.stdio import Pipe, private_descriptors, take_descriptors
+
+if TYPE_CHECKING:
+    from handrail.stores import Store
+    from handrail.transports.asgi import Endpoint, EndpointOptions
+    from handrail.transports.http import HttpOptions
 
 __all__ = ["Server"]
 
@@ -47,6 +52,8 @@ class ToolOptions(TypedDict, total=False):
     meta: Object
     tags: Iterable[str]
     timeout: float | tuple[float, float]  # seconds, or (without a sign of life, in all); unset: (60, 600)
+    scopes: Iterable[str]  # that a caller's token must have
+    hide: bool  # the tool from callers without them
     dangerous: str  # why its output must be handled with care
     inline: bool  # run a `def` tool on the loop: quick, but it must not block
     extra: Literal["forbid", "allow"]  # arguments the signature does not name
@@ -126,6 +133,8 @@ class Server:
             total=total,
             dangerous=options.get("dangerous", UNSET),
             tags=frozenset(options.get("tags", ())),
+            scopes=frozenset(options.get("scopes", ())),
+            hide=options.get("hide", False),
             owner=self,
         )
         self.engine.catalog.add(entry)
@@ -183,9 +192,25 @@ class Server:
 
     # Serving
 
-    def run(self) -> None:
-        """Serve one client over standard input and output, until it goes, a signal comes, or the parent dies."""
+    def asgi(self, *, store: Store | None = None, **options: Unpack[EndpointOptions]) -> Endpoint:
+        """The server as an ASGI application, to be served or mounted anywhere."""
+        from handrail.stores.memory import MemoryStore
+        from handrail.transports.asgi import Endpoint
 
+        return Endpoint(self.engine, MemoryStore if store is None else store, **options)
+
+    def run(self, *, http: str | None = None, **options: Unpack[HttpOptions]) -> None:
+        """Serve until a signal comes: one client over standard input and output, or any number of them over HTTP.
+
+        Over stdio it also ends when the client goes or the parent dies. `http` is an address: `"127.0.0.1:8000"`.
+        """
+        if http is not None:
+            from handrail.transports.http import run_endpoint
+
+            run_endpoint(self.engine, http, options)
+            return
+        if options:
+            raise TypeError(f"run: {min(options)!r} is for HTTP: give an address, http='127.0.0.1:8000'")
         source, sink = take_descriptors()
         grace = self.engine.limits.grace_seconds
         run_to_the_end(lambda ready: self._serve(source, sink, ready), source, grace)
@@ -204,6 +229,10 @@ class Server:
     def connect(self, principal: Principal = LOCAL) -> Channel:
         """The client's end of a conversation in this process; use it inside `async with server.serving():`."""
         return Channel(self.engine, principal)
+
+    @property
+    def is_serving(self) -> bool:
+        return self._users > 0
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Any]:

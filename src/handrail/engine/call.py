@@ -48,6 +48,7 @@ class Call(Struct, eq=False, dict=True):
     waiting: int = 0  # questions open at the client; while there are any, the idle clock stands still
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
+    questions: frozenset[Id] = frozenset()  # that are open at the client, or were
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf
@@ -155,6 +156,8 @@ class Call(Struct, eq=False, dict=True):
     def stop(self) -> None:
         """Nobody wants the answer any more: end the work as far as it can be ended."""
         self.cancelled = self.closed = True
+        for ident in self.questions:
+            self._flight.take_back(self, ident)
         for future in self._blocked:
             future.cancel()
         if self.task is not None:

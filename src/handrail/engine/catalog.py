@@ -39,11 +39,16 @@ class Entry(Struct, kw_only=True):
     total: float
     dangerous: str | UnsetType
     tags: frozenset[str]
+    scopes: frozenset[str] = frozenset()  # that a caller needs
+    hide: bool = False  # from callers without them
     owner: Any  # the server it was registered with: its state is what the call sees
     enabled: bool = True
     place: int = 0
     origin: Entry | None = None
     via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
+
+    def shown_to(self, held: frozenset[str]) -> bool:
+        return not self.hide or self.scopes <= held
 
     def bad_arguments(self, arguments: Object) -> Refused:
         problems = self.input.problems(arguments)
@@ -109,7 +114,8 @@ class Catalog:
         self._shown: dict[str, Entry] = {}
         self._places = 0
         self._lock = threading.RLock()
-        self._pages: dict[tuple[str, int, int], tuple[Raw, int | None]] = {}
+        self._pages: dict[tuple[str, int, int, frozenset[str]], tuple[Raw, int | None]] = {}
+        self.hiding: frozenset[str] = frozenset()  # scopes that make a tool appear
         self.watchers: set[Callable[[], None]] = set()
         self.get = self._shown.get
 
@@ -140,16 +146,16 @@ class Catalog:
             entry.enabled = enabled
         self._change()
 
-    def unknown(self, name: str) -> Refused:
-        near = closest(name, self._shown)
+    def unknown(self, name: str, held: frozenset[str]) -> Refused:
+        near = closest(name, (each.tool.name for each in self._shown.values() if each.shown_to(held)))
         return Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {name[:200]}", {"didYouMean": near} if near else None)
 
-    def page(self, revision: Revision, after: int, size: int) -> tuple[Raw, int | None]:
+    def page(self, revision: Revision, after: int, size: int, held: frozenset[str]) -> tuple[Raw, int | None]:
         """The tools placed after `after`, as JSON, and the place the next page begins after, if there is one."""
-        key = (revision.name, after, size)
+        key = (revision.name, after, size, held & self.hiding)
         with self._lock:
             if key not in self._pages:
-                rest = [entry for entry in self._shown.values() if entry.place > after]
+                rest = [entry for entry in self._shown.values() if entry.place > after and entry.shown_to(held)]
                 page = rest[:size] if size else rest
                 tools = b",".join(encode(revision.tool(entry.tool)) for entry in page)
                 self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].place if len(page) < len(rest) else None
@@ -166,5 +172,7 @@ class Catalog:
             self._shown = {name: entry for name, entry in self._entries.items() if entry.enabled}
             self.get = self._shown.get
             self._pages = {}
+            hidden = [entry.scopes for entry in self._shown.values() if entry.hide]
+            self.hiding = frozenset().union(*hidden)
         for watcher in list(self.watchers):
             watcher()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import time
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypedDict, cast
 from msgspec import UNSET, Struct
 
 from handrail.engine.catalog import Catalog
+from handrail.engine.eager import Start, starter
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
 from handrail.engine.workers import Workers
 from handrail.errors import Kind
@@ -89,6 +91,8 @@ class Engine:
         self.seal = Seal(options.get("keys") or [_key_from_environment()])
         self.clock: Callable[[], float] = time.time
         self.catalog = Catalog()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._start: Start
         self.workers = Workers(options.get("workers", 16))
         self.middleware: list[Middleware] = []
         self.inner = pipeline(self.workers)
@@ -102,6 +106,12 @@ class Engine:
         """The handler of a tool that other servers brought along: their middleware inside ours."""
         theirs = [each for server in servers for each in server.engine.middleware]
         return compose([*self.middleware, *theirs], self.inner)
+
+    def starter(self, loop: asyncio.AbstractEventLoop) -> Start:
+        """How calls are started on a loop; there is one, as a rule."""
+        if self._loop is not loop:
+            self._loop, self._start = loop, starter(loop)
+        return self._start
 
     def size_for(self, revision: Revision) -> int:
         """How many tools a page has; 0: all."""

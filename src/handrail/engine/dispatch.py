@@ -15,12 +15,12 @@ from msgspec import UNSET, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.call import Call
-from handrail.engine.core import Engine
-from handrail.engine.flight import CANCELLED, LATER, Flight, Outlet, Reply, Subscription
+from handrail.engine.flight import LATER, Flight, Reply, Subscription
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode
-from handrail.model import Json, Object, Principal
-from handrail.protocol.connection import names_version
+from handrail.model import Json, Object
+from handrail.protocol.connection import CANCELLED, names_version
+from handrail.protocol.http import Headers, check_parameters
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS, SUBSCRIPTION
 
@@ -34,10 +34,16 @@ CURSOR_SECONDS = 24 * 3600
 class Conversation(Flight):
     """One peer: its messages in, our messages out."""
 
-    def __init__(self, engine: Engine, outlet: Outlet, principal: Principal) -> None:
-        super().__init__(engine, outlet, principal)
-        self._announcing = False
-        engine.catalog.watchers.add(self.tools_changed)
+    headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
+    needed: frozenset[str] = frozenset()  # scopes a refused call would have needed
+    _announcing = False
+
+    def unwatch(self) -> None:
+        self.engine.catalog.watchers.discard(self.tools_changed)
+
+    def watch(self) -> None:
+        """From now on, tell the peer when the tools change."""
+        self.engine.catalog.watchers.add(self.tools_changed)
 
     def receive(self, data: bytes | bytearray) -> bytes | None:
         """Handle one message as it came; what is answered later goes out by itself."""
@@ -126,8 +132,7 @@ class Conversation(Flight):
         return LATER
 
     def _unreadable(self, refusal: Refusal) -> bytes:
-        voice = self.connection.voice
-        return voice.error(refusal.id, voice.faults[refusal.kind].code, Refused(refusal.kind, refusal.text))
+        return self.refusal(self.connection.voice, refusal.id, Refused(refusal.kind, refusal.text))
 
     # Methods
 
@@ -152,19 +157,25 @@ class Conversation(Flight):
             after = engine.seal.open("tools/list", self.principal.id, params.cursor, engine.clock())
             if type(after) is not int:
                 raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
-        tools, last = engine.catalog.page(revision, after, engine.size_for(revision))
+        tools, last = engine.catalog.page(revision, after, engine.size_for(revision), self.principal.scopes)
         cursor: str | UnsetType = UNSET
         if last is not None:
             expires = int(engine.clock()) + CURSOR_SECONDS
             cursor = engine.seal.close("tools/list", self.principal.id, last, expires)
-        return self.answer(revision, ident, revision.page(tools, cursor, engine.ttl_ms))
+        scope = "private" if engine.catalog.hiding else "public"
+        return self.answer(revision, ident, revision.page(tools, cursor, engine.ttl_ms, scope))
 
     def _call(self, ident: Id, revision: Revision, params: Any, reply: Reply) -> bytes | None:
         entry = self.engine.catalog.get(params.name)
-        if entry is None:
-            raise self.engine.catalog.unknown(params.name)
+        if entry is None or not entry.shown_to(self.principal.scopes):
+            raise self.engine.catalog.unknown(params.name, self.principal.scopes)
+        if not entry.scopes <= self.principal.scopes:
+            self.needed = entry.scopes
+            raise Refused(Kind.FORBIDDEN, f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}")
         if len(self.connection.in_flight) >= self.engine.limits.max_calls:
             self._no_room()
+        if entry.input.headers and self.headers is not None and revision.stateless:
+            check_parameters(entry.input.headers, params.arguments, self.headers)
         client = self.connection.client if revision.sender is None else revision.sender(params)
         token = UNSET if params.meta is UNSET else params.meta.progress_token
         call = Call(self, ident, entry, params.arguments, revision, client, self.principal, token, reply)
@@ -179,6 +190,7 @@ class Conversation(Flight):
             self._no_room()
         tools = params.notifications.tools_list_changed and self.engine.list_changed and self.engine.has_tools
         self.connection.in_flight[ident] = Subscription(ident, revision, tools, reply)
+        self.watch()
         honoured = {"toolsListChanged": True} if tools else {}
         self._tell_subscriber("notifications/subscriptions/acknowledged", ident, {"notifications": honoured})
         return LATER
@@ -209,7 +221,7 @@ class Conversation(Flight):
         self.outlet.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: ident}}))
 
     def drop(self) -> None:
-        self.engine.catalog.watchers.discard(self.tools_changed)
+        self.unwatch()
         super().drop()
 
 

@@ -5,7 +5,7 @@ starts here costs an object, and inside it `asyncio.current_task`, `asyncio.time
 everywhere. Python 3.12 can do this itself. On 3.11 a task asks its loop for one thing when it is made: to call its
 first step soon. `_ByHand` takes that step out of the loop's hands and calls it now.
 
-Both may only be used from a callback of the loop, never from inside another task.
+Inside of another task that one steps aside for a moment: a loop runs one task at a time.
 """
 
 from __future__ import annotations
@@ -48,5 +48,13 @@ class _ByHand:
             task = asyncio.Task(coroutine, loop=self._loop, name=_NAME)
         finally:
             del self._attributes["call_soon"]
-        self._context.run(self._step)
+        outer = asyncio.current_task(self._loop)
+        if outer is None:
+            self._context.run(self._step)
+        else:
+            asyncio.tasks._leave_task(self._loop, outer)
+            try:
+                self._context.run(self._step)
+            finally:
+                asyncio.tasks._enter_task(self._loop, outer)
         return task

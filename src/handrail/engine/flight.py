@@ -11,25 +11,23 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from msgspec import UNSET, MsgspecError, Struct
+from msgspec import UNSET, MsgspecError, Struct, UnsetType
 from msgspec.json import Encoder
 
 from handrail import jsonrpc
 from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.core import Engine
-from handrail.engine.eager import starter
 from handrail.engine.pipeline import failed, told
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.jsonrpc import Id
 from handrail.model import InputRequest, Object, Principal, ToolResult
-from handrail.protocol.connection import Connection
+from handrail.protocol.connection import CANCELLED, Connection
 from handrail.revisions import Revision
 from handrail.revisions.base import SUBSCRIPTION
 
 log = logging.getLogger("handrail")
 
-CANCELLED = "notifications/cancelled"
 STATE_SECONDS = 3600
 CLEANUP_SECONDS = 0.3
 LATER = b""  # in place of an answer that will come
@@ -58,13 +56,16 @@ class Subscription(Struct):
 class Flight:
     """What is going on between one peer and us."""
 
-    def __init__(self, engine: Engine, outlet: Outlet, principal: Principal) -> None:
+    def __init__(
+        self, engine: Engine, outlet: Outlet, principal: Principal, connection: Connection | None = None
+    ) -> None:
         self.engine = engine
         self.outlet = outlet
         self.principal = principal
         self.loop = asyncio.get_running_loop()
-        self.connection = Connection(engine.offer, engine.hidden)
-        self._start = starter(self.loop)
+        self.connection = connection or Connection(engine.offer, engine.hidden)
+        self.status = 200  # what the last refusal is over HTTP
+        self._start = engine.starter(self.loop)
         self._tasks: set[asyncio.Task[ToolResult]] = set()  # of calls that wait, also of those given up
 
     def begin(self, call: Call) -> bytes:
@@ -99,20 +100,30 @@ class Flight:
     async def ask(self, call: Call, request: InputRequest) -> Object:
         if call.closed:
             raise asyncio.CancelledError
+        if not getattr(self.outlet, "two_way", True):
+            raise Refused(Kind.NEEDS_CAPABILITY, "The client cannot be asked: it does not accept text/event-stream")
         waiter: asyncio.Future[Object] = self.loop.create_future()
         ident, message = self.connection.question(request.method, request.params, waiter)
         self.outlet.send(message)
+        call.questions |= {ident}
         try:
             return await waiter
         finally:
-            if self.connection.asked.pop(ident, None) is not None and CANCELLED in call.revision.notifications:
-                self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": ident}))
+            self.take_back(call, ident)
+
+    def take_back(self, call: Call, ident: Id) -> None:
+        """Tell the client that a question need not be answered any more, if it was not."""
+        if self.connection.asked.pop(ident, None) is not None and CANCELLED in call.revision.notifications:
+            self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": ident}))
 
     def log_floor(self, call: Call) -> int:
         return self.connection.level if call.level is None else call.level
 
     async def close_stream(self, call: Call) -> None:
-        """There is one stream here, and it stays open."""
+        """Where a call has a stream of its own, the client is to come back for the rest of it."""
+        pause = getattr(self.outlet, "pause", None)
+        if pause is not None and call.revision.primes:  # without a first event there is nothing to come back by
+            pause()
 
     # The clocks
 
@@ -244,11 +255,13 @@ class Flight:
             result = revision.stamp(result, self.engine.identity)
         return jsonrpc.answer(ident, result)
 
-    def refusal(self, revision: Revision, ident: Id, refused: Refused) -> bytes:
+    def refusal(self, revision: Revision, ident: Id | UnsetType, refused: Refused) -> bytes:
         form = self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
+        self.status = form.status
         if form.code:
             return revision.error(ident, form.code, refused)
-        return self.answer(revision, ident, revision.result(failed(refused.prefix + refused.text), False))
+        result = revision.result(failed(refused.prefix + refused.text), False)
+        return self.answer(revision, "" if ident is UNSET else ident, result)
 
 
 def _drive(coroutine: Coroutine[Any, Any, ToolResult]) -> ToolResult:

@@ -13,11 +13,12 @@ from msgspec import UNSET, ValidationError, convert
 
 from handrail import jsonrpc
 from handrail.errors import Kind, Refused
-from handrail.jsonrpc import Id, Request
-from handrail.model import ClientInfo, Object
+from handrail.jsonrpc import Id, Message, Notification, Request, Response
+from handrail.model import ClientInfo, Json, Object
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import LEVELS, VERSION, InitializeParams
 
+CANCELLED = "notifications/cancelled"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 
 
@@ -39,6 +40,7 @@ class Connection:
         self.level = LEVELS.index("info")
         self.in_flight: dict[Id, Any] = {}
         self.asked: dict[Id, Any] = {}
+        self.listeners: list[Any] = []  # streams open for what we say unasked; the first hears it
         self._ids = itertools.count(1)
 
     @property
@@ -73,14 +75,22 @@ class Connection:
     def typed(self, request: Request, revision: Revision) -> Any:
         """The parameters of a request, as its revision reads them."""
         kind = None if request.method in self._hidden else revision.requests.get(request.method)
+        if kind is None:
+            self.check_envelope(request, revision)
+            raise Refused(Kind.UNKNOWN_METHOD, f"Unknown method: {request.method[:100]}")
         try:
-            if kind is not None:
-                return convert(request.params, kind)
+            return convert(request.params, kind)
+        except ValidationError as problem:
+            self.check_envelope(request, revision)
+            raise _wrong(Kind.BAD_PARAMS, request, problem) from None
+
+    def check_envelope(self, request: Request, revision: Revision) -> None:
+        """Refuse a request that does not say what every request of its revision has to."""
+        try:
             if revision.envelope is not None:
                 convert(request.params, revision.envelope)
         except ValidationError as problem:
-            raise Refused(Kind.BAD_PARAMS, f"{request.method}: {str(problem).replace('`$', '`params')}") from None
-        raise Refused(Kind.UNKNOWN_METHOD, f"Unknown method: {request.method[:100]}")
+            raise _wrong(Kind.ENVELOPE, request, problem) from None
 
     def initialize(self, params: InitializeParams) -> Revision:
         """Begin, or begin again, the handshake half of the conversation."""
@@ -93,6 +103,15 @@ class Connection:
         self.level = LEVELS.index("info")
         return revision
 
+    def waits_for(self, message: Message | list[Json]) -> bool:
+        """Whether a message is for us here, and not for another process in which its call runs."""
+        if isinstance(message, Response):
+            return message.id in self.asked
+        if isinstance(message, Notification) and message.method == CANCELLED:
+            ident = message.params.get("requestId")
+            return not isinstance(ident, int | str) or ident in self.in_flight
+        return True
+
     def question(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
         """A request of ours, and its bytes; the answer will find `waiter` in `asked`."""
         ident = next(self._ids)
@@ -102,3 +121,7 @@ class Connection:
     def _unsupported(self, named: str, more: str = "") -> NoReturn:
         known = {"supported": self.offer.supported_stateless, "requested": named[:100]}
         raise Refused(Kind.VERSION, f"Unsupported protocol version{more}", known)
+
+
+def _wrong(kind: Kind, request: Request, problem: ValidationError) -> Refused:
+    return Refused(kind, f"{request.method}: {str(problem).replace('`$', '`params')}")

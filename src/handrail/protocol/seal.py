@@ -34,6 +34,11 @@ class Seal:
 
     def open(self, purpose: str, holder: str, text: str, now: float) -> Json | None:
         """The payload, or None if the text is not ours, not this holder's, or too old."""
+        found = self.read(purpose, holder, text)
+        return found[1] if found is not None and now < found[0] else None
+
+    def read(self, purpose: str, holder: str, text: str) -> tuple[int, Json] | None:
+        """Expiry and payload, whether or not it has expired."""
         try:
             raw = urlsafe_b64decode(text + "==")
         except ValueError:
@@ -45,7 +50,7 @@ class Seal:
         if not any(hmac.compare_digest(mac, _mac(key, purpose, holder, body)) for key in self._keys):
             return None
         expires, payload = decode(body)
-        return payload if now < expires else None
+        return expires, payload
 
 
 def _text(raw: bytes) -> str:

@@ -34,4 +34,5 @@ class Offer:
         self.supported_stateless = [name for name in self.supported if name in self.stateless]
         self.newest = offered[-1]  # speaks for us before a peer has said which revision it speaks
         self.counter_offer = next((each for each in reversed(offered) if not each.stateless), None)
+        self.assumed = next((each for each in chosen if each.assumed), self.counter_offer)
         self.methods = frozenset(method for each in chosen for method in each.requests)

@@ -94,6 +94,8 @@ class Revision(Struct, frozen=True, kw_only=True):
     batches: bool = False
     pages: bool = True  # the list comes in pages even if no page size was set
     announces: bool = False  # change notices are part of the dialect and cannot be switched off
+    assumed: bool = False  # over HTTP: what a client speaks that does not say
+    primes: bool = False  # over HTTP: a stream begins with an event that only carries an id
     complete: bool = False  # no member is left out: an empty one stands for none
     null_id: bool = True  # an error about an unreadable message says `"id": null`
     progress_message: bool = False
@@ -105,7 +107,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     sender: Callable[[Any], ClientInfo] | None = None  # who a request says it is from; None: whoever shook hands
     welcome: Callable[[Welcome], Object]
     tool: Callable[[Tool], Object]
-    page: Callable[[Json, str | UnsetType, int], Object]  # (tools, cursor, time to live in ms)
+    page: Callable[[Json, str | UnsetType, int, str], Object]  # (tools, cursor, time to live in ms, for whom)
     result: Callable[[ToolResult, bool], Object]
     faults: Mapping[Kind, Fault]
     explain: Callable[[Refused], tuple[str, Json]]
@@ -142,4 +144,7 @@ FAULTS: Mapping[Kind, Fault] = {
     Kind.FORBIDDEN: Fault(403, 403),
     Kind.VERSION: Fault(-32602, 400),
     Kind.INTERNAL: Fault(-32603),
+    Kind.ENVELOPE: Fault(-32602, 400),
+    Kind.MISMATCH: Fault(-32020, 400),
+    Kind.NO_SESSION: Fault(-32600, 404),
 }

@@ -19,7 +19,7 @@ def tool(it: Tool) -> Object:
     return out
 
 
-def page(tools: Json, cursor: str | UnsetType, ttl_ms: int) -> Object:
+def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
     return {"tools": tools, "nextCursor": "" if cursor is UNSET else cursor}
 
 

@@ -16,7 +16,7 @@ _BLOCKS = BlockRules(annotations=frozenset(), drops=frozenset({"_meta"}), inner=
 _INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})
 
 
-def page(tools: Json, cursor: str | UnsetType, ttl_ms: int) -> Object:
+def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
     return {"tools": tools} if cursor is UNSET else {"tools": tools, "nextCursor": cursor}
 
 

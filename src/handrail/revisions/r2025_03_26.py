@@ -23,6 +23,7 @@ REVISION = replace(
     r2024_11_05.REVISION,
     name="2025-03-26",
     batches=True,
+    assumed=True,
     progress_message=True,
     tool=tool,
     result=partial(r2024_11_05.result, replace(BLOCKS, types=frozenset({"text", "image", "audio", "resource"}))),

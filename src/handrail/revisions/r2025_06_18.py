@@ -26,6 +26,7 @@ REVISION = replace(
     r2025_03_26.REVISION,
     name="2025-06-18",
     batches=False,
+    assumed=False,
     questions=r2025_03_26.REVISION.questions | {"elicitation/create"},
     welcome=partial(base.welcome, info=("name", "version", "title")),
     tool=partial(levels.tool, members=TOOL),

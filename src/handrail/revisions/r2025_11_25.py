@@ -12,6 +12,7 @@ from handrail.revisions import base, levels, r2025_06_18
 REVISION = replace(
     r2025_06_18.REVISION,
     name="2025-11-25",
+    primes=True,
     null_id=False,
     welcome=partial(base.welcome, info=base.Identity.__struct_encode_fields__),
     tool=partial(levels.tool, members=(*r2025_06_18.TOOL, "icons")),

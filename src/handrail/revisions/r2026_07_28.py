@@ -62,8 +62,8 @@ def welcome(it: Welcome) -> Object:
     return out
 
 
-def page(tools: Json, cursor: str | UnsetType, ttl_ms: int) -> Object:
-    out: Object = {"resultType": "complete", "tools": tools, "ttlMs": ttl_ms, "cacheScope": "public"}
+def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
+    out: Object = {"resultType": "complete", "tools": tools, "ttlMs": ttl_ms, "cacheScope": scope}
     if cursor is not UNSET:
         out["nextCursor"] = cursor
     return out
@@ -87,6 +87,7 @@ REVISION = replace(
     r2025_11_25.REVISION,
     name="2026-07-28",
     stateless=True,
+    primes=False,
     asks="retry",
     requests={
         "server/discover": Params,

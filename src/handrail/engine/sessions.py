@@ -1,0 +1,154 @@
+"""Sessions of handshake revisions over HTTP, without memory of them.
+
+A session id is sealed and holds what was agreed: any process that has the key can serve any request of the session.
+Only what must live lives here: calls in flight, open questions, and in the store the sessions that were ended, log
+levels, and the events of streams a client may come back for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import ClassVar
+from weakref import WeakValueDictionary
+
+from msgspec import UNSET, Struct
+
+from handrail.engine.core import Engine
+from handrail.jsonrpc import encode
+from handrail.model import ClientInfo, Json, Object, Principal
+from handrail.protocol.connection import Connection
+from handrail.revisions import REVISIONS
+from handrail.revisions.base import LEVELS
+from handrail.stores import Store
+
+SESSION_SECONDS = 24 * 3600
+EVENT_SECONDS = 300
+KEEP_EVENTS = 1_000
+TOPIC = "sessions"
+MAX_RECENT = 1_000
+END = b""  # the last record of a stream that is complete
+
+_PURPOSE, _PIPE = "session", "pipe"
+_ENDED = b"ended"
+# Of what a client declares, what a server may ever look at; the rest would only make the id longer.
+_CAPABILITIES = ("elicitation", "sampling", "roots")
+
+
+class Session(Struct, frozen=True):
+    """One session for as long as something of it is going on here."""
+
+    name: str  # random, and the same in every process
+    connection: Connection
+    expires: int = 0
+
+
+class Sessions:
+    """The sessions of one server."""
+
+    def __init__(self, engine: Engine, store: Store) -> None:
+        self.engine = engine
+        self.store = store
+        # Reading an id again for every request would cost a third of a call.
+        self._recent: dict[tuple[str, str], Session] = {}
+        self._live: WeakValueDictionary[str, Connection] = WeakValueDictionary()
+
+    def begin(self, connection: Connection, principal: Principal) -> str:
+        """The id of a session that has just shaken hands."""
+        assert connection.revision is not None
+        who = connection.client
+        declared = {name: _names(who.capabilities[name]) for name in _CAPABILITIES if name in who.capabilities}
+        payload = [secrets.token_urlsafe(12), connection.revision.name, who.name[:100], who.version[:100], declared]
+        expires = int(self.engine.clock()) + SESSION_SECONDS
+        return self.engine.seal.close(_PURPOSE, principal.id, payload, expires)
+
+    async def find(self, text: str, principal: Principal) -> Session | None:
+        """The session of an id; None if it is not ours, not this caller's, too old, or was ended."""
+        key = (text, principal.id)
+        session = self._recent.pop(key, None) or self._opened(text, principal)
+        if session is None or self.engine.clock() >= session.expires:
+            return None
+        noted = await self.store.get(_key(session.name))
+        if noted == _ENDED:
+            return None
+        if noted is not None:
+            session.connection.level = LEVELS.index(noted.decode())
+        self._recent[key] = session
+        if len(self._recent) > MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+        return session
+
+    def _opened(self, text: str, principal: Principal) -> Session | None:
+        found = self.engine.seal.read(_PURPOSE, principal.id, text)
+        if found is None:
+            return None
+        expires, (name, revision, client, version, declared) = found
+        connection = self._live.get(name)
+        if connection is None:
+            if revision not in self.engine.offer.handshake:
+                return None
+            connection = Connection(self.engine.offer, self.engine.hidden)
+            connection.revision = REVISIONS[revision]
+            connection.client = ClientInfo(client, version, UNSET, declared)
+            connection.ready = True
+            self._live[name] = connection
+        return Session(name, connection, expires)
+
+    def live(self, name: str) -> Connection | None:
+        return self._live.get(name)
+
+    async def pass_on(self, name: str, body: bytes | None) -> None:
+        """Let the process in which a session or pipe has something going on hear a message, or (None) of its end."""
+        await self.store.publish(TOPIC, encode([name, body]))
+
+    def begin_pipe(self, principal: Principal) -> str:
+        """The id of a pipe of the transport of 2024, which lives in one process and is known to all."""
+        expires = int(self.engine.clock()) + SESSION_SECONDS
+        return self.engine.seal.close(_PIPE, principal.id, secrets.token_urlsafe(12), expires)
+
+    def owns_pipe(self, text: str, principal: Principal) -> bool:
+        return self.engine.seal.open(_PIPE, principal.id, text, self.engine.clock()) is not None
+
+    async def end(self, session: Session) -> None:
+        await self.store.put(_key(session.name), _ENDED, ttl=SESSION_SECONDS)
+        await self.pass_on(session.name, None)
+
+    async def note_level(self, session: Session) -> None:
+        level: str = LEVELS[session.connection.level]
+        await self.store.put(_key(session.name), level.encode(), ttl=SESSION_SECONDS)
+
+
+class EventLog:
+    """The events of one stream, kept for a client that lost its connection."""
+
+    LISTENER: ClassVar = "l-"  # begins the name of a stream for what the server says unasked
+
+    def __init__(self, store: Store, session: Session, stream: str) -> None:
+        self.stream = stream
+        self._store = store
+        self._key = f"events:{session.name}:{self.stream}"
+
+    async def add(self, message: bytes) -> str:
+        """Keep a message; the id of its event."""
+        number = await self._store.append(self._key, message, keep=KEEP_EVENTS, ttl=EVENT_SECONDS)
+        return self.ident(number)
+
+    def ident(self, number: int) -> str:
+        return f"{self.stream}.{number}"
+
+    async def after(self, number: int) -> list[tuple[int, bytes]]:
+        return await self._store.read(self._key, after=number)
+
+
+def read_ident(text: str) -> tuple[str, int] | None:
+    """The stream and the number an event id stands for."""
+    stream, _, number = text.rpartition(".")
+    return (stream, int(number)) if stream and number.isascii() and number.isdigit() and len(number) < 10 else None
+
+
+def _key(name: str) -> str:
+    return f"session:{name}"
+
+
+def _names(value: Json) -> Object:
+    """The names an object has, two levels deep, without what they hold."""
+    return {str(name)[:40]: {} for name in list(value)[:10]} if type(value) is dict else {}

@@ -1,0 +1,212 @@
+"""The rules of the one HTTP endpoint, without I/O: who may come in, and what the headers must say.
+
+The body decides which revision a request is read by; headers are cross-checks, and the session comes second.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from handrail.errors import Kind, Refused
+from handrail.jsonrpc import Request
+from handrail.model import Json, Object
+from handrail.revisions.base import VERSION
+
+Headers = Mapping[bytes, bytes]
+
+SESSION = b"mcp-session-id"
+PROTOCOL = b"mcp-protocol-version"
+ORIGIN = b"origin"
+
+# What must not stand twice: two readers of one request could see two different ones.
+_SINGLE = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
+_ALLOWED = (b"authorization", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", PROTOCOL, SESSION)
+_HOST = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?"
+_PLACE = re.compile(_HOST)
+_ORIGIN = re.compile(r"(https?)://" + _HOST)
+_PORTS = {"http": "80", "https": "443"}
+_LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
+_SENTINEL = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
+_LEGAL = re.compile(r"[\t\x20-\x7e]*")
+_INTEGER = re.compile(r"-?[0-9]{1,16}(?:\.0+)?")
+_NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
+
+
+class Place(NamedTuple):
+    """A server as a web page names it. Compared whole, never by prefix."""
+
+    scheme: str
+    host: str
+    port: str
+
+
+def headers_of(pairs: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, str]:
+    """The headers by name, and the name of one that stands twice and must not."""
+    pairs = list(pairs)
+    headers = dict(pairs)
+    if len(headers) != len(pairs):
+        seen: set[bytes] = set()
+        for name, _ in pairs:
+            if name in seen and name in _SINGLE:
+                return headers, name.decode("latin-1")
+            if name in seen and name.startswith(b"mcp-"):
+                headers[name] = b"\0"  # equal to nothing
+            seen.add(name)
+    return headers, ""
+
+
+class Door:
+    """Who may come in: which names we answer to, and which web pages may talk to us (P-22).
+
+    Without a list of names only those of the local machine count, so that no other name can be made to point here. A
+    page may talk to us if it came from the very address it talks to, or is listed.
+    """
+
+    def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+        if isinstance(hosts, str) or isinstance(origins, str):
+            raise TypeError("hosts and origins are lists of texts")
+        hosts, origins = list(hosts), list(origins)
+        self.any_host = "*" in hosts
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(filter(None, map(_place, origins)))
+        for host in self._hosts - {"*"}:
+            if not _PLACE.fullmatch(host):
+                raise ValueError(f"hosts: {host!r} is not a name such as 'example.org', with or without a port")
+        for origin in origins:
+            if _place(origin) is None:
+                raise ValueError(f"origins: {origin!r} is not an address such as 'https://example.org'")
+
+    def refusal(self, scheme: str, headers: Headers) -> str:
+        """Why a request may not come in; empty if it may."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        found = _PLACE.fullmatch(host)
+        if found is None:
+            return "Host is missing, or not a host"
+        named = {"*", host, found[1]} & self._hosts
+        if not named and (self._hosts or not _LOOPBACK.fullmatch(found[1])):
+            return f"Host {host[:100]!r} is not a name of this server; list it under `hosts`"
+        if ORIGIN not in headers:
+            return ""
+        origin = _place(headers[ORIGIN].decode("latin-1"))
+        if origin is None or (origin != _place(f"{scheme}://{host}") and origin not in self._origins):
+            return "Origin is not allowed; list it under `origins`"
+        return ""
+
+
+def _place(text: str) -> Place | None:
+    found = _ORIGIN.fullmatch(text.lower())
+    return Place(found[1], found[2], found[3] or _PORTS[found[1]]) if found else None
+
+
+def preflight(headers: Headers) -> bytes:
+    """Which headers an allowed web page may send: ours, and arguments mirrored into headers."""
+    wanted = headers.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
+    return b", ".join([*_ALLOWED, *(name for name in wanted if name.startswith(b"mcp-param-"))])
+
+
+def bearer(headers: Headers) -> str:
+    """The token of a request; only the header counts, an address ends up in logs."""
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def challenge(parts: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """What a caller without a good token is told."""
+    text = ", ".join(f'{name}="{value}"' for name, value in parts.items())
+    return b"www-authenticate", f"Bearer {text}".strip().encode("latin-1", "replace")
+
+
+@lru_cache(1000)
+def accepts(header: bytes) -> tuple[bool, bool]:
+    """Whether JSON, and whether an event stream, may be answered; nothing said means both."""
+    wanted: dict[str, bool] = {}
+    for part in header.decode("latin-1").lower().split(","):
+        kind, *parameters = [each.strip() for each in part.split(";")]
+        if kind:
+            wanted[kind] = not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
+
+    def has(kind: str) -> bool:
+        return next(
+            (wanted[each] for each in (kind, kind.partition("/")[0] + "/*", "*/*") if each in wanted), not wanted
+        )
+
+    return has("application/json"), has("text/event-stream")
+
+
+@lru_cache(100)
+def is_json(header: bytes) -> bool:
+    """Whether a body says it is JSON: exactly that, for a web page may send other types without asking first."""
+    kind, _, parameters = header.decode("latin-1").lower().partition(";")
+    return kind.strip() == "application/json" and parameters.strip() in ("", "charset=utf-8", 'charset="utf-8"')
+
+
+def check_version(request: Request, headers: Headers) -> None:
+    """The version a stateless request names in its body must stand in its header too."""
+    named = request.params["_meta"][VERSION]
+    said = headers.get(PROTOCOL)
+    if said is None or _plain(said) != named:
+        raise _mismatch("MCP-Protocol-Version", said, f"params._meta[{VERSION!r}]", named)
+
+
+def check_mirrors(request: Request, headers: Headers) -> None:
+    """`Mcp-Method`, and `Mcp-Name` where a method has a name, say what the body says (P-05)."""
+    method = headers.get(b"mcp-method")
+    if method is None or _plain(method) != request.method:
+        raise _mismatch("Mcp-Method", method, "method", request.method)
+    member = _NAMED.get(request.method)
+    if member is None:
+        return
+    name = headers.get(b"mcp-name")
+    wanted = request.params.get(member)
+    if name is None or _decoded("Mcp-Name", name) != wanted:
+        raise _mismatch("Mcp-Name", name, f"params.{member}", wanted)
+
+
+def check_parameters(header_map: Mapping[str, tuple[str, ...]], arguments: Object, headers: Headers) -> None:
+    """The arguments a tool has mirrored into headers are the same in both."""
+    for suffix, path in header_map.items():
+        value: Json = arguments
+        for member in path:
+            value = value.get(member) if type(value) is dict else None
+        said = headers.get(b"mcp-param-" + suffix.lower().encode())
+        if value is None:
+            continue  # no header is expected, and none is looked at
+        if said is None or not _same(_decoded(f"Mcp-Param-{suffix}", said), value):
+            raise _mismatch(f"Mcp-Param-{suffix}", said, "/".join(("params.arguments", *path)), value)
+
+
+def _same(said: str, value: Json) -> bool:
+    if type(value) is bool:
+        return said == ("true" if value else "false")
+    if type(value) is int or type(value) is float:
+        return _INTEGER.fullmatch(said) is not None and bool(int(said.partition(".")[0]) == value)
+    return bool(said == value)
+
+
+def _plain(raw: bytes) -> str:
+    return raw.decode("latin-1").strip(" \t")
+
+
+def _decoded(name: str, raw: bytes) -> str:
+    text = _plain(raw)
+    found = _SENTINEL.fullmatch(text)
+    try:
+        if found:
+            return b64decode(found[1], validate=True).decode()
+    except ValueError:
+        raise Refused(Kind.MISMATCH, f"{name}: not base64 of UTF-8") from None
+    if not _LEGAL.fullmatch(text):
+        raise Refused(Kind.MISMATCH, f"{name}: characters outside of ASCII; send them as =?base64?…?=")
+    return text
+
+
+def _mismatch(name: str, said: bytes | None, member: str, value: Json) -> Refused:
+    if said is None:
+        return Refused(Kind.MISMATCH, f"The header {name} is missing; it must repeat {member}")
+    return Refused(
+        Kind.MISMATCH, f"{name} {said.decode('latin-1')[:100]!r} does not match {member} {str(value)[:100]!r}"
+    )

@@ -1,0 +1,197 @@
+"""The HTTP endpoint: one URL for every revision, as a plain ASGI application.
+
+The body of a request decides who is speaking: it names a stateless revision, or shakes hands, or belongs to a session.
+A request is answered as JSON when its answer is all there is to say, and with events as soon as there is more:
+progress, a question, or two quiet seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import TypedDict, Unpack
+
+from msgspec.json import decode as parse
+
+from handrail.engine.core import Engine
+from handrail.engine.dispatch import Conversation
+from handrail.engine.sessions import TOPIC, Sessions
+from handrail.guards.identity import Verifier
+from handrail.jsonrpc import encode
+from handrail.model import Principal
+from handrail.protocol import http
+from handrail.protocol.connection import Connection
+from handrail.protocol.http import Door
+from handrail.stores import Store
+from handrail.transports.exchange import Exchange, Post
+from handrail.transports.listening import Delete, Get
+from handrail.transports.response import JSON, Fields, Receive, Response, Scope, Send, Stream
+
+log = logging.getLogger("handrail")
+
+ANONYMOUS = Principal("anonymous")
+LAST_SECONDS = 0.5
+
+_PREFLIGHT: Fields = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-max-age", b"600"),
+]
+_WELL_KNOWN = "/.well-known/oauth-protected-resource"
+_KINDS: dict[str, type[Exchange]] = {"GET": Get, "POST": Post, "DELETE": Delete}
+
+
+class EndpointOptions(TypedDict, total=False):
+    """How a server is reached over HTTP."""
+
+    path: str  # "/mcp"
+    hosts: Iterable[str]  # the names it answers to; unset: those of the local machine; "*": any
+    origins: Iterable[str]  # web pages that may talk to it, beside those of its own address
+    auth: Verifier  # who is calling; unset: anybody who comes through the door
+    legacy_stateless: bool  # serve clients of handshake revisions that have no session
+
+
+class Endpoint:
+    """The ASGI application of one server. All it keeps is about requests that are going on."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store | Callable[[], Store],
+        **options: Unpack[EndpointOptions],
+    ) -> None:
+        self.engine = engine
+        self.path = options.get("path", "/mcp").rstrip("/")
+        self.door = Door(options.get("hosts", ()), options.get("origins", ()))
+        if self.door.any_host:
+            log.warning("http: any Host is answered: web pages can reach this server through names of their own")
+        self.sessions: Sessions
+        self.legacy_stateless = options.get("legacy_stateless", False)
+        self.pipes: dict[str, Conversation] = {}  # of the transport of 2024, by the id in their address
+        self.open: set[Exchange] = set()  # requests that were not answered at once
+        self.tasks: set[asyncio.Task[None]] = set()  # of those, what outlives its request
+        self.calls: Counter[str] = Counter()  # of those, by principal
+        self.auth = options.get("auth")
+        self._store = store
+        self._stack: AsyncExitStack | None = None
+        self._beginning = asyncio.Lock()
+        self._stopping = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] != "http":
+            raise ValueError(f"this application speaks HTTP, not {scope['type']}")
+        else:
+            if self._stack is None:
+                await self.begin()
+            await self._exchange(scope, receive, send)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, twice = http.headers_of(scope["headers"])
+        scheme, root, method = scope.get("scheme", "http"), scope.get("root_path", ""), scope["method"]
+        refusal = self.door.refusal(scheme, headers)
+        path = scope["path"].removeprefix(root).rstrip("/")
+        here = f"{scheme}://{headers.get(b'host', b'').decode('latin-1')}{root}"
+        # Whoever is refused here is not told what it may read.
+        response = Response(send, receive, {} if refusal or twice else headers, self.engine.limits)
+        if refusal:
+            await response.text(403, refusal)
+        elif twice:
+            await response.text(400, f"The header {twice} stands twice")
+        elif path in ("/healthz", "/readyz"):
+            ready = path == "/healthz" or not self._stopping
+            await response.text(200 if ready else 503, "ok" if ready else "stopping")
+        elif path == _WELL_KNOWN + self.path and self.auth is not None and self.auth.metadata is not None:
+            await response.whole(200, JSON, encode({"resource": here + self.path, **self.auth.metadata}))
+        elif path not in (self.path, "/sse") and not (root and not path):
+            await response.text(404, "Not found")
+        elif method == "OPTIONS":
+            await response.whole(204, [*_PREFLIGHT, (b"access-control-allow-headers", http.preflight(headers))], b"")
+        elif self._stopping:
+            await response.text(503, "The server is stopping", [(b"retry-after", b"1")])
+        elif method not in (_KINDS if self.engine.offer.handshake else ("POST",)):
+            allowed = ", ".join(_KINDS) if self.engine.offer.handshake else "POST"
+            await response.text(405, "Method not allowed", [(b"allow", allowed.encode())])
+        else:
+            token = http.bearer(headers)
+            principal = ANONYMOUS if self.auth is None else await self.auth.verify(token) if token else None
+            challenge = {"error": "invalid_token"} if token else {}
+            if self.auth is not None and self.auth.metadata is not None:
+                challenge["resource_metadata"] = f"{here}{_WELL_KNOWN}{self.path}"
+            if principal is None:
+                await response.text(401, "A valid token is needed", [http.challenge(challenge)])
+            else:
+                await _KINDS[method](self, scope, receive, response, principal, challenge).run()
+
+    async def begin(self) -> None:
+        """Enter the server's lifespan: by the lifespan of the application around us, or at the first request."""
+        async with self._beginning:
+            if self._stack is not None:
+                return
+            async with AsyncExitStack() as stack:
+                store = self._store
+                if callable(store):  # opened here, in the process and the loop that will use it
+                    store = store()
+                    stack.push_async_callback(store.close)
+                if self.auth is not None:
+                    stack.push_async_callback(self.auth.close)
+                if not self.engine.owner.is_serving:  # else whoever serves it decides when that ends
+                    await stack.enter_async_context(self.engine.owner.serving())
+                self.sessions = Sessions(self.engine, store)
+                listener = asyncio.create_task(self._hear())
+                stack.callback(listener.cancel)
+                self._stack = stack.pop_all()
+
+    async def stop(self) -> None:
+        """Tell every stream that no more will come, let calls end, and leave the lifespan."""
+        self._stopping = True
+        conversations = [exchange.conversation for exchange in self.open]
+        for conversation in conversations:
+            conversation.end_subscriptions()
+        calls = [call.task for each in conversations for call in each.connection.in_flight.values()]
+        if calls:
+            await asyncio.wait(calls, timeout=self.engine.limits.grace_seconds)
+        for exchange in list(self.open):
+            exchange.conversation.drop()
+            exchange.response.stream.finish(None)
+        if self.open:  # what they have to say last
+            await asyncio.wait({each.task for each in self.open}, timeout=LAST_SECONDS)
+        if self._stack is not None:
+            stack, self._stack = self._stack, AsyncExitStack()
+            await stack.aclose()
+
+    def end_session(self, connection: Connection) -> None:
+        """Give up what is going on in a session that was ended."""
+        for exchange in [each for each in self.open if each.conversation.connection is connection]:
+            exchange.conversation.drop()
+            exchange.response.stream.finish(None)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.begin()
+        except Exception as problem:
+            log.exception("the server's lifespan failed")
+            await send({"type": "lifespan.startup.failed", "message": str(problem)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _hear(self) -> None:
+        """Messages that reached another process than the one in which somebody waits for them."""
+        async with self.sessions.store.subscribe(TOPIC) as messages:
+            async for message in messages:
+                name, body = parse(message, type=tuple[str, bytes | None])
+                conversation = self.pipes.get(name)
+                connection = self.sessions.live(name)
+                if conversation is None and connection is not None:
+                    conversation = Conversation(self.engine, Stream(self.engine.limits), ANONYMOUS, connection)
+                if conversation is not None and body is not None:
+                    conversation.say(conversation.receive(body) or None)
+                elif connection is not None:
+                    self.end_session(connection)

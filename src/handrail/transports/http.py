@@ -1,0 +1,65 @@
+"""A server on an address of its own: the endpoint behind the listener, in one process or several."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from handrail.engine.core import Engine
+from handrail.stores import Store
+from handrail.stores.memory import MemoryStore
+from handrail.transports.asgi import Endpoint, EndpointOptions
+from handrail.transports.listen import HttpLimits, run_http
+
+
+class HttpOptions(EndpointOptions, total=False):
+    """How a server listens."""
+
+    store: str | Path  # a file for what must be shared and outlive a process; unset: in memory, or a temporary one
+    workers: int  # processes on one port (1)
+    certificate: str
+    key: str
+    http_limits: HttpLimits
+    ready: Callable[[str], None]  # told the URL when it listens; unset: it is printed to standard error
+
+
+def run_endpoint(engine: Engine, address: str, options: HttpOptions) -> None:
+    """Serve until a signal comes."""
+    for option in options:
+        if option not in HttpOptions.__annotations__:
+            raise TypeError(f"run: unknown option {option!r}")
+    reached = {name: value for name, value in options.items() if name in EndpointOptions.__annotations__}
+    store, workers = options.get("store"), options.get("workers", 1)
+    ready = options.get("ready", _print)
+    with ExitStack() as stack:
+        if store is None and workers > 1:  # they must know of each other's sessions
+            store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
+        endpoint = Endpoint(engine, _opener(store), **cast(EndpointOptions, reached))
+        run_http(
+            endpoint,
+            address,
+            stop=endpoint.stop,
+            limits=options.get("http_limits", HttpLimits()),
+            grace=engine.limits.grace_seconds,
+            workers=workers,
+            certificate=options.get("certificate"),
+            key=options.get("key"),
+            ready=lambda url: ready(url + endpoint.path),
+        )
+
+
+def _opener(path: str | Path | None) -> Callable[[], Store]:
+    if path is None:
+        return MemoryStore
+    from handrail.stores.sqlite import SqliteStore
+
+    return partial(SqliteStore, path, durable=False)
+
+
+def _print(url: str) -> None:
+    print(f"Serving {url}", file=sys.stderr, flush=True)
