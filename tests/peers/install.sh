@@ -38,38 +38,41 @@ python_peer() {
     fi
 }
 
-# The inspector needs Node 22.19 or newer; the registry has the binary itself, for Linux on x64.
+# Inspector and conformance suite need Node 22.19 or newer; the registry has the binary itself, for Linux on x64. A second copy of it
+# (the TypeScript client brings one too) is the price of peers that do not depend on each other.
 # Not `npm ci`: the lock leaves out the optional packages of other platforms, which `ci` takes for a mistake.
-inspector_peer() {
-    wanted=tests/peers/inspector/package-lock.json
-    folder=.peers/inspector
+node_peer() {
+    wanted=tests/peers/$1/package-lock.json
+    folder=.peers/$1
     if ready "$wanted" "$folder"; then return; fi
     if ! command -v npm >/dev/null 2>&1; then
-        echo "npm is not installed" | tee ".peers/inspector.log" | sed 's/^/peers: no inspector: /'
+        echo "npm is not installed" | tee ".peers/$1.log" | sed "s/^/peers: no $1: /"
         return
     fi
     if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
-        echo "only set up for Linux on x64" | tee ".peers/inspector.log" | sed 's/^/peers: no inspector: /'
+        echo "only set up for Linux on x64" | tee ".peers/$1.log" | sed "s/^/peers: no $1: /"
         return
     fi
     rm -rf "$folder"
     if {
         mkdir -p "$folder" &&
-        cp tests/peers/inspector/package.json "$wanted" "$folder/" &&
+        cp "tests/peers/$1/package.json" "$wanted" "$folder/" &&
         (cd "$folder" && limited npm install --ignore-scripts --no-audit --no-fund --loglevel=error) &&
         cp "$wanted" "$folder/.ready"
-    } >".peers/inspector.log" 2>&1; then
-        rm -f ".peers/inspector.log"
-        echo "peers: inspector installed"
+    } >".peers/$1.log" 2>&1; then
+        rm -f ".peers/$1.log"
+        echo "peers: $1 installed"
     else
         rm -rf "$folder"
-        echo "peers: inspector could not be installed: $(tail -n 1 ".peers/inspector.log")"
+        echo "peers: $1 could not be installed: $(tail -n 1 ".peers/$1.log")"
     fi
 }
 
 python_peer mcp2 &
 python_peer mcp1 &
 python_peer fastmcp &
-inspector_peer &
+node_peer inspector &
+node_peer typescript &
+node_peer conformance &
 wait
 exit 0

@@ -1,6 +1,6 @@
-"""The `fastmcp` client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
+"""The `fastmcp` client against a server: plays the plan in argv[1], prints what came as one JSON object.
 
-Run by that peer's own interpreter, see tests/test_interop.py and mcp1_client.py. `mode` is as for mcp2_client.py.
+Run by that peer's own interpreter, see mcp1_client.py. `mode` is as for mcp2_client.py.
 """
 
 import asyncio
@@ -9,13 +9,19 @@ import sys
 
 from fastmcp import Client
 from fastmcp.client.elicitation import ElicitResult
-from fastmcp.client.transports import StdioTransport
+from fastmcp.client.transports import SSETransport, StdioTransport, StreamableHttpTransport
 from mcp import MCPError
 from pydantic_core import to_jsonable_python
 
 
 def plain(model):
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def transport(plan):
+    if "url" not in plan:
+        return StdioTransport(plan["command"], plan["args"], keep_alive=False)
+    return (SSETransport if plan["transport"] == "sse" else StreamableHttpTransport)(plan["url"])
 
 
 async def play(plan):
@@ -39,8 +45,7 @@ async def play(plan):
         elif getattr(message, "method", None) == "notifications/tools/list_changed":
             changed.set()
 
-    transport = StdioTransport(plan["command"], plan["args"], keep_alive=False)
-    async with Client(transport, mode=plan["mode"], elicitation_handler=answer, message_handler=other) as client:
+    async with Client(transport(plan), mode=plan["mode"], elicitation_handler=answer, message_handler=other) as client:
         tools = await client.list_tools()
         for each in plan["steps"]:
             step = {"asked": [], "progress": [], "answer": each.get("answer")}

@@ -1,8 +1,9 @@
-"""The `mcp` 1.x client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
+"""The `mcp` 1.x client against a server: plays the plan in argv[1], prints what came as one JSON object.
 
-Run by that peer's own interpreter, see tests/test_interop.py. A plan is `{"mode", "command", "args", "steps"}`; a step
-is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool asks. With `"change"`, a call
-that changes the list, the names listed after the notice of it are printed too.
+Run by that peer's own interpreter, see tests/test_interop.py and tests/test_interop_http.py. A plan is `{"mode",
+"command", "args", "steps"}`, or has `"url"` for the command: of Streamable HTTP, or of the HTTP+SSE of 2024 if
+`"transport"` is `sse`. A step is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool
+asks. With `"change"`, a call that changes the list, the names listed after the notice of it are printed too.
 """
 
 import asyncio
@@ -11,11 +12,19 @@ import sys
 
 import mcp.types
 from mcp import ClientSession, McpError, StdioServerParameters
+from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
 
 
 def plain(model):
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def connect(plan):
+    if "url" not in plan:
+        return stdio_client(StdioServerParameters(command=plan["command"], args=plan["args"]))
+    return (sse_client if plan["transport"] == "sse" else streamable_http_client)(plan["url"])
 
 
 async def play(plan):
@@ -36,9 +45,8 @@ async def play(plan):
         elif getattr(getattr(message, "root", None), "method", None) == "notifications/tools/list_changed":
             changed.set()
 
-    server = StdioServerParameters(command=plan["command"], args=plan["args"])
     async with (
-        stdio_client(server) as (reading, writing),
+        connect(plan) as (reading, writing, *_),
         ClientSession(reading, writing, elicitation_callback=answer, message_handler=other) as session,
     ):
         welcome = await session.initialize()

@@ -1,7 +1,7 @@
-"""The `mcp` 2.x client against a server over stdio: plays the plan in argv[1], prints what came as one JSON object.
+"""The `mcp` 2.x client against a server: plays the plan in argv[1], prints what came as one JSON object.
 
-Run by that peer's own interpreter, see tests/test_interop.py and mcp1_client.py. `mode` is `legacy` (shake hands),
-`auto` (find out) or a revision without a handshake.
+Run by that peer's own interpreter, see mcp1_client.py. `mode` is `legacy` (shake hands), `auto` (find out) or a
+revision without a handshake.
 """
 
 import asyncio
@@ -10,10 +10,17 @@ import sys
 
 import mcp_types
 from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.sse import sse_client
 
 
 def plain(model):
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def place(plan):
+    if "url" not in plan:
+        return StdioServerParameters(command=plan["command"], args=plan["args"])
+    return sse_client(plan["url"]) if plan["transport"] == "sse" else plan["url"]
 
 
 async def change(client, step, changed):
@@ -44,8 +51,7 @@ async def play(plan):
         elif getattr(message, "method", None) == "notifications/tools/list_changed":
             changed.set()
 
-    server = StdioServerParameters(command=plan["command"], args=plan["args"])
-    async with Client(server, mode=plan["mode"], elicitation_callback=answer, message_handler=other) as client:
+    async with Client(place(plan), mode=plan["mode"], elicitation_callback=answer, message_handler=other) as client:
         tools = await client.list_tools()
         for each in plan["steps"]:
             step = {"asked": [], "progress": [], "answer": each.get("answer")}
