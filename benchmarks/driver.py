@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["Answer", "Round", "Session", "environment"]
+__all__ = ["Answer", "Cores", "Round", "Session", "environment"]
 
 REVISION = "2025-11-25"
 READ_BYTES = 1 << 16  # What a pipe holds. Much more, and the allocator maps and unmaps memory for every read.
@@ -21,6 +21,7 @@ KEPT_BYTES = 1 << 24  # Answers beyond this are counted but not looked into.
 HANG_S = 60
 
 Answer = dict[str, Any]
+Cores = Literal["any", "one", "two"]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -105,6 +106,27 @@ class Session:
     def resident_mb(self) -> float:
         with open(f"/proc/{self._process.pid}/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:")) / 1024
+
+    @contextmanager
+    def placed(self, cores: Cores) -> Iterator[None]:
+        """Driver and server on cores of their own, on one, or wherever the system puts them."""
+        mine = os.sched_getaffinity(0)
+        first, *others = sorted(mine)
+        if cores == "any" or (cores == "two" and not others):
+            yield
+            return
+        theirs = {others[0]} if cores == "two" else {first}
+        try:
+            os.sched_setaffinity(0, {first})
+            self._pin(theirs)
+            yield
+        finally:
+            os.sched_setaffinity(0, mine)
+            self._pin(mine)
+
+    def _pin(self, cores: set[int]) -> None:
+        for thread in os.listdir(f"/proc/{self._process.pid}/task"):
+            os.sched_setaffinity(int(thread), cores)
 
     def request(self, method: str, params: dict[str, Any]) -> Answer:
         """One request of any method, answered."""

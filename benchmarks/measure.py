@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.driver import Answer, Round, Session, environment
+from benchmarks.driver import Answer, Cores, Round, Session, environment
 from benchmarks.report import CPU, LATENCY, TWINS, Results, Row, bars, table
 
 HERE = Path(__file__).resolve().parent
@@ -46,6 +46,7 @@ class Scenario(msgspec.Struct, frozen=True):
     is_right: Callable[[int, Answer], bool]
     tools: Sequence[int]
     window: int = 1
+    cores: Cores = "any"
     least_calls: int = 100
 
 
@@ -68,6 +69,11 @@ def text_of(answer: Answer) -> str:
 
 
 SMALL, LARGE = (2, 1000), (4,)
+MANNERS: Sequence[tuple[str, int, Cores]] = (
+    ("64 in flight", 64, "any"),
+    ("sequential", 1, "two"),
+    ("sequential on one core", 1, "one"),
+)
 SCENARIOS = [
     Scenario(
         name=f"{tool}, {manner}",
@@ -76,9 +82,10 @@ SCENARIOS = [
         is_right=is_right,
         tools=SMALL,
         window=window,
+        cores=cores,
         least_calls=3 * window if window > 1 else 100,
     )
-    for manner, window in (("64 in flight", 64), ("sequential", 1))
+    for manner, window, cores in MANNERS
     for tool, arguments, is_right in (
         ("echo", lambda id: {"text": f"hello {id}"}, lambda id, answer: text_of(answer) == f"hello {id}"),
         ("add", lambda id: {"a": id, "b": 0.5}, lambda id, answer: answer["structuredContent"] == {"sum": id + 0.5}),
@@ -224,10 +231,11 @@ def takes_part(name: str, turn: int) -> bool:
 
 
 def run(session: Session, scenario: Scenario, calls: int) -> Round:
-    if scenario.window == 1:
-        taken, answers = session.sequential(scenario.tool, scenario.arguments, calls)
-    else:
-        taken, answers = session.in_flight(scenario.tool, scenario.arguments, calls, scenario.window)
+    with session.placed(scenario.cores):
+        if scenario.window == 1:
+            taken, answers = session.sequential(scenario.tool, scenario.arguments, calls)
+        else:
+            taken, answers = session.in_flight(scenario.tool, scenario.arguments, calls, scenario.window)
     assert answers and len({answer["id"] for answer in answers}) == len(answers), "an answer came twice"
     for answer in answers:
         result = answer.get("result", {"isError": True})

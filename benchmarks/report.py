@@ -99,6 +99,8 @@ def bars(results: Results) -> Iterator[Bar]:
         yield _at_most(results, cpu, "handrail", "bare", 3.5)
         yield _at_least(results, cpu, "mcp", "handrail", 60)
         yield _at_most(results, p50, "handrail", "bare", 1.4)
+        close = Row(f"{tool}, sequential on one core: p50", "µs", LATENCY)
+        yield _at_most(results, close, "handrail", "bare", 1.4)
         yield _flat(results, cpu, 1.15)
     for way in ("in", "out", "in and out"):
         yield _at_most(results, Row(f"1 MiB {way}: CPU", "µs", CPU, 4), "handrail", "bare", 1.5)
