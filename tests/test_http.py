@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from handrail import Limits
 from handrail.stores.memory import MemoryStore
+from handrail.transports.listen import serve_http
 from requirements import requirement
 from servers_http import (
     OPEN,
@@ -1652,3 +1653,28 @@ async def test_two_hundred_calls_with_the_same_ids_each_get_their_own_answer(des
     assert len(answers) == 200
     for mark, answer in zip(every, answers, strict=True):
         assert f'"{mark}"' in answer
+
+
+@requirement("SRV-202")
+@of(*ALL)
+async def test_an_address_without_a_host_is_for_this_machine_alone(desk: Desk, revision: str, ran: Ran) -> None:
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ending = asyncio.Event()
+    endpoint = desk.server.asgi()
+    serving = asyncio.create_task(
+        serve_http(endpoint, ":0", stop=endpoint.stop, ready=address.set_result, ending=ending)
+    )
+    async with asyncio.timeout(10):
+        url = await address
+        client = await Client(f"{url}/mcp", revision).open()
+        ran(revision, "http")
+        status, answer = await client.ask(client.message(1, "tools/list"))
+        assert (status, "result" in answer) == (200, True)
+        port = int(url.rpartition(":")[2])
+        # 127.0.0.2 is another address of this machine: whoever listens on all of them answers there too.
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.2", port)
+        for reply in OPEN:
+            reply.close()
+        ending.set()
+        await serving
