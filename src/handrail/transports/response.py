@@ -151,11 +151,12 @@ class Response:
         stream, loop = self.stream, asyncio.get_running_loop()
         end: float | None = None
         while True:
-            last = [stream.answer] if stream.ended and stream.answer is not None else []
+            ended = stream.ended  # what comes while this is written is for the next turn
+            last = [stream.answer] if ended and stream.answer is not None else []
             for message in stream.take() + last:
                 ident = "" if log is None else await log.add(message)
                 await self.write(sse.event(message, ident=ident, name=name))
-            if stream.ended:
+            if ended:
                 break
             if stream.paused and log is not None and not stream.gone:
                 await self.write(b"", more=False)
