@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from faults import gone, rounds, until
+from handrail.transports.cycle import Cycle
 from handrail.transports.listen import Address, HttpLimits, serve_http
 from requirements import requirement
 from servers_listen import App
@@ -219,7 +219,7 @@ async def test_few_pipelined_requests_are_in_memory_at_a_time() -> None:
         sending = asyncio.create_task(wire.send(get("echo") * 500_000))
         done, _ = await asyncio.wait((sending,), timeout=0.5)
         assert not done
-        assert sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects()) < 1000
+        assert sum(isinstance(each, Cycle) for each in gc.get_objects()) < 1000
         wire.writer.transport.abort()
         await sending
 
@@ -934,10 +934,9 @@ def test_limits_are_more_than_nothing(name: str) -> None:
     [
         ("sys.modules['uvicorn'] = None", "pip install 'handrail[http]'"),
         ("sys.modules['httptools'] = None", "pip install 'handrail[http]'"),
-        ("import uvicorn.server as s; s.ServerState.__init__ = lambda self: None", "no ServerState.connections"),
     ],
 )
-def test_a_missing_or_too_new_uvicorn_is_said_in_one_sentence(before: str, told: str) -> None:
+def test_a_missing_package_is_said_in_one_sentence(before: str, told: str) -> None:
     code = f"import sys; {before}; from handrail.transports.listen import run_http; run_http(None, ':0', stop=None)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 1

@@ -36,7 +36,7 @@ class Acceptor:
         )
         self._config.load()
         self._lifespan = self._config.lifespan_class(self._config)
-        self._state = State(limits)
+        self._limits = limits
         self._tls: dict[str, Any] = {}
         if tls is not None:
             self._tls = {"ssl": tls, "ssl_handshake_timeout": limits.header_seconds}
@@ -45,9 +45,10 @@ class Acceptor:
         await self._lifespan.startup()
         if self._lifespan.should_exit:
             raise RuntimeError("the application did not start; the log says why")
+        self._state = State(self._limits)
         # Not create_unix_server: that removes the path when it ends, which other workers still listen on.
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Guarded(self._config, self._state, self._lifespan.state),
+            lambda: Guarded(self._config.loaded_app, self._state, self._lifespan.state),
             sock=listening,
             backlog=_BACKLOG,
             **self._tls,
@@ -86,5 +87,5 @@ class Acceptor:
 
     async def _keep_date(self) -> None:
         while True:
-            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            self._state.date = f"date: {formatdate(usegmt=True)}".encode()
             await asyncio.sleep(1.0)

@@ -1,71 +1,41 @@
-"""A connection of uvicorn's behind limits: what a peer may send, in what time, and how long it may leave us unread.
+"""One HTTP/1.1 connection behind limits: what a peer may send, in what time, and how long it may leave us unread.
 
-By itself uvicorn takes headers without end, waits for ever, and passes on requests that two servers may read
-differently. A request here has a phase, and each phase has its time:
+In place of uvicorn's own protocol, which takes headers without end, waits for ever, and passes on requests that two
+servers may read differently. The parser is the same. A request is in one phase, and each phase has its time:
 
     IDLE ──first byte──► HEAD ──empty line──► BODY ──its end──► IDLE        OVER: refused, only waits to be closed
 
-While an earlier request is being answered, the peer waits for us, so no clock runs and nothing more is parsed.
+While a request is being answered, the peer waits for us, so no clock runs and nothing behind it is parsed. An
+application that answers at once does so before the next turn of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from collections import deque
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import httptools
-import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+from handrail.engine.eager import Start, starter
+from handrail.transports.cycle import Cycle, status_line
 
+if TYPE_CHECKING:
     from handrail.transports.listen import HttpLimits
 
 log = logging.getLogger("handrail")
 
 _PIECE = 16 * 1024  # parsed at a time: bounds how many pipelined requests one read can put into the queue
-_HOLD_BYTES = 64 * 1024  # of requests behind the one being answered
+_HOLD_BYTES = 64 * 1024  # of a body, or of requests behind the one being answered; then the peer is not read from
 _LINGER_SECONDS = 1.0  # to read on after a refusal: closed with bytes unread, TCP takes the answer back
 _LINGERERS = 256  # connections over the limit that are told so; beyond, they are just closed
 
 _IDLE, _HEAD, _BODY, _OVER = range(4)
-
-_USED = {  # of uvicorn, beside what it documents
-    HttpToolsProtocol: (
-        "connections cycle flow headers logger loop access_log parser pipeline scope server_state tasks transport url "
-        "connection_made connection_lost data_received pause_writing resume_writing shutdown on_url on_header on_body "
-        "on_message_begin on_headers_complete on_message_complete on_response_complete _start_asgi_task "
-        "_unset_keepalive_if_required"
-    ),
-    RequestResponseCycle: "disconnected keep_alive message_event response_complete response_started "
-    "waiting_for_100_continue",
-    FlowControl: "read_paused pause_reading resume_reading",
-    ServerState: "connections tasks default_headers",
-}
-
-
-def _missing(used: dict[type, str]) -> list[str]:
-    """What is used of classes, and neither an attribute of theirs nor named in their code."""
-    missing = []
-    for owner, names in used.items():
-        codes = (each.__code__ for each in vars(owner).values() if inspect.isfunction(each))
-        known = {*dir(owner), *(name for code in codes for name in code.co_names)}
-        missing += [f"{owner.__name__}.{name}" for name in names.split() if name not in known]
-    return missing
-
-
-if _missing(_USED):
-    raise ImportError(
-        f"uvicorn {uvicorn.__version__} is not one handrail knows (no {', '.join(_missing(_USED))}): "
-        "install one it was tested with, pip install 'uvicorn==0.54.*'"
-    )
 
 
 class _Refused(Exception):
@@ -78,6 +48,8 @@ class State(ServerState):
     def __init__(self, limits: HttpLimits) -> None:
         super().__init__()
         self.limits = limits
+        self.start: Start = starter(asyncio.get_running_loop())
+        self.date = b"date: "  # the line of every answer
         self.ending = False
         self._fewer = asyncio.Event()
 
@@ -95,23 +67,33 @@ class State(ServerState):
             await self._fewer.wait()
 
 
-class Guarded(HttpToolsProtocol):
+class Guarded(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, config: uvicorn.Config, state: State, app_state: dict[str, Any]) -> None:
-        super().__init__(config, state, app_state, asyncio.get_running_loop())
-        self.logger = log
-        self.access_log = False
-        self._state = state
+    transport: asyncio.Transport
+
+    def __init__(self, app: Any, state: State, app_state: dict[str, Any]) -> None:
+        self.state = state
+        self.loop = asyncio.get_running_loop()
+        self.write_paused = False
+        self.cycle: Cycle | None = None  # being answered, or the last one that was
+        self._app = app
+        self._app_state = app_state
         self._limits = limits = state.limits
         self._seconds = (limits.idle_seconds, limits.header_seconds, limits.body_seconds, _LINGER_SECONDS)
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: deque[Cycle] = deque()  # read, and behind the one being answered
+        self._reading: Cycle | None = None  # whose body comes in
         self._phase = _IDLE
-        self._fields = 0  # of the request being read, trailers included
-        self._field_bytes = 0
-        self._overhead = 0  # bytes since something was made of them: fields and chunk lines that do not end
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._fields = 0
+        self._unspent = 0  # bytes since something was made of them: fields and chunk lines that do not end
         self._held = bytearray()  # came while an earlier request is being answered
-        self._running: RequestResponseCycle | None = None  # `cycle` is the last one read, perhaps still in the queue
+        self._starting = self._read_paused = False
+        self._drained: asyncio.Event | None = None
         self._refusal: tuple[int, str] | None = None
+        self._is_new_phase = False
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -120,31 +102,40 @@ class Guarded(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        before = len(self.connections)
-        super().connection_made(cast(asyncio.Transport, transport))
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._ends = _ends_of(transport)
+        before = len(self.state.connections)
+        self.state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols
         if before >= self._limits.max_connections + _LINGERERS:
-            self.transport.abort()
+            transport.abort()
         elif before >= self._limits.max_connections:
             self._refuse(503, "There are too many connections")
-        elif self._state.ending:
+        elif self.state.ending:
             self._refuse(503, "The server is about to end")
         else:
             self._deadline = self.loop.time() + self._limits.header_seconds
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.state.connections.discard(self)
         for timer in (self._timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
-        self._disconnect(self._running)
-        super().connection_lost(exc)
-        self._state.one_less()
+        if self.cycle is not None:
+            self.cycle.let_go()
+        self._queue.clear()
+        self.write_paused = False
+        if self._drained is not None:
+            self._drained.set()
+        self.state.one_less()
 
-    def _disconnect(self, cycle: RequestResponseCycle | None) -> None:
-        """From now on the application is told that the peer is gone, and what it sends goes nowhere."""
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+    def shutdown(self) -> None:
+        """The server is about to end: so does this, after what is being answered."""
+        if self._is_busy() and self.cycle is not None:
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
 
     # What comes in
 
@@ -160,131 +151,187 @@ class Guarded(HttpToolsProtocol):
         if len(data) > _PIECE:
             data = memoryview(data)
         while data:
-            if self._held_up():
-                return self._hold(data)
+            if self._is_busy():
+                self._hold(data)
+                break
             piece, data = data[:_PIECE], data[_PIECE:]
-            self._overhead += len(piece)
+            self._unspent += len(piece)
             try:
-                self.parser.feed_data(piece)
+                self._parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._head_without_upgrade() + bytes(piece[upgrade.args[0] :]) + bytes(data)
             except httptools.HttpParserError as problem:
                 cause = problem.__context__
                 refusal = cause.args if isinstance(cause, _Refused) else (400, "This is not a valid HTTP request")
                 return self._refuse(*refusal)
-            if self._overhead > self._limits.max_header_bytes and self._phase != _IDLE:
+            if self._unspent > self._limits.max_header_bytes and self._phase != _IDLE:
                 return self._refuse(431, "The headers are too long")
-        return self._arm()
+            if self._fields + len(self._headers) > self._limits.max_headers:
+                return self._refuse(431, "There are too many headers")
+            if self._queue:
+                self._start_next()
+        return self._set_clock()
 
-    def _held_up(self) -> bool:
+    def _is_busy(self) -> bool:
         """Whether an earlier request than the one being read is still unanswered."""
-        if self.pipeline:
-            return True
-        running = self._running
-        if running is None or running.response_complete:
-            return False
-        return self._phase != _BODY or running is not self.cycle
+        cycle = self.cycle
+        if cycle is None or cycle.complete:
+            return bool(self._queue)
+        return self._phase != _BODY or cycle is not self._reading
 
     def _hold(self, data: bytes | memoryview) -> None:
         self._held += data
         if len(self._held) > _HOLD_BYTES:
-            self.flow.pause_reading()  # and no earlier: a connection that is not read from does not show that it ended
+            self._pause_reading()  # and no earlier: a connection that is not read from does not show that it ended
 
-    def _feed_held(self) -> None:
-        held, self._held = bytes(self._held), bytearray()
-        if self._refusal is None and not self.transport.is_closing():
-            self._feed(held)
+    def _pause_reading(self) -> None:
+        if not self._read_paused:
+            self._read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            self.transport.resume_reading()
 
     def _head_without_upgrade(self) -> bytes:
         """The head just read, as from a client that does not offer to speak something else.
 
         The parser leaves HTTP after such a request and with it the body. Java's client offers HTTP/2 by default.
         """
-        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-        fields = [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
+        fields = [b"%b: %b" % field for field in self._headers if field[0] != b"upgrade"]
+        self._parser = httptools.HttpRequestParser(self)
         return b"\r\n".join((line, *fields, b"", b""))
 
     # What the parser finds
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self._url = b""
+        self._headers = []
+        self._fields = 0
         self._phase = _HEAD
-        self._fields = self._field_bytes = self._overhead = 0
-        self._start_clock()
+        self._is_new_phase = True
 
     def on_url(self, url: bytes) -> None:
-        self._field_bytes += len(url)
-        super().on_url(url)
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields += 1
-        self._field_bytes += len(name) + len(value) + 4
-        if self._fields > self._limits.max_headers:
-            raise _Refused(431, "There are too many headers")
-        if self._field_bytes > self._limits.max_header_bytes:
-            raise _Refused(431, "The headers are too long")
-        # Trailers are dropped: uvicorn would add them to headers that have been checked already.
-        if self._phase == _HEAD:
-            super().on_header(name, value)
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._check_head()
-        if self.parser.should_upgrade():
+        parser, headers = self._parser, self._headers
+        fields = self._checked(headers)
+        if parser.should_upgrade():
             return  # it is read again, see `_head_without_upgrade`
-        super().on_headers_complete()
+        self._headers = []  # for trailers, which are dropped: nobody has checked them
+        self._fields = len(headers)
+        self._unspent = 0
+        path, raw_path, query = _target(self._url)
+        method = parser.get_method().decode()
+        self._reading = cycle = Cycle(
+            self,
+            {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": parser.get_http_version(),
+                "method": method,
+                "path": path,
+                "raw_path": raw_path,
+                "query_string": query,
+                "root_path": "",
+                "headers": headers,
+                "state": self._app_state.copy(),
+                **self._ends,
+            },
+            keep_alive=parser.should_keep_alive() and not self.state.ending,
+            expects=fields.get(b"expect", b"").lower() == b"100-continue",
+        )
+        self._queue.append(cycle)
         self._phase = _BODY
-        self._start_clock()
-        if self._state.ending:
-            self.cycle.keep_alive = False
+        self._is_new_phase = True
 
-    def _check_head(self) -> None:
+    def _checked(self, headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
         """What another server on the way may have read in another way is refused, RFC 9112 sections 3.2 and 6."""
-        version = self.parser.get_http_version()
+        fields = dict(headers)
+        limits, version = self._limits, self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise _Refused(505, "HTTP/1.1 is spoken here")
-        if self.parser.get_method() == b"CONNECT":
+        if self._parser.get_method() == b"CONNECT":
             raise _Refused(501, "This is not a proxy")
-        names = [name for name, _ in self.headers]
-        if names.count(b"host") != 1:
+        if len(headers) > limits.max_headers:
+            raise _Refused(431, "There are too many headers")
+        if self._unspent > limits.max_header_bytes:  # perhaps of the body
+            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
+            if size > limits.max_header_bytes:
+                raise _Refused(431, "The headers are too long")
+        repeated = [] if len(fields) == len(headers) else [name for name, _ in headers]
+        if b"host" not in fields or repeated.count(b"host") > 1:
             raise _Refused(400, "Exactly one Host header is needed")
-        if names.count(b"content-length") + names.count(b"transfer-encoding") > 1:
+        lengths = [b"content-length", b"transfer-encoding"]
+        given = sum(max(name in fields, repeated.count(name)) for name in lengths)
+        if given > 1:
             raise _Refused(400, "The length of the body is given twice")
-        if version == "1.0" and b"transfer-encoding" in names:
+        if version == "1.0" and b"transfer-encoding" in fields:
             raise _Refused(400, "HTTP/1.0 has no Transfer-Encoding")
+        return fields
 
     def on_body(self, body: bytes) -> None:
-        self._overhead = 0
-        super().on_body(body)
+        self._unspent = 0
+        cycle = self._reading
+        if cycle is not None and not cycle.complete and cycle.take(body) > _HOLD_BYTES:
+            self._pause_reading()
 
     def on_message_complete(self) -> None:
-        if self._phase == _BODY:
-            super().on_message_complete()
+        if self._phase == _BODY and self._reading is not None:
+            self._reading.end_body()
             self._phase = _IDLE
-            self._start_clock()
+            self._is_new_phase = True
+        self._unspent = 0
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
+    # Requests in their turn
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._unset_keepalive_if_required()  # one clock is enough
+    def _start_next(self) -> None:
+        """Let the application have the next request; and if it answers at once, the one behind that."""
+        self._starting = True
+        while self._queue and (self.cycle is None or self.cycle.complete):
+            self.cycle = self._queue.popleft()
+            task = self.state.start(self.cycle.run(self._app))
+            if not task.done():
+                self.state.tasks.add(task)
+                task.add_done_callback(self.state.tasks.discard)
+        self._starting = False
+
+    def answered(self) -> None:
+        """The answer to a request is written."""
         if self.transport.is_closing():
             self._watch_writing()
+        elif self._starting:
+            pass  # whoever started it goes on
         elif self._refusal is not None:
             self._refuse_in_turn()
         else:
-            self._start_clock()
-            self._arm()
-            if self._held:
-                self.loop.call_soon(self._feed_held)
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self.resume_reading()
+        self._start_next()
+        held, self._held = bytes(self._held), bytearray()
+        self._is_new_phase = True
+        self._feed(held)
 
     # Time
 
-    def _start_clock(self) -> None:
-        self._deadline = math.inf if self._held_up() else self.loop.time() + self._seconds[self._phase]
+    def _set_clock(self) -> None:
+        if self._is_busy():
+            self._deadline = math.inf
+            self._is_new_phase = True  # when it is this one's turn
+        elif self._is_new_phase:
+            self._is_new_phase = False
+            self._deadline = self.loop.time() + self._seconds[self._phase]
+            self._arm()
 
     def _arm(self) -> None:
         # Most requests are over long before their deadlines, so a timer that is early enough already is left alone.
@@ -297,29 +344,40 @@ class Guarded(HttpToolsProtocol):
 
     def _on_time(self) -> None:
         self._timer_at = math.inf
+        cycle = self._reading
         if self.transport.is_closing():
             return  # what it still has to take is watched
         if self.loop.time() < self._deadline:
-            self._arm()
+            if self._deadline < math.inf:
+                self._arm()
         elif self._phase == _OVER:
             self.transport.abort()
         elif self._phase == _IDLE:
             self._close()
-        elif self._phase == _BODY and (self.flow.read_paused or self.cycle.waiting_for_100_continue):
-            self._start_clock()  # it is the application that is behind, not the peer
-            self._arm()
+        elif self._phase == _BODY and cycle is not None and (self._read_paused or cycle.expects):
+            self._is_new_phase = True  # it is the application that is behind, not the peer
+            self._set_clock()
         else:
             self._refuse(408, "The request took too long to arrive")
 
     # What goes out
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.write_paused = True
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.write_paused = False
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
         self._watch_writing()
+
+    async def drained(self) -> None:
+        """Until the peer has taken what was written."""
+        while self.write_paused:
+            self._drained = self._drained or asyncio.Event()
+            await self._drained.wait()
 
     def _watch_writing(self) -> None:
         """Look after a while whether the peer took anything, if an answer waits for that."""
@@ -327,7 +385,7 @@ class Guarded(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
         unsent = self.transport.get_write_buffer_size()
-        if unsent and (self.flow.write_paused or self.transport.is_closing()):
+        if unsent and (self.write_paused or self.transport.is_closing()):
             self._write_timer = self.loop.call_later(self._limits.write_seconds, self._look_at_writing, unsent)
 
     def _look_at_writing(self, before: int) -> None:
@@ -345,34 +403,57 @@ class Guarded(HttpToolsProtocol):
         """Answer with an error, after all that came before, and close."""
         self._refusal = (status, text)
         self._held.clear()
-        if self._phase == _BODY and self.pipeline:
-            self.pipeline.popleft()  # the culprit itself, not begun
+        if self._phase == _BODY and self._queue:
+            self._queue.pop()  # the culprit itself, not begun
+        self._start_next()
         self._refuse_in_turn()
 
     def _refuse_in_turn(self) -> None:
-        if self._held_up():
+        if self._is_busy():
             self._deadline = math.inf
             return
-        culprit = self._running if self._phase == _BODY else None
+        culprit = self.cycle if self._phase == _BODY and self.cycle is self._reading else None
+        if self._phase == _OVER or self._refusal is None:
+            return
         self._phase = _OVER
-        self._disconnect(culprit)
         # In the middle of its own answer, or after it, an error would be read as part of that.
-        if self._refusal is not None and (culprit is None or not culprit.response_started):
-            self.transport.write(_response(*self._refusal, self.server_state.default_headers))
+        if culprit is None or not culprit.is_begun:
+            self.transport.write(_response(*self._refusal, self.state.date))
+        if culprit is not None:
+            culprit.let_go()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self.flow.resume_reading()
+            self.resume_reading()
             self._deadline = self.loop.time() + _LINGER_SECONDS
             self._arm()
         else:
             self._close()
 
 
-def _response(status: int, text: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+@lru_cache(256)
+def _target(url: bytes) -> tuple[str, bytes, bytes]:
+    """Path, the path as it came, and the query."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path or b"/"
+    return unquote(path.decode("ascii")), path, parsed.query or b""
+
+
+def _ends_of(transport: asyncio.Transport) -> dict[str, Any]:
+    """Both ends of a connection, in the words of ASGI."""
+
+    def place(name: str) -> tuple[str, int | None] | None:
+        found = transport.get_extra_info(name)
+        return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+
+    scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+    return {"server": place("sockname"), "client": place("peername"), "scheme": scheme}
+
+
+def _response(status: int, text: str, date: bytes) -> bytes:
     body = f"{text}.\n".encode()
     lines = [
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(),
-        *(b"%b: %b" % field for field in headers),
+        status_line(status),
+        date,
         b"content-type: text/plain; charset=utf-8",
         b"content-length: %d" % len(body),
         b"connection: close",

@@ -1,0 +1,162 @@
+"""One request of a connection and its answer, as an ASGI application sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, MutableMapping
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from handrail.transports.guarded import Guarded
+
+log = logging.getLogger("handrail")
+
+Message = MutableMapping[str, Any]
+
+_TOGETHER = 64 * 1024  # bytes of a body that go out in one write with the head
+
+
+class Cycle:
+    """Its application runs once; `receive` and `send` are what it is given."""
+
+    def __init__(self, connection: Guarded, scope: Message, *, keep_alive: bool, expects: bool) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.expects = expects  # the peer sends no body before it is told to go on
+        self.is_begun = False  # something of the answer was written
+        self.complete = False  # all of it was
+        self._connection = connection
+        self._body: list[bytes] = []  # came, and was not fetched yet
+        self._size = 0
+        self._more = True  # will come
+        self._is_fetched = False  # all of it was
+        self._is_gone = False
+        self._news: asyncio.Event | None = None
+        self._head = b""  # waits for the first piece of the body, to go out with it
+
+    # From the connection
+
+    def take(self, body: bytes) -> int:
+        """A piece of the body; how many bytes wait to be fetched."""
+        self._body.append(body)
+        self._size += len(body)
+        if self._news is not None:
+            self._news.set()
+        return self._size
+
+    def end_body(self) -> None:
+        self._more = False
+        if self._news is not None:
+            self._news.set()
+
+    def let_go(self) -> None:
+        """From now on the application is told that the peer is gone, and what it sends goes nowhere."""
+        if not self.complete:
+            self._is_gone = self.complete = True
+        if self._news is not None:
+            self._news.set()
+
+    async def run(self, app: Any) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            pass  # at the end of the server, when all else was tried
+        except BaseException:
+            log.exception("http: the application failed")
+            if not self.complete and not self.is_begun:
+                self._head = b""
+                fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+                await self.send({"type": "http.response.start", "status": 500, "headers": fields})
+                await self.send({"type": "http.response.body", "body": b"Internal Server Error"})
+        if not self.complete:
+            log.error("http: the application ended without a whole answer")
+            self._connection.transport.close()
+
+    # From the application
+
+    async def receive(self) -> Message:
+        connection = self._connection
+        if self.expects and not self.complete:
+            self.expects = False
+            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not self.complete:
+            if self._body or not (self._more or self._is_fetched):
+                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._body, self._size, self._is_fetched = [], 0, not self._more
+                return {"type": "http.request", "body": body, "more_body": self._more}
+            if self._more:
+                connection.resume_reading()
+            self._news = self._news or asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if self._connection.write_paused:
+            await self._connection.drained()
+        if self._is_gone:
+            return
+        kind = message["type"]
+        if kind == "http.response.start" and not self._head and not self.is_begun:
+            self.expects = False
+            self._head = self._head_of(message["status"], message.get("headers", ()))
+        elif kind == "http.response.body" and (self._head or self.is_begun) and not self.complete:
+            self._write(message.get("body", b""), is_last=not message.get("more_body", False))
+        else:
+            raise RuntimeError(f"http: {kind} out of turn")
+
+    def _head_of(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        lines = [status_line(status), self._connection.state.date]
+        self._left = None
+        for name, value in headers:
+            if name == b"connection":
+                self.keep_alive = self.keep_alive and b"close" not in value.lower()
+            elif name != b"transfer-encoding":
+                lines.append(b"%b: %b" % (name, value))
+                if name == b"content-length":
+                    self._left = int(value)
+        self._is_silent = self.scope["method"] == "HEAD" or status in (204, 304)
+        self._is_chunked = self._left is None and not self._is_silent and self.scope["http_version"] == "1.1"
+        if self._is_chunked:
+            lines.append(b"transfer-encoding: chunked")
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join((*lines, b"", b""))
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1 or b"\0" in head:
+            raise ValueError("http: a header of the answer holds what would end it")
+        return head
+
+    def _write(self, body: bytes, *, is_last: bool) -> None:
+        if self._is_silent:
+            body = b""
+        elif self._is_chunked:
+            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"0\r\n\r\n" if is_last else b"")
+        elif self._left is not None:
+            self._left -= len(body)
+            if self._left < 0 or (is_last and self._left):
+                raise RuntimeError("http: the body is not as long as its Content-Length says")
+        head, self._head, self.is_begun = self._head, b"", True
+        transport = self._connection.transport
+        if len(body) > _TOGETHER:
+            transport.write(head)
+            transport.write(body)
+        elif head or body:
+            transport.write(head + body)
+        if is_last:
+            self.complete = True
+            if self._news is not None:
+                self._news.set()
+            if not self.keep_alive:
+                transport.close()
+            self._connection.answered()
+
+
+@lru_cache(100)
+def status_line(status: int) -> bytes:
+    try:
+        return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
+    except ValueError:
+        return f"HTTP/1.1 {status} ".encode()
