@@ -49,7 +49,7 @@ class Sessions:
         self.engine = engine
         self.store = store
         # Reading an id again for every request would cost a third of a call.
-        self._recent: dict[tuple[str, str], Session] = {}
+        self._recent: dict[tuple[bytes, str], Session] = {}
         self._live: WeakValueDictionary[str, Connection] = WeakValueDictionary()
 
     def begin(self, connection: Connection, principal: Principal) -> str:
@@ -61,10 +61,10 @@ class Sessions:
         expires = int(self.engine.clock()) + SESSION_SECONDS
         return self.engine.seal.close(_PURPOSE, principal.id, payload, expires)
 
-    async def find(self, text: str, principal: Principal) -> Session | None:
+    async def find(self, ident: bytes, principal: Principal) -> Session | None:
         """The session of an id; None if it is not ours, not this caller's, too old, or was ended."""
-        key = (text, principal.id)
-        session = self._recent.pop(key, None) or self._opened(text, principal)
+        key = (ident, principal.id)
+        session = self._recent.pop(key, None) or self._opened(ident.decode("latin-1"), principal)
         if session is None or self.engine.clock() >= session.expires:
             return None
         noted = await self.store.get(_key(session.name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ ORIGIN = b"origin"
 _SINGLE = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
 _ALLOWED = (b"authorization", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", PROTOCOL, SESSION)
 _HOST = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?"
+_MAX_KNOWN = 1_000
 _PLACE = re.compile(_HOST)
 _ORIGIN = re.compile(r"(https?)://" + _HOST)
 _PORTS = {"http": "80", "https": "443"}
@@ -44,9 +45,8 @@ class Place(NamedTuple):
     port: str
 
 
-def headers_of(pairs: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, str]:
+def headers_of(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Headers, str]:
     """The headers by name, and the name of one that stands twice and must not."""
-    pairs = list(pairs)
     headers = dict(pairs)
     if len(headers) != len(pairs):
         seen: set[bytes] = set()
@@ -73,6 +73,7 @@ class Door:
         self.any_host = "*" in hosts
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(filter(None, map(_place, origins)))
+        self._known: set[tuple[str, bytes | None, bytes | None]] = set()  # have come in before
         for host in self._hosts - {"*"}:
             if not _PLACE.fullmatch(host):
                 raise ValueError(f"hosts: {host!r} is not a name such as 'example.org', with or without a port")
@@ -82,6 +83,15 @@ class Door:
 
     def refusal(self, scheme: str, headers: Headers) -> str:
         """Why a request may not come in; empty if it may."""
+        key = (scheme, headers.get(b"host"), headers.get(ORIGIN))
+        if key in self._known:
+            return ""
+        refusal = self._judge(scheme, headers)
+        if not refusal and len(self._known) < _MAX_KNOWN:
+            self._known.add(key)
+        return refusal
+
+    def _judge(self, scheme: str, headers: Headers) -> str:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         found = _PLACE.fullmatch(host)
         if found is None:

@@ -28,7 +28,7 @@ from handrail.protocol.http import Door
 from handrail.stores import Store
 from handrail.transports.exchange import Exchange, Post
 from handrail.transports.listening import Delete, Get
-from handrail.transports.response import JSON, Fields, Receive, Response, Scope, Send, Stream
+from handrail.transports.response import JSON, Fields, Receive, Scope, Send, Stream
 
 log = logging.getLogger("handrail")
 
@@ -67,6 +67,7 @@ class Endpoint:
         self.door = Door(options.get("hosts", ()), options.get("origins", ()))
         if self.door.any_host:
             log.warning("http: any Host is answered: web pages can reach this server through names of their own")
+        self._kinds = _KINDS if engine.offer.handshake else {"POST": Post}
         self.sessions: Sessions
         self.legacy_stateless = options.get("legacy_stateless", False)
         self.pipes: dict[str, Conversation] = {}  # of the transport of 2024, by the id in their address
@@ -80,51 +81,62 @@ class Endpoint:
         self._stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] != "http":
-            raise ValueError(f"this application speaks HTTP, not {scope['type']}")
-        else:
-            if self._stack is None:
-                await self.begin()
-            await self._exchange(scope, receive, send)
-
-    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._lifespan(scope, receive, send)
+            return
+        if self._stack is None:
+            await self.begin()
         headers, twice = http.headers_of(scope["headers"])
-        scheme, root, method = scope.get("scheme", "http"), scope.get("root_path", ""), scope["method"]
-        refusal = self.door.refusal(scheme, headers)
-        path = scope["path"].removeprefix(root).rstrip("/")
-        here = f"{scheme}://{headers.get(b'host', b'').decode('latin-1')}{root}"
-        # Whoever is refused here is not told what it may read.
-        response = Response(send, receive, {} if refusal or twice else headers, self.engine.limits)
-        if refusal:
-            await response.text(403, refusal)
-        elif twice:
-            await response.text(400, f"The header {twice} stands twice")
-        elif path in ("/healthz", "/readyz"):
-            ready = path == "/healthz" or not self._stopping
-            await response.text(200 if ready else 503, "ok" if ready else "stopping")
-        elif path == _WELL_KNOWN + self.path and self.auth is not None and self.auth.metadata is not None:
-            await response.whole(200, JSON, encode({"resource": here + self.path, **self.auth.metadata}))
-        elif path not in (self.path, "/sse") and not (root and not path):
-            await response.text(404, "Not found")
-        elif method == "OPTIONS":
-            await response.whole(204, [*_PREFLIGHT, (b"access-control-allow-headers", http.preflight(headers))], b"")
-        elif self._stopping:
-            await response.text(503, "The server is stopping", [(b"retry-after", b"1")])
-        elif method not in (_KINDS if self.engine.offer.handshake else ("POST",)):
-            allowed = ", ".join(_KINDS) if self.engine.offer.handshake else "POST"
-            await response.text(405, "Method not allowed", [(b"allow", allowed.encode())])
+        refusal = self.door.refusal(scope.get("scheme", "http"), headers)
+        if refusal or twice:  # and not told what it may read
+            exchange = Exchange(self, scope, receive, send, {})
+            await exchange.text(*(403, refusal) if refusal else (400, f"The header {twice} stands twice"))
+            return
+        root, path, kind = scope.get("root_path"), scope["path"], self._kinds.get(scope["method"], Exchange)
+        exchange = kind(self, scope, receive, send, headers)
+        if root:
+            path = path.removeprefix(root) or self.path
+        is_odd = path != self.path or self._stopping or kind is Exchange
+        if is_odd and await self._aside(exchange, path.rstrip("/")):
+            return
+        if self.auth is None:
+            exchange.principal = ANONYMOUS
         else:
             token = http.bearer(headers)
-            principal = ANONYMOUS if self.auth is None else await self.auth.verify(token) if token else None
-            challenge = {"error": "invalid_token"} if token else {}
-            if self.auth is not None and self.auth.metadata is not None:
-                challenge["resource_metadata"] = f"{here}{_WELL_KNOWN}{self.path}"
+            principal = await self.auth.verify(token) if token else None
             if principal is None:
-                await response.text(401, "A valid token is needed", [http.challenge(challenge)])
-            else:
-                await _KINDS[method](self, scope, receive, response, principal, challenge).run()
+                await exchange.text(401, "A valid token is needed", [http.challenge(self.challenge(exchange))])
+                return
+            exchange.principal = principal
+        await exchange.run()
+
+    async def _aside(self, exchange: Exchange, path: str) -> bool:
+        """Answer what is not a message, or not to be taken now; whether it was."""
+        method, metadata = exchange.scope["method"], None if self.auth is None else self.auth.metadata
+        if path in ("/healthz", "/readyz"):
+            ready = path == "/healthz" or not self._stopping
+            await exchange.text(200 if ready else 503, "ok" if ready else "stopping")
+        elif path == _WELL_KNOWN + self.path and metadata is not None:
+            await exchange.whole(200, JSON, encode({"resource": exchange.here + self.path, **metadata}))
+        elif path not in (self.path, "/sse"):
+            await exchange.text(404, "Not found")
+        elif method == "OPTIONS":
+            allowed = (b"access-control-allow-headers", http.preflight(exchange.headers))
+            await exchange.whole(204, [*_PREFLIGHT, allowed], b"")
+        elif self._stopping:
+            await exchange.text(503, "The server is stopping", [(b"retry-after", b"1")])
+        elif method not in self._kinds:
+            await exchange.text(405, "Method not allowed", [(b"allow", ", ".join(self._kinds).encode())])
+        else:
+            return False
+        return True
+
+    def challenge(self, exchange: Exchange) -> dict[str, str]:
+        """What a caller that may not is told of how to get there."""
+        parts = {"error": "invalid_token"} if http.bearer(exchange.headers) else {}
+        if self.auth is not None and self.auth.metadata is not None:
+            parts["resource_metadata"] = f"{exchange.here}{_WELL_KNOWN}{self.path}"
+        return parts
 
     async def begin(self) -> None:
         """Enter the server's lifespan: by the lifespan of the application around us, or at the first request."""
@@ -156,7 +168,7 @@ class Endpoint:
             await asyncio.wait(calls, timeout=self.engine.limits.grace_seconds)
         for exchange in list(self.open):
             exchange.conversation.drop()
-            exchange.response.stream.finish(None)
+            exchange.finish(None)
         if self.open:  # what they have to say last
             await asyncio.wait({each.task for each in self.open}, timeout=LAST_SECONDS)
         if self._stack is not None:
@@ -167,9 +179,11 @@ class Endpoint:
         """Give up what is going on in a session that was ended."""
         for exchange in [each for each in self.open if each.conversation.connection is connection]:
             exchange.conversation.drop()
-            exchange.response.stream.finish(None)
+            exchange.finish(None)
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            raise ValueError(f"this application speaks HTTP, not {scope['type']}")
         await receive()
         try:
             await self.begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -22,18 +21,18 @@ class Get(Exchange):
     """An event stream: of a session, of a call whose stream broke, or all there is of a client of 2024."""
 
     async def run(self) -> None:
-        say, text, path = self.response.text, self.header(SESSION), self.scope["path"]
+        say, ident, path = self.text, self.headers.get(SESSION), self.scope["path"]
         if b"text/event-stream" not in self.headers.get(b"accept", b""):
             await say(405, "Only event streams are here to GET", [(b"allow", b"POST")])
         elif len(self.endpoint.open) >= MAX_STREAMS:
             await say(503, "Too many streams are open", [(b"retry-after", b"10")])
-        elif not text and (path.endswith("/sse") or PROTOCOL not in self.headers):
+        elif not ident and (path.endswith("/sse") or PROTOCOL not in self.headers):
             await self._pipe()
-        elif not text:
+        elif not ident:
             await say(400, "Mcp-Session-Id is missing")
         else:
             try:
-                session = await self._find(text)
+                session = await self._find(ident)
             except Refused as refused:
                 await self._refuse_as_text(refused)
                 return
@@ -44,15 +43,15 @@ class Get(Exchange):
         """A stream for what the server says unasked. Of several that a session has open, one hears it."""
         connection = self._converse(session.connection)
         for other in list(connection.listeners):
-            if other.response.stream.gone:  # it only keeps what comes for a reader that is here now
-                other.response.stream.finish(None)
+            if other.gone:  # it only keeps what comes for a reader that is here now
+                other.finish(None)
         connection.listeners.append(self)
         connection.listeners[0].conversation.watch()
         if log is None:
             log, first = self._log(session, EventLog.LISTENER)
         try:
-            await self.response.begin_events(first or sse.KEEP_ALIVE)
-            await self._stay(self.response.events(log, outlives=EVENT_SECONDS))
+            await self.begin_events(first or sse.KEEP_ALIVE)
+            await self._stay(self.events(log, outlives=EVENT_SECONDS))
         finally:
             connection.listeners.remove(self)
             self.conversation.unwatch()
@@ -62,21 +61,19 @@ class Get(Exchange):
         if connection.listeners:
             connection.listeners[0].conversation.watch()
 
-    async def _watch(self) -> None:
-        await self.response.watch()
-        listeners = self.conversation.connection.listeners
-        if any(not each.response.stream.gone for each in listeners):
-            self.response.stream.finish(None)  # another one reads what comes from now on
+    async def watch(self) -> None:
+        await super().watch()
+        if any(not each.gone for each in self.conversation.connection.listeners):
+            self.finish(None)  # another one reads what comes from now on
 
     async def _stay(self, saying: Coroutine[Any, Any, None]) -> None:
         """Hold a stream open for as long as the peer reads and the server runs."""
-        watcher = asyncio.create_task(self._watch())
-        self.endpoint.open.add(self)
+        self._enter()
+        self._begin_watching()
         try:
             await saying
         finally:
-            watcher.cancel()
-            self.endpoint.open.discard(self)
+            self._leave()
 
     async def _pipe(self) -> None:
         """The transport of 2024: one stream for all the server says, and an address for what the client says."""
@@ -86,8 +83,8 @@ class Get(Exchange):
         self.endpoint.pipes[ident] = conversation
         address = f"{self.scope.get('root_path', '')}{self.endpoint.path}?sessionId={ident}"
         try:
-            await self.response.begin_events(sse.event(address.encode(), name="endpoint"))
-            await self._stay(self.response.events(None, name="message"))
+            await self.begin_events(sse.event(address.encode(), name="endpoint"))
+            await self._stay(self.events(None, name="message"))
         finally:
             del self.endpoint.pipes[ident]
             conversation.drop()
@@ -96,7 +93,7 @@ class Get(Exchange):
         """What a stream said after an event, and what it goes on to say."""
         found = read_ident(last)
         if found is None:
-            await self.response.text(400, "Last-Event-ID is not one of ours")
+            await self.text(400, "Last-Event-ID is not one of ours")
             return
         log, number = EventLog(self.endpoint.sessions.store, session, found[0]), found[1]
         if found[0].startswith(EventLog.LISTENER):
@@ -107,35 +104,35 @@ class Get(Exchange):
             await self._stay(self._replay(log, number))
 
     async def _replay(self, log: EventLog, number: int) -> None:
-        response, quiet = self.response, 0.0
-        await response.begin_events(sse.KEEP_ALIVE)
-        while not response.stream.gone and not response.stream.ended and quiet < EVENT_SECONDS:
+        quiet = 0.0
+        await self.begin_events(sse.KEEP_ALIVE)
+        while not self.gone and not self.ended and quiet < EVENT_SECONDS:
             for at, message in await log.after(number):
                 if message == END:
-                    await response.write(b"", more=False)
+                    await self.write(b"", more=False)
                     return
-                await response.write(sse.event(message, ident=log.ident(at)))
+                await self.write(sse.event(message, ident=log.ident(at)))
                 number, quiet = at, 0.0
-            await response.stream.wait(LOOK_SECONDS)
+            await self.wait(LOOK_SECONDS)
             quiet += LOOK_SECONDS
             if quiet % KEEP_ALIVE_SECONDS == 0:
-                await response.write(sse.KEEP_ALIVE)
-        await response.write(b"", more=False)
+                await self.write(sse.KEEP_ALIVE)
+        await self.write(b"", more=False)
 
 
 class Delete(Exchange):
     """The end of a session."""
 
     async def run(self) -> None:
-        text = self.header(SESSION)
-        if not text:
-            await self.response.text(400, "Mcp-Session-Id is missing")
+        ident = self.headers.get(SESSION)
+        if not ident:
+            await self.text(400, "Mcp-Session-Id is missing")
             return
         try:
-            session = await self._find(text)
+            session = await self._find(ident)
         except Refused as refused:
             await self._refuse_as_text(refused)
             return
         await self.endpoint.sessions.end(session)
         self.endpoint.end_session(session.connection)
-        await self.response.whole(204, [], b"")
+        await self.whole(204, [], b"")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -32,41 +31,40 @@ _EVENTS: Fields = [
 
 
 class Stream:
-    """What one HTTP response will say: the outlet of a conversation."""
+    """What one HTTP response will say: the outlet of a conversation. What most never need is made when it is."""
+
+    answer: bytes | None = None
+    ended = False  # no more will come
+    gone = False  # nobody reads any more
+    two_way = True  # it may carry more than the answer
+    paused = False  # the reader is to come back for the rest
+    _unsent_bytes = 0
+    _has_news = False
+    _news: asyncio.Event | None = None
+    _room: asyncio.Event | None = None
+    _left: asyncio.Event | None = None
 
     def __init__(self, limits: Limits) -> None:
-        self.unsent: deque[bytes] = deque()
-        self.answer: bytes | None = None
-        self.ended = False  # no more will come
-        self.gone = False  # nobody reads any more
-        self.left = asyncio.Event()
-        self.two_way = True  # it may carry more than the answer
-        self.paused = False  # the reader is to come back for the rest
-        self._limits = limits
-        self._unsent_bytes = 0
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self.limits = limits
+        self.unsent: list[bytes] = []
 
     def send(self, message: bytes) -> None:
         if self.ended or not self.two_way:
             return
         self.unsent.append(message)
         self._unsent_bytes += len(message)
-        if self._unsent_bytes > self._limits.max_unsent_bytes:
-            self._room.clear()
-        self._news.set()
+        self._tell()
 
     async def drain(self) -> None:
-        if not self.gone:
+        while self._unsent_bytes > self.limits.max_unsent_bytes and not self.gone:
+            self._room = self._room or asyncio.Event()
             await self._room.wait()
 
     def take(self) -> list[bytes]:
         """What has come since the last time."""
-        taken = list(self.unsent)
-        self.unsent.clear()
+        taken, self.unsent = self.unsent, []
         self._unsent_bytes = 0
-        self._room.set()
+        self._make_room()
         return taken
 
     def finish(self, answer: bytes | None) -> None:
@@ -75,98 +73,114 @@ class Stream:
             return
         self.answer = answer
         self.ended = True
-        self._news.set()
+        self._tell()
 
     def pause(self) -> None:
         self.paused = True
-        self._news.set()
+        self._tell()
 
     def let_go(self) -> None:
         self.gone = True
-        self.left.set()
-        self._room.set()
-        self._news.set()
+        if self._left is not None:
+            self._left.set()
+        self._make_room()
+        self._tell()
+
+    async def left(self) -> None:
+        """Until nobody reads any more."""
+        self._left = self._left or asyncio.Event()
+        if not self.gone:
+            await self._left.wait()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for news; whether there was any."""
-        if self._news.is_set():
-            self._news.clear()
-            return True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-            self._news.clear()
-            return True
-        return False
+        """Wait for news; whether there was any. For one at a time."""
+        if not self._has_news:
+            self._news = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._news.wait()
+            self._news = None
+        had, self._has_news = self._has_news, False
+        return had
+
+    def _tell(self) -> None:
+        self._has_news = True
+        if self._news is not None:
+            self._news.set()
+
+    def _make_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
 
 
-class Response:
+class Response(Stream):
     """The way back to whoever sent a request. After it has gone, writing does nothing."""
 
     def __init__(self, send: Send, receive: Receive, headers: Headers, limits: Limits) -> None:
-        self.stream = Stream(limits)
+        super().__init__(limits)
         self.headers = headers  # of the request
         self._send = send
         self._receive = receive
-        self._seconds = limits.write_seconds
-        # What every answer to a web page that may read it says.
-        self._shared: Fields = []
-        if ORIGIN in headers:
-            exposed = b"mcp-session-id, www-authenticate"
-            self._shared = [(b"access-control-allow-origin", headers[ORIGIN]), (b"vary", b"origin")]
-            self._shared.append((b"access-control-expose-headers", exposed))
 
     async def whole(self, status: int, fields: Fields, body: bytes) -> None:
-        length = [(b"content-length", str(len(body)).encode())] if status not in (202, 204) else []
-        fields = self._shared + fields + length
-        await self._send({"type": "http.response.start", "status": status, "headers": fields})
+        if status not in (202, 204):
+            fields = [*fields, (b"content-length", b"%d" % len(body))]
+        await self._send({"type": "http.response.start", "status": status, "headers": self._shared(fields)})
         await self._send({"type": "http.response.body", "body": body})
+
+    def _shared(self, fields: Fields) -> Fields:
+        """With what every answer to a web page that may read it says."""
+        if ORIGIN not in self.headers:
+            return fields
+        exposed = (b"access-control-expose-headers", b"mcp-session-id, www-authenticate")
+        return [(b"access-control-allow-origin", self.headers[ORIGIN]), (b"vary", b"origin"), exposed, *fields]
 
     async def text(self, status: int, text: str, fields: Fields | None = None) -> None:
         await self.whole(status, _TEXT + (fields or []), text.encode())
 
     async def begin_events(self, first: bytes = b"", fields: Fields | None = None) -> None:
-        fields = self._shared + _EVENTS + (fields or [])
+        fields = self._shared(_EVENTS + (fields or []))
         await self._send({"type": "http.response.start", "status": 200, "headers": fields})
         if first:
             await self.write(first)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        if self.stream.gone:
+        if self.gone:
             return
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.limits.write_seconds):
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except (TimeoutError, OSError):
-            self.stream.let_go()
+            self.let_go()
 
     async def watch(self) -> None:
         """Until the other side goes away."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.stream.let_go()
+        self.let_go()
 
     async def events(self, log: EventLog | None, *, name: str = "", outlives: float = 0.0) -> None:
         """Write what comes as events, to the end. With a log they are kept; for how long after nobody reads them?"""
-        stream, loop = self.stream, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         end: float | None = None
         while True:
-            ended = stream.ended  # what comes while this is written is for the next turn
-            last = [stream.answer] if ended and stream.answer is not None else []
-            for message in stream.take() + last:
+            ended = self.ended  # what comes while this is written is for the next turn
+            last = [self.answer] if ended and self.answer is not None else []
+            for message in self.take() + last:
                 ident = "" if log is None else await log.add(message)
                 await self.write(sse.event(message, ident=ident, name=name))
             if ended:
                 break
-            if stream.paused and log is not None and not stream.gone:
+            if self.paused and log is not None and not self.gone:
                 await self.write(b"", more=False)
-                stream.let_go()
-            if stream.gone and end is None:
+                self.let_go()
+            if self.gone and end is None:
                 end = loop.time() + outlives
             seconds = KEEP_ALIVE_SECONDS if end is None else min(KEEP_ALIVE_SECONDS, end - loop.time())
             if seconds <= 0:
                 break
-            if not await stream.wait(seconds):
+            if not await self.wait(seconds):
                 await self.write(sse.KEEP_ALIVE)
         if log is not None and outlives == math.inf:
             await log.add(END)
