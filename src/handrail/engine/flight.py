@@ -56,6 +56,9 @@ class Subscription(Struct):
 class Flight:
     """What is going on between one peer and us."""
 
+    status = 200  # what the last refusal is over HTTP
+    _tasks: frozenset[asyncio.Task[ToolResult]] = frozenset()  # of calls that wait, also of those given up
+
     def __init__(
         self, engine: Engine, outlet: Outlet, principal: Principal, connection: Connection | None = None
     ) -> None:
@@ -64,9 +67,6 @@ class Flight:
         self.principal = principal
         self.loop = asyncio.get_running_loop()
         self.connection = connection or Connection(engine.offer, engine.hidden)
-        self.status = 200  # what the last refusal is over HTTP
-        self._start = engine.starter(self.loop)
-        self._tasks: set[asyncio.Task[ToolResult]] = set()  # of calls that wait, also of those given up
 
     def begin(self, call: Call) -> bytes:
         """Run a call; the answer if it has one already, else it goes to its `reply`."""
@@ -74,15 +74,14 @@ class Flight:
         handle = engine.handler_through(entry.via) if entry.via else engine.handle
         if entry.mode == "inline" and handle is engine.inner:
             return self._finish(call, partial(_drive, handle(call)))
-        task = self._start(handle(call))
+        task = engine.starter(self.loop)(handle(call))
         if task.done():
             return self._finish(call, task.result)
         call.task = task
         call.touched = self.loop.time()
         self.connection.in_flight[call.id] = call
         self._arm(call)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks |= {task}
         task.add_done_callback(partial(self._settle, call))
         return LATER
 
@@ -149,6 +148,7 @@ class Flight:
     # The end of a call
 
     def _settle(self, call: Call, task: asyncio.Task[ToolResult]) -> None:
+        self._tasks -= {task}
         if call.closed:  # answered or given up before; what it still had to say is of no use
             with contextlib.suppress(BaseException):
                 task.result()

@@ -8,6 +8,7 @@ levels, and the events of streams a client may come back for.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
@@ -40,6 +41,8 @@ class Session(Struct, frozen=True):
     name: str  # random, and the same in every process
     connection: Connection
     expires: int = 0
+    version: bytes = b""
+    key: str = ""  # in the store
 
 
 class Sessions:
@@ -48,6 +51,8 @@ class Sessions:
     def __init__(self, engine: Engine, store: Store) -> None:
         self.engine = engine
         self.store = store
+        # `get` of a store that needs no waiting
+        self.peek: Callable[[str], bytes | None] | None = getattr(store, "peek", None)
         # Reading an id again for every request would cost a third of a call.
         self._recent: dict[tuple[bytes, str], Session] = {}
         self._live: WeakValueDictionary[str, Connection] = WeakValueDictionary()
@@ -63,18 +68,33 @@ class Sessions:
 
     async def find(self, ident: bytes, principal: Principal) -> Session | None:
         """The session of an id; None if it is not ours, not this caller's, too old, or was ended."""
+        session = self._recall(ident, principal)
+        return session and self._still(session, await self.store.get(session.key))
+
+    def find_at_once(self, ident: bytes, principal: Principal) -> Session | None:
+        """The same, with a store that needs no waiting."""
+        assert self.peek is not None
+        session = self._recall(ident, principal)
+        return session and self._still(session, self.peek(session.key))
+
+    def _recall(self, ident: bytes, principal: Principal) -> Session | None:
         key = (ident, principal.id)
-        session = self._recent.pop(key, None) or self._opened(ident.decode("latin-1"), principal)
-        if session is None or self.engine.clock() >= session.expires:
-            return None
-        noted = await self.store.get(_key(session.name))
+        session = self._recent.get(key)
+        if session is None:
+            session = self._opened(ident.decode("latin-1"), principal)
+            if session is None:
+                return None
+            self._recent[key] = session
+            if len(self._recent) > MAX_RECENT:
+                del self._recent[next(iter(self._recent))]
+        return session if self.engine.clock() < session.expires else None
+
+    def _still(self, session: Session, noted: bytes | None) -> Session | None:
+        """A session, unless it was ended."""
         if noted == _ENDED:
             return None
         if noted is not None:
             session.connection.level = LEVELS.index(noted.decode())
-        self._recent[key] = session
-        if len(self._recent) > MAX_RECENT:
-            del self._recent[next(iter(self._recent))]
         return session
 
     def _opened(self, text: str, principal: Principal) -> Session | None:
@@ -91,7 +111,7 @@ class Sessions:
             connection.client = ClientInfo(client, version, UNSET, declared)
             connection.ready = True
             self._live[name] = connection
-        return Session(name, connection, expires)
+        return Session(name, connection, expires, revision.encode(), f"session:{name}")
 
     def live(self, name: str) -> Connection | None:
         return self._live.get(name)
@@ -109,12 +129,12 @@ class Sessions:
         return self.engine.seal.open(_PIPE, principal.id, text, self.engine.clock()) is not None
 
     async def end(self, session: Session) -> None:
-        await self.store.put(_key(session.name), _ENDED, ttl=SESSION_SECONDS)
+        await self.store.put(session.key, _ENDED, ttl=SESSION_SECONDS)
         await self.pass_on(session.name, None)
 
     async def note_level(self, session: Session) -> None:
         level: str = LEVELS[session.connection.level]
-        await self.store.put(_key(session.name), level.encode(), ttl=SESSION_SECONDS)
+        await self.store.put(session.key, level.encode(), ttl=SESSION_SECONDS)
 
 
 class EventLog:
@@ -143,10 +163,6 @@ def read_ident(text: str) -> tuple[str, int] | None:
     """The stream and the number an event id stands for."""
     stream, _, number = text.rpartition(".")
     return (stream, int(number)) if stream and number.isascii() and number.isdigit() and len(number) < 10 else None
-
-
-def _key(name: str) -> str:
-    return f"session:{name}"
 
 
 def _names(value: Json) -> Object:

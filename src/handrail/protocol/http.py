@@ -33,6 +33,7 @@ _PORTS = {"http": "80", "https": "443"}
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
 _LEGAL = re.compile(r"[\t\x20-\x7e]*")
+_SIMPLE = re.compile(r"[A-Za-z0-9_./-]+")
 _INTEGER = re.compile(r"-?[0-9]{1,16}(?:\.0+)?")
 _NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
 
@@ -158,21 +159,21 @@ def check_version(request: Request, headers: Headers) -> None:
     """The version a stateless request names in its body must stand in its header too."""
     named = request.params["_meta"][VERSION]
     said = headers.get(PROTOCOL)
-    if said is None or _plain(said) != named:
+    if said is None or (said != named.encode() and _plain(said) != named):
         raise _mismatch("MCP-Protocol-Version", said, f"params._meta[{VERSION!r}]", named)
 
 
 def check_mirrors(request: Request, headers: Headers) -> None:
     """`Mcp-Method`, and `Mcp-Name` where a method has a name, say what the body says (P-05)."""
     method = headers.get(b"mcp-method")
-    if method is None or _plain(method) != request.method:
+    if method is None or (method != request.method.encode() and _plain(method) != request.method):
         raise _mismatch("Mcp-Method", method, "method", request.method)
     member = _NAMED.get(request.method)
     if member is None:
         return
     name = headers.get(b"mcp-name")
     wanted = request.params.get(member)
-    if name is None or _decoded("Mcp-Name", name) != wanted:
+    if name is None or (name != _bytes(wanted) and _decoded("Mcp-Name", name) != wanted):
         raise _mismatch("Mcp-Name", name, f"params.{member}", wanted)
 
 
@@ -195,6 +196,11 @@ def _same(said: str, value: Json) -> bool:
     if type(value) is int or type(value) is float:
         return _INTEGER.fullmatch(said) is not None and bool(int(said.partition(".")[0]) == value)
     return bool(said == value)
+
+
+def _bytes(name: Json) -> bytes | None:
+    """What stands in a header for the name of almost every tool."""
+    return name.encode() if type(name) is str and _SIMPLE.fullmatch(name) else None
 
 
 def _plain(raw: bytes) -> str:

@@ -36,6 +36,9 @@ class MemoryStore(Store):
     async def get(self, key: str) -> bytes | None:
         return self._values.get(key)
 
+    def peek(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
     async def delete(self, key: str) -> bool:
         return bool(self._apply(Delete(key)))
 

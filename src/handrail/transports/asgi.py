@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from msgspec.json import decode as parse
 
@@ -28,7 +28,7 @@ from handrail.protocol.http import Door
 from handrail.stores import Store
 from handrail.transports.exchange import Exchange, Post
 from handrail.transports.listening import Delete, Get
-from handrail.transports.response import JSON, Fields, Receive, Scope, Send, Stream
+from handrail.transports.response import JSON, Fields, Receive, Scope, Send, Stream, Whole
 
 log = logging.getLogger("handrail")
 
@@ -86,50 +86,76 @@ class Endpoint:
             return
         if self._stack is None:
             await self.begin()
+        await self._go_on(self._admit(scope, receive, send))
+
+    def at_once(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Whole | Coroutine[Any, Any, None]:
+        """For a listener of ours: the answer to a request that came whole, or the work it takes to get there."""
+        if self._stack is None:
+            return self(scope, receive, send)
+        exchange = self._admit(scope, receive, send)
+        if exchange.said is None:
+            if self.auth is not None or type(exchange) is not Post:
+                return self._go_on(exchange)
+            exchange.principal = ANONYMOUS
+            rest = exchange.accept(body)
+            if rest is not None:
+                return self._end(exchange, rest)
+            assert exchange.said is not None
+        return exchange.said
+
+    async def _go_on(self, exchange: Exchange) -> None:
+        if exchange.said is None and await self._identify(exchange):
+            await exchange.run()
+        await exchange.close()
+
+    async def _end(self, exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
+        await rest
+        await exchange.close()
+
+    def _admit(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+        """A request that came through the door; what is not to be taken has its answer already."""
         headers, twice = http.headers_of(scope["headers"])
         refusal = self.door.refusal(scope.get("scheme", "http"), headers)
         if refusal or twice:  # and not told what it may read
             exchange = Exchange(self, scope, receive, send, {})
-            await exchange.text(*(403, refusal) if refusal else (400, f"The header {twice} stands twice"))
-            return
+            exchange.text(*(403, refusal) if refusal else (400, f"The header {twice} stands twice"))
+            return exchange
         root, path, kind = scope.get("root_path"), scope["path"], self._kinds.get(scope["method"], Exchange)
         exchange = kind(self, scope, receive, send, headers)
         if root:
             path = path.removeprefix(root) or self.path
-        is_odd = path != self.path or self._stopping or kind is Exchange
-        if is_odd and await self._aside(exchange, path.rstrip("/")):
-            return
-        if self.auth is None:
-            exchange.principal = ANONYMOUS
-        else:
-            token = http.bearer(headers)
+        if path != self.path or self._stopping or kind is Exchange:
+            self._turn_aside(exchange, path.rstrip("/"))
+        return exchange
+
+    async def _identify(self, exchange: Exchange) -> bool:
+        exchange.principal = ANONYMOUS
+        if self.auth is not None:
+            token = http.bearer(exchange.headers)
             principal = await self.auth.verify(token) if token else None
             if principal is None:
-                await exchange.text(401, "A valid token is needed", [http.challenge(self.challenge(exchange))])
-                return
+                exchange.text(401, "A valid token is needed", [http.challenge(self.challenge(exchange))])
+                return False
             exchange.principal = principal
-        await exchange.run()
+        return True
 
-    async def _aside(self, exchange: Exchange, path: str) -> bool:
-        """Answer what is not a message, or not to be taken now; whether it was."""
+    def _turn_aside(self, exchange: Exchange, path: str) -> None:
+        """Answer what is not a message, or not to be taken now."""
         method, metadata = exchange.scope["method"], None if self.auth is None else self.auth.metadata
         if path in ("/healthz", "/readyz"):
             ready = path == "/healthz" or not self._stopping
-            await exchange.text(200 if ready else 503, "ok" if ready else "stopping")
+            exchange.text(200 if ready else 503, "ok" if ready else "stopping")
         elif path == _WELL_KNOWN + self.path and metadata is not None:
-            await exchange.whole(200, JSON, encode({"resource": exchange.here + self.path, **metadata}))
+            exchange.whole(200, JSON, encode({"resource": exchange.here + self.path, **metadata}))
         elif path not in (self.path, "/sse"):
-            await exchange.text(404, "Not found")
+            exchange.text(404, "Not found")
         elif method == "OPTIONS":
             allowed = (b"access-control-allow-headers", http.preflight(exchange.headers))
-            await exchange.whole(204, [*_PREFLIGHT, allowed], b"")
+            exchange.whole(204, [*_PREFLIGHT, allowed], b"")
         elif self._stopping:
-            await exchange.text(503, "The server is stopping", [(b"retry-after", b"1")])
+            exchange.text(503, "The server is stopping", [(b"retry-after", b"1")])
         elif method not in self._kinds:
-            await exchange.text(405, "Method not allowed", [(b"allow", ", ".join(self._kinds).encode())])
-        else:
-            return False
-        return True
+            exchange.text(405, "Method not allowed", [(b"allow", ", ".join(self._kinds).encode())])
 
     def challenge(self, exchange: Exchange) -> dict[str, str]:
         """What a caller that may not is told of how to get there."""
@@ -160,26 +186,29 @@ class Endpoint:
     async def stop(self) -> None:
         """Tell every stream that no more will come, let calls end, and leave the lifespan."""
         self._stopping = True
-        conversations = [exchange.conversation for exchange in self.open]
+        conversations = [exchange.conversation for exchange in self.open if exchange.conversation is not None]
         for conversation in conversations:
             conversation.end_subscriptions()
         calls = [call.task for each in conversations for call in each.connection.in_flight.values()]
         if calls:
             await asyncio.wait(calls, timeout=self.engine.limits.grace_seconds)
+        for conversation in conversations:
+            conversation.drop()
         for exchange in list(self.open):
-            exchange.conversation.drop()
             exchange.finish(None)
-        if self.open:  # what they have to say last
-            await asyncio.wait({each.task for each in self.open}, timeout=LAST_SECONDS)
+        tasks = {each.task for each in self.open if each.task is not None}
+        if tasks:  # what they have to say last
+            await asyncio.wait(tasks, timeout=LAST_SECONDS)
         if self._stack is not None:
             stack, self._stack = self._stack, AsyncExitStack()
             await stack.aclose()
 
     def end_session(self, connection: Connection) -> None:
         """Give up what is going on in a session that was ended."""
-        for exchange in [each for each in self.open if each.conversation.connection is connection]:
-            exchange.conversation.drop()
-            exchange.finish(None)
+        for exchange in list(self.open):
+            if exchange.conversation is not None and exchange.conversation.connection is connection:
+                exchange.conversation.drop()
+                exchange.finish(None)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Coroutine, Iterable, MutableMapping
 from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ _TOGETHER = 64 * 1024  # bytes of a body that go out in one write with the head
 class Cycle:
     """Its application runs once; `receive` and `send` are what it is given."""
 
-    def __init__(self, connection: Guarded, scope: Message, *, keep_alive: bool, expects: bool) -> None:
+    def __init__(self, connection: Guarded, scope: Message, keep_alive: bool, expects: bool) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         self.expects = expects  # the peer sends no body before it is told to go on
@@ -59,18 +59,32 @@ class Cycle:
         if self._news is not None:
             self._news.set()
 
-    async def run(self, app: Any) -> None:
+    @property
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it is here and none was fetched."""
+        if self._more or self._is_fetched or len(self._body) > 1:
+            return None
+        return self._body[0] if self._body else b""
+
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Write a whole answer."""
+        self._head = self._head_of(status, headers)
+        self._write(body, is_last=True)
+
+    def fail(self) -> None:
+        """The application failed, inside of an `except`."""
+        log.exception("http: the application failed")
+        if not self.complete and not self.is_begun:
+            fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+            self.answer(500, fields, b"Internal Server Error")
+
+    async def run(self, application: Coroutine[Any, Any, None]) -> None:
         try:
-            await app(self.scope, self.receive, self.send)
+            await application
         except asyncio.CancelledError:
             pass  # at the end of the server, when all else was tried
         except BaseException:
-            log.exception("http: the application failed")
-            if not self.complete and not self.is_begun:
-                self._head = b""
-                fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-                await self.send({"type": "http.response.start", "status": 500, "headers": fields})
-                await self.send({"type": "http.response.body", "body": b"Internal Server Error"})
+            self.fail()
         if not self.complete:
             log.error("http: the application ended without a whole answer")
             self._connection.transport.close()
@@ -101,7 +115,6 @@ class Cycle:
             return
         kind = message["type"]
         if kind == "http.response.start" and not self._head and not self.is_begun:
-            self.expects = False
             self._head = self._head_of(message["status"], message.get("headers", ()))
         elif kind == "http.response.body" and (self._head or self.is_begun) and not self.complete:
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
@@ -109,8 +122,9 @@ class Cycle:
             raise RuntimeError(f"http: {kind} out of turn")
 
     def _head_of(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        lines = [status_line(status), self._connection.state.date]
+        self.expects = False
         self._left = None
+        lines = [status_line(status), self._connection.state.date]
         for name, value in headers:
             if name == b"connection":
                 self.keep_alive = self.keep_alive and b"close" not in value.lower()

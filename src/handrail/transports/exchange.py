@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from msgspec import UNSET, UnsetType
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS = 0.05  # a call that takes longer is watched for its caller going away
 _WAITING = ("tools/call", "subscriptions/listen")
+Rest = Coroutine[Any, Any, None] | None  # of the work; None: there is none, and the answer has been said
 QUIET_SECONDS = 2.0  # then the answer becomes a stream, so that nobody in between takes it for dead
 
 
 class Exchange(Response):
     """What every kind of request needs: its head, the way back, and a conversation to be part of."""
 
-    conversation: Conversation
+    conversation: Conversation | None = None  # when it is known who speaks
     principal: Principal
-    task: asyncio.Task[Any]  # in which it is answered, if that takes a while
+    task: asyncio.Task[Any] | None = None  # in which it is answered, if that takes a while
     _watcher: asyncio.Task[None] | None = None
 
     def __init__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        super().__init__(send, receive, headers, endpoint.engine.limits)
+        super().__init__(scope, receive, send, headers, endpoint.engine.limits)
         self.endpoint = endpoint
         self.engine = endpoint.engine
-        self.scope = scope
 
     async def run(self) -> None:
         raise NotImplementedError
@@ -58,15 +58,10 @@ class Exchange(Response):
         scheme, root = self.scope.get("scheme", "http"), self.scope.get("root_path", "")
         return f"{scheme}://{self.header(b'host')}{root}"
 
-    def _converse(self, connection: Connection | None = None) -> Connection:
-        self.conversation = Conversation(self.engine, self, self.principal, connection)
-        self.conversation.headers = self.headers
-        return self.conversation.connection
-
-    def _enter(self) -> None:
-        """From now on the endpoint knows of this, which takes a while."""
-        self.task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.endpoint.open.add(self)
+    def _converse(self, connection: Connection | None = None) -> Conversation:
+        self.conversation = conversation = Conversation(self.engine, self, self.principal, connection)
+        conversation.headers = self.headers
+        return conversation
 
     def _leave(self) -> None:
         self.endpoint.open.discard(self)
@@ -78,27 +73,30 @@ class Exchange(Response):
 
     async def _outlive(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that goes on when whoever asked for it has gone, and the request with it."""
-        self.task, leaving = asyncio.create_task(work), asyncio.create_task(self.left())
-        self.endpoint.tasks.add(self.task)
-        self.task.add_done_callback(self.endpoint.tasks.discard)
+        task, leaving = asyncio.create_task(work), asyncio.create_task(self.left())
+        self.task = task
+        self.endpoint.tasks.add(task)
+        task.add_done_callback(self.endpoint.tasks.discard)
         try:
-            await asyncio.wait((self.task, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
 
     async def _find(self, ident: bytes) -> Session:
-        """The session of an id, which speaks what the header says it does."""
-        session = await self.endpoint.sessions.find(ident, self.principal)
+        return self._fitting(await self.endpoint.sessions.find(ident, self.principal))
+
+    def _fitting(self, session: Session | None) -> Session:
+        """The session that was looked for, if it is there and speaks what the header says it does."""
         if session is None:
             raise Refused(Kind.NO_SESSION, "Session not found: begin again with initialize")
-        agreed, said = session.connection.voice.name, self.header(PROTOCOL)
-        if PROTOCOL in self.headers and said != agreed:
-            raise Refused(Kind.INVALID_REQUEST, f"MCP-Protocol-Version {said[:50]!r}: this session speaks {agreed}")
+        said = self.headers.get(PROTOCOL)
+        if said is not None and said != session.version:
+            text = f"MCP-Protocol-Version {said[:50].decode('latin-1')!r}: this session speaks "
+            raise Refused(Kind.INVALID_REQUEST, text + session.connection.voice.name)
         return session
 
-    async def _refuse_as_text(self, refused: Refused) -> None:
-        status = self.engine.offer.newest.faults[refused.kind].status
-        await self.text(status, refused.text)
+    def _refuse_as_text(self, refused: Refused) -> None:
+        self.text(self.engine.offer.newest.faults[refused.kind].status, refused.text)
 
     def _log(self, session: Session | None, kind: str = "") -> tuple[EventLog | None, bytes]:
         """Where the events of a stream are kept, and what it begins with."""
@@ -112,32 +110,18 @@ class Exchange(Response):
 
 
 class Post(Exchange):
-    """A message: a request of any revision, a notification, an answer, or a batch of them."""
+    """A message: a request of any revision, a notification, an answer, or a batch of them.
+
+    Most are answered where they are taken. What takes longer comes back as a coroutine, the rest of the work.
+    """
 
     _wants_json = True
 
     async def run(self) -> None:
-        headers, query = self.headers, self.scope["query_string"]
-        self._wants_json, self.two_way = http.accepts(headers.get(b"accept", b""))
-        ident = parse_qs(query.decode("latin-1")).get("sessionId", [""])[0] if query else ""
-        if not http.is_json(headers.get(b"content-type", b"")):
-            await self.text(415, "Content-Type must be application/json")
-        elif headers.get(b"content-encoding", b"identity") != b"identity":
-            await self.text(415, "Compressed bodies are not taken")
-        elif not self._wants_json and not self.two_way and not ident:
-            await self.text(406, "Accept must name application/json or text/event-stream")
-        else:
-            body = await self._body()
-            if body is not None:
-                message = jsonrpc.decode(body)
-                if ident and not (type(message) is Request and names_version(message)):
-                    await self._to_pipe(ident, body)
-                elif type(message) is Request:
-                    await self._request(message)
-                elif isinstance(message, Refusal):
-                    await self._unreadable(message)
-                else:
-                    await self._other(message, body)
+        body = None if self._is_unfit() else await self._body()
+        rest = None if body is None else self._read(body)
+        if rest is not None:
+            await rest
 
     async def _body(self) -> bytes | None:
         """The whole body; None if it was too long, or never came."""
@@ -153,83 +137,127 @@ class Post(Exchange):
             if not event.get("more_body"):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
             got = max(got, sum(map(len, pieces)))
-        await self.text(413, f"A message has at most {most:,} bytes")
+        self.text(413, f"A message has at most {most:,} bytes")
         return None
+
+    def accept(self, body: bytes) -> Rest:
+        """Take a message that came whole."""
+        if len(body) > self.limits.max_message_bytes:
+            self.text(413, f"A message has at most {self.limits.max_message_bytes:,} bytes")
+            return None
+        return None if self._is_unfit() else self._read(body)
+
+    def _is_unfit(self) -> bool:
+        """Whether the head of a request speaks against its body; if so, that is said."""
+        headers = self.headers
+        self._wants_json, self.two_way = http.accepts(headers.get(b"accept", b""))
+        if not http.is_json(headers.get(b"content-type", b"")):
+            self.text(415, "Content-Type must be application/json")
+        elif headers.get(b"content-encoding", b"identity") != b"identity":
+            self.text(415, "Compressed bodies are not taken")
+        elif not self._wants_json and not self.two_way and not self._pipe_named():
+            self.text(406, "Accept must name application/json or text/event-stream")
+        return self.said is not None
+
+    def _pipe_named(self) -> str:
+        """The pipe of the transport of 2024 a message is for."""
+        query = self.scope["query_string"]
+        return parse_qs(query.decode("latin-1")).get("sessionId", [""])[0] if query else ""
+
+    def _read(self, body: bytes) -> Rest:
+        """Who is speaking: the body says so, or the session does."""
+        message = jsonrpc.decode(body)
+        pipe = self.scope["query_string"] and self._pipe_named()
+        if pipe and not (type(message) is Request and names_version(message)):
+            return self._to_pipe(pipe, body)
+        if isinstance(message, Refusal):
+            is_modern = self.header(PROTOCOL) in self.engine.offer.stateless
+            kind = Kind.ENVELOPE if is_modern and message.kind is Kind.BAD_PARAMS else message.kind
+            return self._refuse(message.id, Refused(kind, message.text))
+        try:
+            if type(message) is Request and names_version(message) and self.engine.offer.stateless:
+                conversation = self._converse()
+                self._check_stateless(message, conversation.connection)
+                return self._answer(conversation, message, None)
+            if type(message) is Request and message.method == "initialize":
+                return self._initialize(message)
+            if type(message) is Notification and self.header(PROTOCOL) in self.engine.offer.stateless:
+                self.whole(202, [], b"")  # that revision has none over HTTP; nobody waits for an answer
+                return None
+            session = self._session(message)
+        except Refused as refused:
+            return self._refuse(message.id if type(message) is Request else UNSET, refused)
+        if session is None:
+            return self._take_later(message, body)
+        return self._take_in(session, message, body)
+
+    async def _take_later(self, message: Message | list[Json], body: bytes) -> None:
+        """With a session that is to be looked for in a store which takes its time."""
+        try:
+            session = await self._find(self.headers[SESSION])
+        except Refused as refused:
+            self._refuse(message.id if type(message) is Request else UNSET, refused)
+            return
+        rest = self._take_in(session, message, body)
+        if rest is not None:
+            await rest
+
+    def _take_in(self, session: Session, message: Message | list[Json], body: bytes) -> Rest:
+        conversation = self._converse(session.connection)
+        if type(message) is Request or not session.name or session.connection.waits_for(message):
+            return self._answer(conversation, message, session)
+        return self._pass_on(session, body)
+
+    async def _pass_on(self, session: Session, body: bytes) -> None:
+        """An answer or a notice that somebody in another process waits for."""
+        await self.endpoint.sessions.pass_on(session.name, body)
+        self.whole(202, [], b"")
 
     async def _to_pipe(self, ident: str, body: bytes) -> None:
         conversation = self.endpoint.pipes.get(ident)
         if not self.endpoint.sessions.owns_pipe(ident, self.principal):
-            await self.text(404, "No such stream: open one with GET")
+            self.text(404, "No such stream: open one with GET")
             return
         if conversation is None:
             await self.endpoint.sessions.pass_on(ident, body)
         else:
             conversation.say(conversation.receive(body) or None)
-        await self.whole(202, [], b"")
-
-    # Who is speaking: the body says so, or the session does.
-
-    async def _request(self, request: Request) -> None:
-        session: Session | None = None
-        try:
-            if names_version(request) and self.engine.offer.stateless:
-                self._check_stateless(request, self._converse())
-            elif request.method == "initialize":
-                return await self._initialize(request)
-            else:
-                session = await self._session(request)
-                self._converse(session.connection)
-        except Refused as refused:
-            return await self._refuse(request.id, refused)
-        return await self._answer(request, session)
-
-    async def _unreadable(self, refusal: Refusal) -> None:
-        is_modern = self.header(PROTOCOL) in self.engine.offer.stateless
-        kind = Kind.ENVELOPE if is_modern and refusal.kind is Kind.BAD_PARAMS else refusal.kind
-        await self._refuse(refusal.id, Refused(kind, refusal.text))
-
-    async def _other(self, message: Message | list[Json], body: bytes) -> None:
-        """A notification, an answer, or a batch."""
-        if type(message) is Notification and self.header(PROTOCOL) in self.engine.offer.stateless:
-            await self.whole(202, [], b"")  # those have none over HTTP; nobody waits for an answer
-            return
-        try:
-            session = await self._session(message)
-        except Refused as refused:
-            await self._refuse(UNSET, refused)
-            return
-        connection = self._converse(session.connection)
-        if session.name and not connection.waits_for(message):
-            await self.endpoint.sessions.pass_on(session.name, body)
-        await self._answer(message, session)
+        self.whole(202, [], b"")
 
     def _check_stateless(self, request: Request, connection: Connection) -> None:
         http.check_version(request, self.headers)
-        connection.check_envelope(request, connection.speaker(request))
-        http.check_mirrors(request, self.headers)
+        revision = connection.speaker(request)
+        try:
+            http.check_mirrors(request, self.headers)
+        except Refused:
+            connection.check_envelope(request, revision)  # else it is checked with the parameters
+            raise
         if request.method == "subscriptions/listen" and not self.two_way:
             raise Refused(Kind.INVALID_REQUEST, "subscriptions/listen is answered with events: accept them")
 
-    async def _initialize(self, request: Request) -> None:
-        connection = self._converse()
-        self.finish(self.conversation.handle(request, self.finish))
+    def _initialize(self, request: Request) -> Rest:
+        conversation = self._converse()
+        self.finish(conversation.handle(request, self.finish))
         fields: Fields = []
-        if connection.revision is not None:
-            fields = [(SESSION, self.endpoint.sessions.begin(connection, self.principal).encode())]
-        if self._wants_json or self.conversation.status != 200:
-            await self._say(fields)
-        else:
-            await self.begin_events(fields=fields)
-            await self.events(None)
+        if conversation.connection.revision is not None:
+            fields = [(SESSION, self.endpoint.sessions.begin(conversation.connection, self.principal).encode())]
+        if self._wants_json or conversation.status != 200:
+            return self._say(self.answer, fields)
+        return self._as_events(fields)
 
-    async def _session(self, message: Message | list[Json]) -> Session:
-        """The session a message belongs to."""
+    async def _as_events(self, fields: Fields) -> None:
+        await self.begin_events(fields=fields)
+        await self.events(None)
+
+    def _session(self, message: Message | list[Json]) -> Session | None:
+        """The session a message belongs to; None if that can only be told after a while."""
         offer, ident = self.engine.offer, self.headers.get(SESSION)
         said = self.header(PROTOCOL)
         if said in offer.stateless and not isinstance(message, list):
             raise Refused(Kind.ENVELOPE, f"{said}: params._meta lacks {VERSION!r} and {CAPABILITIES!r}")
         if ident:
-            return await self._find(ident)
+            sessions = self.endpoint.sessions
+            return None if sessions.peek is None else self._fitting(sessions.find_at_once(ident, self.principal))
         if isinstance(message, list) and (said or not self.endpoint.legacy_stateless):
             raise Refused(Kind.INVALID_REQUEST, "Batches are for sessions of 2025-03-26: send one message at a time")
         if said and said not in offer.handshake:
@@ -237,42 +265,47 @@ class Post(Exchange):
             raise Refused(Kind.ENVELOPE, "Unsupported protocol version", known)
         if not self.endpoint.legacy_stateless:
             raise Refused(Kind.INVALID_REQUEST, "Mcp-Session-Id is missing: begin with initialize")
-        connection = self._converse()
+        connection = Connection(offer, self.engine.hidden)
         connection.revision = offer.handshake.get(said) or offer.assumed
         return Session("", connection)
 
-    async def _refuse(self, ident: Id | UnsetType, refused: Refused) -> None:
+    def _refuse(self, ident: Id | UnsetType, refused: Refused) -> Rest:
         """Refuse a message in the words of whoever speaks, as far as that is known."""
-        voice = (self.conversation.connection if hasattr(self, "conversation") else self._converse()).voice
-        self.finish(self.conversation.refusal(voice, ident, refused))
-        await self._say([])
+        conversation = self.conversation or self._converse()
+        return self._say(conversation.refusal(conversation.connection.voice, ident, refused))
 
-    async def _answer(self, message: Message | list[Json], session: Session | None) -> None:
+    def _answer(self, conversation: Conversation, message: Message | list[Json], session: Session | None) -> Rest:
         """Handle a message, and say what there is to say in the shortest form that will do."""
-        conversation = self.conversation
+        endpoint = self.endpoint
         waits = message.method in _WAITING if type(message) is Request else type(message) is list
-        if waits and self.endpoint.calls[self.principal.id] >= self.limits.max_calls:
+        if waits and endpoint.calls.get(self.principal.id, 0) >= self.limits.max_calls:
             ident = message.id if type(message) is Request else UNSET
-            await self._refuse(ident, Refused(Kind.OVERLOADED, "Too many requests are in flight; wait for some to end"))
-            return
-        first = conversation.handle(message, self.finish)
-        if first is not LATER:
-            self.finish(first)
+            text = "Too many requests are in flight; wait for some to end"
+            return self._refuse(ident, Refused(Kind.OVERLOADED, text))
+        answer = conversation.handle(message, self.finish)
+        named = session if session is not None and session.name else None
+        if answer is not LATER and not self.unsent:
+            if named is not None and type(message) is Request and message.method == "logging/setLevel":
+                return self._note_level(named, answer)
+            if self._wants_json or answer is None or conversation.status != 200:
+                return self._say(answer)
+        if answer is not LATER:
+            self.finish(answer)
         elif type(message) is list:
             conversation.status = 200  # whatever became of its members
-        named = session if session is not None and session.name else None
-        if named is not None and type(message) is Request and message.method == "logging/setLevel":
-            await self.endpoint.sessions.note_level(named)
-        as_json = self._wants_json or first is None or conversation.status != 200
-        if as_json and self.ended and not self.unsent:
-            await self._say([])
-            return
-        self._enter()
-        self.endpoint.calls[self.principal.id] += 1
+            if self.ended and not self.unsent and (self._wants_json or self.answer is None):
+                return self._say(self.answer)
+        endpoint.open.add(self)
+        endpoint.calls[self.principal.id] += 1
         later = self._answer_later(named, is_stateless=session is None)
-        await (later if named is None else self._outlive(later))
+        return later if named is None else self._outlive(later)
+
+    async def _note_level(self, session: Session, answer: bytes | None) -> None:
+        await self.endpoint.sessions.note_level(session)
+        self._say(answer)
 
     async def _answer_later(self, session: Session | None, *, is_stateless: bool) -> None:
+        self.task = self.task or asyncio.current_task()
         try:
             if not self.unsent and not self.paused:
                 await self.wait(WATCH_SECONDS)
@@ -287,23 +320,24 @@ class Post(Exchange):
                 return
             while not self.ended and not self.gone:
                 await self.wait(QUIET_SECONDS)
-            if not self.gone:
-                await self._say([])
+            self._say(self.answer)
         finally:
             self._leave()
             self.endpoint.calls[self.principal.id] -= 1
-            if is_stateless and not self.ended:
+            if is_stateless and not self.ended and self.conversation is not None:
                 self.conversation.drop()  # whoever goes away does not want the answer
 
-    async def _say(self, fields: Fields) -> None:
-        """The answer as JSON, or the news that there is none."""
-        answer, status = self.answer, self.conversation.status
+    def _say(self, answer: bytes | None, fields: Fields | None = None) -> Rest:
+        """The answer as JSON, or the news that there is none: then nothing is left to do."""
+        assert self.conversation is not None
+        status = self.conversation.status
+        if status == 429:
+            fields = [(b"retry-after", b"1")]
+        elif status == 403:
+            needed = {"error": "insufficient_scope", "scope": " ".join(sorted(self.conversation.needed))}
+            fields = [http.challenge({**self.endpoint.challenge(self), **needed})]
         if answer is None:
-            await self.whole(202, fields, b"")
+            self.whole(202, fields or [], b"")
         else:
-            if status == 429:
-                fields = [*fields, (b"retry-after", b"1")]
-            elif status == 403:
-                needed = {"error": "insufficient_scope", "scope": " ".join(sorted(self.conversation.needed))}
-                fields = [*fields, http.challenge({**self.endpoint.challenge(self), **needed})]
-            await self.whole(status, JSON + fields if fields else JSON, answer)
+            self.whole(status, JSON + fields if fields else JSON, answer)
+        return None

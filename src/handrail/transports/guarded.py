@@ -15,8 +15,9 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Coroutine
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -78,6 +79,7 @@ class Guarded(asyncio.Protocol):
         self.write_paused = False
         self.cycle: Cycle | None = None  # being answered, or the last one that was
         self._app = app
+        self._at_once = getattr(app, "at_once", None)  # applications of ours have it, see `Endpoint.at_once`
         self._app_state = app_state
         self._limits = limits = state.limits
         self._seconds = (limits.idle_seconds, limits.header_seconds, limits.body_seconds, _LINGER_SECONDS)
@@ -104,7 +106,7 @@ class Guarded(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._ends = _ends_of(transport)
+        self._same = _scope_of(transport)
         before = len(self.state.connections)
         self.state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols
         if before >= self._limits.max_connections + _LINGERERS:
@@ -228,26 +230,20 @@ class Guarded(asyncio.Protocol):
         self._fields = len(headers)
         self._unspent = 0
         path, raw_path, query = _target(self._url)
-        method = parser.get_method().decode()
-        self._reading = cycle = Cycle(
-            self,
-            {
-                "type": "http",
-                "asgi": {"version": "3.0", "spec_version": "2.3"},
-                "http_version": parser.get_http_version(),
-                "method": method,
-                "path": path,
-                "raw_path": raw_path,
-                "query_string": query,
-                "root_path": "",
-                "headers": headers,
-                "state": self._app_state.copy(),
-                **self._ends,
-            },
-            keep_alive=parser.should_keep_alive() and not self.state.ending,
-            expects=fields.get(b"expect", b"").lower() == b"100-continue",
-        )
-        self._queue.append(cycle)
+        scope = {
+            **self._same,
+            "http_version": parser.get_http_version(),
+            "method": parser.get_method().decode(),
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": headers,
+            "state": self._app_state.copy(),
+        }
+        keep_alive = parser.should_keep_alive() and not self.state.ending
+        expects = b"expect" in fields and fields[b"expect"].lower() == b"100-continue"
+        self._reading = Cycle(self, scope, keep_alive, expects)
+        self._queue.append(self._reading)
         self._phase = _BODY
         self._is_new_phase = True
 
@@ -265,15 +261,14 @@ class Guarded(asyncio.Protocol):
             size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
             if size > limits.max_header_bytes:
                 raise _Refused(431, "The headers are too long")
-        repeated = [] if len(fields) == len(headers) else [name for name, _ in headers]
-        if b"host" not in fields or repeated.count(b"host") > 1:
+        names = fields if len(fields) == len(headers) else [name for name, _ in headers]
+        if b"host" not in fields or (type(names) is list and names.count(b"host") > 1):
             raise _Refused(400, "Exactly one Host header is needed")
-        lengths = [b"content-length", b"transfer-encoding"]
-        given = sum(max(name in fields, repeated.count(name)) for name in lengths)
-        if given > 1:
-            raise _Refused(400, "The length of the body is given twice")
-        if version == "1.0" and b"transfer-encoding" in fields:
-            raise _Refused(400, "HTTP/1.0 has no Transfer-Encoding")
+        if b"transfer-encoding" in fields or type(names) is list:
+            if sum(name in (b"content-length", b"transfer-encoding") for name in names) > 1:
+                raise _Refused(400, "The length of the body is given twice")
+            if version == "1.0" and b"transfer-encoding" in fields:
+                raise _Refused(400, "HTTP/1.0 has no Transfer-Encoding")
         return fields
 
     def on_body(self, body: bytes) -> None:
@@ -295,12 +290,30 @@ class Guarded(asyncio.Protocol):
         """Let the application have the next request; and if it answers at once, the one behind that."""
         self._starting = True
         while self._queue and (self.cycle is None or self.cycle.complete):
-            self.cycle = self._queue.popleft()
-            task = self.state.start(self.cycle.run(self._app))
+            self.cycle = cycle = self._queue.popleft()
+            coroutine = self._try(cycle)
+            if coroutine is None:
+                continue
+            task = self.state.start(cycle.run(coroutine))
             if not task.done():
                 self.state.tasks.add(task)
                 task.add_done_callback(self.state.tasks.discard)
         self._starting = False
+
+    def _try(self, cycle: Cycle) -> Coroutine[Any, Any, None] | None:
+        """Let an application that can answer a request at once do that; None: it has. Else what it has to do."""
+        body = cycle.whole_body
+        if self._at_once is None or body is None or self.write_paused:
+            application: Coroutine[Any, Any, None] = self._app(cycle.scope, cycle.receive, cycle.send)
+            return application
+        try:
+            answer = self._at_once(cycle.scope, cycle.receive, cycle.send, body)
+            if type(answer) is not tuple:
+                return cast("Coroutine[Any, Any, None]", answer)
+            cycle.answer(*answer)
+        except Exception:
+            cycle.fail()
+        return None
 
     def answered(self) -> None:
         """The answer to a request is written."""
@@ -438,15 +451,22 @@ def _target(url: bytes) -> tuple[str, bytes, bytes]:
     return unquote(path.decode("ascii")), path, parsed.query or b""
 
 
-def _ends_of(transport: asyncio.Transport) -> dict[str, Any]:
-    """Both ends of a connection, in the words of ASGI."""
+def _scope_of(transport: asyncio.Transport) -> dict[str, Any]:
+    """What is the same in all requests of a connection, in the words of ASGI."""
 
     def place(name: str) -> tuple[str, int | None] | None:
         found = transport.get_extra_info(name)
         return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
 
     scheme = "https" if transport.get_extra_info("sslcontext") else "http"
-    return {"server": place("sockname"), "client": place("peername"), "scheme": scheme}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "server": place("sockname"),
+        "client": place("peername"),
+        "scheme": scheme,
+        "root_path": "",
+    }
 
 
 def _response(status: int, text: str, date: bytes) -> bytes:

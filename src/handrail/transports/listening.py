@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
 from handrail.engine.sessions import END, EVENT_SECONDS, EventLog, Session, read_ident
 from handrail.errors import Refused
 from handrail.protocol import sse
-from handrail.protocol.connection import Connection
 from handrail.protocol.http import PROTOCOL, SESSION
 from handrail.transports.exchange import Exchange
 from handrail.transports.response import KEEP_ALIVE_SECONDS
@@ -23,25 +23,25 @@ class Get(Exchange):
     async def run(self) -> None:
         say, ident, path = self.text, self.headers.get(SESSION), self.scope["path"]
         if b"text/event-stream" not in self.headers.get(b"accept", b""):
-            await say(405, "Only event streams are here to GET", [(b"allow", b"POST")])
+            say(405, "Only event streams are here to GET", [(b"allow", b"POST")])
         elif len(self.endpoint.open) >= MAX_STREAMS:
-            await say(503, "Too many streams are open", [(b"retry-after", b"10")])
+            say(503, "Too many streams are open", [(b"retry-after", b"10")])
         elif not ident and (path.endswith("/sse") or PROTOCOL not in self.headers):
             await self._pipe()
         elif not ident:
-            await say(400, "Mcp-Session-Id is missing")
+            say(400, "Mcp-Session-Id is missing")
         else:
             try:
                 session = await self._find(ident)
             except Refused as refused:
-                await self._refuse_as_text(refused)
+                self._refuse_as_text(refused)
                 return
             last = self.header(b"last-event-id")
             await self._outlive(self._resume(session, last) if last else self._listen(session))
 
     async def _listen(self, session: Session, log: EventLog | None = None, first: bytes = b"") -> None:
         """A stream for what the server says unasked. Of several that a session has open, one hears it."""
-        connection = self._converse(session.connection)
+        conversation, connection = self._converse(session.connection), session.connection
         for other in list(connection.listeners):
             if other.gone:  # it only keeps what comes for a reader that is here now
                 other.finish(None)
@@ -54,21 +54,19 @@ class Get(Exchange):
             await self._stay(self.events(log, outlives=EVENT_SECONDS))
         finally:
             connection.listeners.remove(self)
-            self.conversation.unwatch()
-            self._hand_over(connection)
-
-    def _hand_over(self, connection: Connection) -> None:
-        if connection.listeners:
-            connection.listeners[0].conversation.watch()
+            conversation.unwatch()
+            if connection.listeners:
+                connection.listeners[0].conversation.watch()
 
     async def watch(self) -> None:
         await super().watch()
-        if any(not each.gone for each in self.conversation.connection.listeners):
+        if self.conversation is not None and any(not each.gone for each in self.conversation.connection.listeners):
             self.finish(None)  # another one reads what comes from now on
 
     async def _stay(self, saying: Coroutine[Any, Any, None]) -> None:
         """Hold a stream open for as long as the peer reads and the server runs."""
-        self._enter()
+        self.task = self.task or asyncio.current_task()
+        self.endpoint.open.add(self)
         self._begin_watching()
         try:
             await saying
@@ -77,8 +75,7 @@ class Get(Exchange):
 
     async def _pipe(self) -> None:
         """The transport of 2024: one stream for all the server says, and an address for what the client says."""
-        self._converse()
-        conversation, ident = self.conversation, self.endpoint.sessions.begin_pipe(self.principal)
+        conversation, ident = self._converse(), self.endpoint.sessions.begin_pipe(self.principal)
         conversation.watch()
         self.endpoint.pipes[ident] = conversation
         address = f"{self.scope.get('root_path', '')}{self.endpoint.path}?sessionId={ident}"
@@ -93,7 +90,7 @@ class Get(Exchange):
         """What a stream said after an event, and what it goes on to say."""
         found = read_ident(last)
         if found is None:
-            await self.text(400, "Last-Event-ID is not one of ours")
+            self.text(400, "Last-Event-ID is not one of ours")
             return
         log, number = EventLog(self.endpoint.sessions.store, session, found[0]), found[1]
         if found[0].startswith(EventLog.LISTENER):
@@ -126,13 +123,13 @@ class Delete(Exchange):
     async def run(self) -> None:
         ident = self.headers.get(SESSION)
         if not ident:
-            await self.text(400, "Mcp-Session-Id is missing")
+            self.text(400, "Mcp-Session-Id is missing")
             return
         try:
             session = await self._find(ident)
         except Refused as refused:
-            await self._refuse_as_text(refused)
+            self._refuse_as_text(refused)
             return
         await self.endpoint.sessions.end(session)
         self.endpoint.end_session(session.connection)
-        await self.whole(204, [], b"")
+        self.whole(204, [], b"")

@@ -17,6 +17,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Fields = list[tuple[bytes, bytes]]
+Whole = tuple[int, Fields, bytes]  # an answer: status, headers, body
 
 KEEP_ALIVE_SECONDS = 15.0
 RETRY_MS = 1_000
@@ -117,30 +118,39 @@ class Stream:
 class Response(Stream):
     """The way back to whoever sent a request. After it has gone, writing does nothing."""
 
-    def __init__(self, send: Send, receive: Receive, headers: Headers, limits: Limits) -> None:
+    said: Whole | None = None
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, headers: Headers, limits: Limits) -> None:
         super().__init__(limits)
+        self.scope = scope
         self.headers = headers  # of the request
         self._send = send
         self._receive = receive
 
-    async def whole(self, status: int, fields: Fields, body: bytes) -> None:
+    def whole(self, status: int, fields: Fields, body: bytes) -> None:
+        """Say all there is to say; it is written when the request is left."""
         if status not in (202, 204):
             fields = [*fields, (b"content-length", b"%d" % len(body))]
-        await self._send({"type": "http.response.start", "status": status, "headers": self._shared(fields)})
-        await self._send({"type": "http.response.body", "body": body})
+        self.said = (status, self._shared(fields) if ORIGIN in self.headers else fields, body)
+
+    def text(self, status: int, text: str, fields: Fields | None = None) -> None:
+        self.whole(status, _TEXT + (fields or []), text.encode())
 
     def _shared(self, fields: Fields) -> Fields:
         """With what every answer to a web page that may read it says."""
-        if ORIGIN not in self.headers:
-            return fields
         exposed = (b"access-control-expose-headers", b"mcp-session-id, www-authenticate")
         return [(b"access-control-allow-origin", self.headers[ORIGIN]), (b"vary", b"origin"), exposed, *fields]
 
-    async def text(self, status: int, text: str, fields: Fields | None = None) -> None:
-        await self.whole(status, _TEXT + (fields or []), text.encode())
+    async def close(self) -> None:
+        """Write what was said, if it was not said in events."""
+        if self.said is not None:
+            status, fields, body = self.said
+            await self._send({"type": "http.response.start", "status": status, "headers": fields})
+            await self._send({"type": "http.response.body", "body": body})
 
     async def begin_events(self, first: bytes = b"", fields: Fields | None = None) -> None:
-        fields = self._shared(_EVENTS + (fields or []))
+        fields = _EVENTS + (fields or [])
+        fields = self._shared(fields) if ORIGIN in self.headers else fields
         await self._send({"type": "http.response.start", "status": 200, "headers": fields})
         if first:
             await self.write(first)
