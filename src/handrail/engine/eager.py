@@ -35,6 +35,7 @@ class _ByHand:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._attributes = vars(loop)
+        self._current: dict[Any, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]  # 3.11
         self._step: Callable[[], object]
         self._context: Context
 
@@ -48,7 +49,7 @@ class _ByHand:
             task = asyncio.Task(coroutine, loop=self._loop, name=_NAME)
         finally:
             del self._attributes["call_soon"]
-        outer = asyncio.current_task(self._loop)
+        outer = self._current.get(self._loop)
         if outer is None:
             self._context.run(self._step)
         else:

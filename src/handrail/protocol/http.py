@@ -149,10 +149,11 @@ def accepts(header: bytes) -> tuple[bool, bool]:
 
 
 @lru_cache(100)
-def is_json(header: bytes) -> bool:
-    """Whether a body says it is JSON: exactly that, for a web page may send other types without asking first."""
+def is_json(header: bytes, coding: bytes | None = None) -> bool:
+    """Whether a body says it is plain JSON: exactly that, for a web page may send other types without asking first."""
     kind, _, parameters = header.decode("latin-1").lower().partition(";")
-    return kind.strip() == "application/json" and parameters.strip() in ("", "charset=utf-8", 'charset="utf-8"')
+    is_plain = parameters.strip() in ("", "charset=utf-8", 'charset="utf-8"') and coding in (None, b"identity")
+    return kind.strip() == "application/json" and is_plain
 
 
 def check_version(request: Request, headers: Headers) -> None:

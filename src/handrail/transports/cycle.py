@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail")
 
 Message = MutableMapping[str, Any]
+Fields = Iterable[tuple[bytes, bytes]]
 
 _TOGETHER = 64 * 1024  # bytes of a body that go out in one write with the head
 
@@ -22,30 +23,35 @@ _TOGETHER = 64 * 1024  # bytes of a body that go out in one write with the head
 class Cycle:
     """Its application runs once; `receive` and `send` are what it is given."""
 
+    is_begun = False  # something of the answer was written
+    complete = False  # all of it was
+    _body: bytes | bytearray = b""  # came, and was not fetched yet
+    _more = True  # will come
+    _is_fetched = False  # all of it was
+    _is_gone = False
+    _news: asyncio.Event | None = None
+    _head = b""  # waits for the first piece of the body, to go out with it
+    _left: int | None = None  # bytes of the body that its Content-Length promises
+    _is_silent = _is_chunked = False
+
     def __init__(self, connection: Guarded, scope: Message, keep_alive: bool, expects: bool) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         self.expects = expects  # the peer sends no body before it is told to go on
-        self.is_begun = False  # something of the answer was written
-        self.complete = False  # all of it was
         self._connection = connection
-        self._body: list[bytes] = []  # came, and was not fetched yet
-        self._size = 0
-        self._more = True  # will come
-        self._is_fetched = False  # all of it was
-        self._is_gone = False
-        self._news: asyncio.Event | None = None
-        self._head = b""  # waits for the first piece of the body, to go out with it
 
     # From the connection
 
     def take(self, body: bytes) -> int:
         """A piece of the body; how many bytes wait to be fetched."""
-        self._body.append(body)
-        self._size += len(body)
+        if not self._body:
+            self._body = body
+        else:
+            self._body = self._body if isinstance(self._body, bytearray) else bytearray(self._body)
+            self._body += body
         if self._news is not None:
             self._news.set()
-        return self._size
+        return len(self._body)
 
     def end_body(self) -> None:
         self._more = False
@@ -62,20 +68,25 @@ class Cycle:
     @property
     def whole_body(self) -> bytes | None:
         """The body, if all of it is here and none was fetched."""
-        if self._more or self._is_fetched or len(self._body) > 1:
-            return None
-        return self._body[0] if self._body else b""
+        return None if self._more or self._is_fetched else bytes(self._body)
 
-    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+    def answer(self, status: int, headers: Fields, body: bytes) -> None:
         """Write a whole answer."""
-        self._head = self._head_of(status, headers)
-        self._write(body, is_last=True)
+        length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
+        if not self.keep_alive:
+            length += b"connection: close\r\n"
+        if self.scope["method"] == "HEAD":
+            body = b""
+        line, date = _lines(status, tuple(headers)), self._connection.state.date
+        self._send_bytes(b"%b%b\r\n%b\r\n" % (line, date, length), body)
+        self._end()
 
     def fail(self) -> None:
         """The application failed, inside of an `except`."""
         log.exception("http: the application failed")
         if not self.complete and not self.is_begun:
-            fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+            self.keep_alive = False
+            fields = [(b"content-type", b"text/plain; charset=utf-8")]
             self.answer(500, fields, b"Internal Server Error")
 
     async def run(self, application: Coroutine[Any, Any, None]) -> None:
@@ -98,8 +109,7 @@ class Cycle:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self.complete:
             if self._body or not (self._more or self._is_fetched):
-                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-                self._body, self._size, self._is_fetched = [], 0, not self._more
+                body, self._body, self._is_fetched = bytes(self._body), b"", not self._more
                 return {"type": "http.request", "body": body, "more_body": self._more}
             if self._more:
                 connection.resume_reading()
@@ -121,7 +131,7 @@ class Cycle:
         else:
             raise RuntimeError(f"http: {kind} out of turn")
 
-    def _head_of(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    def _head_of(self, status: int, headers: Fields) -> bytes:
         self.expects = False
         self._left = None
         lines = [status_line(status), self._connection.state.date]
@@ -138,10 +148,7 @@ class Cycle:
             lines.append(b"transfer-encoding: chunked")
         if not self.keep_alive:
             lines.append(b"connection: close")
-        head = b"\r\n".join((*lines, b"", b""))
-        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1 or b"\0" in head:
-            raise ValueError("http: a header of the answer holds what would end it")
-        return head
+        return _checked(b"\r\n".join((*lines, b"", b"")), len(lines) + 1)
 
     def _write(self, body: bytes, *, is_last: bool) -> None:
         if self._is_silent:
@@ -152,20 +159,39 @@ class Cycle:
             self._left -= len(body)
             if self._left < 0 or (is_last and self._left):
                 raise RuntimeError("http: the body is not as long as its Content-Length says")
-        head, self._head, self.is_begun = self._head, b"", True
+        head, self._head = self._head, b""
+        self._send_bytes(head, body)
+        if is_last:
+            self._end()
+
+    def _send_bytes(self, head: bytes, body: bytes) -> None:
+        self.is_begun = True
         transport = self._connection.transport
         if len(body) > _TOGETHER:
             transport.write(head)
             transport.write(body)
         elif head or body:
             transport.write(head + body)
-        if is_last:
-            self.complete = True
-            if self._news is not None:
-                self._news.set()
-            if not self.keep_alive:
-                transport.close()
-            self._connection.answered()
+
+    def _end(self) -> None:
+        self.complete = True
+        if self._news is not None:
+            self._news.set()
+        if not self.keep_alive:
+            self._connection.transport.close()
+        self._connection.answered()
+
+
+@lru_cache(100)
+def _lines(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    lines = [status_line(status), *(b"%b: %b" % field for field in headers), b""]
+    return _checked(b"\r\n".join(lines), len(lines) - 1)
+
+
+def _checked(head: bytes, lines: int) -> bytes:
+    if not head.count(b"\n") == head.count(b"\r") == lines or b"\0" in head:
+        raise ValueError("http: a header of the answer holds what would end it")
+    return head
 
 
 @lru_cache(100)

@@ -149,12 +149,10 @@ class Post(Exchange):
 
     def _is_unfit(self) -> bool:
         """Whether the head of a request speaks against its body; if so, that is said."""
-        headers = self.headers
-        self._wants_json, self.two_way = http.accepts(headers.get(b"accept", b""))
-        if not http.is_json(headers.get(b"content-type", b"")):
-            self.text(415, "Content-Type must be application/json")
-        elif headers.get(b"content-encoding", b"identity") != b"identity":
-            self.text(415, "Compressed bodies are not taken")
+        get = self.headers.get
+        self._wants_json, self.two_way = http.accepts(get(b"accept", b""))
+        if not http.is_json(get(b"content-type", b""), get(b"content-encoding")):
+            self.text(415, "Content-Type must be application/json, and the body not compressed")
         elif not self._wants_json and not self.two_way and not self._pipe_named():
             self.text(406, "Accept must name application/json or text/event-stream")
         return self.said is not None
@@ -252,7 +250,7 @@ class Post(Exchange):
     def _session(self, message: Message | list[Json]) -> Session | None:
         """The session a message belongs to; None if that can only be told after a while."""
         offer, ident = self.engine.offer, self.headers.get(SESSION)
-        said = self.header(PROTOCOL)
+        said = self.header(PROTOCOL) if PROTOCOL in self.headers else ""
         if said in offer.stateless and not isinstance(message, list):
             raise Refused(Kind.ENVELOPE, f"{said}: params._meta lacks {VERSION!r} and {CAPABILITIES!r}")
         if ident:

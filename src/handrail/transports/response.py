@@ -129,8 +129,6 @@ class Response(Stream):
 
     def whole(self, status: int, fields: Fields, body: bytes) -> None:
         """Say all there is to say; it is written when the request is left."""
-        if status not in (202, 204):
-            fields = [*fields, (b"content-length", b"%d" % len(body))]
         self.said = (status, self._shared(fields) if ORIGIN in self.headers else fields, body)
 
     def text(self, status: int, text: str, fields: Fields | None = None) -> None:
@@ -145,6 +143,8 @@ class Response(Stream):
         """Write what was said, if it was not said in events."""
         if self.said is not None:
             status, fields, body = self.said
+            if status != 204:
+                fields = [*fields, (b"content-length", b"%d" % len(body))]
             await self._send({"type": "http.response.start", "status": status, "headers": fields})
             await self._send({"type": "http.response.body", "body": body})
 
