@@ -701,7 +701,7 @@ async def test_going_away_does_not_stop_a_call(client: Client, desk: Desk, accep
     call = client.call(1, "held", {"mark": mark}, **({"progressToken": mark} if accept == BOTH else {}))
     writing = asyncio.create_task(client.post(call, Accept=accept))
     await desk.wait(desk.begun[mark])
-    answers = [each for each in desk.endpoint.open - before]
+    answers = list(desk.endpoint.open - before)
     assert len(answers) == 1
     if accept == BOTH:
         (await writing).close()

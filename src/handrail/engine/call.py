@@ -19,8 +19,10 @@ from handrail.engine.catalog import Entry
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
 from handrail.jsonrpc import Id
 from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
+from handrail.protocol.http import Headers
+from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
-from handrail.revisions.base import LEVELS
+from handrail.revisions.base import LEVELS, Traced
 from handrail.schema.plain import plain
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Call(Struct, eq=False, dict=True):
     token: Id | UnsetType  # under which the client wants to hear of progress
     reply: Callable[[bytes | None], None]  # where an answer goes that comes later; None: there will be none
     cancelled: bool = False  # readable from any thread
+    timed_out: bool = False  # and so cancelled
     closed: bool = False  # answered or given up: nothing may be sent for it any more
     level: int | None = None  # the log level the request itself named
     task: asyncio.Task[Any] | None = None
@@ -49,6 +52,7 @@ class Call(Struct, eq=False, dict=True):
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
     questions: frozenset[Id] = frozenset()  # that are open at the client, or were
+    carried: tuple[Traced | UnsetType, Headers | None] = (UNSET, None)  # where the client may name its trace
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf
@@ -61,6 +65,17 @@ class Call(Struct, eq=False, dict=True):
     def deadline(self) -> float:
         """When the call will be given up, whatever it does, in the time of its event loop."""
         return self._now() + self.entry.total
+
+    @cached_property
+    def trace(self) -> Trace | None:
+        """Which trace the client made the call in: `_meta` says so, else the headers of its request."""
+        return self.named_trace or read_headers(self.carried[1])
+
+    @property
+    def named_trace(self) -> Trace | None:
+        """That of `_meta` alone."""
+        meta = self.carried[0]
+        return None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
 
     @property
     def state(self) -> Any:

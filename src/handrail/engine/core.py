@@ -6,16 +6,18 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from msgspec import UNSET, Struct
 
 from handrail.engine.catalog import Catalog
+from handrail.engine.counting import Observer, counted
 from handrail.engine.eager import Start, starter
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
 from handrail.engine.workers import Workers
 from handrail.errors import Kind
+from handrail.metrics import Metrics
 from handrail.model import Object
 from handrail.protocol.seal import Seal
 from handrail.revisions import Offer, Revision
@@ -60,6 +62,7 @@ class ServerOptions(TypedDict, total=False):
     cache_seconds: float  # how long a client may keep the list (60)
     invalid_arguments: Literal["by_revision", "error", "result"]  # how they are told
     limits: Limits
+    tracing: bool  # an OpenTelemetry span for each call (False)
 
 
 class Engine:
@@ -95,17 +98,38 @@ class Engine:
         self._start: Start
         self.workers = Workers(options.get("workers", 16))
         self.middleware: list[Middleware] = []
-        self.inner = pipeline(self.workers)
-        self.handle: Handler = self.inner
+        self.metrics: Metrics | None = None
+        self._observers: list[Observer] = [_spans(self.forms)] if options.get("tracing") else []
+        self._pipeline = pipeline(self.workers)
+        self.inner: Handler  # what a call without middleware is handled by
+        self.handle: Handler
+        self._compose()
 
     def add_middleware(self, middleware: Middleware) -> None:
         self.middleware.append(middleware)
-        self.handle = compose(self.middleware, self.inner)
+        self._compose()
+
+    def count(self) -> Metrics:
+        """Count calls from now on."""
+        if self.metrics is None:
+            self.metrics = Metrics()
+            self._observers.insert(0, counted(self.metrics))
+            self._compose()
+        return self.metrics
+
+    def _compose(self) -> None:
+        self.inner = self._observed(self._pipeline)
+        self.handle = self._observed(compose(self.middleware, self._pipeline)) if self.middleware else self.inner
+
+    def _observed(self, handler: Handler) -> Handler:
+        for each in reversed(self._observers):
+            handler = each(handler)
+        return handler
 
     def handler_through(self, servers: tuple[Any, ...]) -> Handler:
         """The handler of a tool that other servers brought along: their middleware inside ours."""
         theirs = [each for server in servers for each in server.engine.middleware]
-        return compose([*self.middleware, *theirs], self.inner)
+        return self._observed(compose([*self.middleware, *theirs], self._pipeline))
 
     def starter(self, loop: asyncio.AbstractEventLoop) -> Start:
         """How calls are started on a loop; there is one, as a rule."""
@@ -125,6 +149,17 @@ class Engine:
         return revision.welcome(
             Welcome(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
+
+
+def _spans(forms: Mapping[Kind, Fault]) -> Observer:
+    try:
+        from handrail.engine.spans import spans
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] != "opentelemetry":
+            raise
+        text = "tracing=True needs opentelemetry-api: pip install 'handrail[otel]'"
+        raise ModuleNotFoundError(text, name=missing.name) from None
+    return spans(forms)
 
 
 def _key_from_environment() -> bytes:

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.call import Call
+from handrail.engine.counting import count_refused
 from handrail.engine.flight import LATER, Flight, Reply, Subscription
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode
@@ -85,6 +86,8 @@ class Conversation(Flight):
             params = connection.typed(request, revision)
             return _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
+            if self.engine.metrics is not None:
+                count_refused(self.engine.metrics, self.engine.catalog, request, refused)
             return self.refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
@@ -179,6 +182,7 @@ class Conversation(Flight):
         client = self.connection.client if revision.sender is None else revision.sender(params)
         token = UNSET if params.meta is UNSET else params.meta.progress_token
         call = Call(self, ident, entry, params.arguments, revision, client, self.principal, token, reply)
+        call.carried = params.meta, self.headers
         if revision.stateless:
             call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
             if params.request_state is not UNSET or params.input_responses is not UNSET:

@@ -142,6 +142,7 @@ class Flight:
     def _time_out(self, call: Call, what: str) -> None:
         log.warning("tool %r %s; given up", call.name, what)
         self._close(call)
+        call.timed_out = True
         call.stop()
         call.reply(self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}.")))
 

@@ -53,7 +53,7 @@ def pipeline(workers: Workers) -> Handler:
             if questions_in(problem):
                 raise
             # The text of an exception may hold anything; only the log gets it.
-            log.exception("tool %r failed", entry.tool.name)
+            log.exception("tool %r failed%s", entry.tool.name, _traced(call))
             return failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
         return outcome(entry, value)
 
@@ -87,6 +87,10 @@ def _around(middleware: Middleware, inner: Handler) -> Handler:
         return result
 
     return handle
+
+
+def _traced(call: Call) -> str:
+    return "" if call.trace is None else f" in trace {call.trace.trace_id}"
 
 
 def failed(text: str) -> ToolResult:

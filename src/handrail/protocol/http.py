@@ -24,6 +24,7 @@ ORIGIN = b"origin"
 
 # What must not stand twice: two readers of one request could see two different ones.
 _SINGLE = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
+_LISTS = frozenset((b"tracestate", b"baggage"))
 _ALLOWED = (b"authorization", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", PROTOCOL, SESSION)
 _HOST = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?"
 _MAX_KNOWN = 1_000
@@ -54,8 +55,10 @@ def headers_of(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Headers, str]:
         for name, _ in pairs:
             if name in seen and name in _SINGLE:
                 return headers, name.decode("latin-1")
-            if name in seen and name.startswith(b"mcp-"):
+            if name in seen and name.startswith((b"mcp-", b"traceparent")):
                 headers[name] = b"\0"  # equal to nothing
+            elif name in seen and name in _LISTS:
+                headers[name] = b",".join(value for other, value in pairs if other == name)
             seen.add(name)
     return headers, ""
 

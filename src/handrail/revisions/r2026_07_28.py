@@ -11,7 +11,7 @@ from handrail.revisions import base, r2025_11_25
 from handrail.revisions.base import Fault, Identity, Peer, Welcome
 
 
-class Envelope(Struct):
+class Envelope(base.Traced, kw_only=True):
     """What every request says of its sender."""
 
     version: str = field(name=base.VERSION)

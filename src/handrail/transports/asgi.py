@@ -29,6 +29,7 @@ from handrail.stores import Store
 from handrail.transports.exchange import Exchange, Post
 from handrail.transports.listening import Delete, Get
 from handrail.transports.response import JSON, Fields, Receive, Scope, Send, Stream, Whole
+from handrail.transports.watch import Watch
 
 log = logging.getLogger("handrail")
 
@@ -51,6 +52,8 @@ class EndpointOptions(TypedDict, total=False):
     origins: Iterable[str]  # web pages that may talk to it, beside those of its own address
     auth: Verifier  # who is calling; unset: anybody who comes through the door
     legacy_stateless: bool  # serve clients of handshake revisions that have no session
+    metrics_token: str  # `/metrics` for whoever has it; unset: there is no such page
+    access_log: bool  # a line of JSON for each request, by the logger "handrail.access" (False)
 
 
 class Endpoint:
@@ -75,6 +78,7 @@ class Endpoint:
         self.tasks: set[asyncio.Task[None]] = set()  # of those, what outlives its request
         self.calls: Counter[str] = Counter()  # of those, by principal
         self.auth = options.get("auth")
+        self.watch = Watch.wanted(engine, options)
         self._store = store
         self._stack: AsyncExitStack | None = None
         self._beginning = asyncio.Lock()
@@ -86,11 +90,14 @@ class Endpoint:
             return
         if self._stack is None:
             await self.begin()
-        await self._go_on(self._admit(scope, receive, send))
+        if self.watch is None:
+            await self._exchange(scope, receive, send)
+        else:
+            await self.watch(self._exchange, scope, receive, send)
 
     def at_once(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Whole | Coroutine[Any, Any, None]:
         """For a listener of ours: the answer to a request that came whole, or the work it takes to get there."""
-        if self._stack is None:
+        if self._stack is None or self.watch is not None:
             return self(scope, receive, send)
         exchange = self._admit(scope, receive, send)
         if exchange.said is None:
@@ -103,8 +110,13 @@ class Endpoint:
             assert exchange.said is not None
         return exchange.said
 
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._go_on(self._admit(scope, receive, send))
+
     async def _go_on(self, exchange: Exchange) -> None:
         if exchange.said is None and await self._identify(exchange):
+            if self.watch is not None:
+                self.watch.see(exchange)
             await exchange.run()
         await exchange.close()
 
@@ -178,6 +190,8 @@ class Endpoint:
                     stack.push_async_callback(self.auth.close)
                 if not self.engine.owner.is_serving:  # else whoever serves it decides when that ends
                     await stack.enter_async_context(self.engine.owner.serving())
+                if self.watch is not None:
+                    await stack.enter_async_context(self.watch.sharing(store))
                 self.sessions = Sessions(self.engine, store)
                 listener = asyncio.create_task(self._hear())
                 stack.callback(listener.cancel)

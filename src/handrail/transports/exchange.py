@@ -38,6 +38,7 @@ class Exchange(Response):
 
     conversation: Conversation | None = None  # when it is known who speaks
     principal: Principal
+    message: Message | list[Json] | None = None
     task: asyncio.Task[Any] | None = None  # in which it is answered, if that takes a while
     _watcher: asyncio.Task[None] | None = None
 
@@ -164,7 +165,7 @@ class Post(Exchange):
 
     def _read(self, body: bytes) -> Rest:
         """Who is speaking: the body says so, or the session does."""
-        message = jsonrpc.decode(body)
+        self.message = message = jsonrpc.decode(body)
         pipe = self.scope["query_string"] and self._pipe_named()
         if pipe and not (type(message) is Request and names_version(message)):
             return self._to_pipe(pipe, body)

@@ -79,7 +79,8 @@ class Guarded(asyncio.Protocol):
         self.write_paused = False
         self.cycle: Cycle | None = None  # being answered, or the last one that was
         self._app = app
-        self._at_once = getattr(app, "at_once", None)  # applications of ours have it, see `Endpoint.at_once`
+        # As `Endpoint` has it; a subclass may have changed `__call__`, and wants to be heard.
+        self._at_once = app.at_once if "at_once" in vars(type(app)) else None
         self._app_state = app_state
         self._limits = limits = state.limits
         self._seconds = (limits.idle_seconds, limits.header_seconds, limits.body_seconds, _LINGER_SECONDS)

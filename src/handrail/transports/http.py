@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
 from handrail.transports.asgi import Endpoint, EndpointOptions
 from handrail.transports.listen import HttpLimits, run_http
+from handrail.transports.watch import Watch, access
 
 
 class HttpOptions(EndpointOptions, total=False):
@@ -25,6 +27,7 @@ class HttpOptions(EndpointOptions, total=False):
     certificate: str
     key: str
     http_limits: HttpLimits
+    metrics: str  # an address of its own for `/metrics`
     ready: Callable[[str], None]  # told the URL when it listens; unset: it is printed to standard error
 
 
@@ -35,11 +38,14 @@ def run_endpoint(engine: Engine, address: str, options: HttpOptions) -> None:
             raise TypeError(f"run: unknown option {option!r}")
     reached = {name: value for name, value in options.items() if name in EndpointOptions.__annotations__}
     store, workers = options.get("store"), options.get("workers", 1)
-    ready = options.get("ready", _print)
+    ready, metrics = options.get("ready", _print), options.get("metrics")
     with ExitStack() as stack:
         if store is None and workers > 1:  # they must know of each other's sessions
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
         endpoint = Endpoint(engine, _opener(store), **cast(EndpointOptions, reached))
+        endpoint.watch = watch = Watch.wanted(engine, options)  # which may want more than the endpoint's own
+        if options.get("access_log") and not access.hasHandlers():  # nobody has said where lines go
+            access.addHandler(logging.StreamHandler())
         run_http(
             endpoint,
             address,
@@ -50,6 +56,7 @@ def run_endpoint(engine: Engine, address: str, options: HttpOptions) -> None:
             certificate=options.get("certificate"),
             key=options.get("key"),
             ready=lambda url: ready(url + endpoint.path),
+            beside=(watch.page, metrics) if metrics is not None and watch is not None else None,
         )
 
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 import stat
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -141,11 +141,13 @@ def run_http(
     certificate: str | None = None,
     key: str | None = None,
     ready: Callable[[str], None] | None = None,
+    beside: tuple[Any, str] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, in this process or in `workers` children of it; signals are ours meanwhile.
 
     At the end no connection is accepted any more, `stop()` is awaited, and open connections may finish: all within
-    `grace` and 1.5 s. What does not end by then is left, and a second Ctrl-C does not wait.
+    `grace` and 1.5 s. What does not end by then is left, and a second Ctrl-C does not wait. `beside` is a second
+    application, with an address of its own, that is served for as long.
     """
     if workers < 1:
         raise ValueError(f"workers: {workers} is less than 1")
@@ -156,10 +158,24 @@ def run_http(
     tls = _tls(certificate, key)
     _acceptor()  # what is missing is said before anything listens
     place = Address.parse(address)
-    with place.listening() as listening:
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(place.listening())
+        served: list[tuple[Any, socket.socket]] = []
+        if beside is not None:
+            where = Address.parse(beside[1])
+            served.append((beside[0], stack.enter_context(where.listening())))
+            log.info("also listens on %s", where.url(served[0][1], "https" if tls else "http"))
 
-        def serve(ending: asyncio.Event, begun: Callable[[], None]) -> Coroutine[Any, Any, None]:
-            return _serve(_acceptor()(app, limits, tls), listening, stop, grace, ending, begun)
+        async def serve(ending: asyncio.Event, begun: Callable[[], None]) -> None:
+            others = [
+                asyncio.create_task(_serve(_acceptor()(each, limits, tls), on, _nothing, grace, ending, lambda: None))
+                for each, on in served
+            ]
+            try:
+                await _serve(_acceptor()(app, limits, tls), listening, stop, grace, ending, begun)
+            finally:
+                ending.set()
+                await asyncio.gather(*others)
 
         def begun() -> None:
             if ready is not None:
@@ -214,6 +230,9 @@ async def _serve(
         end = loop.time() + grace
         await _call(stop, grace)
         await acceptor.close(max(0.0, end - loop.time()))
+
+
+async def _nothing() -> None: ...
 
 
 async def _call(stop: Stop, seconds: float) -> None:

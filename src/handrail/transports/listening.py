@@ -76,6 +76,7 @@ class Get(Exchange):
     async def _pipe(self) -> None:
         """The transport of 2024: one stream for all the server says, and an address for what the client says."""
         conversation, ident = self._converse(), self.endpoint.sessions.begin_pipe(self.principal)
+        conversation.headers = {}  # not those of a message
         conversation.watch()
         self.endpoint.pipes[ident] = conversation
         address = f"{self.scope.get('root_path', '')}{self.endpoint.path}?sessionId={ident}"

@@ -1,0 +1,115 @@
+"""Counters and histograms of one process, and their text for Prometheus.
+
+They are changed by the loop that serves, never by worker threads, so an increment needs no lock. Reading copies first,
+and may happen anywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+Labels = tuple[str, ...]
+Snapshot = dict[str, list[str]]  # by the head of each family: its lines
+
+
+class Counter:
+    """A number for each set of label values. Those must come from us: a peer that makes them up fills the memory."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        self.name = name
+        self.text = text
+        self.labels = labels
+        self.values: dict[Labels, float] = {}
+
+    def add(self, *labels: str, by: float = 1) -> None:
+        self.values[labels] = self.values.get(labels, 0) + by
+
+    def samples(self) -> Iterator[tuple[str, Labels, Labels, float]]:
+        for values, number in list(self.values.items()):
+            yield self.name, self.labels, values, number
+
+
+class Gauge(Counter):
+    """A number that goes up and down."""
+
+    kind = "gauge"
+
+    def set(self, number: float, *labels: str) -> None:
+        self.values[labels] = number
+
+
+class Histogram(Counter):
+    """How many of what was observed fell into which bucket."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        super().__init__(name, text, *labels)
+        self.rows: dict[Labels, list[float]] = {}  # a number for each bucket, one for what is beyond, the sum
+
+    def observe(self, number: float, *labels: str) -> None:
+        row = self.rows.get(labels)
+        if row is None:
+            row = self.rows[labels] = [0] * (len(BUCKETS) + 2)
+        row[bisect_left(BUCKETS, number)] += 1
+        row[-1] += number
+
+    def samples(self) -> Iterator[tuple[str, Labels, Labels, float]]:
+        for values, row in [(values, list(row)) for values, row in list(self.rows.items())]:
+            total = 0.0
+            for bound, count in zip((*map(str, BUCKETS), "+Inf"), row, strict=False):
+                total += count
+                yield f"{self.name}_bucket", (*self.labels, "le"), (*values, bound), total
+            yield f"{self.name}_sum", self.labels, values, row[-1]
+            yield f"{self.name}_count", self.labels, values, total
+
+
+class Metrics:
+    """What a server counts."""
+
+    def __init__(self) -> None:
+        self.calls = Counter("handrail_calls_total", "Calls that ended, and how.", "tool", "outcome")
+        self.seconds = Histogram("handrail_call_seconds", "How long calls took.", "tool")
+        self.in_flight = Gauge("handrail_calls_in_flight", "Calls that run.")
+        self.requests = Counter("handrail_http_requests_total", "HTTP requests answered.", "method", "status")
+        self.streams = Gauge("handrail_http_open_streams", "Event streams that are open.")
+        self.tools = Gauge("handrail_tools", "Tools that are listed.")
+        self.started = Gauge("process_start_time_seconds", "When the process began, since 1970.")
+        self.cpu = Counter("process_cpu_seconds_total", "Time on the processor.")
+        self.memory = Gauge("process_resident_memory_bytes", "Memory in use.")
+        self.in_flight.set(0)
+        self.streams.set(0)
+
+    def snapshot(self, worker: str = "") -> Snapshot:
+        """Everything as it is now; with `worker`, as that worker's."""
+        extra = (("worker",), (worker,)) if worker else ((), ())
+        return {
+            f"# HELP {each.name} {each.text}\n# TYPE {each.name} {each.kind}": [
+                _line(name, labels + extra[0], values + extra[1], number)
+                for name, labels, values, number in each.samples()
+            ]
+            for each in vars(self).values()
+        }
+
+
+def text(snapshots: Iterable[Snapshot]) -> bytes:
+    """Snapshots of several workers as one page: all lines of a family have to stand together."""
+    pages: Snapshot = {}
+    for snapshot in snapshots:
+        for head, lines in snapshot.items():
+            pages.setdefault(head, []).extend(lines)
+    return "".join(f"{head}\n" + "".join(lines) for head, lines in pages.items() if lines).encode("utf-8", "replace")
+
+
+def _line(name: str, labels: Labels, values: Labels, number: float) -> str:
+    pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
+    return f"{name}{{{pairs}}} {number!r}\n" if pairs else f"{name} {number!r}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

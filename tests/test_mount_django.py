@@ -1,0 +1,96 @@
+"""A server inside of a Django project: by path, in `asgi.py`, as docs/how-to/serve-over-http.md shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from handrail import Call, Server
+from handrail.transports.listen import serve_http
+from servers_http import OPEN, PATIENCE, Client, fetch
+
+ROOT = Path(__file__).resolve().parent.parent
+REVISIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "pocket", "2026-07-28")
+
+
+@pytest.fixture(autouse=True)
+async def _closed() -> AsyncIterator[None]:
+    yield
+    for reply in OPEN:
+        await reply.gone()
+    OPEN.clear()
+
+
+@pytest.fixture(scope="module")
+def project() -> None:
+    """A project with one page."""
+    urls = ModuleType("urls_of_the_project")
+    configure = import_module("django.conf").settings.configure
+    configure(ROOT_URLCONF=urls, ALLOWED_HOSTS=["127.0.0.1"], SECRET_KEY="x" * 50)
+    answer = import_module("django.http").HttpResponse
+
+    async def hello(request: Any) -> Any:
+        return answer("hello from Django")
+
+    vars(urls)["urlpatterns"] = [import_module("django.urls").path("hello", hello)]
+
+
+def example() -> str:
+    """The `asgi.py` of the page."""
+    page = ROOT.joinpath("docs", "how-to", "serve-over-http.md").read_text("utf-8")
+    (found,) = re.findall(r"^```python\n(from django\.core\.asgi .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+@asynccontextmanager
+async def serving(server: Server) -> AsyncIterator[str]:
+    """The address of the example around a server."""
+    module: dict[str, Any] = {"server": server}
+    exec(example(), module)
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ending = asyncio.Event()
+    application, stop = module["application"], module["tools"].stop
+    task = asyncio.create_task(serve_http(application, "127.0.0.1:0", stop=stop, ready=url.set_result, ending=ending))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            place = await url
+        yield place
+    finally:
+        ending.set()
+        await task
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("revision", REVISIONS)
+async def test_a_server_and_a_project_share_an_address(revision: str) -> None:
+    lived: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[int]:
+        lived.append("begun")
+        yield 17
+        lived.append("ended")
+
+    server = Server("shop", lifespan=lifespan)
+
+    @server.tool
+    async def price(article: str, call: Call) -> str:
+        """What an article costs."""
+        return f"{article}: {call.state}"
+
+    async with serving(server) as url:
+        assert lived == ["begun"]
+        client = await Client(f"{url}/mcp", revision).open()
+        _, answer = await client.ask(client.call(1, "price", {"article": "tea"}))
+        assert "tea: 17" in str(answer["result"])
+        assert await (await fetch(f"{url}/hello", "GET")).body() == b"hello from Django"
+        assert (await fetch(f"{url}/mcpx", "GET")).status == 404
+    assert lived == ["begun", "ended"]
