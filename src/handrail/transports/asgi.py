@@ -135,7 +135,7 @@ class Endpoint:
         root, path, kind = scope.get("root_path"), scope["path"], self._kinds.get(scope["method"], Exchange)
         exchange = kind(self, scope, receive, send, headers)
         if root:
-            path = path.removeprefix(root) or self.path
+            path = path.removeprefix(root).rstrip("/") or self.path
         if path != self.path or self._stopping or kind is Exchange:
             self._turn_aside(exchange, path.rstrip("/"))
         return exchange
