@@ -73,9 +73,11 @@ class Sessions:
 
     def find_at_once(self, ident: bytes, principal: Principal) -> Session | None:
         """The same, with a store that needs no waiting."""
-        assert self.peek is not None
         session = self._recall(ident, principal)
-        return session and self._still(session, self.peek(session.key))
+        if session is not None and self.peek is not None:
+            noted = self.peek(session.key)
+            return session if noted is None else self._still(session, noted)
+        return None
 
     def _recall(self, ident: bytes, principal: Principal) -> Session | None:
         key = (ident, principal.id)

@@ -135,8 +135,17 @@ def challenge(parts: Mapping[str, str]) -> tuple[bytes, bytes]:
 
 
 @lru_cache(1000)
-def accepts(header: bytes) -> tuple[bool, bool]:
-    """Whether JSON, and whether an event stream, may be answered; nothing said means both."""
+def fitness(kind: bytes, coding: bytes | None, accept: bytes) -> tuple[bool, bool, str]:
+    """Whether JSON, and whether an event stream, may be answered; and what speaks against the body."""
+    if not _is_json(kind):
+        flaw = "Content-Type must be application/json"
+    else:
+        flaw = "" if coding in (None, b"identity") else "Compressed bodies are not taken"
+    return *_accepts(accept), flaw
+
+
+def _accepts(header: bytes) -> tuple[bool, bool]:
+    """Nothing said means both."""
     wanted: dict[str, bool] = {}
     for part in header.decode("latin-1").lower().split(","):
         kind, *parameters = [each.strip() for each in part.split(";")]
@@ -151,12 +160,10 @@ def accepts(header: bytes) -> tuple[bool, bool]:
     return has("application/json"), has("text/event-stream")
 
 
-@lru_cache(100)
-def is_json(header: bytes, coding: bytes | None = None) -> bool:
-    """Whether a body says it is plain JSON: exactly that, for a web page may send other types without asking first."""
+def _is_json(header: bytes) -> bool:
+    """Exactly that: a web page may send other types without asking first."""
     kind, _, parameters = header.decode("latin-1").lower().partition(";")
-    is_plain = parameters.strip() in ("", "charset=utf-8", 'charset="utf-8"') and coding in (None, b"identity")
-    return kind.strip() == "application/json" and is_plain
+    return kind.strip() == "application/json" and parameters.strip() in ("", "charset=utf-8", 'charset="utf-8"')
 
 
 def check_version(request: Request, headers: Headers) -> None:

@@ -24,7 +24,7 @@ from handrail.jsonrpc import encode
 from handrail.model import Principal
 from handrail.protocol import http
 from handrail.protocol.connection import Connection
-from handrail.protocol.http import Door
+from handrail.protocol.http import Door, Headers
 from handrail.stores import Store
 from handrail.transports.exchange import Exchange, Post
 from handrail.transports.listening import Delete, Get
@@ -95,11 +95,13 @@ class Endpoint:
         else:
             await self.watch(self._exchange, scope, receive, send)
 
-    def at_once(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Whole | Coroutine[Any, Any, None]:
+    def at_once(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, body: bytes
+    ) -> Whole | Coroutine[Any, Any, None]:
         """For a listener of ours: the answer to a request that came whole, or the work it takes to get there."""
         if self._stack is None or self.watch is not None:
             return self(scope, receive, send)
-        exchange = self._admit(scope, receive, send)
+        exchange = self._admit(scope, receive, send, headers)
         if exchange.said is None:
             if self.auth is not None or type(exchange) is not Post:
                 return self._go_on(exchange)
@@ -111,7 +113,8 @@ class Endpoint:
         return exchange.said
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._go_on(self._admit(scope, receive, send))
+        headers, twice = http.headers_of(scope["headers"])
+        await self._go_on(self._admit(scope, receive, send, headers, twice))
 
     async def _go_on(self, exchange: Exchange) -> None:
         if exchange.said is None and await self._identify(exchange):
@@ -124,9 +127,8 @@ class Endpoint:
         await rest
         await exchange.close()
 
-    def _admit(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+    def _admit(self, scope: Scope, receive: Receive, send: Send, headers: Headers, twice: str = "") -> Exchange:
         """A request that came through the door; what is not to be taken has its answer already."""
-        headers, twice = http.headers_of(scope["headers"])
         refusal = self.door.refusal(scope.get("scheme", "http"), headers)
         if refusal or twice:  # and not told what it may read
             exchange = Exchange(self, scope, receive, send, {})

@@ -23,10 +23,11 @@ _TOGETHER = 64 * 1024  # bytes of a body that go out in one write with the head
 class Cycle:
     """Its application runs once; `receive` and `send` are what it is given."""
 
+    fields: dict[bytes, bytes] | None = None  # the headers, if no name stands twice
     is_begun = False  # something of the answer was written
     complete = False  # all of it was
-    _body: bytes | bytearray = b""  # came, and was not fetched yet
-    _more = True  # will come
+    body: bytes | bytearray = b""  # came, and was not fetched yet
+    more = True  # will come
     _is_fetched = False  # all of it was
     _is_gone = False
     _news: asyncio.Event | None = None
@@ -44,17 +45,17 @@ class Cycle:
 
     def take(self, body: bytes) -> int:
         """A piece of the body; how many bytes wait to be fetched."""
-        if not self._body:
-            self._body = body
+        if not self.body:
+            self.body = body
         else:
-            self._body = self._body if isinstance(self._body, bytearray) else bytearray(self._body)
-            self._body += body
+            self.body = self.body if isinstance(self.body, bytearray) else bytearray(self.body)
+            self.body += body
         if self._news is not None:
             self._news.set()
-        return len(self._body)
+        return len(self.body)
 
     def end_body(self) -> None:
-        self._more = False
+        self.more = False
         if self._news is not None:
             self._news.set()
 
@@ -64,11 +65,6 @@ class Cycle:
             self._is_gone = self.complete = True
         if self._news is not None:
             self._news.set()
-
-    @property
-    def whole_body(self) -> bytes | None:
-        """The body, if all of it is here and none was fetched."""
-        return None if self._more or self._is_fetched else bytes(self._body)
 
     def answer(self, status: int, headers: Fields, body: bytes) -> None:
         """Write a whole answer."""
@@ -108,10 +104,10 @@ class Cycle:
             self.expects = False
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self.complete:
-            if self._body or not (self._more or self._is_fetched):
-                body, self._body, self._is_fetched = bytes(self._body), b"", not self._more
-                return {"type": "http.request", "body": body, "more_body": self._more}
-            if self._more:
+            if self.body or not (self.more or self._is_fetched):
+                body, self.body, self._is_fetched = bytes(self.body), b"", not self.more
+                return {"type": "http.request", "body": body, "more_body": self.more}
+            if self.more:
                 connection.resume_reading()
             self._news = self._news or asyncio.Event()
             self._news.clear()
@@ -177,9 +173,7 @@ class Cycle:
         self.complete = True
         if self._news is not None:
             self._news.set()
-        if not self.keep_alive:
-            self._connection.transport.close()
-        self._connection.answered()
+        self._connection.answered(not self.keep_alive)
 
 
 @lru_cache(100)

@@ -151,9 +151,10 @@ class Post(Exchange):
     def _is_unfit(self) -> bool:
         """Whether the head of a request speaks against its body; if so, that is said."""
         get = self.headers.get
-        self._wants_json, self.two_way = http.accepts(get(b"accept", b""))
-        if not http.is_json(get(b"content-type", b""), get(b"content-encoding")):
-            self.text(415, "Content-Type must be application/json, and the body not compressed")
+        fit = http.fitness(get(b"content-type", b""), get(b"content-encoding"), get(b"accept", b""))
+        self._wants_json, self.two_way, flaw = fit
+        if flaw:
+            self.text(415, flaw)
         elif not self._wants_json and not self.two_way and not self._pipe_named():
             self.text(406, "Accept must name application/json or text/event-stream")
         return self.said is not None

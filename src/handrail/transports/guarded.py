@@ -107,7 +107,7 @@ class Guarded(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._same = _scope_of(transport)
+        self._scope = _scope_of(transport)
         before = len(self.state.connections)
         self.state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols
         if before >= self._limits.max_connections + _LINGERERS:
@@ -135,10 +135,10 @@ class Guarded(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The server is about to end: so does this, after what is being answered."""
-        if self._is_busy() and self.cycle is not None:
-            self.cycle.keep_alive = False
-        else:
+        if self.cycle is None or self.cycle.complete:
             self.transport.close()
+        else:
+            self.cycle.keep_alive = False
 
     # What comes in
 
@@ -224,53 +224,47 @@ class Guarded(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
-        fields = self._checked(headers)
+        fields, version, method = dict(headers), parser.get_http_version(), parser.get_method()
+        is_plain = len(fields) == len(headers) <= self._limits.max_headers and version == "1.1" and b"host" in fields
+        if not is_plain or b"transfer-encoding" in fields or self._unspent > self._limits.max_header_bytes:
+            self._check(headers, version)
+        if method == b"CONNECT":
+            raise _Refused(501, "This is not a proxy")
         if parser.should_upgrade():
             return  # it is read again, see `_head_without_upgrade`
         self._headers = []  # for trailers, which are dropped: nobody has checked them
         self._fields = len(headers)
         self._unspent = 0
-        path, raw_path, query = _target(self._url)
-        scope = {
-            **self._same,
-            "http_version": parser.get_http_version(),
-            "method": parser.get_method().decode(),
-            "path": path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "headers": headers,
-            "state": self._app_state.copy(),
-        }
+        scope = self._scope.copy()
+        scope["http_version"] = version
+        scope["method"] = method.decode()
+        scope["path"], scope["raw_path"], scope["query_string"] = _target(self._url)
+        scope["headers"] = headers
+        scope["state"] = self._app_state.copy()
         keep_alive = parser.should_keep_alive() and not self.state.ending
         expects = b"expect" in fields and fields[b"expect"].lower() == b"100-continue"
-        self._reading = Cycle(self, scope, keep_alive, expects)
-        self._queue.append(self._reading)
+        self._reading = cycle = Cycle(self, scope, keep_alive, expects)
+        cycle.fields = fields if is_plain else None
+        self._queue.append(cycle)
         self._phase = _BODY
         self._is_new_phase = True
 
-    def _checked(self, headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    def _check(self, headers: list[tuple[bytes, bytes]], version: str) -> None:
         """What another server on the way may have read in another way is refused, RFC 9112 sections 3.2 and 6."""
-        fields = dict(headers)
-        limits, version = self._limits, self._parser.get_http_version()
+        limits, names = self._limits, [name for name, _ in headers]
         if version not in ("1.0", "1.1"):
             raise _Refused(505, "HTTP/1.1 is spoken here")
-        if self._parser.get_method() == b"CONNECT":
-            raise _Refused(501, "This is not a proxy")
         if len(headers) > limits.max_headers:
             raise _Refused(431, "There are too many headers")
-        if self._unspent > limits.max_header_bytes:  # perhaps of the body
-            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
-            if size > limits.max_header_bytes:
-                raise _Refused(431, "The headers are too long")
-        names = fields if len(fields) == len(headers) else [name for name, _ in headers]
-        if b"host" not in fields or (type(names) is list and names.count(b"host") > 1):
+        size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > limits.max_header_bytes:
+            raise _Refused(431, "The headers are too long")
+        if names.count(b"host") != 1:
             raise _Refused(400, "Exactly one Host header is needed")
-        if b"transfer-encoding" in fields or type(names) is list:
-            if sum(name in (b"content-length", b"transfer-encoding") for name in names) > 1:
-                raise _Refused(400, "The length of the body is given twice")
-            if version == "1.0" and b"transfer-encoding" in fields:
-                raise _Refused(400, "HTTP/1.0 has no Transfer-Encoding")
-        return fields
+        if names.count(b"content-length") + names.count(b"transfer-encoding") > 1:
+            raise _Refused(400, "The length of the body is given twice")
+        if version == "1.0" and b"transfer-encoding" in names:
+            raise _Refused(400, "HTTP/1.0 has no Transfer-Encoding")
 
     def on_body(self, body: bytes) -> None:
         self._unspent = 0
@@ -303,12 +297,11 @@ class Guarded(asyncio.Protocol):
 
     def _try(self, cycle: Cycle) -> Coroutine[Any, Any, None] | None:
         """Let an application that can answer a request at once do that; None: it has. Else what it has to do."""
-        body = cycle.whole_body
-        if self._at_once is None or body is None or self.write_paused:
+        if self._at_once is None or cycle.more or cycle.fields is None or self.write_paused:
             application: Coroutine[Any, Any, None] = self._app(cycle.scope, cycle.receive, cycle.send)
             return application
         try:
-            answer = self._at_once(cycle.scope, cycle.receive, cycle.send, body)
+            answer = self._at_once(cycle.scope, cycle.receive, cycle.send, cycle.fields, bytes(cycle.body))
             if type(answer) is not tuple:
                 return cast("Coroutine[Any, Any, None]", answer)
             cycle.answer(*answer)
@@ -316,10 +309,10 @@ class Guarded(asyncio.Protocol):
             cycle.fail()
         return None
 
-    def answered(self) -> None:
+    def answered(self, is_last: bool) -> None:
         """The answer to a request is written."""
-        if self.transport.is_closing():
-            self._watch_writing()
+        if is_last:
+            self._close()
         elif self._starting:
             pass  # whoever started it goes on
         elif self._refusal is not None:
@@ -345,7 +338,8 @@ class Guarded(asyncio.Protocol):
         elif self._is_new_phase:
             self._is_new_phase = False
             self._deadline = self.loop.time() + self._seconds[self._phase]
-            self._arm()
+            if self._timer_at > self._deadline:
+                self._arm()
 
     def _arm(self) -> None:
         # Most requests are over long before their deadlines, so a timer that is early enough already is left alone.

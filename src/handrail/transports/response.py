@@ -121,7 +121,8 @@ class Response(Stream):
     said: Whole | None = None
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, headers: Headers, limits: Limits) -> None:
-        super().__init__(limits)
+        self.limits = limits
+        self.unsent = []
         self.scope = scope
         self.headers = headers  # of the request
         self._send = send
