@@ -101,7 +101,10 @@ def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
 def decode(data: bytes | bytearray) -> Message | list[Json]:
     """Read one message; a list is a batch, its items to be given to `read`."""
     # Not fewer than there are objects and arrays.
-    opened = _count(data, b"{") + _count(data, b"[") if len(data) > _SHORT else MAX_DEPTH
+    if len(data) <= _LONG:
+        opened = data.count(b"{") + data.count(b"[") if len(data) > _SHORT else MAX_DEPTH
+    else:
+        opened = _count(data, b"{") + _count(data, b"[")
     if opened > 5 * MAX_PARTS:  # far too many even if most are inside texts: not worth the time to find out
         return Refusal(Kind.PARSE, f"Not acceptable JSON: {_TOO_MANY}")
     try:

@@ -6,7 +6,6 @@ any other by the one the last handshake agreed on. So old and new clients can sh
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, NoReturn
 
 from msgspec import UNSET, ValidationError, convert
@@ -31,17 +30,18 @@ def names_version(request: Request) -> bool:
 class Connection:
     """The server's side of a conversation."""
 
+    revision: Revision | None = None  # agreed by the last handshake
+    client = ClientInfo()
+    ready = False  # the client has confirmed the handshake; only then may we speak unasked
+    level = LEVELS.index("info")
+    _last_id = 0
+
     def __init__(self, offer: Offer, hidden: frozenset[str] = frozenset()) -> None:
         self.offer = offer
         self._hidden = hidden  # methods behind a capability that is not declared
-        self.revision: Revision | None = None  # agreed by the last handshake
-        self.client = ClientInfo()
-        self.ready = False  # the client has confirmed the handshake; only then may we speak unasked
-        self.level = LEVELS.index("info")
         self.in_flight: dict[Id, Any] = {}
         self.asked: dict[Id, Any] = {}
         self.listeners: list[Any] = []  # streams open for what we say unasked; the first hears it
-        self._ids = itertools.count(1)
 
     @property
     def voice(self) -> Revision:
@@ -114,7 +114,7 @@ class Connection:
 
     def question(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
         """A request of ours, and its bytes; the answer will find `waiter` in `asked`."""
-        ident = next(self._ids)
+        self._last_id = ident = self._last_id + 1
         self.asked[ident] = waiter
         return ident, jsonrpc.request(ident, method, params if params else UNSET)
 

@@ -34,7 +34,6 @@ _PORTS = {"http": "80", "https": "443"}
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
 _LEGAL = re.compile(r"[\t\x20-\x7e]*")
-_SIMPLE = re.compile(r"[A-Za-z0-9_./-]+")
 _INTEGER = re.compile(r"-?[0-9]{1,16}(?:\.0+)?")
 _NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
 
@@ -170,14 +169,14 @@ def check_version(request: Request, headers: Headers) -> None:
     """The version a stateless request names in its body must stand in its header too."""
     named = request.params["_meta"][VERSION]
     said = headers.get(PROTOCOL)
-    if said is None or (said != named.encode() and _plain(said) != named):
+    if said is None or _plain(said) != named:
         raise _mismatch("MCP-Protocol-Version", said, f"params._meta[{VERSION!r}]", named)
 
 
 def check_mirrors(request: Request, headers: Headers) -> None:
     """`Mcp-Method`, and `Mcp-Name` where a method has a name, say what the body says (P-05)."""
     method = headers.get(b"mcp-method")
-    if method is None or (method != request.method.encode() and _plain(method) != request.method):
+    if method is None or _plain(method) != request.method:
         raise _mismatch("Mcp-Method", method, "method", request.method)
     member = _NAMED.get(request.method)
     if member is None:
@@ -211,7 +210,7 @@ def _same(said: str, value: Json) -> bool:
 
 def _bytes(name: Json) -> bytes | None:
     """What stands in a header for the name of almost every tool."""
-    return name.encode() if type(name) is str and _SIMPLE.fullmatch(name) else None
+    return name.encode() if type(name) is str and name.isascii() and name.isidentifier() else None
 
 
 def _plain(raw: bytes) -> str:

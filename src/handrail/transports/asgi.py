@@ -97,10 +97,10 @@ class Endpoint:
 
     def at_once(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, body: bytes
-    ) -> Whole | Coroutine[Any, Any, None]:
-        """For a listener of ours: the answer to a request that came whole, or the work it takes to get there."""
+    ) -> Whole | Coroutine[Any, Any, None] | None:
+        """For a listener of ours: the answer to a request that came whole, or the work it takes; None: just call."""
         if self._stack is None or self.watch is not None:
-            return self(scope, receive, send)
+            return None
         exchange = self._admit(scope, receive, send, headers)
         if exchange.said is None:
             if self.auth is not None or type(exchange) is not Post:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import deque
 from collections.abc import Coroutine
 from functools import lru_cache
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import httptools
+from msgspec import Struct
 from uvicorn.server import ServerState
 
 from handrail.engine.eager import Start, starter
@@ -36,7 +38,19 @@ _HOLD_BYTES = 64 * 1024  # of a body, or of requests behind the one being answer
 _LINGER_SECONDS = 1.0  # to read on after a refusal: closed with bytes unread, TCP takes the answer back
 _LINGERERS = 256  # connections over the limit that are told so; beyond, they are just closed
 
+_HEADS, _DIGITS = 4, 9  # heads a connection remembers; digits of a length that is read from one
+_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
+
 _IDLE, _HEAD, _BODY, _OVER = range(4)
+
+
+class _Head(Struct, frozen=True):
+    """What a head says, apart from the length of the body. The parser keeps nothing from one request to the next."""
+
+    before: bytes  # the number
+    after: bytes
+    scope: dict[str, Any]
+    fields: dict[bytes, bytes]
 
 
 class _Refused(Exception):
@@ -93,6 +107,8 @@ class Guarded(asyncio.Protocol):
         self._fields = 0
         self._unspent = 0  # bytes since something was made of them: fields and chunk lines that do not end
         self._held = bytearray()  # came while an earlier request is being answered
+        self._heads: list[_Head] = []
+        self._lessons = 4 * _HEADS
         self._starting = self._read_paused = False
         self._drained: asyncio.Event | None = None
         self._refusal: tuple[int, str] | None = None
@@ -147,8 +163,48 @@ class Guarded(asyncio.Protocol):
             return
         if self._held:
             self._hold(data)
+        elif self._phase == _IDLE and not self._is_busy():
+            for head in self._heads:
+                if self._repeats(head, data):
+                    return
+            before = self._reading
+            self._feed(data)
+            if self._reading is not before and self._phase == _IDLE and self._lessons:
+                self._learn(data)
         else:
             self._feed(data)
+
+    def _repeats(self, head: _Head, data: bytes) -> bool:
+        """Whether this is one whole request with a head we know, but for its length; then it is served."""
+        if not data.startswith(head.before):
+            return False
+        at = len(head.before)
+        end = data.find(b"\r", at, at + _DIGITS + 1)
+        digits, rest = data[at:end], end + len(head.after)
+        if end < 0 or not digits.isdigit() or not data.startswith(head.after, end) or len(data) - rest != int(digits):
+            return False
+        fields, scope = head.fields.copy(), head.scope.copy()
+        fields[b"content-length"] = digits
+        self._reading = cycle = Cycle(self, scope, not self.state.ending, expects=False)
+        cycle.fields, cycle.body, cycle.more = fields, data[rest:], False
+        self._queue.append(cycle)
+        self._start_next()
+        self._is_new_phase = True
+        self._set_clock()
+        return True
+
+    def _learn(self, data: bytes) -> None:
+        """Remember the head of a request, if it came whole and alone: clients say the same again and again."""
+        cycle, head = self._reading, data[: data.find(b"\r\n\r\n") + 4]
+        found = _LENGTH.search(head)
+        if cycle is None or cycle.fields is None or found is None or b"expect" in cycle.fields or not cycle.keep_alive:
+            return
+        is_alone = data.startswith(b"POST ") and len(data) - len(head) == int(found[1])
+        if is_alone and len(head) + _DIGITS < self._limits.max_header_bytes:
+            self._lessons -= 1
+            scope = self._begin_scope("1.1", b"POST")  # not that of the request, which is the application's by now
+            new = _Head(head[: found.start(1)], head[found.end(1) :], scope, cycle.fields.copy())
+            self._heads = [new, *self._heads[: _HEADS - 1]]
 
     def _feed(self, data: bytes | memoryview) -> None:
         if len(data) > _PIECE:
@@ -235,12 +291,8 @@ class Guarded(asyncio.Protocol):
         self._headers = []  # for trailers, which are dropped: nobody has checked them
         self._fields = len(headers)
         self._unspent = 0
-        scope = self._scope.copy()
-        scope["http_version"] = version
-        scope["method"] = method.decode()
-        scope["path"], scope["raw_path"], scope["query_string"] = _target(self._url)
+        scope = self._begin_scope(version, method)
         scope["headers"] = headers
-        scope["state"] = self._app_state.copy()
         keep_alive = parser.should_keep_alive() and not self.state.ending
         expects = b"expect" in fields and fields[b"expect"].lower() == b"100-continue"
         self._reading = cycle = Cycle(self, scope, keep_alive, expects)
@@ -248,6 +300,13 @@ class Guarded(asyncio.Protocol):
         self._queue.append(cycle)
         self._phase = _BODY
         self._is_new_phase = True
+
+    def _begin_scope(self, version: str, method: bytes) -> dict[str, Any]:
+        scope = self._scope.copy()
+        scope["http_version"] = version
+        scope["method"] = method.decode()
+        scope["path"], scope["raw_path"], scope["query_string"] = _target(self._url)
+        return scope
 
     def _check(self, headers: list[tuple[bytes, bytes]], version: str) -> None:
         """What another server on the way may have read in another way is refused, RFC 9112 sections 3.2 and 6."""
@@ -296,18 +355,23 @@ class Guarded(asyncio.Protocol):
         self._starting = False
 
     def _try(self, cycle: Cycle) -> Coroutine[Any, Any, None] | None:
-        """Let an application that can answer a request at once do that; None: it has. Else what it has to do."""
-        if self._at_once is None or cycle.more or cycle.fields is None or self.write_paused:
-            application: Coroutine[Any, Any, None] = self._app(cycle.scope, cycle.receive, cycle.send)
-            return application
+        """Let an application that can answer at once do that; None: it has. Else what it has to do."""
+        scope, fields = cycle.scope, cycle.fields
         try:
-            answer = self._at_once(cycle.scope, cycle.receive, cycle.send, cycle.fields, bytes(cycle.body))
-            if type(answer) is not tuple:
-                return cast("Coroutine[Any, Any, None]", answer)
-            cycle.answer(*answer)
+            if self._at_once is not None and fields is not None and not cycle.more and not self.write_paused:
+                answer = self._at_once(scope, cycle.receive, cycle.send, fields, bytes(cycle.body))
+                if type(answer) is tuple:
+                    cycle.answer(*answer)
+                    return None
+                if answer is not None:
+                    return cast("Coroutine[Any, Any, None]", answer)
         except Exception:
             cycle.fail()
-        return None
+            return None
+        scope["state"] = self._app_state.copy()
+        if "headers" not in scope and fields is not None:
+            scope["headers"] = list(fields.items())
+        return cast("Coroutine[Any, Any, None]", self._app(scope, cycle.receive, cycle.send))
 
     def answered(self, is_last: bool) -> None:
         """The answer to a request is written."""
