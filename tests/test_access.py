@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -252,3 +255,37 @@ async def test_the_stream_of_another_takes_no_message(url: str, revision: str, r
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}).encode()
     assert (await fetch(address, "POST", bob.headers(), body)).status == 404
     assert (await fetch(address, "POST", alice.headers(), body)).status == 202
+
+
+@requirement("SRV-609")
+@pytest.mark.parametrize("revision", [*STREAMABLE[1:], R5])
+async def test_a_token_goes_nowhere_but_where_it_is_looked_at(revision: str, ran: Ran) -> None:
+    """Two tools call another service, one with all it can learn of its caller; neither has the token to pass on."""
+    ran(revision, "http")
+    heard: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read())
+        writer.close()
+
+    other = await asyncio.start_server(listen, "127.0.0.1", 0)
+    port = other.sockets[0].getsockname()[1]
+    server = Server("forwarding")
+
+    @server.tool
+    async def forward(call: Call) -> str:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        known = [getattr(call, name) for name in dir(call) if not name.startswith("__")]
+        around = [call._flight, *vars(call._flight).values(), os.environ, *contextvars.copy_context().items()]
+        writer.write(repr([*known, *around, call.principal.scopes]).encode())
+        writer.close()
+        await writer.wait_closed()
+        return call.principal.id
+
+    async with other, served(server.asgi(auth=ApiKeys({"alice": ALICE_STORED}))) as address:
+        alice = Caller(address, revision, ALICE)
+        await alice.open()
+        _, answer = await alice.ask(alice.call(1, "forward"))
+    assert answer["result"]["content"][0]["text"] == "alice"
+    assert len(heard) == 1 and b"alice" in heard[0]
+    assert ALICE.encode() not in heard[0]

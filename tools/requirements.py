@@ -41,6 +41,8 @@ EXCEPTIONS = {
     "SRV-521": "tasks come later",
     "SRV-522": "tasks come later",
 }
+TOKENS = {"SRV-606", "SRV-608", "SRV-609"}
+"""Rules about tokens. Only HTTP has them, which their Rev column leaves to the reader."""
 NOTES = {"SRV-422": "without tasks only: the task half comes with them"}
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,7 +115,8 @@ def read_rules(text: str) -> Iterator[Rule]:
         if cells[:2] == ["Id", "Rev"]:
             in_table = True
         elif in_table and not line.startswith("|-"):
-            yield Rule(id=cells[0], rev=cells[1], section=section)
+            rev = f"{cells[1]} HTTP" if cells[0] in TOKENS else cells[1]
+            yield Rule(id=cells[0], rev=rev, section=section)
 
 
 def read_record(text: str) -> dict[str, set[Place]]:

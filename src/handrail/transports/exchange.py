@@ -61,7 +61,9 @@ class Exchange(Response):
 
     def _converse(self, connection: Connection | None = None) -> Conversation:
         self.conversation = conversation = Conversation(self.engine, self, self.principal, connection)
-        conversation.headers = self.headers
+        conversation.headers = headers = self.headers
+        if b"authorization" in headers:  # no business of a tool's
+            conversation.headers = {name: headers[name] for name in headers if name != b"authorization"}
         return conversation
 
     def _leave(self) -> None:
