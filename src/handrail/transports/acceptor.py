@@ -11,13 +11,37 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from handrail.transports.guarded import Guarded, State
+from handrail.engine.eager import Start, starter
+from handrail.transports.guarded import Guarded
 
 if TYPE_CHECKING:
     from handrail.transports.listen import HttpLimits
 
 _BACKLOG = 2048
 _LAST_SECONDS = 0.25  # for each of the last steps of an end
+
+
+class State:
+    """What the connections of one listener share."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.connections: set[Guarded] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.start: Start = starter(asyncio.get_running_loop())
+        self.date = b"date: "  # the line of every answer
+        self.ending = False
+        self._fewer = asyncio.Event()
+
+    def one_less(self) -> None:
+        if self.ending:
+            self._fewer.set()
+
+    async def left(self) -> None:
+        """Wait until there is no connection."""
+        while self.connections:
+            self._fewer.clear()
+            await self._fewer.wait()
 
 
 class Acceptor:
@@ -59,19 +83,19 @@ class Acceptor:
         """No more connections, and of those that are open no more than the requests they have begun."""
         self._server.close()
         self._state.ending = True
-        for connection in self._state.guarded():
+        for connection in list(self._state.connections):
             if connection.cycle is not None:
                 connection.cycle.keep_alive = False
 
     async def close(self, seconds: float) -> None:
         """Let connections finish for a while; then end whatever is left."""
         self._dating.cancel()
-        for connection in self._state.guarded():
+        for connection in list(self._state.connections):
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds + _LAST_SECONDS):
                 await self._state.left()
-        for connection in self._state.guarded():
+        for connection in list(self._state.connections):
             connection.transport.abort()
         tasks = set(self._state.tasks)
         if tasks:

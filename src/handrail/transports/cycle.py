@@ -194,3 +194,16 @@ def status_line(status: int) -> bytes:
         return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
     except ValueError:
         return f"HTTP/1.1 {status} ".encode()
+
+
+def refusal(status: int, text: str, date: bytes) -> bytes:
+    """An answer of the listener's own, the last of a connection."""
+    body = f"{text}.\n".encode()
+    lines = [
+        status_line(status),
+        date,
+        b"content-type: text/plain; charset=utf-8",
+        b"content-length: %d" % len(body),
+        b"connection: close",
+    ]
+    return b"\r\n".join((*lines, b"", body))

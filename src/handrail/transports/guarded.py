@@ -14,22 +14,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 from collections import deque
 from collections.abc import Coroutine
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
 
 import httptools
-from msgspec import Struct
-from uvicorn.server import ServerState
 
-from handrail.engine.eager import Start, starter
-from handrail.transports.cycle import Cycle, status_line
+from handrail.transports.cycle import Cycle, refusal
+from handrail.transports.heads import HEADS, Head, scope_of, target
+from handrail.transports.writing import Writing
 
 if TYPE_CHECKING:
-    from handrail.transports.listen import HttpLimits
+    from handrail.transports.acceptor import State
 
 log = logging.getLogger("handrail")
 
@@ -38,59 +34,21 @@ _HOLD_BYTES = 64 * 1024  # of a body, or of requests behind the one being answer
 _LINGER_SECONDS = 1.0  # to read on after a refusal: closed with bytes unread, TCP takes the answer back
 _LINGERERS = 256  # connections over the limit that are told so; beyond, they are just closed
 
-_HEADS, _DIGITS = 4, 9  # heads a connection remembers; digits of a length that is read from one
-_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
+_LESSONS = 16  # heads a connection looks at more closely
 
 _IDLE, _HEAD, _BODY, _OVER = range(4)
-
-
-class _Head(Struct, frozen=True):
-    """What a head says, apart from the length of the body. The parser keeps nothing from one request to the next."""
-
-    before: bytes  # the number
-    after: bytes
-    scope: dict[str, Any]
-    fields: dict[bytes, bytes]
 
 
 class _Refused(Exception):
     """Raised among the parser's callbacks: a status and a text for the peer."""
 
 
-class State(ServerState):
-    """What the connections of one listener share."""
-
-    def __init__(self, limits: HttpLimits) -> None:
-        super().__init__()
-        self.limits = limits
-        self.start: Start = starter(asyncio.get_running_loop())
-        self.date = b"date: "  # the line of every answer
-        self.ending = False
-        self._fewer = asyncio.Event()
-
-    def guarded(self) -> list[Guarded]:
-        return [each for each in self.connections if isinstance(each, Guarded)]
-
-    def one_less(self) -> None:
-        if self.ending:
-            self._fewer.set()
-
-    async def left(self) -> None:
-        """Wait until there is no connection."""
-        while self.connections:
-            self._fewer.clear()
-            await self._fewer.wait()
-
-
-class Guarded(asyncio.Protocol):
+class Guarded(Writing):
     """One connection."""
 
-    transport: asyncio.Transport
-
     def __init__(self, app: Any, state: State, app_state: dict[str, Any]) -> None:
+        super().__init__(state.limits.write_seconds)
         self.state = state
-        self.loop = asyncio.get_running_loop()
-        self.write_paused = False
         self.cycle: Cycle | None = None  # being answered, or the last one that was
         self._app = app
         # As `Endpoint` has it; a subclass may have changed `__call__`, and wants to be heard.
@@ -107,27 +65,24 @@ class Guarded(asyncio.Protocol):
         self._fields = 0
         self._unspent = 0  # bytes since something was made of them: fields and chunk lines that do not end
         self._held = bytearray()  # came while an earlier request is being answered
-        self._heads: list[_Head] = []
-        self._lessons = 4 * _HEADS
+        self._heads: list[Head] = []
+        self._lessons = _LESSONS
         self._starting = self._read_paused = False
-        self._drained: asyncio.Event | None = None
         self._refusal: tuple[int, str] | None = None
         self._is_new_phase = False
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._write_timer: asyncio.TimerHandle | None = None
 
     # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._scope = _scope_of(transport)
+        super().connection_made(transport)
+        self._scope = scope_of(self.transport)
         before = len(self.state.connections)
-        self.state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols
+        self.state.connections.add(self)
         if before >= self._limits.max_connections + _LINGERERS:
-            transport.abort()
+            self.transport.abort()
         elif before >= self._limits.max_connections:
             self._refuse(503, "There are too many connections")
         elif self.state.ending:
@@ -138,15 +93,12 @@ class Guarded(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state.connections.discard(self)
-        for timer in (self._timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
         if self.cycle is not None:
             self.cycle.let_go()
         self._queue.clear()
-        self.write_paused = False
-        if self._drained is not None:
-            self._drained.set()
         self.state.one_less()
 
     def shutdown(self) -> None:
@@ -165,7 +117,9 @@ class Guarded(asyncio.Protocol):
             self._hold(data)
         elif self._phase == _IDLE and not self._is_busy():
             for head in self._heads:
-                if self._repeats(head, data):
+                found = head.match(data)
+                if found is not None:
+                    self._repeat(head, *found)
                     return
             before = self._reading
             self._feed(data)
@@ -174,37 +128,26 @@ class Guarded(asyncio.Protocol):
         else:
             self._feed(data)
 
-    def _repeats(self, head: _Head, data: bytes) -> bool:
-        """Whether this is one whole request with a head we know, but for its length; then it is served."""
-        if not data.startswith(head.before):
-            return False
-        at = len(head.before)
-        end = data.find(b"\r", at, at + _DIGITS + 1)
-        digits, rest = data[at:end], end + len(head.after)
-        if end < 0 or not digits.isdigit() or not data.startswith(head.after, end) or len(data) - rest != int(digits):
-            return False
-        fields, scope = head.fields.copy(), head.scope.copy()
+    def _repeat(self, head: Head, digits: bytes, body: bytes) -> None:
+        """Serve a request whose head was read before."""
+        fields = head.fields.copy()
         fields[b"content-length"] = digits
-        self._reading = cycle = Cycle(self, scope, not self.state.ending, expects=False)
-        cycle.fields, cycle.body, cycle.more = fields, data[rest:], False
+        self._reading = cycle = Cycle(self, head.scope.copy(), not self.state.ending, expects=False)
+        cycle.fields, cycle.body, cycle.more = fields, body, False
         self._queue.append(cycle)
         self._start_next()
         self._is_new_phase = True
         self._set_clock()
-        return True
 
     def _learn(self, data: bytes) -> None:
-        """Remember the head of a request, if it came whole and alone: clients say the same again and again."""
-        cycle, head = self._reading, data[: data.find(b"\r\n\r\n") + 4]
-        found = _LENGTH.search(head)
-        if cycle is None or cycle.fields is None or found is None or b"expect" in cycle.fields or not cycle.keep_alive:
+        cycle = self._reading
+        if cycle is None or cycle.fields is None or not cycle.keep_alive or b"expect" in cycle.fields:
             return
-        is_alone = data.startswith(b"POST ") and len(data) - len(head) == int(found[1])
-        if is_alone and len(head) + _DIGITS < self._limits.max_header_bytes:
+        # Not the scope of the request, which is the application's by now.
+        head = Head.of(data, self._begin_scope("1.1", b"POST"), cycle.fields, self._limits.max_header_bytes)
+        if head is not None:
             self._lessons -= 1
-            scope = self._begin_scope("1.1", b"POST")  # not that of the request, which is the application's by now
-            new = _Head(head[: found.start(1)], head[found.end(1) :], scope, cycle.fields.copy())
-            self._heads = [new, *self._heads[: _HEADS - 1]]
+            self._heads = [head, *self._heads[: HEADS - 1]]
 
     def _feed(self, data: bytes | memoryview) -> None:
         if len(data) > _PIECE:
@@ -305,7 +248,7 @@ class Guarded(asyncio.Protocol):
         scope = self._scope.copy()
         scope["http_version"] = version
         scope["method"] = method.decode()
-        scope["path"], scope["raw_path"], scope["query_string"] = _target(self._url)
+        scope["path"], scope["raw_path"], scope["query_string"] = target(self._url)
         return scope
 
     def _check(self, headers: list[tuple[bytes, bytes]], version: str) -> None:
@@ -376,7 +319,7 @@ class Guarded(asyncio.Protocol):
     def answered(self, is_last: bool) -> None:
         """The answer to a request is written."""
         if is_last:
-            self._close()
+            self.close()
         elif self._starting:
             pass  # whoever started it goes on
         elif self._refusal is not None:
@@ -425,7 +368,7 @@ class Guarded(asyncio.Protocol):
         elif self._phase == _OVER:
             self.transport.abort()
         elif self._phase == _IDLE:
-            self._close()
+            self.close()
         elif self._phase == _BODY and cycle is not None and (self._read_paused or cycle.expects):
             self._is_new_phase = True  # it is the application that is behind, not the peer
             self._set_clock()
@@ -433,43 +376,6 @@ class Guarded(asyncio.Protocol):
             self._refuse(408, "The request took too long to arrive")
 
     # What goes out
-
-    def pause_writing(self) -> None:
-        self.write_paused = True
-        self._watch_writing()
-
-    def resume_writing(self) -> None:
-        self.write_paused = False
-        if self._drained is not None:
-            self._drained.set()
-            self._drained = None
-        self._watch_writing()
-
-    async def drained(self) -> None:
-        """Until the peer has taken what was written."""
-        while self.write_paused:
-            self._drained = self._drained or asyncio.Event()
-            await self._drained.wait()
-
-    def _watch_writing(self) -> None:
-        """Look after a while whether the peer took anything, if an answer waits for that."""
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-        unsent = self.transport.get_write_buffer_size()
-        if unsent and (self.write_paused or self.transport.is_closing()):
-            self._write_timer = self.loop.call_later(self._limits.write_seconds, self._look_at_writing, unsent)
-
-    def _look_at_writing(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
-            self._watch_writing()
-        else:
-            log.info("http: a client read nothing for %g s and was cut off", self._limits.write_seconds)
-            self.transport.abort()
-
-    def _close(self) -> None:
-        self.transport.close()
-        self._watch_writing()  # closing waits for what is unsent, and by itself for ever
 
     def _refuse(self, status: int, text: str) -> None:
         """Answer with an error, after all that came before, and close."""
@@ -490,7 +396,7 @@ class Guarded(asyncio.Protocol):
         self._phase = _OVER
         # In the middle of its own answer, or after it, an error would be read as part of that.
         if culprit is None or not culprit.is_begun:
-            self.transport.write(_response(*self._refusal, self.state.date))
+            self.transport.write(refusal(*self._refusal, self.state.date))
         if culprit is not None:
             culprit.let_go()
         if self.transport.can_write_eof():
@@ -499,42 +405,4 @@ class Guarded(asyncio.Protocol):
             self._deadline = self.loop.time() + _LINGER_SECONDS
             self._arm()
         else:
-            self._close()
-
-
-@lru_cache(256)
-def _target(url: bytes) -> tuple[str, bytes, bytes]:
-    """Path, the path as it came, and the query."""
-    parsed = httptools.parse_url(url)
-    path = parsed.path or b"/"
-    return unquote(path.decode("ascii")), path, parsed.query or b""
-
-
-def _scope_of(transport: asyncio.Transport) -> dict[str, Any]:
-    """What is the same in all requests of a connection, in the words of ASGI."""
-
-    def place(name: str) -> tuple[str, int | None] | None:
-        found = transport.get_extra_info(name)
-        return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
-
-    scheme = "https" if transport.get_extra_info("sslcontext") else "http"
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "server": place("sockname"),
-        "client": place("peername"),
-        "scheme": scheme,
-        "root_path": "",
-    }
-
-
-def _response(status: int, text: str, date: bytes) -> bytes:
-    body = f"{text}.\n".encode()
-    lines = [
-        status_line(status),
-        date,
-        b"content-type: text/plain; charset=utf-8",
-        b"content-length: %d" % len(body),
-        b"connection: close",
-    ]
-    return b"\r\n".join((*lines, b"", body))
+            self.close()

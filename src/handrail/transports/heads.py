@@ -1,0 +1,77 @@
+"""The heads of requests: what they say in the words of ASGI, and those a connection has seen before.
+
+Clients say the same in every request of a connection, but for the length of the body. The parser keeps nothing from one
+request to the next, so a whole request whose head is known, byte for byte, does not have to go through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+from msgspec import Struct
+
+HEADS = 2  # a connection remembers
+
+_DIGITS = 9  # of a length that is read here
+_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
+
+
+class Head(Struct, frozen=True):
+    """What a head says, apart from the length of the body."""
+
+    before: bytes  # the number
+    after: bytes
+    scope: dict[str, Any]
+    fields: dict[bytes, bytes]
+
+    @classmethod
+    def of(cls, data: bytes, scope: dict[str, Any], fields: dict[bytes, bytes], limit: int) -> Head | None:
+        """The head of a request that came whole and alone, and was read as `scope` and `fields`."""
+        head = data[: data.find(b"\r\n\r\n") + 4]
+        found = _LENGTH.search(head)
+        if found is None or not data.startswith(b"POST ") or len(data) - len(head) != int(found[1]):
+            return None
+        fits = len(head) + _DIGITS < limit
+        return cls(head[: found.start(1)], head[found.end(1) :], scope, fields.copy()) if fits else None
+
+    def match(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """The length, and the body, of one whole request that begins with this head."""
+        if not data.startswith(self.before):
+            return None
+        at = len(self.before)
+        end = data.find(b"\r", at, at + _DIGITS + 1)
+        digits, rest = data[at:end], end + len(self.after)
+        if end < 0 or not digits.isdigit() or not data.startswith(self.after, end) or len(data) - rest != int(digits):
+            return None
+        return digits, data[rest:]
+
+
+@lru_cache(256)
+def target(url: bytes) -> tuple[str, bytes, bytes]:
+    """Path, the path as it came, and the query."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path or b"/"
+    return unquote(path.decode("ascii")), path, parsed.query or b""
+
+
+def scope_of(transport: asyncio.Transport) -> dict[str, Any]:
+    """What is the same in all requests of a connection, in the words of ASGI."""
+
+    def place(name: str) -> tuple[str, int | None] | None:
+        found = transport.get_extra_info(name)
+        return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+
+    scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "server": place("sockname"),
+        "client": place("peername"),
+        "scheme": scheme,
+        "root_path": "",
+    }
