@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 
 import pytest
 import pytest_asyncio
@@ -434,6 +434,33 @@ async def test_an_answer_may_reach_another_endpoint_than_the_question_left(revis
         assert (posted.status, await posted.body()) == (202, b"")
         (result,) = await take(events)
         assert client.checked(result["data"].encode())["result"]["content"][0]["text"] == "accept Ada"
+
+
+async def test_an_endpoint_that_heard_too_late_listens_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("handrail.transports.asgi.HEAR_AGAIN_SECONDS", 0)
+    listening: asyncio.Queue[str] = asyncio.Queue()
+
+    class Watched(MemoryStore):
+        def subscribe(self, topic: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+            listening.put_nowait(topic)
+            return super().subscribe(topic)
+
+    store, here, there = Watched(), Desk(), Desk()
+    async with served(here.server.asgi(store=store)) as first, served(there.server.asgi(store=store)) as second:
+        client = await Client(first, R4).open({"elicitation": {}})
+        events = (await client.post(client.call(1, "asks"))).events()
+        ident = data((await take(events))[0])["id"]
+        with monkeypatch.context() as patched:
+            patched.setattr("handrail.stores.topics.MAX_WAITING", 0)
+            await store.publish(await listening.get(), b"one too many")
+        await asyncio.wait_for(asyncio.gather(*(listening.get() for _ in range(3))), 10)
+        client.url = second
+        await client.post({"jsonrpc": "2.0", "id": ident, "result": {"action": "accept", "content": {"name": "Ada"}}})
+        (result,) = await take(events)
+    assert data(result)["result"]["content"][0]["text"] == "accept Ada"
+    assert "messages of other processes may be lost" in caplog.text
 
 
 # GET streams

@@ -25,7 +25,7 @@ from handrail.model import Principal
 from handrail.protocol import http
 from handrail.protocol.connection import Connection
 from handrail.protocol.http import Door, Headers
-from handrail.stores import Store
+from handrail.stores import Store, StoreError
 from handrail.transports.exchange import Exchange, Post
 from handrail.transports.listening import Delete, Get
 from handrail.transports.response import JSON, Fields, Receive, Scope, Send, Stream, Whole
@@ -35,6 +35,7 @@ log = logging.getLogger("handrail")
 
 ANONYMOUS = Principal("anonymous")
 LAST_SECONDS = 0.5
+HEAR_AGAIN_SECONDS = 1.0
 
 _PREFLIGHT: Fields = [
     (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -243,14 +244,20 @@ class Endpoint:
 
     async def _hear(self) -> None:
         """Messages that reached another process than the one in which somebody waits for them."""
-        async with self.sessions.store.subscribe(TOPIC) as messages:
-            async for message in messages:
-                name, body = parse(message, type=tuple[str, bytes | None])
-                conversation = self.pipes.get(name)
-                connection = self.sessions.live(name)
-                if conversation is None and connection is not None:
-                    conversation = Conversation(self.engine, Stream(self.engine.limits), ANONYMOUS, connection)
-                if conversation is not None and body is not None:
-                    conversation.say(conversation.receive(body) or None)
-                elif connection is not None:
-                    self.end_session(connection)
+        while True:
+            try:
+                async with self.sessions.store.subscribe(TOPIC) as messages:
+                    async for message in messages:
+                        self._heard(*parse(message, type=tuple[str, bytes | None]))
+            except StoreError as problem:
+                log.warning("http: messages of other processes may be lost: %s", problem)
+                await asyncio.sleep(HEAR_AGAIN_SECONDS)
+
+    def _heard(self, name: str, body: bytes | None) -> None:
+        conversation, connection = self.pipes.get(name), self.sessions.live(name)
+        if conversation is None and connection is not None:
+            conversation = Conversation(self.engine, Stream(self.engine.limits), ANONYMOUS, connection)
+        if conversation is not None and body is not None:
+            conversation.say(conversation.receive(body) or None)
+        elif connection is not None:
+            self.end_session(connection)
