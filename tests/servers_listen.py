@@ -98,6 +98,9 @@ class App:
         await send({"type": "http.response.body"})
         say("sent")
 
+    async def do_fail(self, scope: Message, receive: Receive, send: Send) -> None:
+        raise RuntimeError("on purpose")
+
     async def do_sized(self, scope: Message, receive: Receive, send: Send) -> None:
         await answer(send, "x" * int(scope["query_string"]))
 

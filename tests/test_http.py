@@ -7,7 +7,8 @@ import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -443,7 +444,7 @@ async def test_an_endpoint_that_heard_too_late_listens_again(
     listening: asyncio.Queue[str] = asyncio.Queue()
 
     class Watched(MemoryStore):
-        def subscribe(self, topic: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        def subscribe(self, topic: str) -> Any:
             listening.put_nowait(topic)
             return super().subscribe(topic)
 
@@ -739,6 +740,54 @@ async def test_going_away_does_not_stop_a_call(client: Client, desk: Desk, accep
     desk.gates[mark].set()
     await desk.wait(desk.ended[mark])
     assert not desk.stopped[mark].is_set()
+
+
+@requirement("P-30")
+@of(*STREAMABLE)
+async def test_a_call_whose_caller_has_gone_still_counts_and_ends_with_its_session(client: Client, desk: Desk) -> None:
+    mark, before = fresh(), set(desk.endpoint.open)
+    writing = asyncio.create_task(client.post(client.call(1, "held", {"mark": mark}), Accept="application/json"))
+    await desk.wait(desk.begun[mark])
+    (answer,) = desk.endpoint.open - before
+    counted = desk.endpoint.calls[answer.principal.id]
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    await until(lambda: answer.gone)
+    await client.ask(client.message(2, "ping"))
+    assert desk.endpoint.calls[answer.principal.id] == counted
+    assert (await client.delete()).status == 204
+    await desk.wait(desk.stopped[mark])
+
+
+@requirement("SRV-201")
+@of(*STREAMABLE)
+async def test_every_answer_is_in_the_form_that_is_accepted(client: Client) -> None:
+    for message in (client.message(1, "ping"), client.message(2, "logging/setLevel", {"level": "info"})):
+        reply = await client.post(message, Accept="text/event-stream")
+        assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream")
+        assert data((await rest(reply.events()))[-1])["id"] == message["id"]
+
+
+@requirement("P-12")
+async def test_a_message_that_is_whole_only_when_the_server_stops_is_not_begun() -> None:
+    desk = Desk()
+    endpoint = desk.server.asgi()
+    async with served(endpoint) as url:
+        client, place = Client(url, R5), url.split("/")[2]
+        message = client.call(1, "echo", {"text": "late"})
+        body = json.dumps(message).encode()
+        fields = {**client.headers(message), "Content-Length": str(len(body)), "Host": place, "Connection": "close"}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        reader, writer = await asyncio.open_connection(*place.split(":"))
+        writer.write(f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + body[:10])
+        await client.ask(client.message(2, "server/discover"))  # which comes after the half
+        await endpoint.stop()
+        writer.write(body[10:])
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert desk.ran["echo"] == 0
 
 
 @requirement("SRV-216")

@@ -426,6 +426,34 @@ async def test_a_bad_request_behind_a_good_one_does_not_spoil_its_answer() -> No
         await wire.refused(400)
 
 
+@requirement("P-11")
+async def test_every_good_request_before_a_bad_one_is_answered() -> None:
+    app = App()
+    async with opened(app, idle_seconds=5) as wire:
+        await wire.send(get("wait") + post("echo", b"second") + get("echo") + b"nonsense\r\n\r\n")
+        await until(lambda: len(app.scopes) == 1, PATIENCE, "the first request runs")
+        app.gate.set()
+        assert [(await wire.answer()).body for _ in range(3)] == [b"waited", b"6 one second", b"0 one "]
+        await wire.refused(400)
+
+
+async def test_what_is_behind_an_answer_that_closes_does_not_run() -> None:
+    app = App()
+    async with opened(app) as wire:
+        await wire.send(get("fail") + get("echo"))
+        assert (await wire.answer()).status == 500
+        assert await wire.rest() == b""
+    assert [scope["path"] for scope in app.scopes] == ["/fail"]
+
+
+@requirement("P-03")
+async def test_a_head_behind_another_request_has_the_same_limit() -> None:
+    async with opened() as wire:
+        await wire.send(post("echo", b"x" * 16_000) + get("echo", *(f"X{n}: {'x' * 1000}" for n in range(44))))
+        assert (await wire.answer()).status == 200
+        await wire.refused(431)
+
+
 async def test_a_body_that_breaks_off_in_the_middle_of_its_answer_just_closes() -> None:
     async with opened() as wire:
         await wire.send(get("stream", "Transfer-Encoding: chunked"))

@@ -57,7 +57,7 @@ class Flight:
     """What is going on between one peer and us."""
 
     status = 200  # what the last refusal is over HTTP
-    _tasks: frozenset[asyncio.Task[ToolResult]] = frozenset()  # of calls that wait, also of those given up
+    _tasks: set[asyncio.Task[ToolResult]] | None = None  # of calls that wait, also of those given up
 
     def __init__(
         self, engine: Engine, outlet: Outlet, principal: Principal, connection: Connection | None = None
@@ -81,7 +81,9 @@ class Flight:
         call.touched = self.loop.time()
         self.connection.in_flight[call.id] = call
         self._arm(call)
-        self._tasks |= {task}
+        self._tasks = self._tasks or set()
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(self._settle, call))
         return LATER
 
@@ -149,7 +151,6 @@ class Flight:
     # The end of a call
 
     def _settle(self, call: Call, task: asyncio.Task[ToolResult]) -> None:
-        self._tasks -= {task}
         if call.closed:  # answered or given up before; what it still had to say is of no use
             with contextlib.suppress(BaseException):
                 task.result()

@@ -24,10 +24,10 @@ ORIGIN = b"origin"
 
 # What must not stand twice: two readers of one request could see two different ones.
 _SINGLE = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
-_LISTS = frozenset((b"tracestate", b"baggage"))
+_LISTS = frozenset((b"accept", b"tracestate", b"baggage"))
 _ALLOWED = (b"authorization", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", PROTOCOL, SESSION)
 _HOST = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?"
-_MAX_KNOWN = 1_000
+_MAX_KNOWN, _MAX_TEXT = 1_000, 512  # what is remembered of strangers' words: how many, and how long
 _PLACE = re.compile(_HOST)
 _ORIGIN = re.compile(r"(https?)://" + _HOST)
 _PORTS = {"http": "80", "https": "443"}
@@ -90,7 +90,7 @@ class Door:
         if key in self._known:
             return ""
         refusal = self._judge(scheme, headers)
-        if not refusal and len(self._known) < _MAX_KNOWN:
+        if not refusal and len(self._known) < _MAX_KNOWN and sum(map(len, filter(None, key))) < _MAX_TEXT:
             self._known.add(key)
         return refusal
 
@@ -133,7 +133,7 @@ def challenge(parts: Mapping[str, str]) -> tuple[bytes, bytes]:
     return b"www-authenticate", f"Bearer {text}".strip().encode("latin-1", "replace")
 
 
-@lru_cache(1000)
+@lru_cache(64)
 def fitness(kind: bytes, coding: bytes | None, accept: bytes) -> tuple[bool, bool, str]:
     """Whether JSON, and whether an event stream, may be answered; and what speaks against the body."""
     if not _is_json(kind):

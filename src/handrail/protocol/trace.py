@@ -19,6 +19,7 @@ _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 _MEMBER = re.compile(r"([a-z0-9][a-z0-9_*/@-]{0,255})=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
 _BAGGAGE = re.compile(r"[ -~]*")
 _SAMPLED = 1
+NO_TRACE: Headers = {}
 
 
 class Trace(Struct, frozen=True):
@@ -47,6 +48,11 @@ def read(parent: Json, state: Json = "", baggage: Json = "") -> Trace | None:
     flags = int(found[4], 16) if found[1] == "00" else int(found[4], 16) & _SAMPLED
     said = baggage if type(baggage) is str and len(baggage) <= MAX_CHARS and _BAGGAGE.fullmatch(baggage) else ""
     return Trace(found[2], found[3], flags, _state(state), said)
+
+
+def trace_headers(headers: Headers) -> Headers:
+    """Of the headers of a request, those about its trace: all that a tool gets to see of them."""
+    return {name: headers[name] for name in (b"traceparent", b"tracestate", b"baggage") if name in headers}
 
 
 def read_headers(headers: Headers | None) -> Trace | None:

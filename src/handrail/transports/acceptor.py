@@ -49,14 +49,7 @@ class Acceptor:
 
     def __init__(self, app: Any, limits: HttpLimits, tls: ssl.SSLContext | None) -> None:
         self._config = uvicorn.Config(
-            app,
-            http=Guarded,
-            ws="none",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
+            app, http=Guarded, ws="none", interface="asgi3", log_config=None, proxy_headers=False
         )
         self._config.load()
         self._lifespan = self._config.lifespan_class(self._config)

@@ -83,7 +83,7 @@ class Endpoint:
         self._store = store
         self._stack: AsyncExitStack | None = None
         self._beginning = asyncio.Lock()
-        self._stopping = False
+        self.stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,13 +133,13 @@ class Endpoint:
         refusal = self.door.refusal(scope.get("scheme", "http"), headers)
         if refusal or twice:  # and not told what it may read
             exchange = Exchange(self, scope, receive, send, {})
-            exchange.text(*(403, refusal) if refusal else (400, f"The header {twice} stands twice"))
+            exchange.text(403 if refusal else 400, refusal or f"The header {twice} stands twice")
             return exchange
         root, path, kind = scope.get("root_path"), scope["path"], self._kinds.get(scope["method"], Exchange)
         exchange = kind(self, scope, receive, send, headers)
         if root:
             path = path.removeprefix(root).rstrip("/") or self.path
-        if path != self.path or self._stopping or kind is Exchange:
+        if path != self.path or self.stopping or kind is Exchange:
             self._turn_aside(exchange, path.rstrip("/"))
         return exchange
 
@@ -158,7 +158,7 @@ class Endpoint:
         """Answer what is not a message, or not to be taken now."""
         method, metadata = exchange.scope["method"], None if self.auth is None else self.auth.metadata
         if path in ("/healthz", "/readyz"):
-            ready = path == "/healthz" or not self._stopping
+            ready = path == "/healthz" or not self.stopping
             exchange.text(200 if ready else 503, "ok" if ready else "stopping")
         elif path == _WELL_KNOWN + self.path and metadata is not None:
             exchange.whole(200, JSON, encode({"resource": exchange.here + self.path, **metadata}))
@@ -167,8 +167,8 @@ class Endpoint:
         elif method == "OPTIONS":
             allowed = (b"access-control-allow-headers", http.preflight(exchange.headers))
             exchange.whole(204, [*_PREFLIGHT, allowed], b"")
-        elif self._stopping:
-            exchange.text(503, "The server is stopping", [(b"retry-after", b"1")])
+        elif self.stopping:
+            exchange.refuse_to_begin()
         elif method not in self._kinds:
             exchange.text(405, "Method not allowed", [(b"allow", ", ".join(self._kinds).encode())])
 
@@ -202,14 +202,14 @@ class Endpoint:
 
     async def stop(self) -> None:
         """Tell every stream that no more will come, let calls end, and leave the lifespan."""
-        self._stopping = True
-        conversations = [exchange.conversation for exchange in self.open if exchange.conversation is not None]
+        self.stopping = True
+        conversations = self._conversations()
         for conversation in conversations:
             conversation.end_subscriptions()
         calls = [call.task for each in conversations for call in each.connection.in_flight.values()]
         if calls:
             await asyncio.wait(calls, timeout=self.engine.limits.grace_seconds)
-        for conversation in conversations:
+        for conversation in self._conversations():
             conversation.drop()
         for exchange in list(self.open):
             exchange.finish(None)
@@ -219,6 +219,9 @@ class Endpoint:
         if self._stack is not None:
             stack, self._stack = self._stack, AsyncExitStack()
             await stack.aclose()
+
+    def _conversations(self) -> list[Conversation]:
+        return [each.conversation for each in self.open if each.conversation is not None]
 
     def end_session(self, connection: Connection) -> None:
         """Give up what is going on in a session that was ended."""

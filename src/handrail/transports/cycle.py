@@ -171,6 +171,7 @@ class Cycle:
 
     def _end(self) -> None:
         self.complete = True
+        self.body = b""
         if self._news is not None:
             self._news.set()
         self._connection.answered(not self.keep_alive)

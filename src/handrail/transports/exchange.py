@@ -21,6 +21,7 @@ from handrail.model import Json, Principal
 from handrail.protocol import http, sse
 from handrail.protocol.connection import Connection, names_version
 from handrail.protocol.http import PROTOCOL, SESSION, Headers
+from handrail.protocol.trace import NO_TRACE, trace_headers
 from handrail.revisions.base import CAPABILITIES, VERSION
 from handrail.transports.response import JSON, RETRY_MS, Fields, Receive, Response, Scope, Send
 
@@ -62,6 +63,7 @@ class Exchange(Response):
     def _converse(self, connection: Connection | None = None) -> Conversation:
         self.conversation = conversation = Conversation(self.engine, self, self.principal, connection)
         conversation.headers = headers = self.headers
+        conversation.traced = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
         if b"authorization" in headers:  # no business of a tool's
             conversation.headers = {name: headers[name] for name in headers if name != b"authorization"}
         return conversation
@@ -82,6 +84,8 @@ class Exchange(Response):
         task.add_done_callback(self.endpoint.tasks.discard)
         try:
             await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
         finally:
             leaving.cancel()
 
@@ -100,6 +104,9 @@ class Exchange(Response):
 
     def _refuse_as_text(self, refused: Refused) -> None:
         self.text(self.engine.offer.newest.faults[refused.kind].status, refused.text)
+
+    def refuse_to_begin(self) -> None:
+        self.text(503, "The server is stopping", [(b"retry-after", b"1")])
 
     def _log(self, session: Session | None, kind: str = "") -> tuple[EventLog | None, bytes]:
         """Where the events of a stream are kept, and what it begins with."""
@@ -145,10 +152,12 @@ class Post(Exchange):
 
     def accept(self, body: bytes) -> Rest:
         """Take a message that came whole."""
+        if self._is_unfit():
+            return None
         if len(body) > self.limits.max_message_bytes:
             self.text(413, f"A message has at most {self.limits.max_message_bytes:,} bytes")
             return None
-        return None if self._is_unfit() else self._read(body)
+        return self._read(body)
 
     def _is_unfit(self) -> bool:
         """Whether the head of a request speaks against its body; if so, that is said."""
@@ -168,6 +177,9 @@ class Post(Exchange):
 
     def _read(self, body: bytes) -> Rest:
         """Who is speaking: the body says so, or the session does."""
+        if self.endpoint.stopping:  # since the head came
+            self.refuse_to_begin()
+            return None
         self.message = message = jsonrpc.decode(body)
         pipe = self.scope["query_string"] and self._pipe_named()
         if pipe and not (type(message) is Request and names_version(message)):
@@ -200,9 +212,11 @@ class Post(Exchange):
         except Refused as refused:
             self._refuse(message.id if type(message) is Request else UNSET, refused)
             return
-        rest = self._take_in(session, message, body)
+        rest = None if self.endpoint.stopping else self._take_in(session, message, body)
         if rest is not None:
             await rest
+        elif self.said is None:
+            self.refuse_to_begin()
 
     def _take_in(self, session: Session, message: Message | list[Json], body: bytes) -> Rest:
         conversation = self._converse(session.connection)
@@ -235,6 +249,7 @@ class Post(Exchange):
             connection.check_envelope(request, revision)  # else it is checked with the parameters
             raise
         if request.method == "subscriptions/listen" and not self.two_way:
+            connection.check_envelope(request, revision)
             raise Refused(Kind.INVALID_REQUEST, "subscriptions/listen is answered with events: accept them")
 
     def _initialize(self, request: Request) -> Rest:
@@ -254,7 +269,7 @@ class Post(Exchange):
     def _session(self, message: Message | list[Json]) -> Session | None:
         """The session a message belongs to; None if that can only be told after a while."""
         offer, ident = self.engine.offer, self.headers.get(SESSION)
-        said = self.header(PROTOCOL) if PROTOCOL in self.headers else ""
+        said = self.header(PROTOCOL)
         if said in offer.stateless and not isinstance(message, list):
             raise Refused(Kind.ENVELOPE, f"{said}: params._meta lacks {VERSION!r} and {CAPABILITIES!r}")
         if ident:
@@ -283,49 +298,67 @@ class Post(Exchange):
         if waits and endpoint.calls.get(self.principal.id, 0) >= self.limits.max_calls:
             ident = message.id if type(message) is Request else UNSET
             text = "Too many requests are in flight; wait for some to end"
+            if session is None and type(message) is Request:
+                conversation.connection.check_envelope(message, conversation.connection.speaker(message))
             return self._refuse(ident, Refused(Kind.OVERLOADED, text))
         answer = conversation.handle(message, self.finish)
+        if answer and waits and self._wants_json and not self.unsent:
+            return self._say(answer)  # the usual call
         named = session if session is not None and session.name else None
-        if answer is not LATER and not self.unsent:
-            if named is not None and type(message) is Request and message.method == "logging/setLevel":
-                return self._note_level(named, answer)
-            if self._wants_json or answer is None or conversation.status != 200:
-                return self._say(answer)
+        if named is not None and type(message) is Request and message.method == "logging/setLevel":
+            return self._note_level(conversation, named, answer)
+        if answer is LATER and type(message) is list:
+            conversation.status = 200  # whatever became of its members
+        return self._deliver(conversation, answer, named, is_stateless=session is None)
+
+    def _deliver(
+        self, conversation: Conversation, answer: bytes | None, session: Session | None, *, is_stateless: bool
+    ) -> Rest:
+        endpoint = self.endpoint
+        if answer is LATER and self.ended:  # the last of a batch came at once
+            answer = self.answer
+        as_json = self._wants_json or answer is None or conversation.status != 200
+        if as_json and answer is not LATER and not self.unsent:
+            return self._say(answer)
         if answer is not LATER:
             self.finish(answer)
-        elif type(message) is list:
-            conversation.status = 200  # whatever became of its members
-            if self.ended and not self.unsent and (self._wants_json or self.answer is None):
-                return self._say(self.answer)
         endpoint.open.add(self)
         endpoint.calls[self.principal.id] += 1
-        later = self._answer_later(named, is_stateless=session is None)
-        return later if named is None else self._outlive(later)
+        later = self._answer_later(session, is_stateless=is_stateless)
+        return later if session is None else self._outlive(later)
 
-    async def _note_level(self, session: Session, answer: bytes | None) -> None:
+    async def _note_level(self, conversation: Conversation, session: Session, answer: bytes | None) -> None:
         await self.endpoint.sessions.note_level(session)
-        self._say(answer)
+        rest = self._deliver(conversation, answer, session, is_stateless=False)
+        if rest is not None:
+            await rest
 
     async def _answer_later(self, session: Session | None, *, is_stateless: bool) -> None:
         self.task = self.task or asyncio.current_task()
         try:
             if not self.unsent and not self.paused:
                 await self.wait(WATCH_SECONDS)
-            self._begin_watching()
+            if not self.ended:
+                self._begin_watching()
             if not self.unsent and not self.paused and not self.ended:
                 await self.wait(QUIET_SECONDS - WATCH_SECONDS)
+            if self.gone and is_stateless:
+                return
             said_more = self.unsent or self.paused or not self.ended
             if self.two_way and (said_more or not self._wants_json):
                 log, first = self._log(session)
                 await self.begin_events(first)
                 await self.events(log, outlives=0.0 if log is None else math.inf)
                 return
-            while not self.ended and not self.gone:
+            while not self.ended and not (self.gone and is_stateless):
                 await self.wait(QUIET_SECONDS)
-            self._say(self.answer)
+            if self.ended:
+                self._say(self.answer)
         finally:
             self._leave()
             self.endpoint.calls[self.principal.id] -= 1
+            if not self.endpoint.calls[self.principal.id]:
+                del self.endpoint.calls[self.principal.id]
             if is_stateless and not self.ended and self.conversation is not None:
                 self.conversation.drop()  # whoever goes away does not want the answer
 

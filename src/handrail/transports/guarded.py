@@ -63,7 +63,8 @@ class Guarded(Writing):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._fields = 0
-        self._unspent = 0  # bytes since something was made of them: fields and chunk lines that do not end
+        self._piece = 0  # bytes that are being parsed
+        self._unspent = 0  # bytes since something was made of them, at least: fields and chunk lines that do not end
         self._held = bytearray()  # came while an earlier request is being answered
         self._heads: list[Head] = []
         self._lessons = _LESSONS
@@ -157,7 +158,8 @@ class Guarded(Writing):
                 self._hold(data)
                 break
             piece, data = data[:_PIECE], data[_PIECE:]
-            self._unspent += len(piece)
+            self._piece = len(piece)
+            self._unspent += self._piece
             try:
                 self._parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
@@ -166,7 +168,7 @@ class Guarded(Writing):
                 cause = problem.__context__
                 refusal = cause.args if isinstance(cause, _Refused) else (400, "This is not a valid HTTP request")
                 return self._refuse(*refusal)
-            if self._unspent > self._limits.max_header_bytes and self._phase != _IDLE:
+            if self._unspent > self._limits.max_header_bytes + _PIECE and self._phase != _IDLE:
                 return self._refuse(431, "The headers are too long")
             if self._fields + len(self._headers) > self._limits.max_headers:
                 return self._refuse(431, "There are too many headers")
@@ -212,6 +214,7 @@ class Guarded(Writing):
         self._url = b""
         self._headers = []
         self._fields = 0
+        self._unspent = self._piece  # it may have begun anywhere in there
         self._phase = _HEAD
         self._is_new_phase = True
 
@@ -319,10 +322,12 @@ class Guarded(Writing):
     def answered(self, is_last: bool) -> None:
         """The answer to a request is written."""
         if is_last:
+            self._queue.clear()
             self.close()
         elif self._starting:
             pass  # whoever started it goes on
         elif self._refusal is not None:
+            self._start_next()
             self._refuse_in_turn()
         else:
             self.loop.call_soon(self._go_on)

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 HEADS = 2  # a connection remembers
 
+_MAX_BYTES = 2048  # of a head that is remembered
 _DIGITS = 9  # of a length that is read here
 _LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
 
@@ -36,8 +37,9 @@ class Head(Struct, frozen=True):
         found = _LENGTH.search(head)
         if found is None or not data.startswith(b"POST ") or len(data) - len(head) != int(found[1]):
             return None
-        fits = len(head) + _DIGITS < limit
-        return cls(head[: found.start(1)], head[found.end(1) :], scope, fields.copy()) if fits else None
+        if len(head) + _DIGITS > min(limit, _MAX_BYTES):
+            return None
+        return cls(head[: found.start(1)], head[found.end(1) :], scope, fields.copy())
 
     def match(self, data: bytes) -> tuple[bytes, bytes] | None:
         """The length, and the body, of one whole request that begins with this head."""
@@ -51,7 +53,7 @@ class Head(Struct, frozen=True):
         return digits, data[rest:]
 
 
-@lru_cache(256)
+@lru_cache(64)
 def target(url: bytes) -> tuple[str, bytes, bytes]:
     """Path, the path as it came, and the query."""
     parsed = httptools.parse_url(url)

@@ -65,6 +65,8 @@ class Get(Exchange):
 
     async def _stay(self, saying: Coroutine[Any, Any, None]) -> None:
         """Hold a stream open for as long as the peer reads and the server runs."""
+        if self.endpoint.stopping:
+            self.finish(None)
         self.task = self.task or asyncio.current_task()
         self.endpoint.open.add(self)
         self._begin_watching()
@@ -76,7 +78,7 @@ class Get(Exchange):
     async def _pipe(self) -> None:
         """The transport of 2024: one stream for all the server says, and an address for what the client says."""
         conversation, ident = self._converse(), self.endpoint.sessions.begin_pipe(self.principal)
-        conversation.headers = {}  # not those of a message
+        conversation.headers = conversation.traced = {}  # not those of a message
         conversation.watch()
         self.endpoint.pipes[ident] = conversation
         address = f"{self.scope.get('root_path', '')}{self.endpoint.path}?sessionId={ident}"

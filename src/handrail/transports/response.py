@@ -146,22 +146,25 @@ class Response(Stream):
             status, fields, body = self.said
             if status != 204:
                 fields = [*fields, (b"content-length", b"%d" % len(body))]
-            await self._send({"type": "http.response.start", "status": status, "headers": fields})
-            await self._send({"type": "http.response.body", "body": body})
+            await self._put({"type": "http.response.start", "status": status, "headers": fields})
+            await self._put({"type": "http.response.body", "body": body})
 
     async def begin_events(self, first: bytes = b"", fields: Fields | None = None) -> None:
         fields = _EVENTS + (fields or [])
         fields = self._shared(fields) if ORIGIN in self.headers else fields
-        await self._send({"type": "http.response.start", "status": 200, "headers": fields})
+        await self._put({"type": "http.response.start", "status": 200, "headers": fields})
         if first:
             await self.write(first)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
+        await self._put({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _put(self, message: MutableMapping[str, Any]) -> None:
         if self.gone:
             return
         try:
             async with asyncio.timeout(self.limits.write_seconds):
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+                await self._send(message)
         except (TimeoutError, OSError):
             self.let_go()
 
