@@ -112,6 +112,8 @@ class Sessions:
             connection.revision = REVISIONS[revision]
             connection.client = ClientInfo(client, version, UNSET, declared)
             connection.ready = True
+            # Another process may ask in the same session: its questions must not be taken for ours.
+            connection.last_id = secrets.randbelow(2**32) << 16
             self._live[name] = connection
         return Session(name, connection, expires, revision.encode(), f"session:{name}")
 

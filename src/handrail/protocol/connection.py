@@ -34,7 +34,7 @@ class Connection:
     client = ClientInfo()
     ready = False  # the client has confirmed the handshake; only then may we speak unasked
     level = LEVELS.index("info")
-    _last_id = 0
+    last_id = 0  # of what we asked
 
     def __init__(self, offer: Offer, hidden: frozenset[str] = frozenset()) -> None:
         self.offer = offer
@@ -114,7 +114,7 @@ class Connection:
 
     def question(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
         """A request of ours, and its bytes; the answer will find `waiter` in `asked`."""
-        self._last_id = ident = self._last_id + 1
+        self.last_id = ident = self.last_id + 1
         self.asked[ident] = waiter
         return ident, jsonrpc.request(ident, method, params if params else UNSET)
 

@@ -183,7 +183,7 @@ class Post(Exchange):
         self.message = message = jsonrpc.decode(body)
         pipe = self.scope["query_string"] and self._pipe_named()
         if pipe and not (type(message) is Request and names_version(message)):
-            return self._to_pipe(pipe, body)
+            return self._to_pipe(pipe, message, body)
         if isinstance(message, Refusal):
             is_modern = self.header(PROTOCOL) in self.engine.offer.stateless
             kind = Kind.ENVELOPE if is_modern and message.kind is Kind.BAD_PARAMS else message.kind
@@ -229,12 +229,13 @@ class Post(Exchange):
         await self.endpoint.sessions.pass_on(session.name, body)
         self.whole(202, [], b"")
 
-    async def _to_pipe(self, ident: str, body: bytes) -> None:
+    async def _to_pipe(self, ident: str, message: Message | list[Json], body: bytes) -> None:
         conversation = self.endpoint.pipes.get(ident)
         if not self.endpoint.sessions.owns_pipe(ident, self.principal):
             self.text(404, "No such stream: open one with GET")
             return
-        if conversation is None:
+        # What a notice is about may still be on its way here from another process: then it follows on the same way.
+        if conversation is None or not conversation.connection.waits_for(message):
             await self.endpoint.sessions.pass_on(ident, body)
         else:
             conversation.say(conversation.receive(body) or None)

@@ -21,6 +21,7 @@ Whole = tuple[int, Fields, bytes]  # an answer: status, headers, body
 
 KEEP_ALIVE_SECONDS = 15.0
 RETRY_MS = 1_000
+_MUCH = 64 * 1024  # bytes to be said
 
 JSON: Fields = [(b"content-type", b"application/json")]
 _TEXT: Fields = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -37,6 +38,7 @@ class Stream:
     answer: bytes | None = None
     ended = False  # no more will come
     gone = False  # nobody reads any more
+    kept = False  # somebody may come back for it
     two_way = True  # it may carry more than the answer
     paused = False  # the reader is to come back for the rest
     _unsent_bytes = 0
@@ -50,14 +52,16 @@ class Stream:
         self.unsent: list[bytes] = []
 
     def send(self, message: bytes) -> None:
-        if self.ended or not self.two_way:
+        if self.ended or not self.two_way or (self.gone and not self.kept):
             return
         self.unsent.append(message)
         self._unsent_bytes += len(message)
         self._tell()
 
     async def drain(self) -> None:
-        while self._unsent_bytes > self.limits.max_unsent_bytes and not self.gone:
+        if self.gone or self._unsent_bytes > _MUCH:
+            await asyncio.sleep(0)  # whoever talks without end is not to keep the others from being heard
+        while self._unsent_bytes > self.limits.max_unsent_bytes and (self.kept or not self.gone) and not self.ended:
             self._room = self._room or asyncio.Event()
             await self._room.wait()
 
@@ -74,6 +78,7 @@ class Stream:
             return
         self.answer = answer
         self.ended = True
+        self._make_room()
         self._tell()
 
     def pause(self) -> None:
@@ -176,7 +181,7 @@ class Response(Stream):
 
     async def events(self, log: EventLog | None, *, name: str = "", outlives: float = 0.0) -> None:
         """Write what comes as events, to the end. With a log they are kept; for how long after nobody reads them?"""
-        loop = asyncio.get_running_loop()
+        loop, self.kept = asyncio.get_running_loop(), log is not None
         end: float | None = None
         while True:
             ended = self.ended  # what comes while this is written is for the next turn
