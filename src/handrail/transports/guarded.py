@@ -34,6 +34,7 @@ _HOLD_BYTES = 64 * 1024  # of a body, or of requests behind the one being answer
 _LINGER_SECONDS = 1.0  # to read on after a refusal: closed with bytes unread, TCP takes the answer back
 _LINGERERS = 256  # connections over the limit that are told so; beyond, they are just closed
 
+_DIGITS = 9
 _LESSONS = 16  # heads a connection looks at more closely
 
 _IDLE, _HEAD, _BODY, _OVER = range(4)
@@ -104,10 +105,12 @@ class Guarded(Writing):
 
     def shutdown(self) -> None:
         """The server is about to end: so does this, after what is being answered."""
-        if self.cycle is None or self.cycle.complete:
-            self.transport.close()
-        else:
+        if self.cycle is not None and not self.cycle.complete:
             self.cycle.keep_alive = False
+        elif self._queue:
+            self._refuse(503, "The server is about to end")
+        else:
+            self.transport.close()
 
     # What comes in
 
@@ -172,15 +175,23 @@ class Guarded(Writing):
                 return self._refuse(431, "The headers are too long")
             if self._fields + len(self._headers) > self._limits.max_headers:
                 return self._refuse(431, "There are too many headers")
-            if self._queue:
+            if self._queue and not self._is_soon_whole():
                 self._start_next()
         return self._set_clock()
+
+    def _is_soon_whole(self) -> bool:
+        """Whether the next request lacks a little of its body, and the application would rather have all of it."""
+        cycle = self._queue[0]
+        if self._at_once is None or not cycle.more or cycle.expects or cycle.fields is None:
+            return False
+        length = cycle.fields.get(b"content-length", b"")
+        return length.isdigit() and len(length) < _DIGITS and int(length) <= _PIECE
 
     def _is_busy(self) -> bool:
         """Whether an earlier request than the one being read is still unanswered."""
         cycle = self.cycle
         if cycle is None or cycle.complete:
-            return bool(self._queue)
+            return bool(self._queue) and not (self._phase == _BODY and self._queue[0] is self._reading)
         return self._phase != _BODY or cycle is not self._reading
 
     def _hold(self, data: bytes | memoryview) -> None:
