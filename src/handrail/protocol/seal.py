@@ -1,4 +1,4 @@
-"""Signed opaque strings: cursors, request state. What a peer holds it cannot change, extend or pass on (P-25)."""
+"""Signed opaque strings: cursors, request state, session ids. A peer cannot change, extend or pass them on (P-25)."""
 
 from __future__ import annotations
 
