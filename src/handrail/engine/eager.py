@@ -36,12 +36,15 @@ class _ByHand:
         self._loop = loop
         self._attributes = vars(loop)
         self._current: dict[Any, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]  # 3.11
-        self._step: Callable[[], object]
-        self._context: Context
+        self._call_soon = loop.call_soon
+        self._taken: list[tuple[Callable[[], object], Context]] = []
 
-    def _take(self, step: Callable[[], object], *, context: Context) -> None:
-        self._step = step
-        self._context = context
+    def _take(self, step: Callable[..., object], *args: object, context: Context | None = None) -> object:
+        # Memory is asked for meanwhile, so destructors may run, and call the loop too.
+        if args or context is None:
+            return self._call_soon(step, *args, context=context)
+        self._taken.append((step, context))
+        return None
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         self._attributes["call_soon"] = self._take
@@ -49,13 +52,23 @@ class _ByHand:
             task = asyncio.Task(coroutine, loop=self._loop, name=_NAME)
         finally:
             del self._attributes["call_soon"]
+        step, context = self._first_step(task)
         outer = self._current.get(self._loop)
         if outer is None:
-            self._context.run(self._step)
+            context.run(step)
         else:
             asyncio.tasks._leave_task(self._loop, outer)
             try:
-                self._context.run(self._step)
+                context.run(step)
             finally:
                 asyncio.tasks._enter_task(self._loop, outer)
         return task
+
+    def _first_step(self, task: asyncio.Task[Any]) -> tuple[Callable[[], object], Context]:
+        found = self._taken.pop()
+        while self._taken:  # of tasks that destructors made
+            other = self._taken.pop()
+            if getattr(other[0], "__self__", None) is task:
+                found, other = other, found
+            self._call_soon(other[0], context=other[1])
+        return found

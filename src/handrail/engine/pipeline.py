@@ -64,8 +64,8 @@ def told(name: str, failure: ToolError) -> ToolResult:
     """A failure in the words of whoever raised it."""
     try:
         return ToolResult([Text(failure.text)], is_error=True, data=plain(failure.data))
-    except ValueError as problem:
-        log.error("tool %r: the data of a ToolError cannot be sent: %s", name, problem)
+    except BaseException as problem:  # of its own methods; some would leave the loop, and end the server
+        log.error("tool %r: the data of a ToolError cannot be sent: %r", name, problem)
         return failed(failure.text)
 
 
@@ -116,7 +116,7 @@ def outcome(entry: Entry, value: Any) -> ToolResult:
         except NotJson as problem:
             log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
             return failed(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
-        except Exception:  # of the value's own methods; its text is not for the peer either
+        except BaseException:  # of the value's own methods; its text is not for the peer either
             log.exception("tool %r returned what cannot be sent", entry.tool.name)
             return failed(f"The tool {entry.tool.name} returned a value that cannot be sent.")
     return result if entry.dangerous is UNSET else _marked(entry, result)

@@ -80,6 +80,9 @@ class Cycle:
     def fail(self) -> None:
         """The application failed, inside of an `except`."""
         log.exception("http: the application failed")
+        self._answer_for_it()
+
+    def _answer_for_it(self) -> None:
         if not self.complete and not self.is_begun:
             self.keep_alive = False
             fields = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -94,7 +97,9 @@ class Cycle:
             self.fail()
         if not self.complete:
             log.error("http: the application ended without a whole answer")
-            self._connection.transport.close()
+            self._answer_for_it()
+        if not self.complete:
+            self._connection.close()
 
     # From the application
 
@@ -128,10 +133,13 @@ class Cycle:
             raise RuntimeError(f"http: {kind} out of turn")
 
     def _head_of(self, status: int, headers: Fields) -> bytes:
+        if self.expects and self.more:
+            self.keep_alive = False  # not told to go on: whether it will send the body, nobody knows
         self.expects = False
         self._left = None
         lines = [status_line(status), self._connection.state.date]
         for name, value in headers:
+            name = name.lower()
             if name == b"connection":
                 self.keep_alive = self.keep_alive and b"close" not in value.lower()
             elif name != b"transfer-encoding":

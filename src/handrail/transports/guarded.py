@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import httptools
 
 from handrail.transports.cycle import Cycle, refusal
-from handrail.transports.heads import HEADS, Head, scope_of, target
+from handrail.transports.heads import HEADS, Head, RefusedHead, check, scope_of, target
 from handrail.transports.writing import Writing
 
 if TYPE_CHECKING:
@@ -38,10 +38,7 @@ _DIGITS = 9
 _LESSONS = 16  # heads a connection looks at more closely
 
 _IDLE, _HEAD, _BODY, _OVER = range(4)
-
-
-class _Refused(Exception):
-    """Raised among the parser's callbacks: a status and a text for the peer."""
+_NO_MORE = (0, "")  # in place of a refusal: the last answer has been given
 
 
 class Guarded(Writing):
@@ -70,7 +67,7 @@ class Guarded(Writing):
         self._heads: list[Head] = []
         self._lessons = _LESSONS
         self._starting = self._read_paused = False
-        self._refusal: tuple[int, str] | None = None
+        self._refusal: tuple[int, str] | None = None  # nothing more is taken
         self._is_new_phase = False
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -103,6 +100,10 @@ class Guarded(Writing):
         self._queue.clear()
         self.state.one_less()
 
+    def eof_received(self) -> None:
+        if self.transport.can_write_eof():  # TLS has a time of its own for it
+            self.close()
+
     def shutdown(self) -> None:
         """The server is about to end: so does this, after what is being answered."""
         if self.cycle is not None and not self.cycle.complete:
@@ -110,7 +111,7 @@ class Guarded(Writing):
         elif self._queue:
             self._refuse(503, "The server is about to end")
         else:
-            self.transport.close()
+            self.close()
 
     # What comes in
 
@@ -156,7 +157,7 @@ class Guarded(Writing):
     def _feed(self, data: bytes | memoryview) -> None:
         if len(data) > _PIECE:
             data = memoryview(data)
-        while data:
+        while data and self._refusal is None:
             if self._is_busy():
                 self._hold(data)
                 break
@@ -169,7 +170,7 @@ class Guarded(Writing):
                 data = self._head_without_upgrade() + bytes(piece[upgrade.args[0] :]) + bytes(data)
             except httptools.HttpParserError as problem:
                 cause = problem.__context__
-                refusal = cause.args if isinstance(cause, _Refused) else (400, "This is not a valid HTTP request")
+                refusal = cause.args if isinstance(cause, RefusedHead) else (400, "This is not a valid HTTP request")
                 return self._refuse(*refusal)
             if self._unspent > self._limits.max_header_bytes + _PIECE and self._phase != _IDLE:
                 return self._refuse(431, "The headers are too long")
@@ -240,9 +241,9 @@ class Guarded(Writing):
         fields, version, method = dict(headers), parser.get_http_version(), parser.get_method()
         is_plain = len(fields) == len(headers) <= self._limits.max_headers and version == "1.1" and b"host" in fields
         if not is_plain or b"transfer-encoding" in fields or self._unspent > self._limits.max_header_bytes:
-            self._check(headers, version)
+            check(headers, len(self._url), version, self._limits)
         if method == b"CONNECT":
-            raise _Refused(501, "This is not a proxy")
+            raise RefusedHead(501, "This is not a proxy")
         if parser.should_upgrade():
             return  # it is read again, see `_head_without_upgrade`
         self._headers = []  # for trailers, which are dropped: nobody has checked them
@@ -250,8 +251,9 @@ class Guarded(Writing):
         self._unspent = 0
         scope = self._begin_scope(version, method)
         scope["headers"] = headers
-        keep_alive = parser.should_keep_alive() and not self.state.ending
-        expects = b"expect" in fields and fields[b"expect"].lower() == b"100-continue"
+        # HTTP/1.0 would have to be told where the answer ends, and that another may follow; and knows no Expect.
+        keep_alive = version == "1.1" and parser.should_keep_alive() and not self.state.ending
+        expects = version == "1.1" and b"expect" in fields and fields[b"expect"].lower() == b"100-continue"
         self._reading = cycle = Cycle(self, scope, keep_alive, expects)
         cycle.fields = fields if is_plain else None
         self._queue.append(cycle)
@@ -264,23 +266,6 @@ class Guarded(Writing):
         scope["method"] = method.decode()
         scope["path"], scope["raw_path"], scope["query_string"] = target(self._url)
         return scope
-
-    def _check(self, headers: list[tuple[bytes, bytes]], version: str) -> None:
-        """What another server on the way may have read in another way is refused, RFC 9112 sections 3.2 and 6."""
-        limits, names = self._limits, [name for name, _ in headers]
-        if version not in ("1.0", "1.1"):
-            raise _Refused(505, "HTTP/1.1 is spoken here")
-        if len(headers) > limits.max_headers:
-            raise _Refused(431, "There are too many headers")
-        size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
-        if size > limits.max_header_bytes:
-            raise _Refused(431, "The headers are too long")
-        if names.count(b"host") != 1:
-            raise _Refused(400, "Exactly one Host header is needed")
-        if names.count(b"content-length") + names.count(b"transfer-encoding") > 1:
-            raise _Refused(400, "The length of the body is given twice")
-        if version == "1.0" and b"transfer-encoding" in names:
-            raise _Refused(400, "HTTP/1.0 has no Transfer-Encoding")
 
     def on_body(self, body: bytes) -> None:
         self._unspent = 0
@@ -322,35 +307,38 @@ class Guarded(Writing):
                     return None
                 if answer is not None:
                     return cast("Coroutine[Any, Any, None]", answer)
-        except Exception:
+            scope["asgi"] = {"version": "3.0", "spec_version": "2.3"}
+            scope["state"] = self._app_state.copy()
+            if "headers" not in scope and fields is not None:
+                scope["headers"] = list(fields.items())
+            return cast("Coroutine[Any, Any, None]", self._app(scope, cycle.receive, cycle.send))
+        except BaseException:
             cycle.fail()
             return None
-        scope["state"] = self._app_state.copy()
-        if "headers" not in scope and fields is not None:
-            scope["headers"] = list(fields.items())
-        return cast("Coroutine[Any, Any, None]", self._app(scope, cycle.receive, cycle.send))
 
     def answered(self, is_last: bool) -> None:
         """The answer to a request is written."""
         if is_last:
-            self._queue.clear()
-            self.close()
-        elif self._starting:
-            pass  # whoever started it goes on
-        elif self._refusal is not None:
-            self._start_next()
-            self._refuse_in_turn()
-        else:
+            self._queue.clear()  # whoever sent more may send it again, elsewhere
+            self._held.clear()
+            if self._phase == _IDLE:
+                self.close()
+            else:
+                self._linger()
+        elif not self._starting:  # else whoever started it goes on
             self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self._refusal is not None or self.transport.is_closing():
-            return
+        if self.transport.is_closing():
+            return None
+        if self._refusal is not None:
+            self._start_next()
+            return self._refuse_in_turn()
         self.resume_reading()
         self._start_next()
         held, self._held = bytes(self._held), bytearray()
         self._is_new_phase = True
-        self._feed(held)
+        return self._feed(held)
 
     # Time
 
@@ -382,7 +370,10 @@ class Guarded(Writing):
             if self._deadline < math.inf:
                 self._arm()
         elif self._phase == _OVER:
-            self.transport.abort()
+            if self.transport.get_write_buffer_size():
+                self.close()  # it still reads what came before, and is watched
+            else:
+                self.transport.abort()
         elif self._phase == _IDLE:
             self.close()
         elif self._phase == _BODY and cycle is not None and (self._read_paused or cycle.expects):
@@ -392,6 +383,10 @@ class Guarded(Writing):
             self._refuse(408, "The request took too long to arrive")
 
     # What goes out
+
+    def close(self) -> None:
+        self._refusal = self._refusal or _NO_MORE  # TLS hands over what it has read also while it closes
+        super().close()
 
     def _refuse(self, status: int, text: str) -> None:
         """Answer with an error, after all that came before, and close."""
@@ -403,18 +398,23 @@ class Guarded(Writing):
         self._refuse_in_turn()
 
     def _refuse_in_turn(self) -> None:
+        if self._phase == _OVER or self._refusal is None or self.transport.is_closing():
+            return
         if self._is_busy():
             self._deadline = math.inf
             return
         culprit = self.cycle if self._phase == _BODY and self.cycle is self._reading else None
-        if self._phase == _OVER or self._refusal is None:
-            return
-        self._phase = _OVER
         # In the middle of its own answer, or after it, an error would be read as part of that.
         if culprit is None or not culprit.is_begun:
             self.transport.write(refusal(*self._refusal, self.state.date))
         if culprit is not None:
             culprit.let_go()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say no more, and forget what still comes for a moment."""
+        self._phase = _OVER
+        self._refusal = self._refusal or _NO_MORE
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.resume_reading()

@@ -1,4 +1,4 @@
-"""The heads of requests: what they say in the words of ASGI, and those a connection has seen before.
+"""The heads of requests: which are refused, what they say in the words of ASGI, and those seen before.
 
 Clients say the same in every request of a connection, but for the length of the body. The parser keeps nothing from one
 request to the next, so a whole request whose head is known, byte for byte, does not have to go through it.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import httptools
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from handrail.transports.listen import HttpLimits
 
 HEADS = 2  # a connection remembers
 
@@ -53,6 +56,27 @@ class Head(Struct, frozen=True):
         return digits, data[rest:]
 
 
+class RefusedHead(Exception):
+    """Raised among the parser's callbacks: a status and a text for the peer."""
+
+
+def check(headers: list[tuple[bytes, bytes]], url_size: int, version: str, limits: HttpLimits) -> None:
+    """What another server on the way may have read in another way is refused, RFC 9112 sections 3.2 and 6."""
+    names = [name for name, _ in headers]
+    if version not in ("1.0", "1.1"):
+        raise RefusedHead(505, "HTTP/1.1 is spoken here")
+    if len(headers) > limits.max_headers:
+        raise RefusedHead(431, "There are too many headers")
+    if url_size + sum(len(name) + len(value) + 4 for name, value in headers) > limits.max_header_bytes:
+        raise RefusedHead(431, "The headers are too long")
+    if names.count(b"host") != 1:
+        raise RefusedHead(400, "Exactly one Host header is needed")
+    if names.count(b"content-length") + names.count(b"transfer-encoding") > 1:
+        raise RefusedHead(400, "The length of the body is given twice")
+    if version == "1.0" and b"transfer-encoding" in names:
+        raise RefusedHead(400, "HTTP/1.0 has no Transfer-Encoding")
+
+
 @lru_cache(64)
 def target(url: bytes) -> tuple[str, bytes, bytes]:
     """Path, the path as it came, and the query."""
@@ -71,7 +95,6 @@ def scope_of(transport: asyncio.Transport) -> dict[str, Any]:
     scheme = "https" if transport.get_extra_info("sslcontext") else "http"
     return {
         "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
         "server": place("sockname"),
         "client": place("peername"),
         "scheme": scheme,

@@ -46,8 +46,9 @@ class Writing(asyncio.Protocol):
             await self._drained.wait()
 
     def close(self) -> None:
-        self.transport.close()
-        self._watch()  # closing waits for what is unsent, and by itself for ever
+        if not self.transport.is_closing():  # one of TLS forgets its protocol the second time
+            self.transport.close()
+            self._watch()  # closing waits for what is unsent, and by itself for ever
 
     def _wake(self) -> None:
         if self._drained is not None:
