@@ -34,7 +34,6 @@ _HOLD_BYTES = 64 * 1024  # of a body, or of requests behind the one being answer
 _LINGER_SECONDS = 1.0  # to read on after a refusal: closed with bytes unread, TCP takes the answer back
 _LINGERERS = 256  # connections over the limit that are told so; beyond, they are just closed
 
-_DIGITS = 9
 _LESSONS = 16  # heads a connection looks at more closely
 
 _IDLE, _HEAD, _BODY, _OVER = range(4)
@@ -186,7 +185,7 @@ class Guarded(Writing):
         if self._at_once is None or not cycle.more or cycle.expects or cycle.fields is None:
             return False
         length = cycle.fields.get(b"content-length", b"")
-        return length.isdigit() and len(length) < _DIGITS and int(length) <= _PIECE
+        return length.isdigit() and int(length[:9]) <= _PIECE
 
     def _is_busy(self) -> bool:
         """Whether an earlier request than the one being read is still unanswered."""
@@ -197,8 +196,8 @@ class Guarded(Writing):
 
     def _hold(self, data: bytes | memoryview) -> None:
         self._held += data
-        if len(self._held) > _HOLD_BYTES:
-            self._pause_reading()  # and no earlier: a connection that is not read from does not show that it ended
+        if len(self._held) > _HOLD_BYTES:  # and no earlier: a connection not read from does not show that it ended
+            self._pause_reading()
 
     def _pause_reading(self) -> None:
         if not self._read_paused:
@@ -261,11 +260,9 @@ class Guarded(Writing):
         self._is_new_phase = True
 
     def _begin_scope(self, version: str, method: bytes) -> dict[str, Any]:
-        scope = self._scope.copy()
-        scope["http_version"] = version
-        scope["method"] = method.decode()
-        scope["path"], scope["raw_path"], scope["query_string"] = target(self._url)
-        return scope
+        path, raw_path, query = target(self._url)
+        known = {"http_version": version, "path": path, "raw_path": raw_path, "query_string": query}
+        return {**self._scope, **known, "method": method.decode()}
 
     def on_body(self, body: bytes) -> None:
         self._unspent = 0
