@@ -516,6 +516,13 @@ def test_few_heads_are_remembered_and_not_for_ever(rig: Rig) -> None:
     assert len(connection._heads) == 2
 
 
+def test_a_length_with_zeros_in_front_is_as_long_as_it_says(rig: Rig) -> None:
+    body = b"x" * 100_000
+    request = SIMPLE.around(body).replace(b": 100000\r\n", b": 000000000100000\r\n")
+    assert b"000000000100000" in request
+    assert served(rig, request[:-90_000], request[-90_000:]) == ([200], [body], 0)
+
+
 def test_a_long_head_is_not_remembered(rig: Rig) -> None:
     """Idle connections of strangers are not to cost much (P-30)."""
     long = SIMPLE._replace(before=b"Long: %b\r\n" % (b"x" * 2048)).around(b"x")

@@ -60,8 +60,7 @@ class Guarded(Writing):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._fields = 0
-        self._piece = 0  # bytes that are being parsed
-        self._unspent = 0  # bytes since something was made of them, at least: fields and chunk lines that do not end
+        self._piece = self._unspent = 0  # bytes being parsed; and at least those nothing was made of yet
         self._held = bytearray()  # came while an earlier request is being answered
         self._heads: list[Head] = []
         self._lessons = _LESSONS
@@ -185,7 +184,7 @@ class Guarded(Writing):
         if self._at_once is None or not cycle.more or cycle.expects or cycle.fields is None:
             return False
         length = cycle.fields.get(b"content-length", b"")
-        return length.isdigit() and int(length[:9]) <= _PIECE
+        return length.isdigit() and len(length) <= 5 and int(length) <= _PIECE
 
     def _is_busy(self) -> bool:
         """Whether an earlier request than the one being read is still unanswered."""
