@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import re
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from handrail import Limits
+from handrail import Call, Limits
+from handrail.engine.dispatch import Conversation
 from handrail.stores.memory import MemoryStore
+from handrail.transports.exchange import Exchange
 from handrail.transports.listen import serve_http
 from requirements import requirement
 from servers_http import (
@@ -716,6 +719,34 @@ async def test_without_a_session_the_header_names_the_revision_and_without_a_hea
         assert status == 200
         assert ("structuredContent" in answer["result"]) == (revision != R2)
         assert "mcp-session-id" not in reply.headers
+
+
+@of(R4, R5)
+async def test_a_request_leaves_nothing_for_the_garbage_collector(client: Client, desk: Desk) -> None:
+    """What it leaves is its whole answer, and of long ones there would be hundreds before the collector came."""
+    messages = [
+        client.call(1, "echo", {"text": "x"}),
+        client.call(2, "echo", {}),
+        client.call(3, "nobody"),
+        client.message(4, "tools/list"),
+        client.message(5, "no/such"),
+    ]
+
+    def alive() -> int:
+        return sum(isinstance(each, Exchange | Conversation | Call) for each in gc.get_objects())
+
+    for message in messages:
+        await (await client.post(message)).body()
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        for _ in range(5):
+            for message in messages:
+                await (await client.post(message)).body()
+        assert alive() <= before + 2  # of the last one, perhaps
+    finally:
+        gc.enable()
 
 
 # Going away

@@ -164,6 +164,7 @@ class Flight:
         try:
             result = outcome()
         except Refused as refused:
+            refused.__traceback__ = None  # which would lead back to here, and only the garbage collector out again
             return self.refusal(revision, call.id, refused)
         except ToolError as failure:  # from middleware; from the tool itself it has become a result already
             result = told(call.name, failure)

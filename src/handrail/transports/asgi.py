@@ -110,7 +110,7 @@ class Endpoint:
             rest = exchange.accept(body)
             if rest is not None:
                 return self._end(exchange, rest)
-            assert exchange.said is not None
+            exchange.part()
         return exchange.said
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,10 +122,15 @@ class Endpoint:
             if self.watch is not None:
                 self.watch.see(exchange)
             await exchange.run()
-        await exchange.close()
+        await self._part(exchange)
 
     async def _end(self, exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
         await rest
+        await self._part(exchange)
+
+    async def _part(self, exchange: Exchange) -> None:
+        if exchange not in self.open:  # else its call goes on without the caller
+            exchange.part()
         await exchange.close()
 
     def _admit(self, scope: Scope, receive: Receive, send: Send, headers: Headers, twice: str = "") -> Exchange:

@@ -37,7 +37,8 @@ QUIET_SECONDS = 2.0  # then the answer becomes a stream, so that nobody in betwe
 class Exchange(Response):
     """What every kind of request needs: its head, the way back, and a conversation to be part of."""
 
-    conversation: Conversation | None = None  # when it is known who speaks
+    conversation: Conversation | None = None  # when it is known who speaks, and until that is over
+    connection: Connection | None = None  # of that conversation
     principal: Principal
     message: Message | list[Json] | None = None
     task: asyncio.Task[Any] | None = None  # in which it is answered, if that takes a while
@@ -62,6 +63,7 @@ class Exchange(Response):
 
     def _converse(self, connection: Connection | None = None) -> Conversation:
         self.conversation = conversation = Conversation(self.engine, self, self.principal, connection)
+        self.connection = conversation.connection
         conversation.headers = headers = self.headers
         conversation.traced = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
         if b"authorization" in headers:  # no business of a tool's
@@ -70,8 +72,13 @@ class Exchange(Response):
 
     def _leave(self) -> None:
         self.endpoint.open.discard(self)
+        self.part()
         if self._watcher is not None:
             self._watcher.cancel()
+
+    def part(self) -> None:
+        """Conversation and exchange know each other: left like that, only the garbage collector would find them."""
+        self.conversation = None
 
     def _begin_watching(self) -> None:
         self._watcher = asyncio.create_task(self.watch())
@@ -356,12 +363,12 @@ class Post(Exchange):
             if self.ended:
                 self._say(self.answer)
         finally:
+            if is_stateless and not self.ended and self.conversation is not None:
+                self.conversation.drop()  # whoever goes away does not want the answer
             self._leave()
             self.endpoint.calls[self.principal.id] -= 1
             if not self.endpoint.calls[self.principal.id]:
                 del self.endpoint.calls[self.principal.id]
-            if is_stateless and not self.ended and self.conversation is not None:
-                self.conversation.drop()  # whoever goes away does not want the answer
 
     def _say(self, answer: bytes | None, fields: Fields | None = None) -> Rest:
         """The answer as JSON, or the news that there is none: then nothing is left to do."""

@@ -60,7 +60,7 @@ class Get(Exchange):
 
     async def watch(self) -> None:
         await super().watch()
-        if self.conversation is not None and any(not each.gone for each in self.conversation.connection.listeners):
+        if self.connection is not None and any(not each.gone for each in self.connection.listeners):
             self.finish(None)  # another one reads what comes from now on
 
     async def _stay(self, saying: Coroutine[Any, Any, None]) -> None:

@@ -67,7 +67,7 @@ class Watch:
         return nullcontext() if self.page is None or not self.page.shared else self.page.sharing(store)
 
     def see(self, exchange: Any) -> None:
-        """Who serves a request: has a scope and a principal, and perhaps a message and a conversation."""
+        """Who serves a request: has a scope and a principal, and perhaps a message and a connection."""
         if "handrail" in exchange.scope:
             exchange.scope["handrail"].exchange = exchange
 
@@ -117,8 +117,8 @@ class Watch:
         params = message.params if isinstance(message, Request | Notification) else {}
         name, meta = params.get("name"), params.get("_meta")
         meta = meta if type(meta) is dict else {}
-        named, conversation = meta.get(VERSION), getattr(exchange, "conversation", None)
-        agreed = None if conversation is None else conversation.connection.revision
+        named, connection = meta.get(VERSION), getattr(exchange, "connection", None)
+        agreed = None if connection is None else connection.revision
         trace = read(meta.get("traceparent")) or read_headers(headers)
         return {
             "principal": None if exchange is None else exchange.principal.id,
