@@ -169,21 +169,22 @@ def check_version(request: Request, headers: Headers) -> None:
     """The version a stateless request names in its body must stand in its header too."""
     named = request.params["_meta"][VERSION]
     said = headers.get(PROTOCOL)
-    if said is None or _plain(said) != named:
+    if said is None or not _says(said, named):
         raise _mismatch("MCP-Protocol-Version", said, f"params._meta[{VERSION!r}]", named)
 
 
 def check_mirrors(request: Request, headers: Headers) -> None:
     """`Mcp-Method`, and `Mcp-Name` where a method has a name, say what the body says (P-05)."""
     method = headers.get(b"mcp-method")
-    if method is None or _plain(method) != request.method:
+    if method is None or not _says(method, request.method):
         raise _mismatch("Mcp-Method", method, "method", request.method)
     member = _NAMED.get(request.method)
     if member is None:
         return
     name = headers.get(b"mcp-name")
-    wanted = request.params.get(member)
-    if name is None or (name != _bytes(wanted) and _decoded("Mcp-Name", name) != wanted):
+    wanted: Json = request.params.get(member)
+    is_plain = type(wanted) is str and wanted.isascii() and wanted.isidentifier()  # as almost every tool's
+    if name is None or (not (is_plain and name == wanted.encode()) and _decoded("Mcp-Name", name) != wanted):
         raise _mismatch("Mcp-Name", name, f"params.{member}", wanted)
 
 
@@ -208,9 +209,8 @@ def _same(said: str, value: Json) -> bool:
     return bool(said == value)
 
 
-def _bytes(name: Json) -> bytes | None:
-    """What stands in a header for the name of almost every tool."""
-    return name.encode() if type(name) is str and name.isascii() and name.isidentifier() else None
+def _says(raw: bytes, text: Json) -> bool:
+    return type(text) is str and (raw == text.encode() or _plain(raw) == text)
 
 
 def _plain(raw: bytes) -> str:
