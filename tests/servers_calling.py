@@ -339,11 +339,13 @@ def talkative() -> Server:
     @server.tool
     def blocks_aloud(mark: str, call: Call) -> str:
         """A `def` tool that says when it begins, and stops when it is told to."""
-        call.blocking.progress(1)
         gate = threading.Event()
-        while not call.cancelled:
-            gate.wait(0.005)
-        stopped.append(mark)
+        try:
+            call.blocking.progress(1)  # which the client may answer with a cancel before we are told that it is out
+            while not call.cancelled:
+                gate.wait(0.005)
+        finally:
+            stopped.append(mark)
         return "stopped"
 
     stopped: list[str] = []

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from handrail import jsonrpc
 from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url
@@ -19,10 +19,9 @@ from handrail.engine.catalog import Entry
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
 from handrail.jsonrpc import Id
 from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
-from handrail.protocol.http import Headers
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
-from handrail.revisions.base import LEVELS, Traced
+from handrail.revisions.base import LEVELS
 from handrail.schema.plain import plain
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Call(Struct, eq=False, dict=True):
     revision: Revision
     client: ClientInfo
     principal: Principal
-    token: Id | UnsetType  # under which the client wants to hear of progress
+    meta: Any  # of the request, as its revision reads it; unset: it had none
     reply: Callable[[bytes | None], None]  # where an answer goes that comes later; None: there will be none
     cancelled: bool = False  # readable from any thread
     timed_out: bool = False  # and so cancelled
@@ -52,7 +51,6 @@ class Call(Struct, eq=False, dict=True):
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
     questions: frozenset[Id] = frozenset()  # that are open at the client, or were
-    carried: tuple[Traced | UnsetType, Headers | None] = (UNSET, None)  # where the client may name its trace
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf
@@ -69,13 +67,17 @@ class Call(Struct, eq=False, dict=True):
     @cached_property
     def trace(self) -> Trace | None:
         """Which trace the client made the call in: `_meta` says so, else the headers of its request."""
-        return self.named_trace or read_headers(self.carried[1])
+        return self.named_trace or read_headers(self._flight.traced)
 
     @property
     def named_trace(self) -> Trace | None:
         """That of `_meta` alone."""
-        meta = self.carried[0]
+        meta = self.meta
         return None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
+
+    @property
+    def over_http(self) -> bool:
+        return self._flight.traced is not None
 
     @property
     def state(self) -> Any:
@@ -95,10 +97,11 @@ class Call(Struct, eq=False, dict=True):
         if not math.isfinite(done) or (total is not None and not math.isfinite(total)):
             raise ValueError("progress: a number that is finite")
         self.touched = self._now()
-        if self.token is UNSET or self.closed or done <= self._progress:
+        token = UNSET if self.meta is UNSET else self.meta.progress_token
+        if token is UNSET or self.closed or done <= self._progress:
             return
         self._progress = done
-        params: Object = {"progressToken": self.token, "progress": done}
+        params: Object = {"progressToken": token, "progress": done}
         if total is not None:
             params["total"] = total
         if message is not None and self.revision.progress_message:

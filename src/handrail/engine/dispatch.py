@@ -36,7 +36,6 @@ class Conversation(Flight):
     """One peer: its messages in, our messages out."""
 
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
-    traced: Headers | None = None  # over HTTP, what they say of the trace
     needed: frozenset[str] = frozenset()  # scopes a refused call would have needed
     _announcing = False
 
@@ -181,9 +180,7 @@ class Conversation(Flight):
         if entry.input.headers and self.headers is not None and revision.stateless:
             check_parameters(entry.input.headers, params.arguments, self.headers)
         client = self.connection.client if revision.sender is None else revision.sender(params)
-        token = UNSET if params.meta is UNSET else params.meta.progress_token
-        call = Call(self, ident, entry, params.arguments, revision, client, self.principal, token, reply)
-        call.carried = params.meta, self.traced
+        call = Call(self, ident, entry, params.arguments, revision, client, self.principal, params.meta, reply)
         if revision.stateless:
             call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
             if params.request_state is not UNSET or params.input_responses is not UNSET:

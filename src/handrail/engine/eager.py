@@ -52,7 +52,7 @@ class _ByHand:
             task = asyncio.Task(coroutine, loop=self._loop, name=_NAME)
         finally:
             del self._attributes["call_soon"]
-        step, context = self._first_step(task)
+        step, context = self._taken.pop() if len(self._taken) == 1 else self._first_step(task)
         outer = self._current.get(self._loop)
         if outer is None:
             context.run(step)

@@ -23,6 +23,7 @@ from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.jsonrpc import Id
 from handrail.model import InputRequest, Object, Principal, ToolResult
 from handrail.protocol.connection import CANCELLED, Connection
+from handrail.protocol.http import Headers
 from handrail.revisions import Revision
 from handrail.revisions.base import SUBSCRIPTION
 
@@ -57,6 +58,7 @@ class Flight:
     """What is going on between one peer and us."""
 
     status = 200  # what the last refusal is over HTTP
+    traced: Headers | None = None  # over HTTP, what the headers say of the trace
     _tasks: set[asyncio.Task[ToolResult]] | None = None  # of calls that wait, also of those given up
 
     def __init__(

@@ -71,15 +71,14 @@ def _context(trace: Trace) -> Context:
 
 
 def _attributes(call: Call) -> dict[str, str]:
-    over_http = call.carried[1] is not None
     return {
         "mcp.method.name": "tools/call",
         "mcp.protocol.version": call.revision.name,
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": call.name,
         "jsonrpc.request.id": str(call.id)[:MAX_ID_CHARS],
-        **({"network.protocol.name": "http"} if over_http else {}),
-        "network.transport": "tcp" if over_http else "pipe",
+        **({"network.protocol.name": "http"} if call.over_http else {}),
+        "network.transport": "tcp" if call.over_http else "pipe",
     }
 
 
