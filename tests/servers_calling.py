@@ -646,6 +646,6 @@ def failure(answer: Object) -> str:
 async def until(wire: Wire, tool: str, mark: str) -> None:
     """Wait until a tool says that it is so; a second is the most that stopping may take."""
     async with asyncio.timeout(1):
-        while said(await wire.call(tool, {"mark": mark})) != "true":
+        while said(await wire.call(tool, {"mark": mark})) != "true":  # noqa: ASYNC110 - it may be in another process
             # In memory this loop and the tool's thread want the same lock, and who never waits keeps it.
             await asyncio.sleep(0.001)
