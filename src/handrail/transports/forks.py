@@ -14,16 +14,14 @@ import os
 import secrets
 import selectors
 import signal
-import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
-from handrail.transports.lifetime import MORE_SECONDS, _close, _leave
+from handrail.transports.lifetime import MORE_SECONDS, Watch, leave
 
 log = logging.getLogger("handrail")
 
@@ -38,65 +36,27 @@ Serve = Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]
 
 def run_process(serve: Serve, grace: float, ready: Callable[[], None], lifeline: int | None = None) -> None:
     """Serve in this process until a signal comes, or the other end of `lifeline` is closed."""
-    before = set(threading.enumerate())
     loop = asyncio.new_event_loop()
     ending = asyncio.Event()
     watch = _Watch(lambda: loop.call_soon_threadsafe(ending.set), grace + MORE_SECONDS, lifeline)
-    code = 1
-    try:
-        loop.run_until_complete(serve(ending, ready))
-        code = 0
-    finally:
-        watch.leave_soon(code)
-        finished = _close(loop)
-        stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
-        if stuck or not finished:
-            if code:
-                traceback.print_exc()
-            _leave(code)  # what still runs cannot be stopped, and the interpreter would wait for it
-        watch.let_go()
+    watch.run(loop, serve(ending, ready))
 
 
-class _Watch:
-    """A thread that sees to it that the process ends when it should."""
+class _Watch(Watch):
+    """For a process that listens: ends with its parent, if that is one of ours."""
 
     def __init__(self, ask: Callable[[], object], seconds: float, lifeline: int | None) -> None:
+        super().__init__(seconds)
         self._ask_loop = ask
-        self._seconds = seconds
         self._lifeline = lifeline
-        self._asked = self._over = False
-        self._code = 0
-        self._handlers: dict[int, Any] = {}
-        self._deadline: float | None = None
-        self._inbox, self._outbox = socket.socketpair()  # takes the numbers of signals; 0 means: look again
-        self._outbox.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._inbox, selectors.EVENT_READ)
         if lifeline is not None:
             self._selector.register(lifeline, selectors.EVENT_READ)
         self._take_signals()
-        threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
-
-    def leave_soon(self, code: int = 0) -> None:
-        self._code = code
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._seconds
-            self._tell(0)
-
-    def let_go(self) -> None:
-        """Signals are somebody else's again, and the process may live on."""
-        self._over = True
-        handlers, self._handlers = self._handlers, {}
-        if handlers:
-            signal.set_wakeup_fd(self._old_wakeup)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        self._tell(0)
 
     def _take_signals(self) -> None:
-        self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, self._on_signal)
+        super()._take_signals()
         if self._lifeline is not None:
             # A terminal sends Ctrl-C to all of us, and the parent says what follows from it.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -104,15 +64,6 @@ class _Watch:
             # What tools fork has our handlers and our socket: its signals must not become ours.
             os.register_at_fork(after_in_child=self.let_go)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)  # a new worker is born with them blocked
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # The number has gone to the watch already, unless somebody (a loop's own handlers) took its place.
-        if signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False) != self._outbox.fileno():
-            self._tell(number)
-
-    def _tell(self, number: int) -> None:
-        with contextlib.suppress(OSError):
-            self._outbox.send(bytes((number,)))
 
     def _keep(self) -> None:
         while not self._over:
@@ -124,19 +75,18 @@ class _Watch:
             if self._inbox in news:
                 for number in self._inbox.recv(64):
                     self._hear(number)
-            if self._deadline is not None and time.monotonic() >= self._deadline and not self._over:
-                _leave(self._code)
+            self._leave_in_time()
 
     def _hear(self, number: int) -> None:
         # A second SIGTERM is no news: who ends a whole group of processes reaches a worker twice.
-        if number == signal.SIGINT and self._asked:
-            _leave(128 + number)  # a second Ctrl-C means now
+        if number == signal.SIGINT and self.asked:
+            leave(128 + number)  # a second Ctrl-C means now
         if number in self._handlers:
             self._ask()
 
     def _ask(self) -> None:
-        if not self._asked:
-            self._asked = True
+        if not self.asked:
+            self.asked = True
             self.leave_soon()
             with contextlib.suppress(RuntimeError):  # the loop has closed already
                 self._ask_loop()
@@ -180,7 +130,7 @@ class Workers:
         if number == signal.SIGALRM or (number == signal.SIGINT and self._asked):
             self._kill(signal.SIGKILL)
             if number == signal.SIGINT:
-                _leave(128 + number)
+                leave(128 + number)
         else:
             self._end()
 
@@ -227,7 +177,7 @@ class Workers:
         except BaseException:
             traceback.print_exc()
         finally:
-            _leave(code)
+            leave(code)
 
     def _ended(self, pid: int, status: int) -> None:
         if pid not in self._pids:

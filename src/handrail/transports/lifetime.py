@@ -32,55 +32,46 @@ def run_to_the_end(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: 
 
     `serve` gets a function to which it hands its own `stop(why)` and `input_closed()`.
     """
-    before = set(threading.enumerate())
     loop = asyncio.new_event_loop()
     watch = _Watch(loop, source, grace + MORE_SECONDS)
-    code = 1
-    try:
-        loop.run_until_complete(serve(watch.ready))
-        code = 0
-    finally:
-        watch.leave_soon()
-        finished = _close(loop)
-        stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
-        if watch.asked or stuck or not finished:
-            if code:
-                traceback.print_exc()
-            _leave(code)  # whatever still runs cannot be stopped, and the interpreter would wait for it
-        watch.let_go()
+    watch.run(loop, serve(watch.ready))
 
 
-class _Watch:
-    """A thread that sees to it that the process ends when it should."""
+class Watch:
+    """A thread that sees to it that the process ends when it should, and hears the signals of the process."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, source: int, seconds: float) -> None:
+    lives_on = True  # after an end that was asked for, if nothing is stuck
+
+    def __init__(self, seconds: float) -> None:
         self.asked = False
-        self._loop = loop
-        self._source = source
         self._seconds = seconds
-        self._stop: Callable[[str], None] = lambda why: None  # not serving yet
-        self._input_closed: Callable[[], None] = lambda: None
         self._deadline: float | None = None
+        self._code = 0
         self._over = False
+        self._handlers: dict[int, Any] = {}
         self._inbox, self._outbox = socket.socketpair()  # takes the numbers of signals; 0 means: look again
         self._outbox.setblocking(False)
-        self._handlers: dict[int, Any] = {}
-        if sys.platform != "win32":
-            self._poll = select.poll()
-            self._poll.register(self._inbox, select.POLLIN)
-        if threading.current_thread() is threading.main_thread():
-            self._take_signals()
+
+    def run(self, loop: asyncio.AbstractEventLoop, serving: Coroutine[Any, Any, None]) -> None:
+        """Run to the end, and no further than that."""
+        before = set(threading.enumerate())
         threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
+        code = 1
+        try:
+            loop.run_until_complete(serving)
+            code = 0
+        finally:
+            self.leave_soon(code)
+            finished = _close(loop)
+            stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
+            if stuck or not finished or (self.asked and not self.lives_on):
+                if code:
+                    traceback.print_exc()
+                leave(code)  # what still runs cannot be stopped, and the interpreter would wait for it
+            self.let_go()
 
-    def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
-        self._stop, self._input_closed = stop, input_closed
-        if sys.platform != "win32":  # and not before: a slow start must not cost the answers
-            self._poll.register(self._source, getattr(select, "POLLRDHUP", 0))
-            self._tell(0)
-        if self.asked:
-            stop("asked to end before it began")
-
-    def leave_soon(self) -> None:
+    def leave_soon(self, code: int = 0) -> None:
+        self._code = code
         if self._deadline is None:
             self._deadline = time.monotonic() + self._seconds
             self._tell(0)
@@ -95,17 +86,13 @@ class _Watch:
                 signal.signal(number, handler)
         self._tell(0)
 
+    def _keep(self) -> None:
+        raise NotImplementedError
+
     def _take_signals(self) -> None:
         self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, self._on_signal)
-        if sys.platform != "win32":
-            # A forked child has our handlers and our socket: no signal may reach it before it has let go of them.
-            hold, release = (
-                partial(signal.pthread_sigmask, how, self._handlers) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
-            )
-            os.register_at_fork(before=hold, after_in_parent=release, after_in_child=self.let_go)
-            os.register_at_fork(after_in_child=release)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # The number has gone to the watch already, unless somebody (a loop's own handlers) took its place.
@@ -115,6 +102,46 @@ class _Watch:
     def _tell(self, number: int) -> None:
         with contextlib.suppress(OSError):
             self._outbox.send(bytes((number,)))
+
+    def _leave_in_time(self) -> None:
+        if self._deadline is not None and time.monotonic() >= self._deadline and not self._over:
+            leave(self._code)
+
+
+class _Watch(Watch):
+    """For a process that serves one client: ends with its parent and its input as well."""
+
+    lives_on = False
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, source: int, seconds: float) -> None:
+        super().__init__(seconds)
+        self._loop = loop
+        self._source = source
+        self._stop: Callable[[str], None] = lambda why: None  # not serving yet
+        self._input_closed: Callable[[], None] = lambda: None
+        if sys.platform != "win32":
+            self._poll = select.poll()
+            self._poll.register(self._inbox, select.POLLIN)
+        if threading.current_thread() is threading.main_thread():
+            self._take_signals()
+
+    def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None]) -> None:
+        self._stop, self._input_closed = stop, input_closed
+        if sys.platform != "win32":  # and not before: a slow start must not cost the answers
+            self._poll.register(self._source, getattr(select, "POLLRDHUP", 0))
+            self._tell(0)
+        if self.asked:
+            stop("asked to end before it began")
+
+    def _take_signals(self) -> None:
+        super()._take_signals()
+        if sys.platform != "win32":
+            # A forked child has our handlers and our socket: no signal may reach it before it has let go of them.
+            hold, release = (
+                partial(signal.pthread_sigmask, how, self._handlers) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+            )
+            os.register_at_fork(before=hold, after_in_parent=release, after_in_child=self.let_go)
+            os.register_at_fork(after_in_child=release)
 
     def _keep(self) -> None:
         parent, watched = os.getppid(), -1
@@ -134,8 +161,7 @@ class _Watch:
                 self._on_loop(self._input_closed)
             if self._inbox.fileno() in news:
                 self._hear(self._inbox.recv(64))
-            if self._deadline is not None and time.monotonic() >= self._deadline and not self._over:
-                _leave(0)
+            self._leave_in_time()
 
     def _wait(self, seconds: float | None) -> list[int]:
         """The descriptors there is news of; of all but our own, only once."""
@@ -151,7 +177,7 @@ class _Watch:
         for number in numbers:
             if number in self._handlers:
                 if self.asked:
-                    _leave(128 + number)  # a second Ctrl-C means now
+                    leave(128 + number)  # a second Ctrl-C means now
                 self._ask(f"signal {number}")
 
     def _ask(self, why: str) -> None:
@@ -181,7 +207,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> bool:
     return finished
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
