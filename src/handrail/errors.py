@@ -26,7 +26,6 @@ class Kind(StrEnum):
     BAD_ARGUMENTS = "bad_arguments"
     NEEDS_CAPABILITY = "needs_capability"
     NEEDS_URL = "needs_url"
-    THROTTLED = "throttled"
     OVERLOADED = "overloaded"
     FORBIDDEN = "forbidden"
     TIMEOUT = "timeout"

@@ -64,6 +64,7 @@ class Endpoint:
         self,
         engine: Engine,
         store: Store | Callable[[], Store],
+        watch: Watch | None = None,
         **options: Unpack[EndpointOptions],
     ) -> None:
         self.engine = engine
@@ -79,7 +80,7 @@ class Endpoint:
         self.tasks: set[asyncio.Task[None]] = set()  # of those, what outlives its request
         self.calls: Counter[str] = Counter()  # of those, by principal
         self.auth = options.get("auth")
-        self.watch = Watch.wanted(engine, options)
+        self.watch = watch or Watch.wanted(engine, options)
         self._store = store
         self._stack: AsyncExitStack | None = None
         self._beginning = asyncio.Lock()

@@ -42,8 +42,8 @@ def run_endpoint(engine: Engine, address: str, options: HttpOptions) -> None:
     with ExitStack() as stack:
         if store is None and workers > 1:  # they must know of each other's sessions
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
-        endpoint = Endpoint(engine, _opener(store), **cast(EndpointOptions, reached))
-        endpoint.watch = watch = Watch.wanted(engine, options)  # which may want more than the endpoint's own
+        watch = Watch.wanted(engine, options)
+        endpoint = Endpoint(engine, _opener(store), watch, **cast(EndpointOptions, reached))
         if options.get("access_log") and not access.hasHandlers():  # nobody has said where lines go
             access.addHandler(logging.StreamHandler())
         run_http(
