@@ -1,12 +1,20 @@
 """The error tree, and the kinds of failure a peer can be told about.
 
 HandrailError
+├── PeerError                something between us and a peer failed; `.kind`, `.sent`, `.server`, `.phase`, `.hint`
+│   ├── TransportError       the peer could not be reached, or went away
+│   │   └── HttpRefused      it answered with a status and no message
+│   ├── CallTimeout          a clock ran out; `.clock` says which, `.progress` how far the call had got
+│   ├── RemoteProtocolError  the peer broke the rules, or answered with an error; `.code`, `.data`
+│   │   └── InvalidResult    it answered what it has promised not to; `.result`
+│   ├── CallFailed           the tool said that it failed, and an exception was asked for; `.result`
+│   ├── Denied               a person, or a rule, said no: nothing was sent
+│   │   └── ConfirmationRequired   nobody was there to be asked
+│   └── AuthorizationError   the server wants to know who is calling
 ├── LocalProtocolError       the calling code tried to send what the peer's revision does not allow
-├── RemoteProtocolError      the peer broke the rules, or answered with an error
 ├── ToolError                the tool failed, and the model should be told why
 ├── Refused                  a guard said no; `.kind` says which
-├── SchemaError              a schema cannot be used; says where and why
-└── TransportError           the peer could not be reached or went away
+└── SchemaError              a schema cannot be used; says where and why
 """
 
 from __future__ import annotations
@@ -44,13 +52,112 @@ class LocalProtocolError(HandrailError):
     """The calling code tried to send something the peer's revision does not allow."""
 
 
-class RemoteProtocolError(HandrailError):
+class Sent(StrEnum):
+    """How far a request got before it failed."""
+
+    NO = "not sent"
+    UNKNOWN = "sent, outcome unknown"
+    FAILED = "failed"  # the peer has answered
+
+
+class PeerError(HandrailError):
+    """Something between us and a peer failed.
+
+    `sent` says whether it may have had an effect, `phase` what was being done (`"connect"`, `"tools/call add"`), `hint`
+    what could be tried.
+    """
+
+    kind = "peer"
+
+    def __init__(self, text: str, *, sent: Sent = Sent.NO, server: str = "", phase: str = "", hint: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.sent = sent
+        self.server = server
+        self.phase = phase
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = ": ".join(filter(None, (self.server, self.phase)))
+        told = f"{where}: {self.text}" if where else self.text
+        if where and self.sent is not Sent.FAILED:
+            told += f" ({self.sent})"
+        return f"{told}. {self.hint}" if self.hint else told
+
+
+class TransportError(PeerError):
+    """The peer could not be reached, or went away."""
+
+    kind = "transport"
+
+
+class HttpRefused(TransportError):
+    """The peer answered with a status instead of a message."""
+
+    def __init__(self, text: str, *, status: int, body: bytes = b"", **more: Any) -> None:
+        super().__init__(text, **more)
+        self.status = status
+        self.body = body
+
+
+class CallTimeout(PeerError):
+    """A clock ran out: `connect`, `first` (nothing was heard), `idle` (nothing more was heard) or `total`."""
+
+    kind = "timeout"
+
+    def __init__(self, text: str, *, clock: str, progress: Any = None, **more: Any) -> None:
+        super().__init__(text, **more)
+        self.clock = clock
+        self.progress = progress
+
+
+class RemoteProtocolError(PeerError):
     """The peer broke the rules, or answered a request with an error."""
 
-    def __init__(self, message: str, *, code: int = 0, data: Any = None) -> None:
-        super().__init__(message)
+    kind = "protocol"
+
+    def __init__(self, text: str, *, code: int = 0, data: Any = None, sent: Sent = Sent.FAILED, **more: Any) -> None:
+        super().__init__(text, sent=sent, **more)
         self.code = code
         self.data = data
+
+
+class InvalidResult(RemoteProtocolError):
+    """A result that is not what its sender has promised; `result` is what came."""
+
+    kind = "invalid_result"
+
+    def __init__(self, text: str, *, result: Any, **more: Any) -> None:
+        super().__init__(text, **more)
+        self.result = result
+
+
+class CallFailed(PeerError):
+    """A tool said that it failed; `result` is all it said."""
+
+    kind = "tool"
+
+    def __init__(self, text: str, *, result: Any, **more: Any) -> None:
+        super().__init__(text, sent=Sent.FAILED, **more)
+        self.result = result
+
+
+class Denied(PeerError):
+    """A person, or a rule, said no: nothing was sent."""
+
+    kind = "denied"
+
+
+class ConfirmationRequired(Denied):
+    """Somebody has to be asked, and nobody is there: nothing was sent."""
+
+    kind = "confirmation"
+
+
+class AuthorizationError(PeerError):
+    """The server wants to know who is calling, and we could not show it."""
+
+    kind = "authorization"
 
 
 class ToolError(HandrailError):
@@ -85,7 +192,3 @@ class Refused(HandrailError):
 
 class SchemaError(HandrailError, ValueError):
     """A JSON Schema, or a signature to make one from, cannot be used."""
-
-
-class TransportError(HandrailError):
-    """The peer could not be reached, or went away."""
