@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from handrail.errors import Sent, TransportError
+from handrail.errors import PeerError, Sent
 from handrail.jsonrpc import Id
 from handrail.model import Json
 from handrail.revisions import Revision
@@ -38,10 +38,10 @@ class Ear(Protocol):
     def alive(self, about: Waiting | None = None) -> None:
         """The peer showed that it is there (a keep-alive, a part of a long answer), for one request or for all."""
 
-    def lost(self, problem: TransportError, about: Waiting | None = None) -> None:
+    def lost(self, problem: PeerError, about: Waiting | None = None) -> None:
         """Nothing more will come for one request, or (None) for any: the transport is dead."""
 
-    def skipped(self, why: str) -> None:
+    def skipped(self, why: str, *, too_long: bool = False) -> None:
         """Something came that was no message, or too long for one; it was left out."""
 
 
@@ -58,9 +58,15 @@ class Link(Protocol):
 
     def agreed(self, revision: Revision) -> None:
         """What is spoken from now on."""
+        return
+
+    async def fall_back(self) -> bool:
+        """Try an older form of the transport, if there is one; whether there is."""
+        return False
 
     def give_up(self, about: Waiting) -> None:
         """Nobody waits for this request any more."""
+        return
 
     async def close(self) -> None:
         """End it, in bounded time; may be called twice."""
