@@ -16,7 +16,6 @@ from checks import check_message, strict_json
 from handrail import Audio, EmbeddedResource, Image, ResourceLink, Text, ToolResult, jsonrpc
 from handrail.model import UNSET, Block
 from handrail.revisions import REVISIONS
-from handrail.testing import read_result
 from requirements import requirement
 from servers_calling import MODIFIED, failure
 from subject import PNG, WAV
@@ -384,7 +383,7 @@ def test_what_a_revision_can_say_comes_back_the_same(revision: str) -> None:
         message = strict_json(jsonrpc.answer(1, dialect.result(result, False)))
         if revision != R0:
             check_message(_named(message), revision, "tools/call")
-        assert read_result(message["result"], dialect) == result
+        assert dialect.read(message["result"]) == result
 
     there_and_back()
 
@@ -403,13 +402,13 @@ def test_a_value_wrapped_for_an_older_revision_is_not_unwrapped_by_guessing(valu
     result = ToolResult([], value)
     for name in (R3, R4, P):
         message = strict_json(jsonrpc.answer(1, REVISIONS[name].result(result, True)))
-        assert read_result(message["result"], REVISIONS[name]).structured == {"result": value}
+        assert REVISIONS[name].read(message["result"]).structured == {"result": value}
 
 
 def test_the_nothing_of_pocket_is_kept_both_ways() -> None:
     pocket = REVISIONS[P]
     empty = {"content": [text("")], "structuredContent": {}, "isError": False}
-    model = read_result(empty, pocket)
+    model = pocket.read(empty)
     assert model == ToolResult([])
     assert json.loads(jsonrpc.encode(pocket.result(model, False))) == empty
 

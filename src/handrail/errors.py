@@ -94,10 +94,13 @@ class TransportError(PeerError):
 class HttpRefused(TransportError):
     """The peer answered with a status instead of a message."""
 
-    def __init__(self, text: str, *, status: int, body: bytes = b"", **more: Any) -> None:
+    def __init__(
+        self, text: str, *, status: int, body: bytes = b"", retry_after: float | None = None, **more: Any
+    ) -> None:
         super().__init__(text, **more)
         self.status = status
         self.body = body
+        self.retry_after = retry_after  # seconds, if the server said so
 
 
 class CallTimeout(PeerError):

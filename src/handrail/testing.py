@@ -11,15 +11,15 @@ import inspect
 import itertools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Protocol
 
 from msgspec import UNSET, convert
 from msgspec.json import decode
 
 from handrail import jsonrpc
 from handrail.errors import RemoteProtocolError
-from handrail.model import Block, Json, Object, Principal, Text, Tool, ToolResult
-from handrail.revisions import REVISIONS, Revision
+from handrail.model import Json, Object, Principal, Tool, ToolResult
+from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
 from handrail.server import LOCAL, Server
 
@@ -28,7 +28,6 @@ __all__ = ["Peer"]
 MAX_ROUNDS = 10
 
 _ME = {"name": "handrail-testing", "version": "0"}
-_BLOCKS = {each.__struct_config__.tag: each for each in get_args(Block) if each != Object}
 
 
 class Channel(Protocol):
@@ -120,7 +119,7 @@ class Peer:
         for _ in range(MAX_ROUNDS):
             result = await self._result("tools/call", {**params, **answers}, meta)
             if result.get("resultType") != "input_required":
-                return read_result(result, self.revision)
+                return self.revision.read(result)
             asked: Object = result.get("inputRequests", {})
             replies = {key: await self._reply(each["method"], each["params"]) for key, each in asked.items()}
             answers = {"inputResponses": replies}
@@ -210,36 +209,3 @@ class Peer:
             raise RemoteProtocolError(f"no answer to {method} was prepared", code=-32601)
         reply = self._answers(method, params)
         return await reply if inspect.isawaitable(reply) else reply
-
-
-def read_result(result: Object, revision: Revision) -> ToolResult:
-    """A result with content blocks, or the bare `toolResult` of 2024-10-07."""
-    meta = result.get("_meta", UNSET)
-    if "toolResult" in result:
-        return _read_bare(result["toolResult"], meta)
-    content = [_read_block(block) for block in result.get("content", [])]
-    structured = result.get("structuredContent", UNSET)
-    if revision.complete:
-        content = [] if content == [Text("")] else content
-        structured = UNSET if structured == {} else structured
-    return ToolResult(content, structured, result.get("isError") is True, meta)
-
-
-def _read_bare(value: Json, meta: Json) -> ToolResult:
-    """Any JSON value; an `error` text in it marks a failure."""
-    if type(value) is str:
-        return ToolResult([Text(value)], meta=meta)
-    if type(value) is dict and type(value.get("error")) is str and value["error"]:
-        data = dict(value)
-        return ToolResult([Text(data.pop("error"))], is_error=True, meta=meta, data=data)
-    return ToolResult([Text(jsonrpc.encode(value).decode())], structured=value, meta=meta)
-
-
-def _read_block(block: Object) -> Block:
-    """A block of a known type and shape, or the mapping as it came: nothing a server sends is dropped."""
-    try:
-        kind = _BLOCKS[block["type"]]
-        fields = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
-        return cast(Block, kind(**{fields[name]: value for name, value in block.items() if name != "type"}))
-    except (KeyError, TypeError, ValueError):
-        return block

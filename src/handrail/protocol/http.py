@@ -35,7 +35,8 @@ _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
 _LEGAL = re.compile(r"[\t\x20-\x7e]*")
 _INTEGER = re.compile(r"-?[0-9]{1,16}(?:\.0+)?")
-_NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
+# Which parameter of a method is repeated in `Mcp-Name`.
+NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
 
 
 class Place(NamedTuple):
@@ -178,7 +179,7 @@ def check_mirrors(request: Request, headers: Headers) -> None:
     method = headers.get(b"mcp-method")
     if method is None or not _says(method, request.method):
         raise _mismatch("Mcp-Method", method, "method", request.method)
-    member = _NAMED.get(request.method)
+    member = NAMED.get(request.method)
     if member is None:
         return
     name = headers.get(b"mcp-name")

@@ -1,8 +1,18 @@
-"""Event streams: messages as server-sent events."""
+"""Event streams: messages as server-sent events, and back, in whatever pieces they arrive.
+
+What an event stream is stands in https://html.spec.whatwg.org/multipage/server-sent-events.html.
+"""
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 KEEP_ALIVE = b": keep-alive\n\n"
+
+_BOM = b"\xef\xbb\xbf"
+_COLON = ord(":")
+_BESIDE_DATA = 16 * 1024  # what an event may hold beside its data: names of fields, its id
+_MAX_RETRY_DIGITS = 15
 
 
 def event(data: bytes, *, ident: str = "", name: str = "", retry_ms: int = 0) -> bytes:
@@ -11,3 +21,114 @@ def event(data: bytes, *, ident: str = "", name: str = "", retry_ms: int = 0) ->
     head += f"id: {ident}\n" if ident else ""
     head += f"retry: {retry_ms}\n" if retry_ms else ""
     return head.encode() + (b"data: " + data if data else b"data:") + b"\n\n"
+
+
+class Event(Struct, frozen=True):
+    """What came between two blank lines; `ident` and `retry_ms` are None where it had none."""
+
+    data: bytes = b""
+    ident: str | None = None
+    name: str = ""
+    retry_ms: int | None = None
+    too_long: bool = False  # its data was over the limit, and is not here
+
+
+class EventReader:
+    """Cuts a byte stream into events. What is left when the stream ends was no whole event, and is forgotten.
+
+    An event over the limit is given once, empty and marked, as soon as it is known to be too long, and skipped to its
+    end (P-03): the next one is read as if nothing had been. One without data is given if it has an id or a retry time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.comments = 0  # so far; servers send them to say that they are still there
+        self._limit = limit
+        self._room = limit + _BESIDE_DATA
+        self._head: bytearray | None = bytearray()  # the first three bytes, which may be a byte order mark
+        self._line = bytearray()  # one object: a line may come a byte at a time
+        self._in_comment = False
+        self._after_cr = False
+        self._begin()
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that end in `data`."""
+        events: list[Event] = []
+        if self._head is not None:
+            self._head += data
+            if len(self._head) < len(_BOM):
+                return events
+            data, self._head = bytes(self._head).removeprefix(_BOM), None
+        if self._after_cr and data:
+            data, self._after_cr = data.removeprefix(b"\n"), False
+        if not data:
+            return events
+        lines: list[bytes | bytearray] = [*data.splitlines()]  # of bytes: at CR, LF and CRLF, and nowhere else
+        self._after_cr = data.endswith(b"\r")
+        rest = b"" if data.endswith((b"\r", b"\n")) else lines.pop()
+        if lines and self._in_comment:
+            lines[0], self._in_comment = b":", False
+        elif lines and self._line:
+            self._line += lines[0]
+            lines[0], self._line = self._line, bytearray()
+        for line in lines:
+            self._take(line, events)
+        if rest:
+            self._hold(rest, events)
+        return events
+
+    def _begin(self) -> None:
+        self._data: list[bytes | bytearray] = []
+        self._data_size = -1  # of the lines joined
+        self._size = 0  # of all lines but comments
+        self._ident: str | None = None
+        self._name = ""
+        self._retry_ms: int | None = None
+        self._skipping = False
+
+    def _take(self, line: bytes | bytearray, events: list[Event]) -> None:
+        """A whole line."""
+        if not line:
+            if self._size or self._skipping:
+                if not self._skipping and (self._data or self._ident is not None or self._retry_ms is not None):
+                    events.append(Event(b"\n".join(self._data), self._ident, self._name, self._retry_ms))
+                self._begin()
+        elif line[0] == _COLON:
+            self.comments += 1
+        elif not self._skipping:
+            self._size += len(line)
+            if self._size <= self._room:
+                self._read(line)
+            if self._size > self._room or self._data_size > self._limit:
+                self._skip(events)
+
+    def _hold(self, part: bytes | bytearray, events: list[Event]) -> None:
+        """A line, or more of it, that has not ended."""
+        if self._in_comment or (not self._line and part[0] == _COLON):
+            self._in_comment = True
+        elif self._skipping:
+            self._line += part[:1]  # all there is to know: it is not a blank line
+            del self._line[1:]
+        else:
+            self._line += part
+            if self._size + len(self._line) > self._room:
+                self._skip(events)
+
+    def _skip(self, events: list[Event]) -> None:
+        events.append(Event(b"", self._ident, self._name, self._retry_ms, too_long=True))
+        self._data.clear()
+        self._skipping = True
+
+    def _read(self, line: bytes | bytearray) -> None:
+        """A field, or something else, which is left out."""
+        field, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        if field == b"data":
+            self._data.append(value)
+            self._data_size += len(value) + 1
+        elif field == b"id":
+            if b"\0" not in value:
+                self._ident = value.decode("utf-8", "replace")
+        elif field == b"event":
+            self._name = value.decode("utf-8", "replace")
+        elif field == b"retry" and value.isdigit() and len(value) <= _MAX_RETRY_DIGITS:
+            self._retry_ms = int(value)

@@ -103,6 +103,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     pages: bool = True  # the list comes in pages even if no page size was set
     announces: bool = False  # change notices are part of the dialect and cannot be switched off
     assumed: bool = False  # over HTTP: what a client speaks that does not say
+    version_header: bool = True  # over HTTP: every request after the handshake names the revision
     primes: bool = False  # over HTTP: a stream begins with an event that only carries an id
     complete: bool = False  # no member is left out: an empty one stands for none
     null_id: bool = True  # an error about an unreadable message says `"id": null`
@@ -117,6 +118,8 @@ class Revision(Struct, frozen=True, kw_only=True):
     tool: Callable[[Tool], Object]
     page: Callable[[Json, str | UnsetType, int, str], Object]  # (tools, cursor, time to live in ms, for whom)
     result: Callable[[ToolResult, bool], Object]
+    read: Callable[[Object], ToolResult]  # the inverse, for clients
+    declare: Callable[[Object], Object]  # a client's capabilities, in the words of this revision
     faults: Mapping[Kind, Fault]
     explain: Callable[[Refused], tuple[str, Json]]
     ask: Callable[[str, Object], Object]  # a question's parameters, in the words of this revision

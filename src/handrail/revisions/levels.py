@@ -174,3 +174,13 @@ def _boxes(name: str, field: Object) -> list[tuple[str, str, str]]:
 def _options(field: Object) -> list[tuple[str, str]]:
     titled = field.get("oneOf") or field.get("anyOf") or [{"const": value} for value in field.get("enum", [])]
     return [(option["const"], option.get("title", option["const"])) for option in titled]
+
+
+def declare(capabilities: Object, *, modes: bool | None = None) -> Object:
+    """What a client can be asked, in a revision that has no elicitation (`modes` is None), or none of its modes."""
+    out = {name: value for name, value in capabilities.items() if name in ("experimental", "roots", "sampling")}
+    if modes is not None and "form" in capabilities.get("elicitation", {}):
+        out["elicitation"] = {}
+    if "sampling" in out:
+        out["sampling"] = {}
+    return out

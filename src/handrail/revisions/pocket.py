@@ -9,6 +9,7 @@ from handrail.jsonrpc import encode
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
 from handrail.revisions import levels, r2025_06_18
 from handrail.revisions.levels import BlockRules
+from handrail.revisions.reading import read_complete
 
 _BLOCKS = BlockRules(drops=frozenset({"_meta", "icons"}))
 
@@ -43,4 +44,5 @@ REVISION = replace(
     tool=tool,
     page=page,
     result=result,
+    read=read_complete,
 )

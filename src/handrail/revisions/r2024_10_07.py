@@ -10,7 +10,8 @@ from handrail.errors import Kind, Refused
 from handrail.model import Json, Object, Text, ToolResult
 from handrail.revisions import base
 from handrail.revisions.base import Revision
-from handrail.revisions.levels import BlockRules, ask, blocks, heard, tool
+from handrail.revisions.levels import BlockRules, ask, blocks, declare, heard, tool
+from handrail.revisions.reading import read
 
 _BLOCKS = BlockRules(annotations=frozenset(), drops=frozenset({"_meta"}), inner=False)
 _INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})
@@ -47,6 +48,7 @@ def explain(refused: Refused) -> tuple[str, Json]:
 REVISION = Revision(
     name="2024-10-07",
     pages=False,
+    version_header=False,
     requests={
         "initialize": base.InitializeParams,
         "ping": dict,
@@ -59,6 +61,8 @@ REVISION = Revision(
     tool=partial(tool, members=("name", "description", "inputSchema")),
     page=page,
     result=result,
+    read=read,
+    declare=declare,
     faults=base.FAULTS,
     explain=explain,
     ask=ask,

@@ -27,8 +27,10 @@ REVISION = replace(
     name="2025-06-18",
     batches=False,
     assumed=False,
+    version_header=True,
     questions=r2025_03_26.REVISION.questions | {"elicitation/create"},
     welcome=partial(base.welcome, info=("name", "version", "title")),
     tool=partial(levels.tool, members=TOOL),
     result=partial(result, BlockRules(drops=frozenset({"icons"}))),
+    declare=partial(levels.declare, modes=False),
 )

@@ -17,6 +17,7 @@ REVISION = replace(
     welcome=partial(base.welcome, info=base.Identity.__struct_encode_fields__),
     tool=partial(levels.tool, members=(*r2025_06_18.TOOL, "icons")),
     result=partial(r2025_06_18.result, None),
+    declare=lambda capabilities: capabilities,
     faults={**r2025_06_18.REVISION.faults, Kind.BAD_ARGUMENTS: base.Fault(0)},
     ask=lambda method, params: params,
     heard=lambda params, answer: answer,

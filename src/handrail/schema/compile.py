@@ -92,6 +92,14 @@ def compile_schema(schema: Object, where: str, *, any_root: bool = False, format
         raise SchemaError(f"{where}: {error}") from None
 
 
+def header_map(schema: Object) -> Headers:
+    """The `x-mcp-header` annotations of somebody else's schema; SchemaError if they cannot be mirrored."""
+    try:
+        return _headers(_subschemas(schema))
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(str(error)) from None
+
+
 def sensitive(headers: Headers) -> list[str]:
     """Names of mirrored properties that sound like secrets: headers end up in logs (SRV-612)."""
     spoken = [(path[-1], _WORD.findall(f"{path[-1]} {header}")) for header, path in headers.items()]

@@ -1,0 +1,162 @@
+"""What comes back to a client over HTTP, within bounds: answers, refusals, and event streams to come back to."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from msgspec import MsgspecError, json
+
+from handrail.errors import HttpRefused, Sent, TransportError
+from handrail.protocol.sse import Event, EventReader
+from handrail.transports.asking import EVENTS, JSON, broken, printable
+from handrail.transports.link import Ear, Waiting
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
+RETRY_SECONDS = 1.0  # where the server has not said how long to wait before coming back
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 300.0
+MAX_BACK_OFF_SECONDS = 30.0
+_SENDABLE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]{1,2048}")  # as the value of a header
+
+
+def media_type(response: ClientResponse) -> str:
+    kind = response.headers.get("Content-Type", "")
+    return kind if kind in (JSON, EVENTS) else kind.partition(";")[0].strip().lower()
+
+
+async def read_some(response: ClientResponse, limit: int) -> bytes:
+    """The body, or as much of it as comes, and stands before `limit`."""
+    pieces, size = [], 0
+    with contextlib.suppress(*broken()):
+        while size <= limit and (piece := await response.content.readany()):
+            pieces.append(piece)
+            size += len(piece)
+    return b"".join(pieces)[:limit]
+
+
+async def read_whole(response: ClientResponse, limit: int, ear: Ear, about: Waiting) -> bytes:
+    """The body, if it is not longer than `limit`."""
+    content = response.content
+    size = response.content_length or 0
+    body = b""
+    if size <= limit:
+        body = await content.readany()
+        if not content.at_eof():
+            pieces, size = [body], len(body)
+            while size <= limit and pieces[-1]:
+                ear.alive(about)
+                pieces.append(await content.readany())
+                size += len(pieces[-1])
+            body = b"".join(pieces)
+    if size > limit or len(body) > limit:
+        raise TransportError(f"an answer of over {limit:,} bytes", sent=Sent.UNKNOWN)
+    return body
+
+
+def is_error(body: bytes, about: Waiting) -> bool:
+    """Whether it is a JSON-RPC error, about this request or about none."""
+    try:
+        message = json.decode(body)
+    except (MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return type(message) is dict and "error" in message and message.get("id") in (None, about.id)
+
+
+def refusal(response: ClientResponse, body: bytes) -> HttpRefused:
+    """What a status that says no means to a caller; `retry_after` has the seconds to wait, if the server knows."""
+    status, said, hint = response.status, "", ""
+    if status < 400:
+        said, hint = response.headers.get("Location", ""), "Redirects to other places are not followed"
+    elif media_type(response) in (JSON, "text/plain"):
+        said = body[:200].decode("utf-8", "replace")
+    wait = _seconds(response.headers.get("Retry-After", "")) if status in (429, 503) else None
+    if wait is not None:
+        hint = f"Try again in {wait:g} s"
+    text = f"HTTP {status}: {printable(said)}" if said else f"HTTP {status}"
+    sent = Sent.FAILED if status < 500 else Sent.UNKNOWN
+    return HttpRefused(text, status=status, body=body, retry_after=wait, sent=sent, hint=hint)
+
+
+def unanswered(status: int, what: str, body: bytes = b"") -> HttpRefused:
+    """A status that says yes, without an answer."""
+    hint = "Is this the address of an MCP server?"
+    return HttpRefused(f"HTTP {status} with {what}", status=status, body=body, sent=Sent.UNKNOWN, hint=hint)
+
+
+def _seconds(text: str) -> float | None:
+    """What `Retry-After` says: seconds, or a date."""
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    try:
+        return max(0.0, round(parsedate_to_datetime(text).timestamp() - time.time()))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+class Bookmark:
+    """Where in an event stream we are, to come back to when it has broken."""
+
+    def __init__(self) -> None:
+        self.last = ""  # the id of the last event that had one
+        self.wait = RETRY_SECONDS
+        self.pieces = 0  # that came
+
+    def note(self, event: Event) -> None:
+        if event.ident is not None:
+            self.last = event.ident if _SENDABLE.fullmatch(event.ident) else ""
+        if event.retry_ms is not None:
+            self.wait = min(max(event.retry_ms / 1000, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+
+    def pause(self, fruitless: int) -> float:
+        """How long to wait before coming back, after so many times in vain."""
+        return min(self.wait * 2.0 ** min(fruitless, 10), max(self.wait, MAX_BACK_OFF_SECONDS))
+
+
+class EventStream:
+    """The events of a response."""
+
+    def __init__(self, response: ClientResponse, limit: int) -> None:
+        self.limit = limit
+        self._content = response.content
+        self._reader = EventReader(limit)
+        self._unread: list[Event] | None = None
+
+    async def read(self) -> list[Event] | None:
+        """What has come, perhaps not yet a whole event; None at the end."""
+        if self._unread is not None:
+            events, self._unread = self._unread, None
+            return events
+        piece = await self._content.readany()
+        return self._reader.feed(piece) if piece else None
+
+    def unread(self, events: list[Event]) -> None:
+        """Give these once more."""
+        self._unread = events
+
+    async def hand_over(self, ear: Ear, about: Waiting | None, mark: Bookmark, *, is_only: bool = False) -> None:
+        """Tell `ear` what comes, until the answer to `about` was there, or the end.
+
+        Where it is the only stream there is, a sign of life on it counts for everything.
+        """
+        while (events := await self.read()) is not None:
+            mark.pieces += 1
+            is_silent = True
+            for event in events:
+                mark.note(event)
+                if event.too_long:
+                    why = f"an event of over {self.limit:,} bytes"
+                    if about is not None:
+                        raise TransportError(why, sent=Sent.UNKNOWN)
+                    ear.skipped(why, too_long=True)
+                elif event.data and event.name in ("", "message"):
+                    is_silent = False
+                    ear.hear(event.data, about)
+                    if about is not None and about.future.done():
+                        return
+            if is_silent and (is_only or about is not None):
+                ear.alive(about)
