@@ -1,1 +1,1 @@
-"""OAuth as a resource server sees it: tokens come in, principals go out."""
+"""OAuth, as a resource server sees it (tokens come in, principals go out) and as a client gets its tokens."""

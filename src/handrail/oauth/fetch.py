@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import json
 
 from handrail.errors import TransportError
 
-__all__ = ["Flights", "ask", "safe"]
+if TYPE_CHECKING:
+    from aiohttp import BaseConnector
+
+__all__ = ["Flights", "ask", "exchange", "safe"]
 
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_FLIGHTS = 256
@@ -50,7 +53,25 @@ async def ask(
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> T:
-    """The JSON at `url`, or in answer to `form`; TransportError if there is no good one.
+    """The JSON at `url`, or in answer to `form`; TransportError if there is no good one."""
+    status, body = await exchange(url, deadline, data=form, headers=headers)
+    if status != 200:
+        raise TransportError(f"status {status}")
+    try:
+        return json.decode(body, type=kind)
+    except (ValueError, RecursionError) as failed:
+        raise TransportError(type(failed).__name__) from failed
+
+
+async def exchange(
+    url: str,
+    deadline: float,
+    *,
+    data: Mapping[str, str] | bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    connector: BaseConnector | None = None,
+) -> tuple[int, bytes]:
+    """Status and body of the answer to a GET, or to a POST of `data`; TransportError if there is none.
 
     No redirects, cookies, compression, or proxies of the environment. A connection for each: questions are rare, and
     one kept open fails now and then when it is used again.
@@ -62,18 +83,17 @@ async def ask(
         timeout=aiohttp.ClientTimeout(total=deadline),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        connector=connector,
     )
-    method = "GET" if form is None else "POST"
+    method = "GET" if data is None else "POST"
     try:
-        async with session, session.request(method, url, data=form, allow_redirects=False) as response:
-            if response.status != 200:
-                raise TransportError(f"status {response.status}")
+        async with session, session.request(method, url, data=data, allow_redirects=False) as response:
             body = b""
             async for piece in response.content.iter_chunked(8192):
                 body += piece
                 if len(body) > MAX_ANSWER_BYTES:
                     raise TransportError(f"more than {MAX_ANSWER_BYTES} bytes")
-            return json.decode(body, type=kind)
+            return response.status, body
     except (aiohttp.ClientError, OSError, ValueError, RecursionError) as failed:  # TimeoutError is an OSError
         raise TransportError(type(failed).__name__) from failed
 

@@ -1,0 +1,372 @@
+"""OAuth for a client: what is sent with a request, and what is done when a server refuses one for want of a token."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Generator
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from handrail.errors import AuthorizationError, Sent, TransportError
+from handrail.oauth.callback import Receiver, open_browser
+from handrail.oauth.credentials import Credentials, FileCredentials, MemoryCredentials
+from handrail.oauth.discovery import Challenge, Found, checked, discover, is_local, origin, read_challenge, words
+from handrail.oauth.fetch import Flights
+from handrail.oauth.flow import INSUFFICIENT, OFFLINE, Applicant, Authorize, Grant, Registered, Rejected, Step, Token
+from handrail.oauth.outbound import Outbound, Resolve, look_up
+
+__all__ = ["OAuth", "open_browser"]
+
+log = logging.getLogger("handrail")
+
+MAX_FRUITLESS = 3
+MAX_FLOWS = 10
+WINDOW_SECONDS = 600
+MAX_ISSUERS = 8
+LOST_CLIENT = ("invalid_client", "unauthorized_client")
+
+Opened = bool | str | None
+Browser = Callable[[str, str], Opened | Awaitable[Opened]]
+T = TypeVar("T")
+
+
+def nobody(url: str, host: str) -> Opened:
+    raise AuthorizationError(
+        f"somebody has to log in at {host}, and nobody is there to be asked",
+        hint="Give OAuth(browser=…): `open_browser`, or a function that shows the URL to the user.",
+    )
+
+
+class OAuth:
+    """Authorization for `Client(url, auth=OAuth(…))`, at whichever authorization server the server names.
+
+    >>> OAuth(browser=open_browser, folder="~/.config/example/credentials")
+    >>> OAuth(grant="client_credentials", client_id="worker", client_secret=os.environ["SECRET"])
+
+    `browser` is called with the URL to open and the host of the authorization server, and says whether it was opened;
+    it may return the URL the user was sent back to instead, where there is no browser on this machine. A function that
+    is not async runs in a thread. Without `client_id` the client registers itself, or is what the document at
+    `client_metadata_url` says. `issuer` is the authorization server that knows `client_id`; otherwise it is the first
+    that was met. `scopes` is all that may ever be asked for; otherwise what the server wants. Without `folder` tokens
+    are gone with the process. `timeout` is for somebody to log in, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        client_id: str | None = None,
+        client_secret: str | None = None,
+        client_metadata_url: str | None = None,
+        issuer: str | None = None,
+        scopes: Collection[str] | None = None,
+        redirect: str = "http://127.0.0.1:0/callback",
+        browser: Browser = nobody,
+        folder: str | os.PathLike[str] | None = None,
+        private_key: str | None = None,
+        signing_algorithm: str | None = None,
+        grant: Literal["authorization_code", "client_credentials"] = "authorization_code",
+        timeout: float = 300,
+        clock: Callable[[], float] = time.time,
+        resolve: Resolve = look_up,
+    ) -> None:
+        if isinstance(scopes, str):
+            raise ValueError("scopes: a collection of words is needed, not one text")
+        if (client_secret or private_key) and not (client_id or client_metadata_url):
+            raise ValueError("client_secret and private_key belong to a client_id")
+        if (private_key is None) != (signing_algorithm is None):
+            raise ValueError("private_key and signing_algorithm (ES256, for example) are given together")
+        if grant == "client_credentials" and not (client_id and (client_secret or private_key)):
+            raise ValueError("client_credentials needs a client_id, and a client_secret or private_key")
+        if not re.fullmatch(r"|https://[!-~]+/[!-~]+", client_metadata_url or ""):
+            raise ValueError("client_metadata_url: an https URL with a path is needed")
+        parts = urlsplit(redirect)
+        if not (parts.scheme == "https" or (parts.scheme == "http" and is_local(redirect) and parts.port is not None)):
+            raise ValueError("redirect: http to 127.0.0.1 with a port (0 for any) is needed, or https")
+        if parts.query or parts.fragment or not parts.path:
+            raise ValueError("redirect: a path is needed, and nothing after it")
+        self._applicant = Applicant(
+            clock=clock,
+            random=partial(secrets.token_urlsafe, 32),
+            client_id=client_id or "",
+            client_secret=client_secret or "",
+            metadata_url=checked(client_metadata_url, "client_metadata_url", local=False)
+            if client_metadata_url
+            else "",
+            private_key=private_key or "",
+            signing_algorithm=signing_algorithm or "",
+            scopes=None if scopes is None else words(scopes),
+            redirect=redirect,
+        )
+        self._issuer, self._is_for_itself = issuer, grant == "client_credentials"
+        self._browser, self._timeout, self._clock, self._resolve = browser, timeout, clock, resolve
+        self._credentials: Credentials = (
+            MemoryCredentials() if folder is None else FileCredentials(os.path.expanduser(folder))
+        )
+        self._servers: dict[str, _Server] = {}
+        self._flights = Flights()
+
+    def __repr__(self) -> str:
+        return f"OAuth({self._applicant.client_id or self._applicant.metadata_url!r})"
+
+    async def headers(self, url: str) -> dict[str, str]:
+        """What goes with a request to the MCP server at `url`; its token is renewed shortly before it expires."""
+        server = self._server(url)
+        if (grant := server.grant) and grant.token.renew_at <= self._clock():
+            try:
+                await self._flights.join(server.key.encode(), partial(self._renewed, server, grant))
+            except (AuthorizationError, TransportError) as failed:  # the server will say whether that matters
+                log.debug("the token for %s was not renewed: %s", server.url, failed)
+        grant = server.grant
+        token = grant.token if grant and self._clock() < grant.token.expires_at else None
+        LAST_USED.set((server, token))
+        return {"Authorization": f"Bearer {token.access}"} if token else {}
+
+    async def challenged(self, url: str, status: int, challenge: str) -> bool:
+        """Get what the server wants after it refused a request; whether to try that once more.
+
+        However many requests are refused at once, somebody is asked once. AuthorizationError says why it was in vain.
+        """
+        told = read_challenge(challenge)
+        if status != 401 and not (status == 403 and told.error == INSUFFICIENT):
+            return False
+        server = self._server(url)
+        at, used = LAST_USED.get()
+        if at is not server:  # not asked for in this task: then it was the one at hand
+            used = server.grant.token if server.grant else None
+        try:
+            while not self._is_better(server.grant, used, told):
+                mine = _Once(partial(self._authorized, server, used, told))
+                await self._flights.join(server.key.encode(), mine.run)
+                if mine.ran:  # and not what another request needed
+                    break
+        except AuthorizationError as failed:
+            failed.server, failed.phase, failed.sent = origin(url), "authorization", Sent.FAILED
+            raise
+        except TransportError as failed:
+            raise AuthorizationError(f"no token for {origin(url)}: {failed.text}") from failed
+        return True
+
+    async def close(self) -> None:
+        """End what is under way; those who wait are told."""
+        await self._flights.close()
+
+    def _server(self, url: str) -> _Server:
+        if (server := self._servers.get(url)) is None:
+            checked(url.partition("#")[0], "the server's URL", local=True)
+            who = self._applicant.client_id or self._applicant.metadata_url
+            server = _Server(url, "\n".join((url, who, str(self._is_for_itself))))
+            server.grant = next(iter(self._credentials.load(server.key)), None)
+            self._servers[url] = server
+        return server
+
+    def _is_better(self, grant: Grant | None, used: Token | None, told: Challenge) -> bool:
+        """Whether `grant`, got by another task or process, may be what the refused request lacked."""
+        return (
+            grant is not None
+            and (used is None or grant.token.access != used.access)
+            and self._clock() < grant.token.expires_at
+            and (told.error != INSUFFICIENT or {*told.scopes} <= {*grant.token.granted})
+        )
+
+    async def _renewed(self, server: _Server, old: Grant) -> None:
+        """Before it expires: without asking anybody, and without asking the server where."""
+        async with self._credentials.lock(server.key):
+            grants = self._credentials.load(server.key)
+            if grants and grants[0].token.access != old.token.access:
+                server.grant = grants[0]  # another process was faster
+                return
+            outbound = Outbound(server.url, resolve=self._resolve)
+            if old.token.refresh:
+                try:
+                    await self._keep(server, await self._run(self._applicant.refresh(old), outbound), grants)
+                except Rejected:
+                    server.grant = replace(old, token=replace(old.token, refresh=""))  # it is not tried again
+                    raise
+                return
+        if self._is_for_itself:
+            found = await self._run(discover(server.url, Challenge(), self._issuer), outbound)
+            grant = await self._run(self._applicant.client_credentials(found, old.token.asked), outbound)
+            await self._keep(server, grant)
+
+    async def _authorized(self, server: _Server, used: Token | None, told: Challenge) -> None:
+        """After a refusal. Its server may have another authorization server by now, so it is asked again."""
+        outbound = Outbound(server.url, resolve=self._resolve)
+        found = await self._run(discover(server.url, told, self._issuer), outbound)
+        issuer = found.server.issuer
+        async with self._credentials.lock(server.key):
+            grants = self._credentials.load(server.key)
+            known = next((grant for grant in grants if grant.issuer == issuer), None)
+            # Not an old one, of an authorization server that was left and is back: better a new one, if that is easy.
+            is_current = known is not None and (known is grants[0] or not known.token.refresh)
+            if is_current and self._is_better(known, used, told):
+                server.grant = known
+                return
+            if known is None and grants and self._applicant.client_id and self._issuer is None:
+                raise AuthorizationError(
+                    f"the server now names another authorization server than that of the client_id: {issuer}",
+                    hint="If that is right, give it as `issuer`.",
+                )
+            scopes = self._applicant.wanted(told, found, known.token.asked if known else ())
+            if told.error == INSUFFICIENT and used and {*scopes} - {OFFLINE} <= {*used.granted}:
+                raise AuthorizationError("the server refuses a token that has every scope it asks for")
+            # If what a refresh gave was refused, so will be what the next one gives; and none gives more scopes.
+            is_in_vain = told.error == INSUFFICIENT or (used is not None and used == server.refreshed)
+            if known and known.token.refresh and not is_in_vain and _is_enough(known, found, scopes):
+                try:
+                    grant = await self._run(self._applicant.refresh(known), outbound)
+                except Rejected as rejected:
+                    log.debug("the refresh token for %s is not good any more: %s", server.url, rejected.error)
+                    if rejected.error in LOST_CLIENT:
+                        server.clients[issuer] = None
+                else:
+                    server.refreshed = grant.token
+                    await self._keep(server, grant, grants)
+                    return
+        spent = used or (known.token if known else None)
+        has_expired = spent is not None and spent.expires_at <= self._clock()
+        server.check_patience(self._clock())
+        if self._is_for_itself:
+            grant = await self._run(self._applicant.client_credentials(found, scopes), outbound)
+        else:
+            client = server.clients.get(issuer, known.client if known else None)
+            grant = await self._consented(server, found, scopes, client, outbound)
+        await self._keep(server, grant)
+        if not has_expired:  # to get another for one that has is what tokens are for
+            server.flows.append((self._clock(), bool(used and {*grant.token.granted} - {*used.granted})))
+
+    async def _consented(
+        self, server: _Server, found: Found, scopes: tuple[str, ...], known: Registered | None, outbound: Outbound
+    ) -> Grant:
+        """A token by the consent of somebody who is sent to the authorization server, and back."""
+        issuer, redirect = found.server.issuer, self._applicant.redirect_for(known)
+        receiver = Receiver(redirect) if is_local(redirect) else None
+        try:
+            if receiver is not None:
+                await receiver.start(any_port=urlsplit(self._applicant.redirect).port == 0)
+                redirect = receiver.redirect
+            client = await self._run(self._applicant.register(found, redirect, known), outbound)
+            # An authorization server that has forgotten a client may tell nobody but the user: it is not tried twice.
+            # One that is new is kept for the next try, even if nobody comes back this time.
+            server.clients[issuer] = None if client is known else client
+            flow = self._applicant.authorize(found, client, redirect, scopes)
+            grant = await self._run(flow, outbound, receiver)
+        finally:
+            if receiver is not None:
+                await receiver.close()
+        server.clients[issuer] = client
+        return grant
+
+    async def _keep(self, server: _Server, grant: Grant, beside: list[Grant] | None = None) -> None:
+        """Use `grant` from now on. Who has the lock says what it is kept beside."""
+        server.grant = grant
+        try:
+            async with AsyncExitStack() as stack:
+                if beside is None:
+                    await stack.enter_async_context(self._credentials.lock(server.key))
+                    beside = self._credentials.load(server.key)
+                others = [other for other in beside if other.issuer != grant.issuer]
+                await asyncio.to_thread(self._credentials.save, server.key, [grant, *others][:MAX_ISSUERS])
+        except AuthorizationError as failed:  # it is good all the same, for as long as this process lives
+            log.warning("the token for %s is not kept: %s", origin(server.url), failed)
+
+    async def _run(self, flow: Generator[Step, Any, T], outbound: Outbound, receiver: Receiver | None = None) -> T:
+        """Do what `flow` says, to its end."""
+        reply: Any = None
+        try:
+            while True:
+                match flow.send(reply):
+                    case Authorize() as step:
+                        reply = await self._consent(step, receiver)
+                    case step:
+                        reply = await outbound.ask(step)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            flow.close()
+
+    async def _consent(self, step: Authorize, receiver: Receiver | None) -> str:
+        """The URL somebody came back to: at the receiver, or as the browser function says."""
+        checked(step.url.partition("?")[0], "the page to open", local=True)
+        host = urlsplit(step.issuer).netloc
+        tasks = {asyncio.create_task(self._open(step.url, host))}
+        if receiver is not None:
+            tasks.add(asyncio.create_task(receiver.wait(step.state)))
+        try:
+            async with asyncio.timeout(self._timeout):
+                while tasks:
+                    done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        if back := task.result():
+                            return back
+        except TimeoutError:
+            raise AuthorizationError(f"nobody came back from {host} in {self._timeout:g} s") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        raise AuthorizationError(f"nobody can come back from {host}: the browser function has to say where he was sent")
+
+    async def _open(self, url: str, host: str) -> str:
+        if inspect.iscoroutinefunction(self._browser):
+            opened: Opened | Awaitable[Opened] = self._browser(url, host)
+        else:
+            opened = await asyncio.to_thread(self._browser, url, host)
+        if inspect.isawaitable(opened):
+            opened = await opened
+        if not opened:
+            raise AuthorizationError(f"the page of {host} was not opened: the user, or the browser function, said no")
+        return opened.strip() if isinstance(opened, str) else ""
+
+
+class _Server:
+    """What is known of one MCP server."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url, self.key = url, key
+        self.grant: Grant | None = None
+        self.clients: dict[str, Registered | None] = {}  # by issuer; None if the one that is kept is not to be used
+        self.refreshed: Token | None = None  # the last that came of a refusal
+        self.flows: list[tuple[float, bool]] = []  # when one came to its end, and whether it brought more scopes
+
+    def check_patience(self, now: float) -> None:
+        """A server that refuses every token cannot keep us asking for more."""
+        self.flows = [flow for flow in self.flows if now - flow[0] < WINDOW_SECONDS]
+        fruitless = sum(not was_fruitful for _, was_fruitful in self.flows)
+        if len(self.flows) >= MAX_FLOWS or fruitless >= MAX_FRUITLESS:
+            raise AuthorizationError(
+                f"the server has refused {len(self.flows)} new tokens in {WINDOW_SECONDS // 60} minutes"
+            )
+
+
+class _Once:
+    """A question, and whether it was this one that was asked."""
+
+    def __init__(self, question: Callable[[], Awaitable[None]]) -> None:
+        self._question = question
+        self.ran = False
+
+    async def run(self) -> None:
+        self.ran = True
+        await self._question()
+
+
+def _is_enough(grant: Grant, found: Found, scopes: tuple[str, ...]) -> bool:
+    """Whether refreshing `grant` gives what asking anew would."""
+    return grant.resource == found.resource and {*scopes} <= {*grant.token.asked}
+
+
+# The server, and the token for it, that a task asked for last: so that a refusal that comes late is known for what it
+# is, that of a token which has been replaced since.
+LAST_USED: ContextVar[tuple[_Server | None, Token | None]] = ContextVar("last_used", default=(None, None))

@@ -1,0 +1,129 @@
+"""How somebody is asked to log in, and how his browser comes back: to a listener on this machine, once."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import webbrowser
+from contextlib import suppress
+from urllib.parse import parse_qs, urlsplit
+
+from handrail.errors import AuthorizationError
+from handrail.oauth.discovery import checked
+
+__all__ = ["Receiver", "open_browser"]
+
+MAX_HEAD_BYTES = 16 * 1024
+MAX_CONNECTIONS = 16
+READ_SECONDS = 10
+PAGE = """<!doctype html><meta charset="utf-8"><title>Handrail</title><p>{}</p>"""
+HEADERS = (
+    "Content-Type: text/html; charset=utf-8\r\nCache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
+    "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\nX-Content-Type-Options: nosniff\r\n"
+    "Connection: close\r\n"
+)
+ANSWERS = {
+    200: ("OK", "The answer has arrived. You can close this window."),
+    400: ("Bad Request", "This is not the answer to a question that was asked."),
+    404: ("Not Found", "There is nothing here."),
+}
+
+
+def open_browser(url: str, host: str = "") -> bool:
+    """Open `url` in the user's browser, if it is one of https, or of http on this machine; for `OAuth(browser=…)`.
+
+    To give this function is to agree that every server may have a page of its authorization server opened.
+    """
+    checked(url, "the page to open", local=True)
+    return webbrowser.open(url)
+
+
+class Receiver:
+    """Waits on this machine for a browser that is sent to `redirect`, which is http with an address or localhost.
+
+    What does not have the right path, host and `state` is refused, and the waiting goes on.
+    """
+
+    def __init__(self, redirect: str) -> None:
+        self.redirect = redirect
+        self._state = ""
+        self._back: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._server: asyncio.Server | None = None
+        self._served: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+
+    async def start(self, *, any_port: bool) -> None:
+        """Listen, on another port if that of `redirect` is taken and `any_port` will do; `redirect` says which."""
+        parts = urlsplit(self.redirect)
+        address = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+        try:
+            try:
+                self._server = await self._listen(address, parts.port or 0)
+            except OSError:
+                if not any_port:
+                    raise
+                self._server = await self._listen(address, 0)
+        except OSError as failed:
+            raise AuthorizationError(
+                f"the browser cannot come back to {parts.netloc}: {failed.strerror}", hint="Give another `redirect`."
+            ) from failed
+        port = self._server.sockets[0].getsockname()[1]
+        name = parts.netloc.removesuffix(f":{parts.port}")
+        self.redirect = parts._replace(netloc=f"{name}:{port}").geturl()
+
+    async def wait(self, state: str) -> str:
+        """The URL the browser was sent back to, of the first with `state`."""
+        self._state = state
+        return await self._back
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for writer in self._served:
+                writer.transport.abort()
+            await asyncio.gather(*filter(None, self._served.values()), return_exceptions=True)
+            await self._server.wait_closed()
+
+    async def _listen(self, address: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, address, port, limit=MAX_HEAD_BYTES)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back = ""
+        self._served[writer] = asyncio.current_task()
+        try:
+            if len(self._served) <= MAX_CONNECTIONS:
+                async with asyncio.timeout(READ_SECONDS):
+                    status, back = self._judged(await reader.readuntil(b"\r\n\r\n"))
+                    words, page = ANSWERS[status]
+                    body = PAGE.format(page).encode()
+                    head = f"HTTP/1.1 {status} {words}\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n"
+                    writer.write(head.encode() + body)
+                    await writer.drain()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):  # TimeoutError is an OSError
+            pass
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+            del self._served[writer]
+            if back and not self._back.done():
+                self._back.set_result(back)
+
+    def _judged(self, head: bytes) -> tuple[int, str]:
+        """The status to answer with, and the URL if it is the one we wait for."""
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, _, rest = first.partition(" ")
+        target, _, version = rest.partition(" ")
+        wanted = urlsplit(self.redirect)
+        path, _, query = target.partition("?")
+        hosts = [line[5:].strip().lower() for line in lines if line[:5].lower() == "host:"]
+        if method != "GET" or not version.startswith("HTTP/1.") or path != wanted.path or hosts != [wanted.netloc]:
+            return 404, ""
+        try:
+            states = parse_qs(query, max_num_fields=32).get("state", [])
+        except ValueError:
+            states = []
+        is_ours = len(states) == 1 and self._state and hmac.compare_digest(states[0].encode(), self._state.encode())
+        if not is_ours:
+            return 400, ""
+        self._state = ""  # it counts once
+        return 200, f"{self.redirect}?{query}"

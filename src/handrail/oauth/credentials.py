@@ -1,0 +1,197 @@
+"""What authorization servers gave us, kept: in memory, or in files that only their owner can read.
+
+A key stands for a server and the client we are to it; under it is a grant for each issuer, the one in use first. So a
+server that changes its authorization server never gets what another one gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import stat
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct, json
+
+from handrail.errors import AuthorizationError
+from handrail.oauth.flow import Grant
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["Credentials", "FileCredentials", "MemoryCredentials"]
+
+log = logging.getLogger("handrail")
+
+MAX_FILE_BYTES = 1024 * 1024
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
+
+
+class Credentials(Protocol):
+    """Where grants are kept."""
+
+    def load(self, key: str) -> list[Grant]:
+        """What was saved last, by whichever process."""
+
+    def save(self, key: str, grants: list[Grant]) -> None:
+        """Keep `grants` in place of what was there; when this returns they are safe."""
+
+    def lock(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Be the only one to change what is under `key`: a refresh token that is used twice is lost."""
+
+
+class MemoryCredentials:
+    """Gone with the process."""
+
+    def __init__(self) -> None:
+        self._grants: dict[str, list[Grant]] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def load(self, key: str) -> list[Grant]:
+        return self._grants.get(key, [])
+
+    def save(self, key: str, grants: list[Grant]) -> None:
+        self._grants[key] = grants
+
+    def lock(self, key: str) -> AbstractAsyncContextManager[None]:
+        return self._locks[key]
+
+
+class FileCredentials:
+    """A file for each key in `folder`, which is made if it is missing; for several processes of one user.
+
+    A folder or file that somebody else can read, or put there, is refused. A file that cannot be read is set aside, and
+    somebody has to log in again.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, patience: float = 60) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("credentials in a folder need a system with POSIX permissions")
+        self._folder = Path(folder)
+        self._patience = patience
+
+    def load(self, key: str) -> list[Grant]:
+        name = _name(key)
+        with self._opened() as folder:
+            try:
+                content = self._read(name, folder)
+            except FileNotFoundError:
+                return []
+            try:
+                return json.decode(content, type=_Content).grants
+            except (ValueError, RecursionError) as wrong:
+                os.replace(name, f"{name}.corrupt", src_dir_fd=folder, dst_dir_fd=folder)
+                told = type(wrong).__name__  # not its text: that may quote the file
+                log.warning("%s cannot be read (%s) and was set aside", self._folder / name, told)
+                return []
+
+    def save(self, key: str, grants: list[Grant]) -> None:
+        name, draft = _name(key), f".{secrets.token_hex(8)}"
+        with self._opened() as folder:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(json.encode(_Content(grants)))
+                    file.flush()
+                    os.fsync(descriptor)
+                os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(draft, dir_fd=folder)
+                raise
+
+    @asynccontextmanager
+    async def lock(self, key: str) -> AsyncIterator[None]:
+        name = f"{_name(key)}.lock"
+        with self._opened() as folder:
+            descriptor = self._checked(name, os.O_RDWR | os.O_CREAT, folder)
+        try:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await _locked(descriptor)
+            except TimeoutError:
+                raise AuthorizationError(
+                    f"another process did not come to an end with {self._folder / name} in {self._patience:g} s"
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)  # and the lock goes with it
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """A descriptor of the folder: what is done by it is done in the folder that was checked."""
+        try:
+            self._folder.mkdir(0o700, parents=True, exist_ok=True)
+            if self._folder.lstat().st_uid != os.geteuid():  # a link leads where its owner wants
+                raise AuthorizationError(f"{self._folder} belongs to somebody else")
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _check(os.fstat(descriptor), self._folder, "700")
+                yield descriptor
+            finally:
+                os.close(descriptor)
+        except OSError as failed:
+            raise AuthorizationError(f"credentials cannot be kept in {self._folder}: {failed.strerror}") from failed
+
+    def _read(self, name: str, folder: int) -> bytes:
+        with open(self._checked(name, os.O_RDONLY, folder), "rb") as file:
+            return file.read(MAX_FILE_BYTES)
+
+    def _checked(self, name: str, flags: int, folder: int) -> int:
+        path = self._folder / name
+        try:
+            # Without waiting: it may be a pipe.
+            descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
+        except OSError as failed:
+            if failed.errno == errno.ELOOP:
+                raise AuthorizationError(f"{path} is a link to another file", hint="Remove it.") from None
+            raise
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise AuthorizationError(f"{path} is not a file")
+            _check(found, path, "600")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+class _Content(Struct):
+    grants: list[Grant]
+    version: int = 1
+
+
+def _name(key: str) -> str:
+    return f"{sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _check(found: os.stat_result, path: Path, mode: str) -> None:
+    if found.st_uid != os.geteuid():
+        raise AuthorizationError(f"{path} belongs to somebody else")
+    if found.st_mode & 0o077:
+        raise AuthorizationError(f"{path} can be used by others", hint=f"Say: chmod {mode} {path}")
+
+
+async def _locked(descriptor: int) -> None:
+    """Wait for the lock; in small steps, since a thread that waits for it could not be called off."""
+    pause = FIRST_PAUSE
+    while sys.platform != "win32":
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if pause == FIRST_PAUSE:
+                log.debug("waiting for another process to renew a token")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)

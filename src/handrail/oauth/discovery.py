@@ -1,0 +1,229 @@
+"""Who guards a server: from the challenge in its refusal to the metadata of an authorization server.
+
+Without I/O: the flows here are generators that yield what has to be asked and are sent the answers. All of it was said
+by strangers, so no URL is yielded that has not been through `checked`, and every document has to name what it was asked
+about: the resource that of the server, the metadata the issuer (RFC 9728, section 3.3; RFC 8414, section 3.3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable
+from ipaddress import ip_address
+from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Struct, ValidationError, convert
+
+from handrail.errors import AuthorizationError
+from handrail.model import Json
+
+__all__ = [
+    "Answer",
+    "Challenge",
+    "Found",
+    "Get",
+    "ServerMetadata",
+    "checked",
+    "discover",
+    "is_local",
+    "origin",
+    "read_challenge",
+]
+
+MAX_URL_CHARS = 8192
+MAX_CHALLENGE_CHARS = 8192
+MAX_SCOPES = 100
+RESOURCE = "/.well-known/oauth-protected-resource"
+SERVER = "/.well-known/oauth-authorization-server"
+OPENID = "/.well-known/openid-configuration"
+
+# Nothing in it that one reader of URLs takes for an end and another does not (RFC 3986, section 2).
+PLAIN_URL = re.compile(r"(?i:https?)://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
+HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9a-f:.]+")
+SCOPE = re.compile(r"[!#-\[\]-~]+")  # RFC 6749, section 3.3
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+PART = re.compile(  # a parameter, or a scheme with or without its one value (RFC 9110, section 11)
+    rf'[\s,]*(?:(?P<name>{_TOKEN})\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s,"=][^\s,"]*))'
+    rf"|(?P<scheme>{_TOKEN})(?:\s+[A-Za-z0-9._~+/-]+=*(?=\s*(?:,|$)))?(?=[\s,]|$))"
+)
+
+T = TypeVar("T")
+D = TypeVar("D", bound=Struct)
+
+
+class Get(Struct, frozen=True):
+    """Ask for the document at `url`, with no credentials."""
+
+    url: str
+
+
+class Answer(Struct, frozen=True):
+    """What came: `body` is the JSON in it, None if it was none."""
+
+    status: int
+    body: Json = None
+
+    def __repr__(self) -> str:
+        return f"Answer({self.status})"  # the body may be a token
+
+
+class Challenge(Struct, frozen=True):
+    """What a server says of the authorization it wants."""
+
+    metadata_url: str = ""
+    scopes: tuple[str, ...] = ()
+    error: str = ""
+
+
+class ResourceMetadata(Struct):
+    """RFC 9728."""
+
+    resource: str
+    authorization_servers: list[str] | None = None
+    scopes_supported: list[str] | None = None
+
+
+class ServerMetadata(Struct):
+    """RFC 8414, or what OpenID Connect Discovery has in common with it."""
+
+    issuer: str
+    authorization_endpoint: str | None = None
+    token_endpoint: str | None = None
+    registration_endpoint: str | None = None
+    code_challenge_methods_supported: list[str] | None = None
+    token_endpoint_auth_methods_supported: list[str] | None = None
+    scopes_supported: list[str] | None = None
+    client_id_metadata_document_supported: bool | None = None
+    authorization_response_iss_parameter_supported: bool | None = None
+
+
+class Found(Struct, frozen=True):
+    """The authorization server of a resource; every URL in it is checked."""
+
+    resource: str
+    scopes: tuple[str, ...]
+    server: ServerMetadata
+
+
+Discovery = Generator[Get, Answer, T]
+
+
+def read_challenge(header: str) -> Challenge:
+    """What the Bearer challenges in a `WWW-Authenticate` say, one or several; what cannot be read is left out."""
+    said: dict[str, str] = {}
+    scheme, at = "", 0
+    while (part := PART.match(header, at, MAX_CHALLENGE_CHARS)) is not None:
+        at = part.end()
+        if part["scheme"]:
+            scheme = part["scheme"].lower()
+        elif scheme == "bearer":
+            value = part["bare"] if part["quoted"] is None else re.sub(r"\\(.)", r"\1", part["quoted"])
+            said.setdefault(part["name"].lower(), value)
+    return Challenge(said.get("resource_metadata", ""), words(said.get("scope", "").split()), said.get("error", ""))
+
+
+def words(scopes: Iterable[str]) -> tuple[str, ...]:
+    """`scopes`, each once, without what is none."""
+    return tuple(dict.fromkeys(filter(SCOPE.fullmatch, scopes)))[:MAX_SCOPES]
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` names this machine, by an address or as localhost: other names say what their owner likes."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def checked(url: str, what: str, *, local: bool) -> str:
+    """`url`, if it may be asked or opened: https, or if `local` http to this machine; AuthorizationError if not."""
+    try:
+        parts = urlsplit(url) if len(url) <= MAX_URL_CHARS and PLAIN_URL.fullmatch(url) else SplitResult(*[""] * 5)
+        is_good = HOST.fullmatch(parts.hostname or "") and parts.port != 0 and not {"@", "#"} & {*url}
+        is_good = is_good and (parts.scheme == "https" or (local and is_local(url)))
+    except ValueError:  # a port that is none, brackets that do not match
+        is_good = False
+    if not is_good:
+        raise AuthorizationError(
+            f"{what} is {url[:100]!a}: https is needed, or http to this machine if the server is on it too"
+        )
+    return url
+
+
+def origin(url: str) -> str:
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    default = {"https": 443, "http": 80}.get(parts.scheme)
+    return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port not in (None, default) else "")
+
+
+def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Discovery[Found]:
+    """The authorization server of the MCP server at `url`: `issuer` if given, else the first it names.
+
+    A server without metadata of its resource is one of 2025-03-26, and its own authorization server.
+    """
+    local = is_local(url)
+    checked(url, "the server's URL", local=local)
+    home, path = origin(url), urlsplit(url).path.rstrip("/")
+    places = [checked(challenge.metadata_url, "resource_metadata", local=local)] if challenge.metadata_url else []
+    places += [home + RESOURCE + path, home + RESOURCE]
+    resource = yield from _first(places, ResourceMetadata)
+    name, scopes, servers = home + path, words(()), [home]
+    if resource is not None:
+        name, scopes = _of(resource.resource, url), words(resource.scopes_supported or ())
+        servers = resource.authorization_servers or []
+    if not servers or (issuer is not None and issuer not in servers):
+        raise AuthorizationError(
+            "the server does not name the authorization server of the client_id"
+            if servers
+            else "the server names no authorization server"
+        )
+    chosen = checked(issuer or servers[0], "the authorization server", local=local)
+    server = yield from _first(_server_places(chosen), ServerMetadata)
+    if server is None and resource is None:
+        server = ServerMetadata(home, f"{home}/authorize", f"{home}/token", f"{home}/register", ["S256"])
+    if server is None:
+        raise AuthorizationError(f"there is no metadata of the authorization server {chosen}")
+    # Of a server of 2025-03-26 nobody said whether its issuer ends with a slash: both are asked for at the same place.
+    if server.issuer != chosen and not (resource is None and server.issuer == chosen + "/"):
+        raise AuthorizationError(f"the metadata of {chosen} is that of another issuer, {server.issuer[:100]!a}")
+    for field in ("authorization_endpoint", "token_endpoint", "registration_endpoint"):
+        if (endpoint := getattr(server, field)) is not None:
+            checked(endpoint, field, local=local)
+    return Found(name, scopes, server)
+
+
+def _server_places(issuer: str) -> list[str]:
+    home, path = origin(issuer), urlsplit(issuer).path.rstrip("/")
+    if urlsplit(issuer).query:
+        raise AuthorizationError("the authorization server has a query in its name")
+    return [home + SERVER + path, home + OPENID + path, *([home + path + OPENID] if path else [])]
+
+
+def _first(places: list[str], kind: type[D]) -> Discovery[D | None]:
+    """The document at the first of `places` that has one; a server in trouble is not one that has none."""
+    for url in dict.fromkeys(places):
+        answer = yield Get(url)
+        if answer.status >= 500:
+            raise AuthorizationError(f"{url} answers with status {answer.status}", hint="Try again later.")
+        if answer.status == 200 and isinstance(answer.body, dict):
+            try:
+                return convert(answer.body, kind)
+            except ValidationError as wrong:
+                raise AuthorizationError(f"the metadata at {url} cannot be read: {wrong}") from None
+    return None
+
+
+def _of(resource: str, url: str) -> str:
+    """`resource`, if the server at `url` is it, or a part of it (RFC 8707, section 2)."""
+    own, named = urlsplit(url), urlsplit(resource if PLAIN_URL.fullmatch(resource) else "")
+    path = named.path.rstrip("/")
+    try:
+        is_own = origin(resource) == origin(url) and f"{own.path.rstrip('/')}/".startswith(f"{path}/")
+    except ValueError:
+        is_own = False
+    if not is_own or "#" in resource or named.query not in ("", own.query) or "@" in named.netloc:
+        raise AuthorizationError(f"the server's metadata is that of another resource, {resource[:100]!a}")
+    return resource

@@ -1,0 +1,410 @@
+"""How a client gets a token and keeps it: registration, authorization code with PKCE, refresh, client credentials.
+
+Without I/O, like discovery: a flow yields a step and is sent what came of it. What a step gives is not believed before
+it is checked here, so a flow in a test with canned answers is the flow of production.
+
+An authorization code goes to a token endpoint only if it came back to the address it was asked for, with the `state` of
+this request and the `iss` of this authorization server (RFC 9207): one that belongs to another request, or to another
+server, is never sent anywhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import re
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable, Collection, Generator, Mapping
+from hashlib import sha256
+from typing import TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import replace
+
+from handrail.errors import AuthorizationError
+from handrail.model import Object
+from handrail.oauth.discovery import Answer, Challenge, Found, Get, ServerMetadata, is_local, words
+
+__all__ = ["Applicant", "Authorize", "Grant", "PostForm", "PostJson", "Registered", "Rejected", "Token"]
+
+MAX_TOKEN_CHARS = 16 * 1024
+MAX_SAID_CHARS = 200
+MAX_FIELDS = 32
+ASSERTION_SECONDS = 60
+EARLY_SECONDS = 30
+VISIBLE = re.compile(r"[!-~]+")
+ERROR = re.compile(r"[a-z_]{1,64}")
+BY_JWT = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+KEY_TYPES = {"ES": "EC", "RS": "RSA", "PS": "RSA", "Ed": "OKP"}
+OFFLINE = "offline_access"
+INSUFFICIENT = "insufficient_scope"
+
+SECRET_FIELDS = ("code", "code_verifier", "refresh_token")
+
+T = TypeVar("T")
+
+
+class PostForm(Struct, frozen=True):
+    """Send `fields`, which are secret, to the token endpoint."""
+
+    url: str
+    fields: dict[str, str]
+    headers: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"PostForm({self.url!r})"
+
+
+class PostJson(Struct, frozen=True):
+    """Send `body` to the registration endpoint."""
+
+    url: str
+    body: Object
+
+
+class Authorize(Struct, frozen=True):
+    """Have somebody open `url` and say yes; the reply is the whole URL he was sent back to."""
+
+    url: str
+    state: str
+    issuer: str
+
+    def __repr__(self) -> str:
+        return f"Authorize({self.issuer!r})"
+
+
+Step = Get | PostForm | PostJson | Authorize
+Reply = Answer | str
+Flow = Generator[Step, Reply, T]
+
+
+class Registered(Struct, frozen=True):
+    """A client as an authorization server knows it; the secret of one that the user gave is not in here."""
+
+    id: str
+    secret: str = ""
+    method: str = "none"
+    redirect: str = ""
+    secret_expires_at: float = 0  # 0: never
+
+    def __repr__(self) -> str:
+        return f"Registered({self.id!r})"
+
+
+class Token(Struct, frozen=True, omit_defaults=True):
+    """An access token and what came with it. Times are seconds since 1970; one without an end is good until refused."""
+
+    access: str
+    refresh: str = ""
+    asked: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
+    renew_at: float = math.inf
+    expires_at: float = math.inf
+
+    def __repr__(self) -> str:
+        return f"Token(granted={self.granted!r})"
+
+
+class Grant(Struct, frozen=True):
+    """All that one authorization server gave us for one resource."""
+
+    issuer: str
+    resource: str
+    token_endpoint: str
+    client: Registered
+    token: Token
+
+
+class Rejected(AuthorizationError):
+    """The authorization server said no; `error` is its word for why."""
+
+    def __init__(self, text: str, *, error: str = "", hint: str = "") -> None:
+        super().__init__(text, hint=hint)
+        self.error = error
+
+
+class Applicant(Struct, frozen=True, kw_only=True):
+    """Who asks for tokens: what the user said about it. Time and randomness come from outside."""
+
+    clock: Callable[[], float]
+    random: Callable[[], str]  # at least 43 letters, digits, - and _ (RFC 7636, section 4.1)
+    client_id: str = ""
+    client_secret: str = ""
+    metadata_url: str = ""
+    private_key: str = ""
+    signing_algorithm: str = ""
+    scopes: tuple[str, ...] | None = None
+    redirect: str = "http://127.0.0.1:0/callback"
+
+    def __repr__(self) -> str:
+        return f"Applicant({self.client_id or self.metadata_url!r})"
+
+    def wanted(self, challenge: Challenge, found: Found, held: Collection[str]) -> tuple[str, ...]:
+        """The scopes to ask for: those the user allows, else what is held and what is needed."""
+        if self.scopes is not None:
+            beyond = [word for word in challenge.scopes if word not in self.scopes]
+            if beyond and challenge.error == INSUFFICIENT:
+                raise AuthorizationError(
+                    f"the server wants the scope {' '.join(beyond)!r}", hint="Add it to `scopes`, if it may have it."
+                )
+            return self.scopes
+        is_too_little = not held or challenge.error == INSUFFICIENT
+        asked = [*held, *(challenge.scopes or (found.scopes if is_too_little else ()))]
+        offered = found.server.scopes_supported or ()
+        # Not alone: without a scope the authorization server gives its usual ones.
+        if asked and OFFLINE in offered:
+            asked.append(OFFLINE)
+        return words(word for word in asked if word != OFFLINE or word in offered)
+
+    def redirect_for(self, known: Registered | None) -> str:
+        """Where somebody should be sent back to: if any port will do, best to the one that is registered."""
+        parts = urlsplit(known.redirect if known else "")
+        with_any_port = parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:0").geturl()
+        return known.redirect if known and with_any_port == self.redirect else self.redirect
+
+    def register(self, found: Found, redirect: str, known: Registered | None) -> Flow[Registered]:
+        """The client we are to this authorization server; `known` is the one that was registered earlier."""
+        _check_code_flow(found.server)
+        if (own := self._own(found)) is not None:
+            return own
+        is_over = known and 0 < known.secret_expires_at <= self.clock()
+        if known and known.redirect == redirect and not is_over:
+            return known
+        return (yield from self._registered(found.server, redirect))
+
+    def authorize(self, found: Found, client: Registered, redirect: str, scopes: tuple[str, ...]) -> Flow[Grant]:
+        """A token by somebody's consent."""
+        server = found.server
+        endpoint = _check_code_flow(server)
+        state, verifier = self.random(), self.random()
+        challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+        query = {
+            "response_type": "code",
+            "client_id": client.id,
+            "redirect_uri": redirect,
+            "code_challenge": challenge,
+            "code_challenge_method": "S256",
+            "state": state,
+            "resource": found.resource,
+        }
+        if scopes:
+            query["scope"] = " ".join(scopes)
+        if OFFLINE in scopes:
+            query["prompt"] = "consent"  # OpenID Connect Core, section 11
+        back = yield Authorize(_with_query(endpoint, query), state, server.issuer)
+        if not isinstance(back, str):
+            raise TypeError("a URL is the reply to this step")
+        fields = {
+            "grant_type": "authorization_code",
+            "code": _code(back, redirect, state, server),
+            "redirect_uri": redirect,
+            "code_verifier": verifier,
+            "resource": found.resource,
+        }
+        return (yield from self._grant(found, client, fields, scopes))
+
+    def client_credentials(self, found: Found, scopes: tuple[str, ...]) -> Flow[Grant]:
+        """A token for the client itself."""
+        if (client := self._own(found)) is None or client.method == "none":
+            raise AuthorizationError("client credentials need a client_id, and a client_secret or private_key")
+        fields = {"grant_type": "client_credentials", "resource": found.resource}
+        if scopes:
+            fields["scope"] = " ".join(scopes)
+        return (yield from self._grant(found, client, fields, scopes))
+
+    def refresh(self, grant: Grant) -> Flow[Grant]:
+        """The next token, by the refresh token; Rejected if it is not good any more."""
+        fields = {"grant_type": "refresh_token", "refresh_token": grant.token.refresh, "resource": grant.resource}
+        answer = yield from self._asked(grant.token_endpoint, grant.issuer, grant.client, fields)
+        token = self._token(answer, grant.token.asked, grant.token.granted)
+        # One that is not replaced stays good (RFC 6749, section 6).
+        return replace(grant, token=token if token.refresh else replace(token, refresh=grant.token.refresh))
+
+    def _own(self, found: Found) -> Registered | None:
+        """The client we are without registering: as the user said, or as a document on the web says."""
+        methods = found.server.token_endpoint_auth_methods_supported or ["client_secret_basic"]
+        if self.client_id or (self.metadata_url and found.server.client_id_metadata_document_supported):
+            if self.private_key:
+                method = "private_key_jwt"
+            elif not self.client_secret or not self.client_id:
+                method = "none"
+            else:
+                method = _chosen(methods, ("client_secret_basic", "client_secret_post"))
+            return Registered(self.client_id or self.metadata_url, method=method)
+        return None
+
+    def _registered(self, server: ServerMetadata, redirect: str) -> Flow[Registered]:
+        """RFC 7591."""
+        if server.registration_endpoint is None:
+            raise AuthorizationError(
+                f"the authorization server {server.issuer} does not register clients",
+                hint="Register one there by hand and give its client_id.",
+            )
+        methods = server.token_endpoint_auth_methods_supported or ["none"]
+        asked = {
+            "client_name": "Handrail",
+            "redirect_uris": [redirect],
+            "application_type": "native" if is_local(redirect) else "web",
+            "grant_types": ["authorization_code", "refresh_token"],
+            "response_types": ["code"],
+            "token_endpoint_auth_method": _chosen(methods, ("none", "client_secret_basic", "client_secret_post")),
+        }
+        answer = yield from _answered(PostJson(server.registration_endpoint, asked))
+        try:
+            if answer.status not in (200, 201):
+                raise _refusal("register us", answer)
+            made = convert(answer.body, _Registration)
+        except ValidationError as wrong:
+            raise AuthorizationError(f"what the authorization server registered cannot be read: {wrong}") from None
+        method, secret = made.token_endpoint_auth_method or str(asked["token_endpoint_auth_method"]), made.client_secret
+        if secret and not made.token_endpoint_auth_method and not server.token_endpoint_auth_methods_supported:
+            method = "client_secret_basic"  # the default of RFC 7591, of a server that says nothing at all
+        if method.startswith("client_secret_") and not secret:
+            raise AuthorizationError(f"the authorization server registered us for {method!a} without a secret")
+        return Registered(made.client_id, secret or "", method, redirect, made.client_secret_expires_at or 0)
+
+    def _grant(self, found: Found, client: Registered, fields: dict[str, str], scopes: tuple[str, ...]) -> Flow[Grant]:
+        if (endpoint := found.server.token_endpoint) is None:
+            raise AuthorizationError(f"the authorization server {found.server.issuer} has no token endpoint")
+        answer = yield from self._asked(endpoint, found.server.issuer, client, fields)
+        return Grant(found.server.issuer, found.resource, endpoint, client, self._token(answer, scopes, scopes))
+
+    def _asked(self, endpoint: str, issuer: str, client: Registered, fields: dict[str, str]) -> Flow[Answer]:
+        """The token endpoint's answer, if it was a yes."""
+        sent, headers = dict(fields), {}
+        secret = client.secret or self.client_secret
+        match client.method:
+            case "client_secret_basic":
+                # RFC 6749, section 2.3.1; a space not as a plus, which some do not read back.
+                pair = f"{quote(client.id, safe='')}:{quote(secret, safe='')}"
+                headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+            case "client_secret_post":
+                sent |= {"client_id": client.id, "client_secret": secret}
+            case "private_key_jwt":
+                assertion = self._assertion(client.id, issuer)
+                sent |= {"client_id": client.id, "client_assertion_type": BY_JWT, "client_assertion": assertion}
+            case "none":
+                sent["client_id"] = client.id
+            case other:
+                raise AuthorizationError(f"the authorization server wants {other!a} of us, which we cannot do")
+        answer = yield from _answered(PostForm(endpoint, sent, headers))
+        if answer.status != 200:
+            refusal = _refusal("give a token", answer, secret, *(fields.get(name, "") for name in SECRET_FIELDS))
+            # What does not come from the token endpoint itself is no verdict on what was shown to it.
+            raise refusal if refusal.error or answer.status in (400, 401) else AuthorizationError(refusal.text)
+        return answer
+
+    def _assertion(self, client_id: str, issuer: str) -> str:
+        """A JWT by which we are known (RFC 7523); its audience is the issuer, as RFC 7523bis has it."""
+        try:
+            from joserfc import jwt
+            from joserfc.errors import JoseError
+            from joserfc.jwk import JWKRegistry
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("a private_key needs joserfc: pip install 'handrail[auth]'") from None
+        now, algorithm = int(self.clock()), self.signing_algorithm
+        claims = {"iss": client_id, "sub": client_id, "aud": issuer, "jti": self.random(), "iat": now}
+        try:
+            key = JWKRegistry.import_key(self.private_key, KEY_TYPES[algorithm[:2]])
+            claims["exp"] = now + ASSERTION_SECONDS
+            return jwt.encode({"alg": algorithm}, claims, key, algorithms=[algorithm])
+        except (JoseError, ValueError, TypeError, KeyError) as wrong:
+            # Not its text: that may quote the key.
+            raise AuthorizationError(f"private_key cannot sign with {algorithm!a} ({type(wrong).__name__})") from None
+
+    def _token(self, answer: Answer, asked: tuple[str, ...], usual: tuple[str, ...]) -> Token:
+        try:
+            came = convert(answer.body, _TokenAnswer, strict=False)
+        except ValidationError as wrong:
+            raise AuthorizationError(f"the authorization server's token cannot be read: {wrong}") from None
+        if came.token_type.lower() != "bearer":
+            raise AuthorizationError("the authorization server's token is not a bearer token, which we asked for")
+        for text in (came.access_token, came.refresh_token or "-"):
+            if len(text) > MAX_TOKEN_CHARS or not VISIBLE.fullmatch(text):
+                raise AuthorizationError("the authorization server's token is too long, or does not look like one")
+        granted = usual if came.scope is None else words(came.scope.split())
+        token = Token(came.access_token, came.refresh_token or "", asked, granted)
+        if came.expires_in is None or not 0 <= came.expires_in < math.inf:
+            return token
+        now, early = self.clock(), min(EARLY_SECONDS, came.expires_in / 10)
+        return replace(token, renew_at=now + came.expires_in - early, expires_at=now + came.expires_in)
+
+
+class _Registration(Struct):
+    client_id: str
+    client_secret: str | None = None
+    client_secret_expires_at: float | None = None
+    token_endpoint_auth_method: str | None = None
+
+
+class _TokenAnswer(Struct):
+    access_token: str
+    token_type: str
+    expires_in: float | None = None
+    refresh_token: str | None = None
+    scope: str | None = None
+
+
+def _answered(step: PostForm | PostJson) -> Flow[Answer]:
+    reply = yield step
+    if not isinstance(reply, Answer):
+        raise TypeError("an Answer is the reply to this step")
+    return reply
+
+
+def _check_code_flow(server: ServerMetadata) -> str:
+    """The authorization endpoint, if what comes of it can be protected."""
+    if "S256" not in (server.code_challenge_methods_supported or ()):
+        raise AuthorizationError(f"the authorization server {server.issuer} does not offer PKCE with S256")
+    if server.authorization_endpoint is None:
+        raise AuthorizationError(f"the authorization server {server.issuer} has no authorization endpoint")
+    return server.authorization_endpoint
+
+
+def _chosen(offered: Collection[str], liked: tuple[str, ...]) -> str:
+    return next((method for method in liked if method in offered), liked[0])
+
+
+def _with_query(url: str, query: Mapping[str, str]) -> str:
+    """`url` with `query`, which wins over what it has of its own."""
+    base, _, own = url.partition("?")
+    kept = [(name, value) for name, value in parse_qsl(own, keep_blank_values=True) if name not in query]
+    return f"{base}?{urlencode([*kept, *query.items()])}"
+
+
+def _code(back: str, redirect: str, state: str, server: ServerMetadata) -> str:
+    """The authorization code in the URL somebody was sent back to, if it is the answer to our request."""
+    parts = urlsplit(back)
+    try:
+        pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        pairs = []
+    said = dict(pairs)
+    if not pairs or back.partition("?")[0] != redirect or parts.fragment or len(said) != len(pairs):
+        raise AuthorizationError("what came back is not what an authorization server sends, or came to another address")
+    if not hmac.compare_digest(said.get("state", "").encode(), state.encode()):
+        raise AuthorizationError("what came back does not belong to this request: its `state` is another")
+    # Before anything else is believed, an error included: with another issuer it is somebody else's (RFC 9207).
+    if said.get("iss", server.issuer) != server.issuer:
+        raise AuthorizationError("what came back is from another authorization server than was asked")
+    if server.authorization_response_iss_parameter_supported and "iss" not in said:
+        raise AuthorizationError("what came back does not say which authorization server it is from, as promised")
+    if "error" in said:
+        raise _refusal("authorize us", Answer(0, said), state)
+    if not 0 < len(said.get("code", "")) <= MAX_TOKEN_CHARS:
+        raise AuthorizationError("what came back has no authorization code in it")
+    return said["code"]
+
+
+def _refusal(what: str, answer: Answer, *secrets: str) -> Rejected:
+    """What the authorization server said instead of yes, as far as it can be shown."""
+    error = about = ""
+    match answer.body:
+        case {"error": str(said)} if ERROR.fullmatch(said):
+            error = said
+    match answer.body:
+        case {"error_description": str(said)} if said.isprintable() and not any(s and s in said for s in secrets):
+            about = f" ({said[:MAX_SAID_CHARS]})"
+    told = error or (f"status {answer.status}" if answer.status else "no reason that can be shown")
+    return Rejected(f"the authorization server does not {what}: {told}{about}", error=error)
