@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from handrail.client.client import Client
+    from handrail.client.flight import Clocks
     from handrail.engine.ask import Answer, Form, Roots, Sample, Url
     from handrail.engine.call import Call
     from handrail.engine.core import Limits
@@ -27,15 +29,17 @@ if TYPE_CHECKING:
     from handrail.server import Server
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Call", "ClientInfo", "Form", "Limits", "Principal", "Roots", "Sample", "Server", "Url"]
+__all__ = ["Answer", "Call", "Client", "ClientInfo", "Clocks", "Form", "Limits", "Principal", "Roots", "Sample"]
+__all__ += ["Server", "Url"]
 __all__ += ["Audio", "EmbeddedResource", "Image", "ResourceLink", "Text", "Tool", "ToolResult"]
 __all__ += ["HandrailError", "Kind", "Refused", "RemoteProtocolError", "SchemaError", "ToolError"]
 
 _HOMES = ("errors", "model", "engine.ask", "engine.call", "engine.core", "server")  # each loads those before it anyway
+_CLIENT = {"Client": ("client.client",), "Clocks": ("client.flight",)}
 
 
 def __getattr__(name: str) -> Any:
-    for home in _HOMES if name in __all__ else ():
+    for home in _CLIENT.get(name, _HOMES) if name in __all__ else ():
         module = import_module(f"handrail.{home}")
         if hasattr(module, name):
             value = globals()[name] = getattr(module, name)

@@ -1,0 +1,109 @@
+"""The client without `async`: for scripts and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from handrail.client.client import Client
+from handrail.client.flight import Log, Progress
+from handrail.client.listing import Tools
+from handrail.client.results import CallResult
+from handrail.errors import TransportError
+from handrail.model import Object
+
+T = TypeVar("T")
+
+
+class BlockingClient:
+    """A client on a loop of its own, in a thread of its own. From any thread, and closed from any."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="handrail-client", daemon=True)
+        self._thread.start()
+        try:
+            self._run(client.__aenter__())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> BlockingClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def tools(self, *, fresh: bool = False) -> Tools:
+        return self._run(self._client.tools(fresh=fresh))
+
+    def call(self, name: str, arguments: Object | None = None, **options: Any) -> CallResult:
+        return self._run(self._client.call(name, arguments, **options))
+
+    def events(self, name: str, arguments: Object | None = None, **options: Any) -> Iterator[Any]:
+        events = self._client.events(name, arguments, **options)
+        try:
+            while True:
+                try:
+                    yield self._run(_next(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(_close(events))
+
+    @property
+    def revision(self) -> str:
+        return self._client.revision
+
+    @property
+    def welcome(self) -> Object:
+        return self._client.welcome
+
+    @property
+    def identity(self) -> Object:
+        return self._client.identity
+
+    @property
+    def problems(self) -> Any:
+        return self._client.problems
+
+    def close(self) -> None:
+        """End it: whoever waits in another thread is told."""
+        if self._closed:
+            return
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the client's own thread cannot close it")
+        self._closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed or threading.current_thread() is self._thread:
+            work.close()
+            raise TransportError(
+                "the client is closed" if self._closed else "the client's own thread cannot wait for it"
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # also Ctrl-C: the call is cancelled, and the server told
+            future.cancel()
+            raise
+
+
+async def _next(events: Any) -> Progress | Log | CallResult:
+    found: Progress | Log | CallResult = await anext(events)
+    return found
+
+
+async def _close(events: Any) -> None:
+    await events.aclose()

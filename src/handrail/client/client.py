@@ -1,0 +1,248 @@
+"""Client: connect to any server of any revision, list its tools, call them.
+
+>>> async with Client("https://example.org/mcp") as client:
+...     for tool in await client.tools():
+...         print(tool.name)
+...     result = await client.call("add", {"a": 1, "b": 2})
+
+In scripts and notebooks the same without `async` and `await`: `with Client(…) as client: client.call(…)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from handrail import __version__
+from handrail.client.answers import Answers, Elicitation, Sampling
+from handrail.client.consent import Confirm
+from handrail.client.entries import Entry
+from handrail.client.flight import Clocks, Log, Progress
+from handrail.client.listing import ListedTool, Tools
+from handrail.client.remote import Policy, Remote
+from handrail.client.results import CallResult
+from handrail.client.state import State
+from handrail.client.targets import Reach, Transport, targets
+from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
+from handrail.guards.audit import Recorder, recorder
+from handrail.model import Object
+from handrail.revisions.base import SERVER_INFO
+from handrail.stores import Store
+from handrail.transports.web import Authorizer
+
+if TYPE_CHECKING:
+    from handrail.client.blocking import BlockingClient
+
+log = logging.getLogger("handrail")
+
+MAX_EVENTS = 1_000  # that wait to be looked at
+
+
+class Client:
+    """One server, or the several of a configuration; then names of tools begin with the server's, and a dot.
+
+    `target` is a URL, a command (list or string), a path to a Python file, a `Server`, an `mcpServers` entry, or the
+    path of such a file.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        revision: str = "auto",
+        timeout: float | Clocks | None = None,
+        transport: Transport = "auto",
+        headers: Mapping[str, str] | None = None,
+        auth: Authorizer | None = None,
+        trusted: bool = False,
+        confirm: Confirm | None = None,
+        elicit: Callable[[Elicitation], Any] | None = None,
+        elicit_url: Callable[[Elicitation], Any] | None = None,
+        sample: Callable[[Sampling], Any] | None = None,
+        roots: Iterable[str | Path] | Callable[[], Any] | None = None,
+        log: Callable[[str, Log], None] | None = None,
+        audit: str | Path | Store | Recorder | None = None,
+        state: str | Path | None = None,
+        raise_on_error: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        agree: Callable[[Entry], bool] | None = None,
+        on_stderr: Callable[[str], None] | None = None,
+        tap: Callable[[str, bytes], None] | None = None,
+        name: str = "handrail",
+    ) -> None:
+        self.clocks = Clocks().within(timeout)
+        self._targets = targets(target, Reach(transport, headers, auth, env, cwd, agree, on_stderr))
+        kept = None if state is None else State(Path(state))
+        self._policy = Policy(recorder(audit), trusted, confirm, raise_on_error, log, kept)
+        self._answers = Answers(elicit=elicit, elicit_url=elicit_url, sample=sample, roots=roots)
+        self._revision = revision
+        self._tap = tap
+        self._auth = auth
+        self._me: Object = {"name": name, "version": __version__}
+        self._remotes: dict[str, Remote] = {}
+        self.problems: dict[str, PeerError] = {}  # servers of a configuration that could not be reached, and why
+
+    async def __aenter__(self) -> Client:
+        try:
+            await self._open(several=len(self._targets) > 1)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _open(self, *, several: bool) -> None:
+        for target in self._targets:
+            self._remotes[target.name] = Remote(
+                target,
+                f"{target.name}." if several else "",
+                answers=self._answers,
+                policy=self._policy,
+                revision=self._revision,
+                clocks=self.clocks,
+                me=self._me,
+            )
+            self._remotes[target.name].dialog.tap = self._tap
+        opened = await asyncio.gather(*(each.dialog.open() for each in self._remotes.values()), return_exceptions=True)
+        for remote, problem in zip(list(self._remotes.values()), opened, strict=True):
+            if isinstance(problem, PeerError) and several:
+                log.warning("%s", problem)
+                self.problems[remote.name] = problem
+            elif isinstance(problem, BaseException):
+                raise problem
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> BlockingClient:
+        from handrail.client.blocking import BlockingClient
+
+        self._blocking = BlockingClient(self)
+        return self._blocking
+
+    def __exit__(self, *exc: object) -> None:
+        self._blocking.close()
+
+    async def close(self) -> None:
+        """End every conversation; calls that still wait are told. From any task, and more than once."""
+        remotes = list(self._remotes.values())
+        await asyncio.gather(*(each.dialog.close() for each in remotes), return_exceptions=True)
+        if self._auth is not None and hasattr(self._auth, "close"):
+            await self._auth.close()
+
+    # What is known of the servers
+
+    @property
+    def servers(self) -> dict[str, Remote]:
+        return dict(self._remotes)
+
+    @property
+    def revision(self) -> str:
+        """What is spoken with the (first) server."""
+        spoken = self._first.dialog.revision
+        return "" if spoken is None else spoken.name
+
+    @property
+    def welcome(self) -> Object:
+        """What the (first) server said of itself, as it came."""
+        return self._first.dialog.welcome
+
+    @property
+    def identity(self) -> Object:
+        """Who the (first) server says it is: for display, never for decisions."""
+        meta = self.welcome.get("_meta")
+        found = self.welcome.get("serverInfo") or (meta.get(SERVER_INFO) if type(meta) is dict else None)
+        return found if type(found) is dict else {}
+
+    @property
+    def _first(self) -> Remote:
+        if not self._remotes:
+            raise TransportError("not connected", hint="Use it inside `async with` or `with`")
+        return next(iter(self._remotes.values()))
+
+    # Tools
+
+    async def tools(self, *, fresh: bool = False) -> Tools:
+        """Every tool there is. From memory as long as the server says they are the same, unless `fresh`."""
+        if len(self._remotes) <= 1:
+            return await self._first.tools(fresh=fresh)
+        found: list[ListedTool] = []
+        refused: dict[str, str] = {}
+        asked = (each.tools(fresh=fresh) for each in self._remotes.values())
+        listed = await asyncio.gather(*asked, return_exceptions=True)
+        for name, tools in zip(self._remotes, listed, strict=True):
+            if isinstance(tools, PeerError):  # one that is broken does not hide the others
+                self.problems[name] = tools
+            elif isinstance(tools, BaseException):
+                raise tools
+            else:
+                self.problems.pop(name, None)
+                found += tools
+                refused.update(tools.refused)
+        return Tools(found, refused)
+
+    async def call(
+        self,
+        name: str,
+        arguments: Object | None = None,
+        *,
+        timeout: float | Clocks | None = None,
+        confirm: Confirm | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        meta: Object | None = None,
+        repeat: bool = False,
+    ) -> CallResult:
+        """Call a tool. Whatever goes wrong is a `PeerError` that says how far it got.
+
+        `repeat` says that the call may be made twice, should its answer be lost.
+        """
+        watch = None if progress is None else lambda event: progress(event) if isinstance(event, Progress) else None
+        remote, own = self._find(name)
+        return await remote.call(
+            own,
+            arguments or {},
+            clocks=self.clocks.within(timeout),
+            confirm=confirm,
+            watch=watch,
+            meta=meta,
+            repeat=repeat,
+        )
+
+    async def events(
+        self, name: str, arguments: Object | None = None, **options: Any
+    ) -> AsyncIterator[Progress | Log | CallResult]:
+        """Call a tool, and hear of it on the way: progress and log entries, then the result."""
+        news: asyncio.Queue[Progress | Log | None] = asyncio.Queue(MAX_EVENTS)
+        remote, own = self._find(name)
+
+        def watch(event: Progress | Log) -> None:
+            if news.full():
+                news.get_nowait()  # the oldest says the least
+            news.put_nowait(event)
+
+        clocks = self.clocks.within(options.pop("timeout", None))
+        task = asyncio.create_task(remote.call(own, arguments or {}, clocks=clocks, watch=watch, **options))
+        task.add_done_callback(lambda _: news.put_nowait(None) if not news.full() else None)
+        try:
+            while not task.done() or not news.empty():
+                event = await news.get()
+                if event is not None:
+                    yield event
+            yield await task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _find(self, name: str) -> tuple[Remote, str]:
+        if len(self._remotes) <= 1:
+            return self._first, name
+        for server in sorted(self._remotes, key=len, reverse=True):
+            if name.startswith(f"{server}."):
+                return self._remotes[server], name[len(server) + 1 :]
+        known = ", ".join(self._remotes)
+        raise RemoteProtocolError(
+            f"no server for the tool {name!r:.100}", sent=Sent.NO, hint=f"Names begin with the server's: {known}"
+        )

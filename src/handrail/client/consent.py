@@ -1,0 +1,53 @@
+"""Who has to agree to a call before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+from handrail.client.listing import ListedTool
+from handrail.model import Object
+
+
+class Confirmation(Struct, frozen=True):
+    """A call that somebody is to agree to: all of it, and the rule that made us ask.
+
+    `claims` are what the server says of the tool; it may say anything.
+    """
+
+    server: str
+    tool: str
+    arguments: Object
+    claims: Object
+    why: str
+    definition: ListedTool
+
+
+Confirm = Callable[[Confirmation], bool | Awaitable[bool]]
+
+
+def allow(call: Confirmation) -> bool:
+    """`confirm=allow`: every call is agreed to, unseen."""
+    return True
+
+
+def rule(tool: ListedTool, *, trusted: bool) -> tuple[str, bool]:
+    """Why a call has to be agreed to, and whether code that calls it does not count as agreement. Empty: it need not.
+
+    Claims of a server nobody trusts never make a call harmless; they can only make it suspicious.
+    """
+    claims = tool.annotations
+    if tool.changed:
+        return "the tool has changed since it was first seen", True
+    if claims.get("destructiveHint") is True and claims.get("readOnlyHint") is not True:
+        return "the server says that the tool destroys or overwrites", True
+    if claims.get("destructiveHint") is True:
+        return "the server says that the tool destroys, and that it only reads", True
+    if trusted and claims.get("readOnlyHint") is True:
+        return "", False
+    if not tool.listed:
+        return "the server does not list this tool", False
+    if claims.get("readOnlyHint") is True:
+        return "the server says that the tool only reads, and the server is not trusted", False
+    return "the tool may change something", False

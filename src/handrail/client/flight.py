@@ -1,0 +1,74 @@
+"""A request in flight, its clocks, and what is heard of it on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from handrail.jsonrpc import Id
+from handrail.model import Json, Object
+from handrail.transports.link import Waiting
+
+
+class Clocks(Struct, frozen=True):
+    """How long to wait, in seconds: to connect, for a first sign of life, between two of them, and in all."""
+
+    connect: float = 10.0
+    first: float = 30.0
+    idle: float = 60.0
+    total: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not a time in seconds")
+
+    def within(self, seconds: float | Clocks | None) -> Clocks:
+        """These, but no longer than so many seconds in all."""
+        if seconds is None or isinstance(seconds, Clocks):
+            return seconds or self
+        return Clocks(min(seconds, self.connect), min(seconds, self.first), min(seconds, self.idle), seconds)
+
+
+class Progress(Struct, frozen=True):
+    """How far a call has got, in the server's own words."""
+
+    done: float
+    total: float | None = None
+    message: str = ""
+
+    @classmethod
+    def read(cls, params: Object) -> Progress:
+        total, message = params.get("total"), params.get("message")
+        known = total if type(total) in (int, float) else None
+        return cls(params["progress"], known, message if type(message) is str else "")
+
+
+class Log(Struct, frozen=True):
+    """What a server had to say."""
+
+    level: str
+    data: Json
+    logger: str = ""
+
+
+class Flight(Waiting):
+    """A request in flight, with its clocks."""
+
+    progress: Progress | None = None
+    watch: Callable[[Progress | Log], None] | None = None
+    heard = False
+
+    def __init__(self, ident: Id, method: str, future: asyncio.Future[Json], clocks: Clocks, now: float) -> None:
+        super().__init__(ident, method, future)
+        self.clocks = clocks
+        self.last = now
+        self.total_by = now + clocks.total
+        self.due = now + min(clocks.first, clocks.total)
+
+
+def shown(progress: Progress) -> str:
+    done = f"{progress.done:g}" if progress.total is None else f"{progress.done:g} of {progress.total:g}"
+    return f"{done} ({progress.message[:100]})" if progress.message else done

@@ -1,0 +1,275 @@
+"""What arrives from a server, and the clocks of what has not: every request settles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import UNSET
+
+from handrail import jsonrpc
+from handrail.client.flight import Flight, Log, Progress, shown
+from handrail.errors import CallTimeout, PeerError, RemoteProtocolError, Sent, TransportError
+from handrail.jsonrpc import Id, Message, Notification, Request, Response, decode, read
+from handrail.model import Json, Object
+from handrail.protocol.connection import CANCELLED
+from handrail.revisions import Revision
+from handrail.revisions.base import SUBSCRIPTION
+from handrail.transports.link import Link, Waiting
+
+log = logging.getLogger("handrail")
+
+FOREVER = float("inf")
+MAX_BATCH = 1_000  # messages in one answer
+MAX_QUESTIONS = 32  # of the server's, being answered at once
+_CHANGED = "notifications/tools/list_changed"
+_ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+_NOT_FOUND = -32601
+
+
+class Host(Protocol):
+    """Whoever has the dialog: answers the server's questions, and hears of what it says unasked."""
+
+    capabilities: Object
+
+    async def answer(self, method: str, params: Object, revision: Revision) -> Json: ...
+    def changed(self) -> None: ...
+    def logged(self, entry: Log) -> None: ...
+
+
+class Hearing:
+    """The half of a dialog that listens. To a transport it is the `Ear`."""
+
+    revision: Revision | None = None
+    link: Link | None = None
+    tap: Callable[[str, bytes], None] | None = None  # sees every message: ">" is ours, "<" the server's
+
+    def __init__(self, name: str, host: Host) -> None:
+        self.name = name
+        self.host = host
+        self.skips: list[str] = []  # the last things that came and were no messages
+        self.strays = 0  # answers nobody waited for
+        self.dead: PeerError | None = TransportError("not connected")
+        self.deaths: list[float] = []
+        self._waiting: dict[Id, Flight] = {}
+        self._answers: dict[Id, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def hear(self, message: bytes | bytearray, about: Waiting | None = None) -> None:
+        if self.tap is not None:
+            self.tap("<", bytes(message))
+        found = decode(message)
+        if isinstance(found, list):
+            for each in found[:MAX_BATCH]:
+                self._take(read(each), about)
+        else:
+            self._take(found, about)
+
+    def alive(self, about: Waiting | None = None) -> None:
+        now = self._loop.time()
+        for flight in self._waiting.values() if about is None else (about,):
+            if isinstance(flight, Flight):
+                flight.last, flight.heard = now, True
+
+    def lost(self, problem: PeerError, about: Waiting | None = None) -> None:
+        if about is not None:
+            self._fail(about, problem)
+            return
+        if self.dead is None:
+            self.dead = problem
+            self.deaths.append(self._loop.time())
+        for flight in list(self._waiting.values()):
+            self._fail(flight, TransportError(problem.text, sent=flight.sent, hint=problem.hint))
+
+    def skipped(self, why: str, *, too_long: bool = False) -> None:
+        self.skips = [*self.skips[-9:], why]
+        log.debug("%s: skipped %s", self.name, why)
+        if too_long and len(self._waiting) == 1:  # of several, nobody can say whose it was
+            for flight in list(self._waiting.values()):
+                self._fail(flight, RemoteProtocolError(f"the answer is too long: {why}", sent=Sent.UNKNOWN))
+
+    def _take(self, message: Message, about: Waiting | None) -> None:
+        if isinstance(message, Response):
+            self._answered(message, about)
+        elif isinstance(message, Notification):
+            self._notified(message, about)
+        elif isinstance(message, Request):
+            self._asked(message, about)
+        elif about is not None:
+            self._fail(about, RemoteProtocolError(f"the answer is not a message: {message.text}"))
+        else:
+            self.skipped(f"what is not a message: {message.text}")
+
+    def _answered(self, message: Response, about: Waiting | None) -> None:
+        flight: Waiting | None = self._waiting.get(message.id)
+        if flight is None:
+            unnamed = message.id == "" and message.error is not UNSET  # an error about what could not be read
+            if unnamed and about is not None:
+                flight = about
+            elif unnamed and len(self._waiting) == 1:
+                (flight,) = self._waiting.values()
+            else:
+                self.strays += 1
+                if about is not None:
+                    self._fail(about, RemoteProtocolError(f"answered with the id {message.id!r}, not {about.id!r}"))
+                return
+        if message.error is not UNSET:
+            self._fail(flight, _error(message.error))
+        elif not flight.future.done():
+            flight.future.set_result(message.result)
+
+    def _notified(self, message: Notification, about: Waiting | None) -> None:
+        params = message.params
+        if message.method == "notifications/progress":
+            token = params.get("progressToken")
+            flight = self._waiting.get(token) if type(token) is int else None
+            if flight is not None and type(params.get("progress")) in (int, float):
+                flight.last, flight.heard = self._loop.time(), True
+                flight.progress = Progress.read(params)
+                self._tell(flight, flight.progress)
+        elif message.method == "notifications/message":
+            entry = Log(str(params.get("level", "info")), params.get("data"), str(params.get("logger", "")))
+            if about is None and len(self._waiting) == 1:  # on a pipe nothing says whose it is
+                (about,) = self._waiting.values()
+            if about is not None:
+                self.alive(about)
+                self._tell(about, entry)
+            self.host.logged(entry)
+        elif message.method == _CHANGED:
+            self.host.changed()
+        elif message.method == _ACKNOWLEDGED:
+            self._acknowledged(params)
+        elif message.method == CANCELLED:
+            ident = params.get("requestId")
+            task = self._answers.get(ident) if isinstance(ident, int | str) else None
+            ended = self._waiting.get(ident) if type(ident) is int else None
+            if task is not None:
+                task.cancel()
+            elif ended is not None and ended.method == "subscriptions/listen":
+                self._fail(ended, TransportError("the server ended the subscription"))
+
+    def _acknowledged(self, params: Object) -> None:
+        """From now on we are told of changes; of those between the last list and now we were not."""
+        meta = params.get("_meta")
+        ident = meta.get(SUBSCRIPTION) if type(meta) is dict else None
+        flight = self._waiting.get(ident) if type(ident) is int else None
+        honoured = params.get("notifications")
+        if flight is not None:
+            self.alive(flight)
+            self.host.changed()
+        if type(honoured) is not dict or honoured.get("toolsListChanged") is not True:
+            log.warning("%s: says that its tools change, and does not say when", self.name)
+
+    def _tell(self, flight: Waiting | None, event: Progress | Log) -> None:
+        watch = flight.watch if isinstance(flight, Flight) else None
+        try:
+            if watch is not None:
+                watch(event)
+        except Exception:
+            log.exception("%s: whoever watches the call failed", self.name)
+
+    def _asked(self, request: Request, about: Waiting | None) -> None:
+        if about is not None:
+            self.alive(about)
+        if self.revision is not None and self.revision.stateless:
+            self.skipped(f"a request ({request.method[:60]}), which servers of {self.revision.name} do not send")
+        elif request.id in self._answers or len(self._answers) >= MAX_QUESTIONS:
+            self._reply(jsonrpc.error(request.id, 429, f"{MAX_QUESTIONS} questions are being answered already"))
+        elif request.method == "ping":
+            self._reply(jsonrpc.answer(request.id, {}))
+        else:
+            self._answers[request.id] = self._loop.create_task(self._answer(request))
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            if self.revision is None or request.method not in self.revision.questions:
+                raise RemoteProtocolError(f"Unknown method: {request.method[:100]}", code=_NOT_FOUND)
+            reply = jsonrpc.answer(request.id, await self.host.answer(request.method, request.params, self.revision))
+        except RemoteProtocolError as refused:
+            reply = jsonrpc.error(request.id, refused.code, refused.text)
+        except Exception:
+            log.exception("%s: %s could not be answered", self.name, request.method)
+            reply = jsonrpc.error(request.id, -32603, "Internal error")
+        finally:
+            del self._answers[request.id]
+            self.alive()  # the time it took was ours, not the server's
+        self._reply(reply)
+
+    def _reply(self, message: bytes) -> None:
+        if self.link is not None:
+            self._send(self.link, message, None)
+
+    def _send(self, link: Link, message: bytes, about: Waiting | None) -> None:
+        if self.tap is not None:
+            self.tap(">", message)
+        link.send(message, about)
+
+    def abandon(self, flight: Waiting, why: str) -> None:
+        """Nobody waits any more: the server is told in the way of its revision."""
+        self._waiting.pop(flight.id, None)
+        link, revision = self.link, self.revision
+        if link is None or revision is None:
+            return
+        by_disconnect = revision.stateless and link.disconnect_cancels
+        if not by_disconnect and CANCELLED in revision.notifications:
+            self._send(link, jsonrpc.notification(CANCELLED, {"requestId": flight.id, "reason": why}), None)
+        link.give_up(flight)
+
+    # Clocks
+
+    def _look_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._look) if when < FOREVER else None
+
+    def _look(self) -> None:
+        """End what has taken too long; look again when the next one would have."""
+        self._timer = None
+        now, soonest = self._loop.time(), FOREVER
+        for flight in list(self._waiting.values()):
+            if flight.due <= now:
+                self._judge(flight, now)
+            if not flight.future.done():
+                soonest = min(soonest, flight.due)
+        self._look_at(soonest)
+
+    def _judge(self, flight: Flight, now: float) -> None:
+        clock = "idle" if flight.heard else "first"
+        if self._answers:  # the server waits for us
+            flight.last = now
+        seconds = getattr(flight.clocks, clock)
+        if now >= flight.total_by:
+            clock, seconds, text = "total", flight.clocks.total, "not done within {:g} s"
+        elif now >= flight.last + seconds:
+            text = "nothing was heard for {:g} s"
+        else:
+            flight.due = min(flight.last + seconds, flight.total_by)
+            return
+        got = "" if flight.progress is None else f"; progress had reached {shown(flight.progress)}"
+        problem = CallTimeout(text.format(seconds) + got, clock=clock, progress=flight.progress, sent=flight.sent)
+        problem.hint = f"The clock is Clocks({clock}=…)"
+        self._fail(flight, problem)
+        self.abandon(flight, f"time-out: {text.format(seconds)}")
+
+    def _fail(self, flight: Waiting, problem: PeerError) -> None:
+        if not flight.future.done():
+            flight.future.set_exception(self._name(problem, flight.method))
+            flight.future.exception()  # seen: whoever waits gets it all the same
+
+    def _name(self, problem: PeerError, phase: str) -> PeerError:
+        problem.server, problem.phase = problem.server or self.name, problem.phase or phase
+        return problem
+
+
+def _error(error: Json) -> RemoteProtocolError:
+    if type(error) is not dict:
+        return RemoteProtocolError("answered with an error that is not an object")
+    code, text = error.get("code"), error.get("message")
+    code, text = code if type(code) is int else 0, text if type(text) is str else "an error without a message"
+    data = error.get("data")
+    if type(data) is dict and type(data.get("reason")) is str:  # the first draft says there what is wrong
+        text = f"{text}: {data['reason']}"
+    return RemoteProtocolError(text, code=code, data=data)

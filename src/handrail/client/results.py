@@ -1,0 +1,127 @@
+"""What a call gave: for programs, for people, and for the model that asked for it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+from msgspec import UNSET, to_builtins
+
+from handrail.client.listing import ListedTool
+from handrail.guards.sanitize import clean
+from handrail.jsonrpc import encode
+from handrail.model import RISK, Block, EmbeddedResource, Json, Object, Text, ToolResult
+from handrail.revisions import Revision
+
+Shape = Literal["anthropic", "openai", "text"]
+
+
+class CallResult:
+    """The answer of a tool. `raw` is all of it, as it came.
+
+    `text` is what it says in words, `data` what it says in structured content (None without), `content` its blocks.
+    `problems` is what was found wrong with it without making it useless.
+    """
+
+    def __init__(self, raw: Object, tool: ListedTool, revision: Revision, problems: list[str]) -> None:
+        self.raw = raw
+        self.tool = tool
+        self.revision = revision.name
+        self._problems = problems
+        self._read_by = revision
+
+    def __repr__(self) -> str:
+        state = "error" if self.is_error else "result"
+        return f"<{state} of {self.tool.name!r}: {self.text[:100]!r}>"
+
+    @cached_property
+    def result(self) -> ToolResult:
+        """The answer in the words of this package's own model."""
+        return self._read_by.read(self.raw)
+
+    @property
+    def problems(self) -> list[str]:
+        kinds = [block.get("type") if type(block) is dict else None for block in self.content]
+        known = ("text", "image", "audio", "resource", "resource_link")
+        wrong = [f"content/{place}: not a well-formed {kind}" for place, kind in enumerate(kinds) if kind in known]
+        return self._problems + wrong
+
+    @property
+    def is_error(self) -> bool:
+        return self.raw.get("isError") is True or ("toolResult" in self.raw and self.result.is_error)
+
+    @property
+    def text(self) -> str:
+        return self.result.text
+
+    @property
+    def data(self) -> Any:
+        return None if self.result.structured is UNSET else self.result.structured
+
+    @property
+    def content(self) -> list[Block]:
+        return self.result.content
+
+    @property
+    def risk(self) -> str:
+        """Why the server, or we, think it dangerous."""
+        risk = self.result.meta.get(RISK) if self.result.meta is not UNSET else None
+        return str(risk.get("reason", "")) if type(risk) is dict else ""
+
+    def for_model(self, shape: Shape = "text") -> Any:
+        """What the model is to see: blocks meant for it, errors in words, risks marked, nothing hidden in the text.
+
+        As one text, or as the content of a tool's answer in the shape an API takes it.
+        """
+        parts: list[Json] = []
+        if self.risk:
+            parts.append(f"[caution: {clean(self.risk)}]")
+        if self.is_error:
+            parts.append("[the tool failed]")
+        for block in self.content:
+            kept = to_builtins(block) if not isinstance(block, dict) else block
+            if _is_for_model(kept):
+                parts.append(_part(block, kept))
+        if not self.content and self.data is not None:
+            parts.append(clean(encode(self.data).decode()))
+        if shape == "text":
+            return "\n".join(each if isinstance(each, str) else each["alt"] for each in parts)
+        return [_SHAPES[shape](each) for each in parts]
+
+
+def _is_for_model(block: Json) -> bool:
+    notes = block.get("annotations") if type(block) is dict else None
+    audience = notes.get("audience") if type(notes) is dict else None
+    return type(audience) is not list or not audience or "assistant" in audience
+
+
+def _part(block: Block, kept: Json) -> Json:
+    """A text, or a picture with words for who cannot see it."""
+    if isinstance(block, Text):
+        return clean(block.text)
+    if isinstance(block, EmbeddedResource) and "text" in block.resource:
+        return f"[{clean(block.resource['uri'])}]\n{clean(block.resource['text'])}"
+    kind = kept.get("type") if type(kept) is dict else None
+    if kind == "resource_link":
+        return clean(f"[{kept.get('name')}: {kept.get('uri')}]")
+    mime = str(kept.get("mimeType", "")) if type(kept) is dict else ""
+    data = kept.get("data") if type(kept) is dict else None
+    alt = clean(f"[{kind if type(kind) is str else 'unreadable content'}{', ' + mime if mime else ''}]")
+    if kind == "image" and type(data) is str and not isinstance(block, dict):
+        return {"alt": alt, "mime": mime, "data": data}
+    return alt
+
+
+def _anthropic(part: Json) -> Object:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image", "source": {"type": "base64", "media_type": part["mime"], "data": part["data"]}}
+
+
+def _openai(part: Json) -> Object:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": f"data:{part['mime']};base64,{part['data']}"}}
+
+
+_SHAPES = {"anthropic": _anthropic, "openai": _openai}

@@ -1,0 +1,104 @@
+"""What a client can be given, and how each is reached: a URL, a command, a file, a server object, configuration."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from handrail.client.entries import Entry, read_entries
+from handrail.errors import ConfirmationRequired, Denied
+from handrail.transports.child import Child
+from handrail.transports.inside import Inside
+from handrail.transports.link import Link
+from handrail.transports.web import Authorizer, Web
+
+Transport = Literal["auto", "streamable", "sse"]
+
+
+class Target(Struct):
+    """A server to talk to: its name here, how to reach it, and what its era is remembered by."""
+
+    name: str
+    make: Callable[[], Link]
+    key: str = ""
+
+
+class Reach(Struct):
+    """How servers are reached."""
+
+    transport: Transport = "auto"  # over HTTP; "sse" is that of 2024
+    headers: Mapping[str, str] | None = None
+    auth: Authorizer | None = None
+    env: Mapping[str, str] | None = None
+    cwd: str | Path | None = None
+    agree: Callable[[Entry], bool] | None = None  # to a command out of a configuration file
+    on_stderr: Callable[[str], None] | None = None
+
+
+def targets(thing: Any, reach: Reach) -> list[Target]:
+    """One server, or several for a configuration with several."""
+    if hasattr(thing, "connect") and hasattr(thing, "serving"):
+        return [Target(getattr(thing, "name", "server"), partial(Inside, thing))]
+    if isinstance(thing, Entry):
+        return [_entry(thing, reach)] if _agreed(thing, reach) else []
+    if isinstance(thing, Mapping):
+        return [_entry(each, reach) for each in read_entries(thing, os.environ) if not each.disabled]
+    if isinstance(thing, Path) or (isinstance(thing, str) and _is_file(thing)):
+        path = Path(thing)
+        if path.suffix != ".json":
+            return [_command((sys.executable, str(path)), reach, path.stem)]
+        found = [each for each in read_entries(path, os.environ) if not each.disabled]
+        return [_entry(each, reach) for each in found if _agreed(each, reach)]
+    if isinstance(thing, str):
+        is_url = thing.startswith(("http://", "https://"))
+        return [_url(thing, reach) if is_url else _command(shlex.split(thing), reach)]
+    if isinstance(thing, Sequence) and thing and all(isinstance(each, str | os.PathLike) for each in thing):
+        return [_command([os.fspath(each) for each in thing], reach)]
+    raise TypeError(f"Client: {thing!r:.100} is not a URL, a command, a file, a Server or a configuration")
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith((".py", ".json")) and os.path.isfile(text)
+
+
+def _agreed(entry: Entry, reach: Reach) -> bool:
+    """No configuration becomes a command unseen (P-28)."""
+    if entry.url:
+        return True
+    shown = shlex.join(entry.command)
+    if reach.agree is None:
+        hint = f"Its command is: {shown}. Agree with Client(…, agree=…)"
+        raise ConfirmationRequired("a command of a configuration file was not agreed to", server=entry.name, hint=hint)
+    if not reach.agree(entry):
+        raise Denied(f"the command was not agreed to: {shown}", server=entry.name)
+    return True
+
+
+def _entry(entry: Entry, reach: Reach) -> Target:
+    if entry.url:
+        transport: Transport = "sse" if entry.kind == "sse" else reach.transport
+        headers = {**(reach.headers or {}), **entry.headers}
+        return _url(entry.url, replace(reach, headers=headers, transport=transport), entry.name)
+    reach = replace(reach, env={**(reach.env or {}), **entry.env}, cwd=entry.cwd or reach.cwd)
+    return _command(entry.command, reach, entry.name)
+
+
+def _url(url: str, reach: Reach, name: str = "") -> Target:
+    make = partial(Web, url, headers=reach.headers, auth=reach.auth, transport=reach.transport)
+    make()  # what is wrong with it is told now, not at the first request
+    return Target(name or urlsplit(url).hostname or url, make, url)
+
+
+def _command(command: Sequence[str], reach: Reach, name: str = "") -> Target:
+    make = partial(Child, tuple(command), env=reach.env, cwd=reach.cwd, on_stderr=reach.on_stderr)
+    make()
+    return Target(name or Path(command[0]).name, make, f"{shlex.join(command)} in {reach.cwd or ''}")

@@ -1,0 +1,155 @@
+"""Foreign text that can be looked at without harm: shown in a terminal, a page or a log, never obeyed (P-33).
+
+What acts on a screen, or is there without being seen, is written out: control characters as `\\x1b`, others as
+`<U+202E>`. That is C0, DEL and C1 (so every escape sequence), bidirectional controls, line and paragraph separators,
+zero-width and other default-ignorable characters, tags, variation selectors, private use, noncharacters, half
+surrogates. Two decisions about ordinary text:
+
+- Emoji stay whole: joiners and selectors inside a sequence of pictographs, keycaps. Flags made of tags do not.
+- U+200C and U+200D stay where spelling needs them: between letters of Arabic, Indic and related scripts, or
+  after a virama. Marks of direction, zero-width spaces and ideographic variation selectors are always shown.
+
+The result is for eyes: a text that already contains `\\x1b` in so many letters cannot be told apart afterwards. Doing
+it twice changes nothing.
+
+The second half hides secrets, by the name of what they stand under and by what they look like (P-34). It is for wires
+and configurations on display; it may hide too much, and cannot know every secret: name those that are known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+__all__ = ["MASK", "inert", "is_secret", "mask", "mask_secrets", "mask_words", "one_line"]
+
+MASK = "****"
+
+_HIDDEN = (
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff"
+    "\ue000-\uf8ff\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U00013430-\U0001343f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff"
+) + "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0x10000, 0xF0000, 0x10000))
+_PICTURE = (
+    "[\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2934\u2935\u2b00-\u2bff\u3030\u303d"
+    "\u3297\u3299\U0001f000-\U0001faff](?:[\ufe0e\ufe0f]|[\U0001f3fb-\U0001f3ff])?"
+)
+_JOINING = (
+    "\u0620-\u06d3\u06fa-\u06ff\u0710-\u074f\u0750-\u077f\u07ca-\u07f5\u0840-\u0858\u0860-\u086a\u08a0-\u08c9\u08d3-\u08e1"
+    "\u08e3-\u08ff\u0900-\u0dff\u0f00-\u0fff\u1000-\u109f\u1780-\u17b3\u17b6-\u17d3\u1820-\u18aa\u1b00-\u1b7f\ufb50-\ufdcf"
+    "\ufe70-\ufefc"
+)
+_VIRAMA = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca\u0f84\u1039\u103a\u17d2\u1b44"
+_KEPT = (
+    f"{_PICTURE}(?:\u200d{_PICTURE})*|[0-9#*]\ufe0f\u20e3|(?<=[{_VIRAMA}])[\u200c\u200d]"
+    f"|(?<=[{_JOINING}])[\u200c\u200d](?=[{_JOINING}])|(?<=[\u1820-\u18aa])[\u180b-\u180d\u180f]"
+)
+_ACTING = {True: "\x00-\x08\x0b-\x1f\x7f-\x9f", False: "\x00-\x1f\x7f-\x9f"}
+_FIRST = {lines: re.compile(f"[{acting}{_HIDDEN}]") for lines, acting in _ACTING.items()}
+_EACH = {lines: re.compile(f"(?P<kept>{_KEPT})|[{acting}{_HIDDEN}]+") for lines, acting in _ACTING.items()}
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_SPACE = re.compile(r"[ \t\r\n]+")
+
+
+def inert(text: str, *, lines: bool = True) -> str:
+    """The text, with everything that could act or hide written out; `lines=False` makes it one line, as for a log."""
+    if lines and "\r" in text:
+        text = text.replace("\r\n", "\n")
+    return _EACH[lines].sub(_write_out, text) if _FIRST[lines].search(text) else text
+
+
+def one_line(text: str, limit: int = 80) -> str:
+    """The beginning of a text as one line of at most `limit` characters; runs of white space become one space."""
+    start = text[: 50 * limit]
+    made = inert(_SPACE.sub(" ", start).strip(), lines=False)
+    return made if len(made) <= limit and len(start) == len(text) else made[: limit - 1] + "…"
+
+
+def _write_out(found: re.Match[str]) -> str:
+    return found[0] if found["kept"] else "".join(map(_name, found[0]))
+
+
+def _name(char: str) -> str:
+    code = ord(char)
+    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0xA0 else f"<U+{code:04X}>")
+
+
+# Secrets
+
+_SECRET_NAME = re.compile(
+    r"secret|passwor[dt]|passwd|passphrase|apikey|privatekey|accesskey|signingkey|authorization|credential|cookie"
+    r"|(?<!progress)token$|jwt$|sessionid$|codeverifier$|^pat$|^pwd$|^auth$"
+)
+_WORDS = (
+    r"secret|passwor[dt]|passwd|passphrase|api[_-]?key|private[_-]?key|access[_-]?key|signing[_-]?key|authorization"
+    r"|credential|(?<!progress)(?<!progress_)token(?![a-z])"
+)
+# Every part is bounded or cannot begin where another has just failed: the time grows with the text, whatever is in it.
+_LOOKS_SECRET = re.compile(
+    r"(?P<scheme>\b(?:bearer|dpop|basic)\s{1,8})[\w.~+/=-]{8,}"
+    r"|(?P<prefix>\b(?:[spr]k[-_]|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|hf_|hk_|pypi-))[\w-]{12,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}-----|\Z)"
+    r"|(?P<user>://[^\s/@:\"]{0,256}:)[^\s/@\"]{1,512}(?=@)"
+    rf"|(?P<member>(?:{_WORDS})[\w-]{{0,40}}(?:\\?[\"'])?\s{{0,8}}[:=]\s{{0,8}}(?:\\?[\"'])?)"
+    r"(?:(?P<how>bearer|dpop|basic)\s{1,8})?+(?!\*\*\*\*|null\b|true\b|false\b|\$\{[\w:]+\}|[{\[])[^\s\"'\\&,;}\]]+",
+    re.IGNORECASE | re.DOTALL,
+)
+_SCHEME = re.compile(r"(?:bearer|dpop|basic)\s+", re.IGNORECASE)
+_REFERENCE = re.compile(r"\$\{[\w:]+\}")  # to a variable: where a secret is, not what it is
+
+
+def is_secret(name: str) -> bool:
+    """Whether what stands under this name is probably a secret: a header, a member, a variable, an option."""
+    return _SECRET_NAME.search(re.sub(r"[-_ .]", "", name.lower())) is not None
+
+
+def mask(text: str, known: Collection[str] = ()) -> str:
+    """The text without what looks like a secret, and without those that are known."""
+    for secret in sorted(known, key=len, reverse=True):
+        if len(secret) >= 4:  # shorter ones would take half of every text with them
+            text = text.replace(secret, MASK)
+    return _LOOKS_SECRET.sub(_hide, text)
+
+
+def mask_secrets(value: Any, known: Collection[str] = ()) -> Any:
+    """A copy of a JSON value without its secrets; texts are masked as by `mask`."""
+    if isinstance(value, str):
+        return mask(value, known)
+    if isinstance(value, Mapping):
+        return {key: _member(str(key), inner, known) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if len(value) == 2 and isinstance(value[0], str) and is_secret(value[0]):  # a header, as name and value
+            return [value[0], _member(value[0], value[1], known)]
+        return [mask_secrets(inner, known) for inner in value]
+    return value
+
+
+def mask_words(words: Iterable[str], known: Collection[str] = ()) -> list[str]:
+    """The words of a command without their secrets: also what follows an option such as `--token`."""
+    shown, hidden = [], False
+    for word in words:
+        shown.append(MASK if hidden and not word.startswith("-") else mask(word, known))
+        hidden = word.startswith("-") and "=" not in word and is_secret(word)
+    return shown
+
+
+def _hide(found: re.Match[str]) -> str:
+    groups = found.groupdict()
+    shown = groups["scheme"] or groups["prefix"] or groups["user"] or groups["member"] or ""
+    return f"{shown}{groups['how']} {MASK}" if groups["how"] else shown + MASK
+
+
+def _member(name: str, value: Any, known: Collection[str]) -> Any:
+    if not is_secret(name) or (isinstance(value, Mapping) and value.keys() & {"type", "$ref", "anyOf", "oneOf"}):
+        return mask_secrets(value, known)  # a schema that speaks of a secret is none
+    if isinstance(value, str):
+        scheme = _SCHEME.match(value)
+        said, rest = (scheme[0], value[scheme.end() :]) if scheme else ("", value)
+        return value if not rest or _REFERENCE.fullmatch(rest) else said + MASK
+    if isinstance(value, Mapping):
+        return {key: _member(name, inner, known) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_member(name, inner, known) for inner in value]
+    return value

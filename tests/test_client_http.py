@@ -1,0 +1,241 @@
+"""The client over HTTP: what it says in headers, how it finds out what is spoken, sessions that end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from clients import LEGACY, R2, R3, R4, R5, OpenRig, open_rig
+from handrail.client import Client
+from handrail.errors import PeerError, RemoteProtocolError
+from requirements import requirement
+from rigs import HttpRig, Object, Rig, ordinary
+
+__all__ = ["open_rig"]
+
+Prepare = Callable[[HttpRig], None]
+
+
+def answering(*statuses: int, blank: bool = False) -> Prepare:
+    """The first answers have these statuses, and perhaps nothing else."""
+
+    def prepare(rig: HttpRig) -> None:
+        rig.statuses = list(statuses)
+        rig.state["blank"] = blank
+
+    return prepare
+
+
+@requirement("CLI-05")
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("status", [400, 404, 405])
+@pytest.mark.parametrize("revision", LEGACY)
+async def test_a_refusal_that_says_nothing_new_means_a_handshake(
+    open_rig: OpenRig, revision: str, status: int, blank: bool
+) -> None:
+    prepare = answering(status, blank=blank)
+    async with open_rig("ordinary", revision, "http", revision="auto", prepare=prepare) as (client, heard):
+        assert client.revision == revision
+        assert [each["method"] for each in heard.messages[:2]] == ["server/discover", "initialize"]
+
+
+@requirement("CLI-05")
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+@pytest.mark.parametrize("revision", [R4, R5])
+async def test_other_statuses_say_nothing_about_an_era(
+    open_rig: OpenRig, revision: str, status: int, blank: bool
+) -> None:
+    rigs: list[HttpRig] = []
+
+    def prepare(rig: HttpRig) -> None:
+        rigs.append(rig)
+        answering(*[status] * 9, blank=blank)(rig)
+
+    script: Any = "ordinary" if revision == R4 else "refuses_probe_32000"
+    with pytest.raises(PeerError):
+        async with open_rig(script, revision, "http", revision="auto", prepare=prepare):
+            pass
+    assert {each["method"] for each in rigs[0].heard} == {"server/discover"}
+
+
+@requirement("CLI-05", "CLI-06")
+async def test_a_refusal_of_the_new_kind_is_looked_at_before_going_back(open_rig: OpenRig) -> None:
+    async with open_rig("changes_its_mind", R5, "http", revision="auto", prepare=answering(400)) as (client, heard):
+        assert client.revision == R5
+        assert not heard.asked("initialize")
+
+
+@requirement("CLI-08")
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("plain", "plain"),
+        ("größe", "=?base64?Z3LDtsOfZQ==?="),
+        (" edge", "=?base64?IGVkZ2U=?="),
+        ("=?base64?eA==?=", "=?base64?PT9iYXNlNjQ/ZUE9PT89?="),
+    ],
+)
+async def test_every_request_is_mirrored_in_its_headers(open_rig: OpenRig, name: str, header: str) -> None:
+    async with open_rig("ordinary", R5, "http") as (client, heard):
+        await client.call(name, {})
+        for message, headers in zip(heard.messages, heard.rig.headers, strict=True):  # type: ignore[attr-defined]
+            assert headers["mcp-protocol-version"] == R5
+            assert headers["mcp-method"] == message["method"]
+            assert headers.get("mcp-name") == (header if message["method"] == "tools/call" else None)
+            assert "mcp-session-id" not in headers
+
+
+def region(**schema: Any) -> Object:
+    return {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region", **schema}}}
+
+
+@requirement("CLI-09")
+async def test_marked_arguments_are_mirrored(open_rig: OpenRig) -> None:
+    nested = {"type": "object", "properties": {"deep": {"type": "integer", "x-mcp-header": "Deep"}}}
+    schema = region()
+    schema["properties"] |= {"dry": {"type": "boolean", "x-mcp-header": "Dry"}, "inner": nested}
+
+    def prepare(rig: Rig) -> None:
+        rig.tools = [{"name": "echo", "inputSchema": schema}]
+
+    cases: list[tuple[Object, Object]] = [
+        ({"region": "eu", "dry": True, "inner": {"deep": -7}}, {"region": "eu", "dry": "true", "deep": "-7"}),
+        ({"region": "Zürich"}, {"region": "=?base64?WsO8cmljaA==?="}),
+        ({"region": None, "inner": {}}, {}),
+        ({}, {}),
+    ]
+    async with open_rig("ordinary", R5, "http", prepare=prepare) as (client, heard):
+        for arguments, wanted in cases:
+            await client.call("echo", arguments)
+            sent = heard.rig.headers[-1]  # type: ignore[attr-defined]  # an HttpRig
+            found = {name[10:]: value for name, value in sent.items() if name.startswith("mcp-param-")}
+            assert found == wanted
+
+
+@requirement("CLI-10")
+async def test_tools_that_cannot_be_mirrored_are_left_out(open_rig: OpenRig, caplog: pytest.LogCaptureFixture) -> None:
+    bad = [
+        region(type="number"),
+        region(type="array"),
+        region(type="object"),
+        region(type=["string", "null"]),
+        region(**{"x-mcp-header": ""}),
+        region(**{"x-mcp-header": "Two Words"}),
+        region(**{"x-mcp-header": "Umlaut-ä"}),
+        region(**{"x-mcp-header": 7}),
+        {"type": "object", "x-mcp-header": "Root"},
+        {"type": "object", "properties": {"a": {"type": "array", "items": region()["properties"]["region"]}}},
+        {"type": "object", "anyOf": [region()]},
+        {"type": "object", "properties": {**region()["properties"], "b": {"type": "string", "x-mcp-header": "REGION"}}},
+    ]
+
+    def prepare(rig: Rig) -> None:
+        rig.tools = [{"name": f"bad{number}", "inputSchema": schema} for number, schema in enumerate(bad)]
+        rig.tools.append({"name": "good", "inputSchema": region()})
+
+    async with open_rig("ordinary", R5, "http", prepare=prepare) as (client, _):
+        tools = await client.tools()
+        assert [tool.name for tool in tools] == ["good"]
+        assert len(tools.refused) == len(bad) == caplog.text.count("is left out")
+
+
+@requirement("CLI-11")
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_mismatch_makes_the_list_anew_and_the_call_once_more(open_rig: OpenRig, stubborn: bool) -> None:
+    def script(rig: Rig, message: Object) -> None:
+        calls = rig.asked("tools/call")
+        if message.get("method") == "tools/call" and (stubborn or len(calls) == 1):
+            rig.tools = [{"name": "echo", "inputSchema": region()}]
+            rig.error(message, -32020, "Mcp-Param-Region is missing")
+        else:
+            ordinary(rig, message)
+
+    def prepare(rig: HttpRig) -> None:
+        rig.state["ttl"] = 3_600_000
+
+    async with open_rig(script, R5, "http", prepare=prepare) as (client, heard):
+        if stubborn:
+            with pytest.raises(RemoteProtocolError) as caught:
+                await client.call("echo", {"region": "eu"})
+            assert caught.value.code == -32020
+        else:
+            assert "eu" in (await client.call("echo", {"region": "eu"})).text
+        assert len(heard.asked("tools/list")) == len(heard.asked("tools/call")) == 2
+        assert heard.rig.headers[-1]["mcp-param-region"] == "eu"  # type: ignore[attr-defined]  # an HttpRig
+
+
+@requirement("CLI-12")
+@pytest.mark.parametrize("revision", [R2, R3, R4, R5])
+async def test_both_kinds_of_answer_are_asked_for_and_read(open_rig: OpenRig, revision: str) -> None:
+    """The second call is answered by events, with a comment and an empty event before its answer."""
+    seen: list[Any] = []
+
+    def script(rig: Rig, message: Object) -> None:
+        if message.get("method") == "tools/call" and message["params"]["arguments"]:
+            token = message["params"]["_meta"]["progressToken"]
+            rig.notify("notifications/progress", progressToken=token, progress=1)
+        ordinary(rig, message)
+
+    async with open_rig(script, revision, "http") as (client, heard):
+        assert (await client.call("echo", {})).text == "{}"
+        assert (await client.call("echo", {"a": 1}, progress=seen.append)).text == '{"a": 1}'
+        assert len(seen) == 1
+        posts = [each for each in heard.rig.headers if each[""] == "POST"]  # type: ignore[attr-defined]
+        assert {each["accept"] for each in posts} == {"application/json, text/event-stream"}
+        assert {each["content-type"] for each in posts} == {"application/json"}
+
+
+@requirement("CLI-13", "CLI-14")
+@pytest.mark.parametrize("revision", [R2, R3, R4])
+async def test_a_session_is_named_in_every_request_and_ended(open_rig: OpenRig, revision: str) -> None:
+    async with open_rig("ordinary", revision, "http") as (client, heard):
+        await client.call("echo", {})
+    first, *others = heard.rig.headers  # type: ignore[attr-defined]  # an HttpRig
+    assert "mcp-session-id" not in first and "mcp-protocol-version" not in first
+    assert {each["mcp-session-id"] for each in others} == {"s-1"}
+    assert {each.get("mcp-protocol-version") for each in others} == {None if revision == R2 else revision}
+    assert others[-1][""] == "DELETE"
+
+
+@requirement("CLI-13")
+@pytest.mark.parametrize("revision", [R2, R3, R4])
+async def test_a_session_that_is_gone_is_begun_anew(open_rig: OpenRig, revision: str) -> None:
+    async with open_rig("ordinary", revision, "http") as (client, heard):
+        await client.tools()
+        rig: Any = heard.rig
+        rig.ended, rig.session = {"s-1"}, "s-2"
+        results = await asyncio.gather(*(client.call("echo", {"n": n}) for n in range(5)))
+        assert [json.loads(each.text)["n"] for each in results] == [0, 1, 2, 3, 4]
+        assert len(heard.asked("initialize")) == 2
+        again = [each for each in rig.headers if each[""] == "POST"]
+        assert sum("mcp-session-id" not in each for each in again) == 2
+        rig.ended, rig.session = {"s-1", "s-2", "s-3"}, "s-3"  # and gone again at once
+        with pytest.raises(PeerError):
+            await client.call("echo", {})
+
+
+@requirement("CLI-34", "CLI-35")
+@pytest.mark.parametrize("transport", ["memory", "stdio", "http"])
+async def test_a_subscription_says_when_the_list_is_stale(open_rig: OpenRig, transport: str) -> None:
+    async with open_rig("announces", R5, transport) as (client, heard):
+        async with asyncio.timeout(10):
+            while len(heard.asked("subscriptions/listen")) < 1 or client.servers[_name(client)]._stale:
+                await client.tools()
+                await asyncio.sleep(0)
+        before = len(heard.asked("tools/list"))
+        await client.tools()
+        assert len(heard.asked("tools/list")) == before
+        await client.call("echo", {})
+        async with asyncio.timeout(10):
+            while len(heard.asked("tools/list")) == before:
+                await client.tools()
+                await asyncio.sleep(0)
+
+
+def _name(client: Client) -> str:
+    return next(iter(client.servers))
