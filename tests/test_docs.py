@@ -1,13 +1,15 @@
 """Every Python example of README.md and docs/ runs: the blocks of one page in order, as one module.
 
 A block is left out when an HTML comment above it says why: `<!-- not run: reason -->`. Functions called `test_…` are
-called after the last block, as pytest would.
+called after the last block, as pytest would. A page that says `<!-- shell: run -->` is run in a folder of its own, its
+blocks for a shell too, in their place; a block below `<!-- file: NAME -->` is written to that file instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -24,17 +26,24 @@ FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
 
 
+FILE = re.compile(r"<!-- file: (?P<name>[\w.]+) -->")
+SHELL = "<!-- shell: run -->"
+
+
 @dataclass(frozen=True)
 class Block:
     line: int
     code: str
     not_run: str | None
+    file: str = ""
+    shell: bool = False
 
 
 def python_blocks(text: str) -> list[Block]:
     """The Python blocks of a page, with the line of their first code line."""
     blocks: list[Block] = []
     lines = text.splitlines()
+    shells = SHELL in lines
     number, before = 0, ""
     while number < len(lines):
         opening = FENCE.match(lines[number])
@@ -44,10 +53,12 @@ def python_blocks(text: str) -> list[Block]:
             continue
         start = number + 1
         number = next(i for i in range(start, len(lines)) if lines[i].strip() == "```")
-        if opening["language"] in ("python", "py"):
-            reason = NOT_RUN.fullmatch(before)
+        shell = shells and opening["language"] == "sh"
+        if opening["language"] in ("python", "py") or shell:
+            reason, file = NOT_RUN.fullmatch(before), FILE.fullmatch(before)
             code = "\n".join(line.removeprefix(opening["indent"]) for line in lines[start:number])
-            blocks.append(Block(start + 1, code, reason["reason"] if reason else None))
+            why, name = reason["reason"] if reason else None, file["name"] if file else ""
+            blocks.append(Block(start + 1, code, why, name, shell))
         before = ""
         number += 1
     return blocks
@@ -58,7 +69,11 @@ def run_page(page: Path) -> None:
     name = "page_" + re.sub(r"\W", "_", page.stem)
     module = sys.modules[name] = ModuleType(name)
     for block in python_blocks(page.read_text("utf-8")):
-        if block.not_run is None:
+        if block.shell and block.not_run is None:
+            subprocess.run(["sh", "-eu", "-c", block.code], check=True, timeout=60)
+        elif block.file:
+            Path(block.file).write_text(block.code + "\n", "utf-8")
+        elif block.not_run is None:
             # Empty lines in front: a traceback then names the line of the page.
             exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), module.__dict__)
     for test in [value for key, value in vars(module).items() if key.startswith("test_")]:
@@ -76,10 +91,13 @@ with_code = [page for page in PAGES if any(block.not_run is None for block in py
 
 
 @pytest.mark.parametrize("page", with_code, ids=_relative)
-def test_the_examples_of_a_page_run(page: Path) -> None:
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    shells = SHELL in page.read_text("utf-8")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     done = subprocess.run(
         [sys.executable, "-W", "error", __file__, str(page)],
-        cwd=ROOT,
+        cwd=tmp_path if shells else ROOT,
+        env={**os.environ, "HOME": str(tmp_path), "PATH": path, "XDG_STATE_HOME": ""} if shells else None,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

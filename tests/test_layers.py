@@ -24,7 +24,8 @@ LEVELS = (
     ("gateway",),
     ("config",),
     ("console", "testing"),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 LEVEL = {box: number for number, line in enumerate(LEVELS) for box in line}
 

@@ -1,25 +1,10 @@
-"""`python -m handrail`: what is installed, and how to begin."""
+"""`python -m handrail`: the command line."""
 
 from __future__ import annotations
 
-import platform
 import sys
 
-from handrail import __version__
-
-_HELP = """
-MCP tools you can hold on to.
-
-  python -m handrail --version
-  python my_server.py              serve the tools of a file that ends in server.run()
-"""
-
-
-def main() -> None:
-    print(f"handrail {__version__} (Python {platform.python_version()})")
-    if "--version" not in sys.argv:
-        print(_HELP)
-
+from handrail.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

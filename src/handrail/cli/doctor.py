@@ -1,0 +1,143 @@
+"""`handrail doctor`: why a server does not connect; each step with its verdict, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import ssl
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from handrail.cli.codes import Code, code_of
+from handrail.cli.reach import client, target_of
+from handrail.cli.screen import Screen
+from handrail.client.entries import Entry
+from handrail.errors import HandrailError, PeerError
+from handrail.guards.inert import one_line
+
+__all__ = ["run"]
+
+SECONDS = 10.0
+_MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
+
+
+class Step(Struct):
+    """What was looked at, how it is, and what would make it better."""
+
+    what: str
+    verdict: str = "ok"
+    says: str = ""
+    fix: str = ""
+    code: int = 0
+
+
+def run(args: Namespace, screen: Screen) -> int:
+    steps = []
+    for step in _steps(args, screen):
+        steps.append(step)
+        if not screen.as_json:
+            mark = screen.paint(f"{step.verdict:8}", _MARKS[step.verdict])
+            screen.say(f"{mark} {step.what}: {one_line(step.says, 300)}")
+            if step.fix:
+                screen.say(f"         try: {one_line(step.fix, 400)}")
+    if screen.as_json:
+        screen.data({"steps": steps and [_plain(step) for step in steps]})
+    return next((step.code for step in steps if step.verdict == "failed"), Code.OK)
+
+
+def _plain(step: Step) -> dict[str, object]:
+    return {"what": step.what, "verdict": step.verdict, "says": step.says, "fix": step.fix}
+
+
+def _steps(args: Namespace, screen: Screen) -> Iterator[Step]:
+    try:
+        target = target_of(args.server)
+    except HandrailError as wrong:
+        yield Step("the name", "failed", str(wrong), "handrail config shows what is configured", code_of(wrong))
+        return
+    entry = target if isinstance(target, Entry) else None
+    url = entry.url if entry else target if isinstance(target, str) and target.startswith("http") else ""
+    yield Step("the name", says=f"{entry.name} of {entry.source}" if entry else "an address" if url else "a command")
+    for step in _network(url) if url else _program(target, entry):
+        yield step
+        if step.verdict == "failed":
+            return
+    yield from _protocol(args, screen)
+
+
+def _program(target: object, entry: Entry | None) -> Iterator[Step]:
+    if isinstance(target, Path):
+        yield Step("the file", says=str(target))
+        return
+    words = list(entry.command) if entry else shlex.split(str(target))
+    path = os.environ.get("PATH") if entry is None else entry.env.get("PATH", os.environ.get("PATH"))
+    found = shutil.which(words[0], path=path) if words else None
+    if found is None:
+        fix = "install it, or name it with its whole path; hosts often start without your shell's PATH"
+        yield Step("the program", "failed", f"{words[0] if words else ''} is not on PATH", fix, Code.TRANSPORT)
+    else:
+        yield Step("the program", says=found)
+
+
+def _network(url: str) -> Iterator[Step]:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as problem:
+        fix = "check the spelling, and the network"
+        yield Step("the host's name", "failed", f"{host}: {problem}", fix, Code.TRANSPORT)
+        return
+    yield Step("the host's name", says=f"{host} is {', '.join(sorted({str(each[4][0]) for each in found}))}")
+    try:
+        with socket.create_connection((host, port), SECONDS) as connection:
+            yield Step("the port", says=f"{port} is open")
+            if parts.scheme == "https":
+                with ssl.create_default_context().wrap_socket(connection, server_hostname=host) as secured:
+                    yield Step("the certificate", says=f"good, {secured.version()}")
+    except ssl.SSLError as problem:
+        fix = "renew the certificate; for one of your own, add its authority to the system's"
+        yield Step("the certificate", "failed", str(problem), fix, Code.TRANSPORT)
+    except OSError as problem:
+        fix = "is the server running, and on this port? is something in between?"
+        yield Step("the port", "failed", f"{port}: {problem}", fix, Code.TRANSPORT)
+
+
+def _protocol(args: Namespace, screen: Screen) -> Iterator[Step]:
+    said: list[str] = []
+    try:
+        with client(args, screen, on_stderr=said.append) as it:
+            name = it.identity.get("name", "(nothing)")
+            yield Step("the conversation", says=f"speaks {it.revision}; calls itself {name}")
+            for name, problem in it.problems.items():
+                yield Step(name, "failed", problem.text, problem.hint, code_of(problem))
+            tools = it.tools()
+    except PeerError as problem:
+        fix = problem.hint or _FIXES.get(problem.kind, "")
+        yield Step("the conversation", "failed", problem.text, fix, code_of(problem))
+        if said:
+            yield Step("its standard error", "warning", " | ".join(said[-5:]))
+        return
+    yield Step("the tools", "ok" if len(tools) else "warning", f"{len(tools)} tools")
+    for name, why in tools.refused.items():
+        yield Step(f"tool {name}", "warning", why, "left out of the list until the server mends it")
+    for tool in tools:
+        if tool.changed:
+            fix = f"handrail show … {tool.name}"
+            yield Step(f"tool {tool.name}", "warning", "changed since it was first seen", fix)
+        if tool.unchecked:
+            yield Step(f"tool {tool.name}", "warning", tool.unchecked, "its results cannot be checked")
+
+
+_FIXES = {
+    "timeout": "--timeout gives it longer; does it wait for something on its terminal?",
+    "protocol": "--revision legacy, or one by name, if it is confused by questions",
+    "authorization": "give it a token: --header 'Authorization: Bearer …'",
+    "transport": "start the command by hand, and look at what it prints",
+}

@@ -1,0 +1,97 @@
+"""A server's questions on the terminal: who asks, the whole form or address, and a way out (CLI-32, APP-10, APP-11)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from handrail.cli.codes import Usage
+from handrail.cli.screen import Screen, json_text
+from handrail.cli.words import arguments
+from handrail.client.answers import Elicitation
+from handrail.guards.inert import inert, one_line
+from handrail.model import Object
+
+__all__ = ["Forms", "aside"]
+
+CANCEL, DECLINE = "cancel", None
+
+
+class Forms:
+    """Fills in forms with the person in front of the terminal; without one every question is declined."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
+    async def fill(self, question: Elicitation) -> Any:
+        """The content of a form, None if it is declined, "cancel" if the person goes away."""
+        return await aside(self._fill, question)
+
+    async def visit(self, question: Elicitation) -> bool:
+        """Whether the person has opened a page. They do it: nothing is fetched, nothing started here."""
+        return bool(await aside(self._visit, question))
+
+    def _fill(self, question: Elicitation) -> Any:
+        self._say(f"{question.server} asks: {inert(question.message)}")
+        fields = question.schema.get("properties")
+        if type(fields) is not dict or not self._screen.ask("Answer it?"):
+            return DECLINE
+        answers = dict(question.defaults)
+        while True:
+            for name, field in fields.items():
+                if not self._field(name, field if type(field) is dict else {}, question.schema, answers):
+                    return CANCEL
+            self._say("to be sent: " + json_text(answers))
+            if self._screen.ask("Send it? (n: fill it in again, Ctrl-C: leave)"):
+                return answers
+
+    def _visit(self, question: Elicitation) -> bool:
+        self._say(f"{question.server} asks: {inert(question.message)}")
+        host = urlsplit(question.url).hostname or "?"
+        self._say(f"  {inert(question.url, lines=False)}")
+        self._say(f"  at {self._screen.paint(inert(host), 'bold', stream=sys.stderr)}")
+        if any(label.startswith("xn--") for label in host.split(".")) or not host.isascii():
+            self._say("  careful: the name is written in characters that look like others")
+        return self._screen.ask("Open it in your browser yourself; did you?")
+
+    def _field(self, name: str, field: Object, schema: Object, answers: Object) -> bool:
+        kind = "/".join(map(str, field["enum"])) if type(field.get("enum")) is list else str(field.get("type", "any"))
+        about = one_line(str(field.get("title") or field.get("description") or ""), 60)
+        proposed = f" [{json_text(answers[name])}]" if name in answers else ""
+        while True:
+            text = self._screen.read(f"  {one_line(name, 40)} ({one_line(kind, 60)}) {about}{proposed}: ")
+            if text is None:
+                return False
+            if not text:
+                return True  # as proposed, or left out
+            try:
+                answers.update(arguments([f"{name}={text}"], schema))
+                return True
+            except Usage as wrong:
+                self._say(f"  {inert(str(wrong))}")
+
+    def _say(self, text: str) -> None:
+        self._screen.tell(text)
+
+
+async def aside(work: Callable[[Any], Any], question: Any) -> Any:
+    """In a thread that ends with the process: whoever types may never come to an end, and Ctrl-C has to be heard."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def finish(said: Any) -> None:
+        if not done.done():
+            done.set_result(said)
+
+    def run() -> None:
+        said = work(question)
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(finish, said)
+
+    threading.Thread(target=run, name="handrail-form", daemon=True).start()
+    return await done

@@ -1,0 +1,170 @@
+"""Tools that follow their file while clients stay connected.
+
+What runs is a server of our own that includes the file's. When a file changes, it is imported anew, the lifespan of
+the new server is entered, the tools are exchanged in one turn of the loop, and the old lifespan is left when the last
+of its calls has ended. The wire belongs to our server and does not notice, except that the list has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from handrail.cli.codes import Usage
+from handrail.cli.source import Source
+from handrail.engine.call import Call
+from handrail.model import Tool, ToolResult
+from handrail.server import Server
+
+__all__ = ["follow"]
+
+LOOK_SECONDS = 0.5
+
+# What can change with the file. Not among them: the keys, which open what clients still hold, and `workers`, `tracing`.
+_FOLLOWS = "identity instructions limits page_size list_changed identify ttl_ms forms".split()
+_STAYS = "offer has_tools hidden seal".split()
+
+
+def follow(source: Source, server: Server, note: Callable[[str], None]) -> Server:
+    """A server with the tools that the file has at the time, beginning with those of `server`."""
+    following = _Following(source, server, note)
+    shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.workers.size)
+    for name in _FOLLOWS + _STAYS:
+        setattr(shell.engine, name, getattr(server.engine, name))
+    shell.middleware(following.counted)
+    return shell
+
+
+class _Version:
+    """One reading of the file, from when its lifespan is entered until nobody uses it any more."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.calls = 0
+        self.replaced = False
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
+
+    async def live(self) -> None:
+        try:
+            async with self.server.serving():
+                self.begun.set_result(None)
+                await self.over.wait()
+        except Exception as problem:
+            if self.begun.done():
+                traceback.print_exc()  # at its end: nobody depends on it now
+            else:
+                self.begun.set_exception(problem)
+
+    def rest(self) -> None:
+        if self.replaced and not self.calls:
+            self.over.set()
+
+
+class _Following:
+    def __init__(self, source: Source, first: Server, note: Callable[[str], None]) -> None:
+        self._source = source
+        self._first = first
+        self._note = note
+        self._versions: dict[Server, _Version] = {}
+
+    @asynccontextmanager
+    async def lifespan(self, shell: Server) -> AsyncIterator[None]:
+        ready, stop = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(self._keep(shell, ready, stop))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if task.done():
+            task.result()  # the first lifespan could not be entered
+        try:
+            yield
+        finally:
+            stop.set()
+            await task
+
+    async def counted(self, call: Call, next: Callable[[Call], Any]) -> ToolResult:
+        version = self._versions[call.entry.via[0]]
+        version.calls += 1
+        try:
+            result: ToolResult = await next(call)
+            return result
+        finally:
+            version.calls -= 1
+            version.rest()
+
+    async def _keep(self, shell: Server, ready: asyncio.Event, stop: asyncio.Event) -> None:
+        lives: set[asyncio.Task[None]] = set()
+        current = await self._begin(self._first, lives)
+        shell.include(current.server)
+        ready.set()
+        try:
+            while not await _happens(stop, LOOK_SECONDS):
+                if self._source.changed() and (server := await self._read()):
+                    try:
+                        version = await self._begin(server, lives)
+                    except Exception:
+                        self._keep_old(traceback.format_exc(), "its lifespan failed")
+                        continue
+                    self._exchange(shell, current, version)
+                    current = version
+        finally:
+            for version in self._versions.values():
+                version.over.set()
+            if lives:
+                await asyncio.wait(lives)
+
+    async def _begin(self, server: Server, lives: set[asyncio.Task[None]]) -> _Version:
+        version = _Version(server)
+        task = asyncio.create_task(version.live())
+        lives.add(task)
+        task.add_done_callback(lives.discard)
+        await version.begun
+        self._versions[server] = version
+        return version
+
+    def _exchange(self, shell: Server, old: _Version, new: _Version) -> None:
+        """In one go, without awaiting: no message is handled in between."""
+        before = shell.tools
+        for tool in before:
+            with suppress(KeyError):  # the old version has taken it away itself
+                shell.remove(tool.name)
+        shell.include(new.server)
+        for name in _FOLLOWS:
+            setattr(shell.engine, name, getattr(new.server.engine, name))
+        self._note(f"{self._source.shown} was read again: {_difference(before, shell.tools)}")
+        old.replaced = True
+        old.rest()
+        self._versions = {server: each for server, each in self._versions.items() if not each.over.is_set()}
+
+    async def _read(self) -> Server | None:
+        try:
+            return await asyncio.to_thread(self._source.load)
+        except Usage as problem:
+            self._keep_old(problem.details, str(problem))
+            return None
+
+    def _keep_old(self, details: str, why: str) -> None:
+        self._note(f"{why}; the tools stay as they were\n{details}".rstrip())
+
+
+async def _happens(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _difference(before: list[Tool], after: list[Tool]) -> str:
+    old, new = ({tool.name: tool for tool in tools} for tools in (before, after))
+    parts = {
+        "new": new.keys() - old.keys(),
+        "gone": old.keys() - new.keys(),
+        "changed": {name for name in new.keys() & old.keys() if new[name] != old[name]},
+    }
+    told = [f"{word}: {', '.join(sorted(names))}" for word, names in parts.items() if names]
+    return "; ".join([f"{len(after)} tool{'s' if len(after) != 1 else ''}", *told])

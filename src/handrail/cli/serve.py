@@ -1,0 +1,45 @@
+"""`handrail serve`: the tools of a Python file, over standard input and output or over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from handrail.cli.codes import Code, Usage
+from handrail.cli.reload import follow
+from handrail.cli.screen import Screen
+from handrail.cli.source import Source
+from handrail.errors import TransportError
+from handrail.guards.inert import inert
+
+__all__ = ["run"]
+
+
+def run(args: Namespace, screen: Screen) -> int:
+    if args.http is None and args.workers > 1:
+        raise Usage("--workers: several processes share an address, not a pipe; add --http")
+    if args.reload and args.workers > 1:
+        raise Usage("--reload: works in one process only; leave --workers out")
+    source = Source(args.target)
+    if args.reload:
+        sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for the first one
+    server = source.load()
+    if args.reload:
+        server = follow(source, server, screen.note)
+    if args.http is None:
+        server.run()
+        return Code.OK
+
+    def ready(url: str) -> None:
+        if screen.as_json:
+            screen.data({"url": url})
+        else:
+            print(f"Serving {inert(server.name, lines=False)} on {url}", file=sys.stderr, flush=True)
+
+    try:
+        server.run(http=args.http, workers=args.workers, ready=ready)
+    except OSError as problem:
+        raise TransportError(str(problem.strerror or problem)) from None
+    except (ValueError, ModuleNotFoundError) as problem:  # an address, or the extra that is not installed
+        raise Usage(str(problem)) from None
+    return Code.OK

@@ -1,0 +1,200 @@
+"""Every verb and option of the command line, in one place; what a verb does is in the module of its name."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _SubParsersAction
+from typing import NoReturn
+
+from handrail.cli.codes import Code, Usage
+
+__all__ = ["parser"]
+
+_TARGET = "a Python file, and the server in it if there are several"
+_ADDRESS = re.compile(r"unix:.+|(?:[^/]*:)?[0-9]{1,5}")
+
+
+class Parser(ArgumentParser):
+    """Says what is wrong by an exception, so that `--json` and the exit code hold for that too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Usage(f"{message}; {self.prog} --help says more", self.format_usage())
+
+
+def parser() -> Parser:
+    codes = "\n".join(f"  {code.value:<5} {code.says}" for code in Code)
+    root = Parser(
+        prog="handrail",
+        description="MCP tools you can hold on to.",
+        epilog=f"exit codes:\n{codes}\n\n`handrail VERB --help` has examples. NO_COLOR is honoured.",
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+    _everywhere(root, False, "auto")
+    root.add_argument("--version", action="store_true", help="print the version")
+    # With its own name, or it would be made from a usage text, which costs more than all the rest.
+    verbs: _SubParsersAction[Parser] = root.add_subparsers(dest="verb", metavar="VERB", prog="handrail", title="verbs")
+
+    def verb(name: str, summary: str, *examples: str) -> Parser:
+        made = verbs.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog="\n  ".join(["examples:", *examples]),
+            formatter_class=_formatter,
+            allow_abbrev=False,
+        )
+        _everywhere(made, SUPPRESS, SUPPRESS)  # or what stands before the verb would be forgotten
+        return made
+
+    serve = verb(
+        "serve",
+        "serve the tools of a Python file",
+        "handrail serve weather.py                    one client over standard input and output",
+        "handrail serve weather.py:server --reload    and its tools follow the file while you edit it",
+        "handrail serve weather.py --http             http://127.0.0.1:8000/mcp",
+        "handrail serve weather.py --http 127.0.0.1:9000 --workers 4",
+    )
+    serve.add_argument("target", metavar="FILE[:OBJECT]", help=_TARGET)
+    http = "serve over HTTP instead (127.0.0.1:8000)"
+    serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
+    serve.add_argument("--workers", type=_count, default=1, metavar="N", help="processes, with --http (1)")
+    serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
+
+    listing = verb(
+        "list",
+        "list the tools of a server",
+        "handrail list weather.py",
+        "handrail list https://example.org/mcp",
+        "handrail list 'npx -y @modelcontextprotocol/server-everything'",
+        "handrail list filesystem                a server of a host's configuration, by its name",
+    )
+    _reaching(listing)
+
+    show = verb("show", "show one tool as a function, with its documentation", "handrail show weather.py get_weather")
+    _reaching(show)
+    show.add_argument("tool", metavar="TOOL")
+
+    call = verb(
+        "call",
+        "call a tool, after showing what is sent",
+        "handrail call weather.py get_weather location=Paris units=metric",
+        'handrail call weather.py get_weather --arguments \'{"location": "Paris"}\'',
+        'echo \'{"location": "Paris"}\' | handrail call weather.py get_weather --arguments -',
+        "handrail call weather.py forecast place.lat=48.8 days:=3 note=@note.txt --json",
+    )
+    _reaching(call)
+    call.add_argument("tool", metavar="TOOL")
+    call.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON")
+    call.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON; -: standard input")
+    call.add_argument("--save", default=".", metavar="FOLDER", help="where pictures and sounds go (here)")
+
+    inspect = verb(
+        "inspect",
+        "show what a server is, what it can, and how long it takes",
+        "handrail inspect weather.py",
+        "handrail inspect https://example.org/mcp --wire    every message, with secrets masked",
+    )
+    _reaching(inspect)
+    inspect.add_argument("--wire", action="store_true", help="show every message")
+
+    doctor = verb(
+        "doctor",
+        "say why a server does not connect: each step, its verdict, and what to do",
+        "handrail doctor filesystem",
+        "handrail doctor 'python my_server.py'",
+    )
+    _reaching(doctor)
+
+    config = verb(
+        "config",
+        "list the servers that hosts on this machine are configured with, and what they miss",
+        "handrail config",
+        "handrail config .mcp.json --json",
+    )
+    config.add_argument("files", nargs="*", metavar="FILE", help="files to read instead of those of the usual hosts")
+
+    install = verb(
+        "install",
+        "write a server into the configuration of a host, after showing the difference",
+        "handrail install weather.py --host cursor",
+        "handrail install weather.py:server --host vscode --name weather",
+        "handrail install weather.py --host claude --file ./claude_desktop_config.json --yes",
+    )
+    install.add_argument("target", metavar="FILE[:OBJECT]", help=_TARGET)
+    hosts = ("claude", "claude-code", "cursor", "vscode", "windsurf")
+    install.add_argument("--host", choices=hosts, required=True, help="whose configuration")
+    install.add_argument("--name", help="of the entry (the server's own)")
+    install.add_argument("--file", metavar="PATH", help="the host's file, if it is not in the usual place")
+    install.add_argument("--yes", action="store_true", help="write without asking")
+
+    audit = verb(
+        "audit",
+        "show which tools were called from here",
+        "handrail audit                          the last 20 calls",
+        "handrail audit -f --server 'weather*'   and those to come",
+        "handrail audit --since 2h --outcome denied",
+        "handrail audit --tail 0 --export csv > calls.csv",
+    )
+    audit.add_argument("--tail", type=_number, default=20, metavar="N", help="only the last N; 0: all (20)")
+    audit.add_argument("--server", metavar="GLOB", help="only calls of these servers")
+    audit.add_argument("--tool", metavar="GLOB", help="only calls of these tools")
+    audit.add_argument("--outcome", metavar="GLOB", help="only calls that ended so: ok, error, denied, …")
+    audit.add_argument("--since", metavar="TIME", help="2026-07-28, 2026-07-28T09:30, or 30m, 2h, 7d")
+    audit.add_argument("--export", choices=("json", "csv"), help="one document with all there is of each call")
+    audit.add_argument("-f", "--follow", action="store_true", help="go on with calls as they are made")
+
+    completion = verb(
+        "completion",
+        "print a script that completes verbs and options in a shell",
+        'eval "$(handrail completion bash)"    in ~/.bashrc; zsh likewise',
+        "handrail completion fish > ~/.config/fish/completions/handrail.fish",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="which one")
+    return root
+
+
+def _reaching(one: Parser) -> None:
+    """The options of every verb that talks to a server."""
+    server = "an address, a .py or .json file, a command in quotes, or a name out of a configuration"
+    one.add_argument("server", metavar="SERVER", help=server)
+    one.add_argument("--revision", default="auto", metavar="NAME", help="auto, legacy, or one revision (auto)")
+    one.add_argument("--timeout", type=float, metavar="SECONDS", help="the most a call may take (600)")
+    one.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
+    one.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
+    one.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
+    one.add_argument("--trusted", action="store_true", help="believe what the server says of its tools")
+    one.add_argument("--yes", action="store_true", help="agree to everything without asking, for scripts")
+
+
+def _everywhere(one: Parser, json: bool | str, color: str) -> None:
+    one.add_argument("--json", action="store_true", default=json, help="print JSON, for programs")
+    one.add_argument("--color", choices=("auto", "always", "never"), default=color, help="colours (auto)")
+
+
+def _formatter(prog: str) -> RawDescriptionHelpFormatter:
+    # argparse would import shutil for the width, and that a good deal more.
+    columns = int(given) if (given := os.environ.get("COLUMNS", "")).isdecimal() else 0
+    if not columns and sys.stdout.isatty():
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    return RawDescriptionHelpFormatter(prog, width=max(columns or 100, 40) - 2)
+
+
+def _address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text):
+        raise ArgumentTypeError(f"{text!r} is not an address such as 127.0.0.1:8000 (FILE goes before --http)")
+    return f"127.0.0.1:{text}" if text.isdecimal() else text
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not (found := _number(text)):
+        raise ArgumentTypeError("0 is not a number above 0")
+    return found

@@ -1,0 +1,182 @@
+"""The command line on a real terminal, typed at and looked at through tmux: what is asked, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from requirements import requirement
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+SECONDS = 30.0
+SERVER = '''
+import asyncio
+from pathlib import Path
+
+from handrail import Call, Server, ToolError
+
+server = Server("terminal")
+log = Path(__file__).with_name("log")
+
+
+def note(text: str) -> None:
+    with log.open("a") as file:
+        file.write(text + "\\n")
+
+
+@server.tool(annotations={"destructiveHint": True})
+async def wipe(folder: str, deep: bool = False) -> str:
+    """Throws a folder away."""
+    note(f"wiped {folder} {deep}")
+    return f"wiped {folder}"
+
+
+@server.tool
+async def waits(call: Call) -> str:
+    """Takes for ever."""
+    note("began")
+    await call.progress(1, 4, "a quarter")
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        note("cancelled")
+        raise
+    return ""
+
+
+@server.tool
+async def asks(call: Call) -> str:
+    """Wants to know a name."""
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "default": 30}}}
+    answer = await call.ask("Who are you?\\x1b[31m", {**schema, "required": ["name"]})
+    return f"{answer.action} {answer.content}"
+
+
+server.run()
+'''
+
+
+class Terminal:
+    """A shell in tmux: type into it, and wait for what it shows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = str(folder / "tmux")
+        env = {"HOME": str(folder), "PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        env |= {"PYTHONPATH": str(SOURCE), "PS1": "$ "}
+        command = ["new-session", "-d", "-x", "120", "-y", "50", "-c", str(folder), "sh"]
+        subprocess.run(["tmux", "-S", self._socket, "-f", "/dev/null", *command], env=env, check=True)
+
+    def run(self, *words: str) -> None:
+        """`handrail` with these words on an empty screen, and its exit code after it."""
+        self.type("clear")
+        self._wait(lambda shown: len(shown.strip()) < 3, "an empty screen")
+        line = shlex.join([sys.executable, "-m", "handrail", *words])
+        self.type(f"{line}; echo EXIT=$?")
+        self._wait(lambda shown: "EXIT=$?" in shown, line)
+
+    def type(self, text: str, enter: bool = True) -> None:
+        self._tmux("send-keys", "-l", text)
+        if enter:
+            self._tmux("send-keys", "Enter")
+
+    def interrupt(self) -> None:
+        self._tmux("send-keys", "C-c")
+
+    def until(self, text: str) -> str:
+        """What is on the screen, once this is on it."""
+        return self._wait(lambda shown: text in shown.replace("EXIT=$?", ""), repr(text))
+
+    def _wait(self, fits: Callable[[str], bool], what: str) -> str:
+        end, shown = time.monotonic() + SECONDS, ""
+        pause = threading.Event()
+        while time.monotonic() < end:
+            shown = self._tmux("capture-pane", "-p", "-J")
+            if fits(shown):
+                return shown
+            pause.wait(0.05)
+        raise AssertionError(f"{what} was not shown:\n{shown}")
+
+    def close(self) -> None:
+        subprocess.run(["tmux", "-S", self._socket, "kill-server"], check=False, capture_output=True)
+
+    def _tmux(self, *words: str) -> str:
+        done = subprocess.run(["tmux", "-S", self._socket, *words], check=True, capture_output=True)
+        return done.stdout.decode()
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    if shutil.which("tmux") is None:
+        reason = "tmux is not installed: make peers installs it where it may"
+        if os.environ.get("HANDRAIL_REQUIRE_PEERS") == "1":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    (tmp_path / "server.py").write_text(SERVER)
+    made = Terminal(tmp_path)
+    yield made
+    made.close()
+
+
+def log_of(folder: Path) -> list[str]:
+    path = folder / "log"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@requirement("APP-03", "APP-04", "APP-18", everywhere=True)
+def test_a_destructive_call_is_shown_and_asked_for(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.run("call", "server.py", "wipe", "folder=/srv/data", "deep=true")
+    shown = terminal.until("Send it? [y/N]")
+    assert 'folder = "/srv/data"' in shown and "deep = true" in shown
+    assert "declared by the server" in shown and "destroys" in shown
+    terminal.type("n")
+    assert "EXIT=5" in terminal.until("EXIT=")
+    assert log_of(tmp_path) == []
+    terminal.run("call", "server.py", "wipe", "folder=/srv/data")
+    terminal.until("Send it? [y/N]")
+    terminal.type("y")
+    assert "wiped /srv/data" in terminal.until("EXIT=0")
+    assert log_of(tmp_path) == ["wiped /srv/data False"]
+    terminal.run("audit")
+    shown = terminal.until("EXIT=0")
+    assert "denied" in shown and "confirmed" in shown
+
+
+@requirement("APP-02", "APP-12", everywhere=True)
+def test_interrupting_cancels_the_call_on_the_server(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.run("call", "server.py", "waits", "--yes")
+    terminal.until("25%")  # the bar
+    terminal.interrupt()
+    assert "EXIT=130" in terminal.until("EXIT=")
+    assert log_of(tmp_path) == ["began", "cancelled"]
+
+
+@requirement("APP-10", "CLI-32", everywhere=True)
+def test_a_question_is_answered_on_the_terminal(terminal: Terminal) -> None:
+    terminal.run("call", "server.py", "asks", "--yes")
+    shown = terminal.until("Answer it? [y/N]")
+    assert "\nserver asks: Who are you?\\x1b[31m" in f"\n{shown}"
+    terminal.type("y")
+    terminal.until("name (string)")
+    terminal.type("Ada")
+    assert "[30]" in terminal.until("age (integer)")
+    terminal.type("")
+    terminal.until("Send it?")
+    terminal.type("y")
+    assert "accept {'age': 30, 'name': 'Ada'}" in terminal.until("EXIT=0")
+    terminal.run("call", "server.py", "asks", "--yes")
+    terminal.until("Answer it? [y/N]")
+    terminal.type("n")
+    assert "decline None" in terminal.until("EXIT=0")
+    terminal.run("call", "server.py", "asks", "--yes")
+    terminal.until("Answer it? [y/N]")
+    terminal.interrupt()
+    assert "EXIT=130" in terminal.until("EXIT=")
