@@ -42,11 +42,13 @@ OpenRig = Callable[..., AbstractAsyncContextManager[tuple[Client, Heard]]]
 
 
 @pytest.fixture
-def open_rig(request: pytest.FixtureRequest, tmp_path: Path) -> OpenRig:
+def open_rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenRig:
     """`async with open_rig(script, revision, transport, **options of Client) as (client, heard)`.
 
     The script must be one of `rigs.SCRIPTS` to run over stdio. `prepare` may set up the rig beforehand, except there.
     """
+
+    monkeypatch.setattr("handrail.client.era._old", set())  # a port may have been another rig's before
 
     @asynccontextmanager
     async def opened(

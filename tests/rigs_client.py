@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import signal
 from typing import Any
 
 from rigs import MODERN, SUM, Object, Rig, ordinary, script
@@ -354,9 +356,30 @@ def pings(rig: Rig, message: Object) -> None:
         ordinary(rig, message)
 
 
+GOOD_ICONS = ["https://example.org/i.png", "data:image/png;base64,iVBORw0KGgo="]
+BAD_ICONS = ["http://example.org/i.png", "javascript:alert(1)", "file:///etc/passwd", "ftp://x/y", "https://u:p@h/i"]
+BAD_ICONS += [
+    "data:text/html,<script>",
+    "data:image/svg+xml,<svg/>",
+    "data:image/png;base64,PHN2Zz4=",
+    "data:image/png,",
+]
+BAD_ICONS += ["data:image/png;base64,iVBORw0KGgo" + "A" * 200_000, "https://[", ""]
+ICONS: list[Any] = [*({"src": each} for each in GOOD_ICONS + BAD_ICONS), {}, 7, {"src": 7}]
+
+
 @script
 def has_icons(rig: Rig, message: Object) -> None:
-    rig.tools = [{"name": "echo", "inputSchema": {"type": "object"}, "icons": json.loads(rig.state.get("icons", "[]"))}]
+    rig.tools = [{"name": "echo", "inputSchema": {"type": "object"}, "icons": ICONS}]
+    ordinary(rig, message)
+
+
+@script
+def ignores_the_end(rig: Rig, message: Object) -> None:
+    """Stays when its input ends, and when it is asked to go."""
+    if not rig.heard[1:]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        atexit.register(signal.pause)
     ordinary(rig, message)
 
 

@@ -61,6 +61,12 @@ async def asks(call: Call) -> str:
     return f"{answer.action} {answer.content}"
 
 
+@server.tool
+async def signs_in(call: Call) -> str:
+    """Needs a page to be visited."""
+    return (await call.ask_url("Sign in first", "https://xn--exmple-cua.org/in?a=1")).action
+
+
 server.run()
 '''
 
@@ -180,3 +186,13 @@ def test_a_question_is_answered_on_the_terminal(terminal: Terminal) -> None:
     terminal.until("Answer it? [y/N]")
     terminal.interrupt()
     assert "EXIT=130" in terminal.until("EXIT=")
+
+
+@requirement("APP-11", everywhere=True)
+def test_a_page_is_shown_whole_and_never_opened(terminal: Terminal) -> None:
+    terminal.run("call", "server.py", "signs_in", "--yes")
+    shown = terminal.until("[y/N]")
+    assert "https://xn--exmple-cua.org/in?a=1" in shown and "at xn--exmple-cua.org" in shown
+    assert "look like others" in shown
+    terminal.type("n")
+    assert "decline" in terminal.until("EXIT=0")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
+from handrail.transports.child import Child
 from requirements import requirement
 from rigs import VERSION, Object, Rig
+from rigs_client import GOOD_ICONS, ICONS
 
 __all__ = ["open_rig"]
 
@@ -667,7 +671,7 @@ async def test_later_is_waited_for(
 # Ends
 
 
-@requirement("CLI-16", "P-14")
+@requirement("CLI-16", "CLI-41", "P-14")
 @everywhere(*ALL)
 async def test_a_lost_call_is_not_made_twice(open_rig: OpenRig, revision: str, transport: str) -> None:
     async with open_rig("dies_on_call", revision, transport) as (client, heard):
@@ -698,22 +702,26 @@ async def test_closing_ends_what_waits(open_rig: OpenRig, revision: str, transpo
 
 
 @requirement("CLI-45")
-@everywhere(R4, R5, transports=("memory", "http"))
+@everywhere(R4, R5)
 async def test_only_harmless_icons_are_shown(open_rig: OpenRig, revision: str, transport: str) -> None:
-    png = "data:image/png;base64,iVBORw0KGgo="
-    good = ["https://example.org/i.png", png]
-    bad = ["http://example.org/i.png", "javascript:alert(1)", "file:///etc/passwd", "ftp://x/y", "https://u:p@h/i"]
-    bad += ["data:text/html,<script>", "data:image/svg+xml,<svg/>", "data:image/png;base64,PHN2Zz4=", "data:image/png,"]
-    bad += ["data:image/png;base64,iVBORw0KGgo" + "A" * 200_000, "https://[", ""]
-    icons = [{"src": each} for each in good + bad] + [{}, 7, {"src": 7}]
-
-    def prepare(rig: Rig) -> None:
-        rig.state["icons"] = json.dumps(icons)
-
-    async with open_rig("has_icons", revision, transport, prepare=prepare) as (client, _):
+    async with open_rig("has_icons", revision, transport) as (client, _):
         tool = (await client.tools())["echo"]
-        assert [icon["src"] for icon in tool.icons] == good
-        assert tool.raw["icons"] == icons
+        assert [icon["src"] for icon in tool.icons] == GOOD_ICONS
+        assert tool.raw["icons"] == ICONS
+
+
+@requirement("CLI-41")
+@everywhere(*ALL, transports=("stdio",))
+async def test_a_server_that_will_not_go_is_ended(
+    open_rig: OpenRig, revision: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.client.targets.Child", partial(Child, grace=0.05))
+    monkeypatch.setattr("handrail.transports.child.TERM_SECONDS", 0.05)
+    async with open_rig("ignores_the_end", revision, transport) as (client, _):
+        await client.tools()
+        link = client.servers[next(iter(client.servers))].dialog.link
+        assert isinstance(link, Child) and link.returncode is None
+    assert link.returncode == -signal.SIGKILL
 
 
 def test_every_error_of_a_client_is_a_peer_error() -> None:

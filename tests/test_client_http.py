@@ -11,7 +11,7 @@ import pytest
 
 from clients import LEGACY, R2, R3, R4, R5, OpenRig, open_rig
 from handrail.client import Client
-from handrail.errors import PeerError, RemoteProtocolError
+from handrail.errors import PeerError, RemoteProtocolError, Sent
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary
 
@@ -41,6 +41,23 @@ async def test_a_refusal_that_says_nothing_new_means_a_handshake(
     async with open_rig("ordinary", revision, "http", revision="auto", prepare=prepare) as (client, heard):
         assert client.revision == revision
         assert [each["method"] for each in heard.messages[:2]] == ["server/discover", "initialize"]
+
+
+async def test_a_verdict_is_remembered_until_it_stops_working(open_rig: OpenRig) -> None:
+    def prepare(rig: HttpRig) -> None:
+        rig.session = ""
+
+    async with open_rig("ordinary", R4, "http", revision="auto", prepare=prepare) as (_, heard):
+        rig: Any = heard.rig
+        async with rig.listening() as url:
+            for methods in (["server/discover", "initialize"], ["initialize"]):
+                rig.heard.clear()
+                async with Client(url) as client:
+                    assert client.revision == R4
+                assert [each["method"] for each in rig.heard[: len(methods)]] == methods
+            rig.revision = R5  # the server was upgraded
+            async with Client(url) as client:
+                assert client.revision == R5
 
 
 @requirement("CLI-05")
@@ -217,6 +234,30 @@ async def test_a_session_that_is_gone_is_begun_anew(open_rig: OpenRig, revision:
         rig.ended, rig.session = {"s-1", "s-2", "s-3"}, "s-3"  # and gone again at once
         with pytest.raises(PeerError):
             await client.call("echo", {})
+
+
+@requirement("CLI-15")
+@pytest.mark.parametrize("revision", [R2, R3, R4])
+async def test_a_stream_that_ends_too_early_is_taken_up_again(open_rig: OpenRig, revision: str) -> None:
+    def prepare(rig: HttpRig) -> None:
+        rig.cuts = "tools/call"
+
+    async with open_rig("ordinary", revision, "http", prepare=prepare) as (client, heard):
+        assert (await client.call("echo", {"a": 1})).text == '{"a": 1}'
+        came_back = [each for each in heard.rig.headers if "last-event-id" in each]  # type: ignore[attr-defined]
+        (head,) = came_back
+        assert (head[""], head["last-event-id"], head["mcp-session-id"]) == ("GET", "7", "s-1")
+
+
+async def test_a_stateless_stream_that_ends_too_early_is_lost(open_rig: OpenRig) -> None:
+    def prepare(rig: HttpRig) -> None:
+        rig.cuts = "tools/call"
+
+    async with open_rig("ordinary", R5, "http", prepare=prepare) as (client, heard):
+        with pytest.raises(PeerError) as caught:
+            await client.call("echo", {})
+        assert caught.value.sent is Sent.UNKNOWN
+        assert not [each for each in heard.rig.headers if each[""] == "GET"]  # type: ignore[attr-defined]
 
 
 @requirement("CLI-34", "CLI-35")

@@ -46,17 +46,24 @@ class Era:
         if wanted is not None and wanted.stateless:
             if not await self._discover(wanted):
                 raise RemoteProtocolError(f"the server does not speak {wanted.name}", hint='Try revision="auto"')
-        elif not self._probes or self._key in _old:
-            try:
-                await self.shake_hands()
-            except BaseException:
-                _old.discard(self._key)  # whatever it is now, it is not what it was
-                raise
-        else:
+        elif not self._probes:
+            await self.shake_hands()
+        elif not await self._as_before():
             if not await self._probe():
                 await self.shake_hands()
             if dialog.revision is not None and not dialog.revision.stateless and self._key and len(_old) < MAX_KNOWN:
                 _old.add(self._key)
+
+    async def _as_before(self) -> bool:
+        """Shake hands at once with a server that did so before; False if it is not what it was."""
+        if self._key in _old:
+            try:
+                await self.shake_hands()
+                return True
+            except (RemoteProtocolError, HttpRefused) as refused:
+                log.debug("%s: %s; asked anew what it speaks", self._dialog.name, refused)
+                _old.discard(self._key)
+        return False
 
     async def _probe(self) -> bool:
         """Agree without a handshake, if the server is of that kind; False if it seems not to be."""
