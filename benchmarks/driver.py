@@ -11,30 +11,50 @@ from typing import Any
 import msgspec
 
 from benchmarks.process import KEPT_BYTES, READ_BYTES, Process, Round, deadline
-from benchmarks.scenarios import Answer, Scenario
+from benchmarks.scenarios import CLIENT, REVISIONS, Answer, Scenario
 
-__all__ = ["Session"]
+__all__ = ["Piped", "Session", "line"]
 
-REVISION = "2025-11-25"
+REVISION = REVISIONS["pipe"]
 
 
-class Session(Process):
-    """A spawned server that has been greeted.
+class Piped(Process):
+    """A spawned process that is told lines, and answers each with one.
 
     The pipes are read and written with plain blocking system calls: a driver that polls would take the
-    processor from the server it measures.
+    processor from what it measures.
     """
+
+    def __init__(self, argv: Sequence[str], **variables: str) -> None:
+        super().__init__(argv, subprocess.PIPE, **variables)
+        assert self._process.stdin and self._process.stdout
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        written = os.write(self._to, data)
+        while written < len(data):
+            written += os.write(self._to, data[written:])
+
+    def _read_answer(self) -> list[bytes]:
+        chunks = [self._read()]
+        while chunks[-1][-1] != 10:
+            chunks.append(self._read())
+        return chunks
+
+    def _read(self) -> bytes:
+        chunk = os.read(self._from, READ_BYTES)
+        if not chunk:
+            raise self._ended()
+        return chunk
+
+
+class Session(Piped):
+    """A spawned server that has been greeted."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         started = time.perf_counter_ns()
-        super().__init__(argv, subprocess.PIPE)
-        assert self._process.stdin and self._process.stdout
-        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
-        hello = {
-            "protocolVersion": REVISION,
-            "capabilities": {},
-            "clientInfo": {"name": "benchmark", "version": "1"},
-        }
+        super().__init__(argv)
+        hello = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": CLIENT}
         try:
             answer = self.request("initialize", hello)
             self.first_answer_ns = time.perf_counter_ns() - started
@@ -42,19 +62,19 @@ class Session(Process):
         except BaseException:
             self.close()
             raise
-        self._write(_line({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+        self._write(line({"jsonrpc": "2.0", "method": "notifications/initialized"}))
 
     def request(self, method: str, params: dict[str, Any]) -> Answer:
         """One request of any method, answered."""
         (id,) = self._next_ids(1)
         with deadline():
-            self._write(_line({"jsonrpc": "2.0", "id": id, "method": method, "params": params}))
+            self._write(line({"jsonrpc": "2.0", "id": id, "method": method, "params": params}))
             answer: Answer = msgspec.json.decode(b"".join(self._read_answer()))
         return answer
 
     def play(self, scenario: Scenario, calls: int) -> tuple[Round, list[Answer]]:
         requests = [
-            _line({"jsonrpc": "2.0", "id": id, "method": scenario.method, "params": scenario.params(id)})
+            line({"jsonrpc": "2.0", "id": id, "method": scenario.method, "params": scenario.params(id)})
             for id in self._next_ids(calls)
         ]
         return self._sequential(requests) if scenario.window == 1 else self._in_flight(requests, scenario.window)
@@ -101,23 +121,6 @@ class Session(Process):
             wall, cpu = time.perf_counter_ns() - begun, self.cpu_ns() - cpu
         return Round(calls, cpu, wall, []), [msgspec.json.decode(line) for line in b"".join(chunks).splitlines()]
 
-    def _write(self, data: bytes | memoryview) -> None:
-        written = os.write(self._to, data)
-        while written < len(data):
-            written += os.write(self._to, data[written:])
 
-    def _read_answer(self) -> list[bytes]:
-        chunks = [self._read()]
-        while chunks[-1][-1] != 10:
-            chunks.append(self._read())
-        return chunks
-
-    def _read(self) -> bytes:
-        chunk = os.read(self._from, READ_BYTES)
-        if not chunk:
-            raise self._ended()
-        return chunk
-
-
-def _line(message: dict[str, Any]) -> bytes:
+def line(message: dict[str, Any]) -> bytes:
     return msgspec.json.encode(message) + b"\n"

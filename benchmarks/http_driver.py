@@ -23,21 +23,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.process import HANG_S, KEPT_BYTES, READ_BYTES, Process, Round, deadline
-from benchmarks.scenarios import Answer, Scenario, Wire
+from benchmarks.process import HANG_S, KEEP_MEMORY, KEPT_BYTES, READ_BYTES, Process, Round, deadline
+from benchmarks.scenarios import CLIENT, ENVELOPE, REVISIONS, Answer, Scenario, Wire
 
 __all__ = ["HttpServer"]
-
-REVISIONS: dict[Wire, str] = {"session": "2025-11-25", "stateless": "2026-07-28"}
-CLIENT = {"name": "benchmark", "version": "1"}
-ENVELOPE = {
-    "io.modelcontextprotocol/protocolVersion": REVISIONS["stateless"],
-    "io.modelcontextprotocol/clientInfo": CLIENT,
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-# Whether the C library keeps the memory of a long answer for the next one is otherwise decided when the process starts,
-# by chance: in one of ten, 300 KB cost 73 page faults and half as much time again, and twins were no longer twins.
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 25), "MALLOC_MMAP_THRESHOLD_": str(1 << 24)}
 
 CHUNKED = -1
 LAST_CHUNK = b"\r\n0\r\n\r\n"
@@ -50,6 +39,7 @@ class HttpServer(Process):
         self._port = _free_port()
         super().__init__([*argv, str(self._port)], subprocess.DEVNULL, **KEEP_MEMORY)
         self._sessions: list[str] = []
+        self.url = f"http://127.0.0.1:{self._port}/mcp"
         try:
             self._wait()
         except BaseException:

@@ -1,4 +1,4 @@
-"""`make bench`: what a tool call costs over stdio and over HTTP, beside a bare loop and beside other packages.
+"""`make bench`: what a tool call costs a server and a client, beside a bare loop and beside other packages.
 
 docs/benchmarks.md says how it is measured and what the verdicts mean.
 """
@@ -12,37 +12,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.client_driver import CallingClient
 from benchmarks.driver import Session
 from benchmarks.http_driver import HttpServer
-from benchmarks.process import Process, Round, environment
+from benchmarks.process import Process, Round, beside, environment
 from benchmarks.report import CPU, LATENCY, PEERS, TWINS, Results, Row, bars, table
-from benchmarks.scenarios import HTTP_WIRES, SCENARIOS, SMALL, Scenario, Transport, text_of
+from benchmarks.scenarios import HTTP_WIRES, SCENARIOS, SMALL, Part, Scenario, text_of
 
 HERE = Path(__file__).resolve().parent
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A server to measure, and how to start it."""
+    """What is measured, and how to start it."""
 
     name: str
     runtime: str
     version: Sequence[str]  # arguments that make the runtime print it
-    scripts: dict[Transport, str]
+    scripts: dict[Part, str]
     imports: Sequence[str] = ()
     warm_s: float = 0  # of calls before it is measured, for what compiles itself
 
-    def argv(self, transport: Transport, tools: int) -> list[str]:
-        return [self.runtime, str(HERE / self.scripts[transport]), str(tools)]
-
-    def start(self, transport: Transport, tools: int) -> Process:
-        return (Session if transport == "stdio" else HttpServer)(self.argv(transport, tools))
+    def argv(self, part: Part, tools: int) -> list[str]:
+        return [self.runtime, str(HERE / self.scripts[part]), str(tools)]
 
 
 class Effort(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ FULL = Effort(rounds=18, slice_s=0.1, starts=9)
 QUICK = Effort(rounds=6, slice_s=0.05, starts=3)
 
 # Their calls take long, and they have no twins to agree with: every third round is enough.
-SELDOM: dict[Transport, Sequence[str]] = {"stdio": ["fastmcp"], "http": PEERS}
+SELDOM: dict[Part, Sequence[str]] = {"stdio": ["fastmcp"], "http": PEERS, "client": PEERS}
 
 
 def main() -> None:
@@ -95,12 +94,12 @@ def main() -> None:
     }
     stolen_before = stolen()
     results = Results()
-    wanted: dict[tuple[Transport, Sequence[int]], list[Scenario]] = {}
+    wanted: dict[tuple[Part, Sequence[int]], list[Scenario]] = {}
     for scenario in SCENARIOS:
         if chosen.only in scenario.name:
-            wanted.setdefault((scenario.transport, scenario.tools), []).append(scenario)
-    for (transport, tools), scenarios in wanted.items():
-        measure_calls(results, transport, tools, scenarios, programs, effort)
+            wanted.setdefault((scenario.part, scenario.tools), []).append(scenario)
+    for (part, tools), scenarios in wanted.items():
+        measure_calls(results, part, tools, scenarios, programs, effort)
     if not chosen.only:
         measure_functions(results, programs)
         measure_starts(results, programs, effort)
@@ -138,12 +137,12 @@ def candidates(peers: Path) -> list[Program]:
 
 
 def python_program(
-    name: str, python: str, package: str, imports: Sequence[str], scripts: dict[Transport, str] | None = None
+    name: str, python: str, package: str, imports: Sequence[str], scripts: dict[Part, str] | None = None
 ) -> Program:
     ask = f"{imports[-1]}; import importlib.metadata; print(importlib.metadata.version({package!r}))"
     script = f"server_{name}.py"
-    both: dict[Transport, str] = scripts or {"stdio": script, "http": script}
-    return Program(name, python, ["-P", "-c", ask], both, imports)
+    all_parts: dict[Part, str] = {"stdio": script, "http": script, "client": f"client_{name}.py"}
+    return Program(name, python, ["-P", "-c", ask], all_parts | (scripts or {}), imports)
 
 
 def version_of(program: Program) -> str | None:
@@ -167,7 +166,7 @@ def stolen() -> float:
 
 def measure_calls(
     results: Results,
-    transport: Transport,
+    part: Part,
     tools: Sequence[int],
     scenarios: Sequence[Scenario],
     programs: Sequence[Program],
@@ -175,11 +174,12 @@ def measure_calls(
 ) -> None:
     """Every program in turn, and again: what disturbs the machine for a while then disturbs all of them."""
     with ExitStack() as stack:
-        say(f"starting the servers with {' and '.join(map(str, tools))} tools on {transport}")
+        say(f"starting {part} with {' and '.join(map(str, tools))} tools")
         servers: dict[tuple[str, int], Process] = {}
+        start = starter(part, stack)
         for program in programs:
-            for count in tools if transport in program.scripts else ():
-                server = stack.enter_context(program.start(transport, count))
+            for count in tools if part in program.scripts else ():
+                server = stack.enter_context(start(program.argv(part, count)))
                 warm_up(server, scenarios, program.warm_s)
                 servers[program.name, count] = server
         share_listings(servers)
@@ -188,12 +188,22 @@ def measure_calls(
             calls = {slot: enough(server, scenario, effort) for slot, server in servers.items()}
             for turn in range(effort.rounds):
                 for (name, count), server in servers.items():
-                    if takes_part(transport, name, turn):
+                    if takes_part(part, name, turn):
                         taken = run(server, scenario, calls[name, count])
                         results.add(Row(f"{scenario.name}: CPU", "µs", CPU, count), name, taken.cpu_us_per_call)
-                        for quantile in (50, 99) if taken.latencies_ns else ():
+                        for quantile in scenario.quantiles if taken.latencies_ns else ():
                             row = Row(f"{scenario.name}: p{quantile}", "µs", LATENCY, count)
                             results.add(row, name, taken.latency_us(quantile / 100))
+
+
+def starter(part: Part, stack: ExitStack) -> Callable[[Sequence[str]], Process]:
+    """What starts a program. All clients talk to one server over HTTP, and on pipes to one each, of the same kind."""
+    if part != "client":
+        return Session if part == "stdio" else HttpServer
+    stdio, http = ([sys.executable, str(HERE / script), "2"] for script in ("bare.py", "bare_http.py"))
+    with beside():
+        shared = stack.enter_context(HttpServer(http))
+    return partial(CallingClient, command=stdio, url=shared.url)
 
 
 def share_listings(servers: dict[tuple[str, int], Process]) -> None:
@@ -218,11 +228,11 @@ def enough(server: Process, scenario: Scenario, effort: Effort) -> int:
     """Warm the server up, and find how many calls fill its part of a round."""
     run(server, scenario, scenario.least_calls)
     warm = run(server, scenario, scenario.least_calls)
-    return max(scenario.least_calls, int(effort.slice_s * 1e9 * warm.calls / warm.wall_ns))
+    return max(scenario.least_calls, int(scenario.share * effort.slice_s * 1e9 * warm.calls / warm.wall_ns))
 
 
-def takes_part(transport: Transport, name: str, turn: int) -> bool:
-    return turn % 3 == 0 or name not in SELDOM[transport]
+def takes_part(part: Part, name: str, turn: int) -> bool:
+    return turn % 3 == 0 or name not in SELDOM[part]
 
 
 def run(server: Process, scenario: Scenario, calls: int) -> Round:

@@ -1,4 +1,4 @@
-"""One measured server process: started and ended, its CPU and memory read, its cores chosen."""
+"""One measured process, a server or a client: started and ended, its CPU and memory read, its cores chosen."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from msgspec import Struct
 
 from benchmarks.scenarios import Answer, Cores, Scenario
 
-__all__ = ["HANG_S", "KEPT_BYTES", "READ_BYTES", "Process", "Round", "deadline", "environment"]
+__all__ = ["HANG_S", "KEEP_MEMORY", "KEPT_BYTES", "READ_BYTES"]
+__all__ += ["Process", "Round", "beside", "deadline", "environment"]
 
 READ_BYTES = 1 << 16  # What a pipe holds. Much more, and the allocator maps and unmaps memory for every read.
 KEPT_BYTES = 1 << 24  # Answers beyond this are counted but not looked into.
 HANG_S = 60
+# Whether the C library keeps the memory of a long answer for the next one is otherwise decided when the process starts,
+# by chance: in one of ten servers, 300 KB cost 73 page faults and half as much time again, and twins were no longer
+# twins. Of two clients on asyncio's pipes, which make room for 256 KB at every read, one took twice as long.
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 25), "MALLOC_MMAP_THRESHOLD_": str(1 << 24)}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -28,7 +33,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Round(Struct, frozen=True):
-    """What some calls cost: the server's CPU (user and system, all threads) and, where it was timed, each latency."""
+    """What some calls cost: CPU of the process (user and system, all threads) and, where it was timed, each latency."""
 
     calls: int
     cpu_ns: int
@@ -45,20 +50,22 @@ class Round(Struct, frozen=True):
 
 
 class Process:
-    """A spawned server; a context manager that ends it."""
+    """A spawned process; a context manager that ends it."""
 
     def __init__(self, argv: Sequence[str], pipes: int, **variables: str) -> None:
         """`pipes` is what its standard input and output are: `subprocess.PIPE` or `subprocess.DEVNULL`."""
         self._argv = argv
         self._stderr = os.memfd_create("stderr")
         self._last_id = 0
+        here = Path(__file__).resolve().parents[1]
         self._process = subprocess.Popen(
             argv,
             stdin=pipes,
             stdout=pipes,
             stderr=self._stderr,
             bufsize=0,
-            env=environment(PYTHONPATH=str(Path(__file__).resolve().parents[1]), **variables),
+            # This tree's packages, also where another one is installed.
+            env=environment(PYTHONPATH=f"{here}{os.pathsep}{here / 'src'}", **variables),
         )
         # The kernel's clock of another process, in nanoseconds, ended threads included; this is what
         # clock_getcpuclockid(3) computes. /proc/PID/stat counts in ticks of 10 ms.
@@ -98,7 +105,7 @@ class Process:
 
     @contextmanager
     def placed(self, cores: Cores) -> Iterator[None]:
-        """Driver and server on cores of their own, on one, or wherever the system puts them."""
+        """Driver and process on cores of their own, on one, or wherever the system puts them."""
         mine = os.sched_getaffinity(0)
         first, *others = sorted(mine)
         if cores == "any" or (cores == "two" and not others):
@@ -125,6 +132,17 @@ class Process:
     def _ended(self) -> ConnectionError:
         said = os.pread(self._stderr, 1 << 16, 0).decode(errors="replace")
         return ConnectionError(f"{self._argv} ended, or hung up:\n{said}")
+
+
+@contextmanager
+def beside() -> Iterator[None]:
+    """What is started here stays on the driver's core, and so do its children."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from statistics import median
 from typing import Literal
 
@@ -94,7 +95,7 @@ def table(results: Results) -> Iterator[str]:
 
 
 def bars(results: Results) -> Iterator[Bar]:
-    """The bars of issue 2, acceptance 7, and those for HTTP."""
+    """The bars of issue 2, acceptance 7, those for HTTP, and those for clients (issue 4, acceptance 7)."""
     for tool in ("echo", "add"):
         cpu, p50 = Row(f"{tool}, 64 in flight: CPU", "µs", CPU), Row(f"{tool}, sequential: p50", "µs", LATENCY)
         yield _at_most(results, cpu, "handrail", "bare", 3.5)
@@ -115,6 +116,7 @@ def bars(results: Results) -> Iterator[Bar]:
     yield _at_most(results, Row("spawn to first answer", "ms", LATENCY), "handrail", "mcp", 0.2)
     yield _memory(results, 40)
     yield from _http_bars(results)
+    yield from _client_bars(results)
 
 
 def _http_bars(results: Results) -> Iterator[Bar]:
@@ -133,6 +135,16 @@ def _http_bars(results: Results) -> Iterator[Bar]:
             yield _against_itself(results, cpu["stateless"], cpu["session"], 1.25, text)
     for wire in ("session", "stateless"):
         yield _at_most(results, Row(f"http tools/list, {wire}: CPU", "µs", CPU, 1000), "handrail", "bare", 1.3)
+
+
+def _client_bars(results: Results) -> Iterator[Bar]:
+    manners = [f"{wire}, {manner}" for wire in ("session", "stateless") for manner in ("32 in flight", "sequential")]
+    parts = (("stdio", 3, 13, [*manners, "session, sequential on one core"]), ("http", 1.4, 7, manners))
+    for transport, floor, distance, measured in parts:
+        for tool, manner in product(("echo", "add"), measured):
+            cpu = Row(f"client {transport} {tool}, {manner}: CPU", "µs", CPU)
+            yield _at_most(results, cpu, "handrail", "bare", floor)
+            yield _at_least(results, cpu, "mcp", "handrail", distance)
 
 
 def _cell(results: Results, row: Row, program: str) -> str:

@@ -1,4 +1,4 @@
-"""What is asked of the servers, in which manner, and what must come back."""
+"""What is asked of servers, or by clients, in which manner, and what must come back."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-__all__ = ["HTTP_WIRES", "SCENARIOS", "SMALL", "Answer", "Cores", "Scenario", "Transport", "Wire", "text_of"]
+__all__ = ["CLIENT", "ENVELOPE", "HTTP_WIRES", "REVISIONS", "SCENARIOS", "SMALL"]
+__all__ += ["Answer", "Cores", "Part", "Scenario", "Wire", "text_of"]
 
 Answer = dict[str, Any]
 Cores = Literal["any", "one", "two"]
-Transport = Literal["stdio", "http"]
-Wire = Literal["pipe", "session", "stateless"]  # the last two: 2025-11-25 and 2026-07-28 over HTTP
+Part = Literal["stdio", "http", "client"]  # servers on either transport, and clients on both
+Wire = Literal["pipe", "session", "stateless", "stateless pipe"]  # a session, and stateless, are over HTTP
 
 MEBIBYTE = "x" * (1 << 20)
 SMALL, LARGE = (2, 1000), (4,)
+
+REVISIONS: dict[Wire, str] = dict.fromkeys(["pipe", "session"], "2025-11-25")
+REVISIONS |= dict.fromkeys(["stateless", "stateless pipe"], "2026-07-28")
+CLIENT = {"name": "benchmark", "version": "1"}
+ENVELOPE = {
+    "io.modelcontextprotocol/protocolVersion": REVISIONS["stateless"],
+    "io.modelcontextprotocol/clientInfo": CLIENT,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
 
 
 class Scenario(Struct, frozen=True):
@@ -30,10 +40,13 @@ class Scenario(Struct, frozen=True):
     window: int = 1  # How many are unanswered at any time; over HTTP each is on a connection of its own.
     cores: Cores = "any"
     least_calls: int = 100
+    of_client: bool = False
+    quantiles: Sequence[int] = (50, 99)  # of the latencies
+    share: float = 1.0  # of the time that calls of one kind get in a round
 
     @property
-    def transport(self) -> Transport:
-        return "stdio" if self.wire == "pipe" else "http"
+    def part(self) -> Part:
+        return "client" if self.of_client else "stdio" if self.wire == "pipe" else "http"
 
 
 def text_of(answer: Answer) -> str:
@@ -54,12 +67,16 @@ LARGE_CALLS: Sequence[tuple[str, str, Callable[[int], Answer], Callable[[int, An
     ("out", "letters", lambda id: {"count": len(MEBIBYTE)}, lambda id, answer: text_of(answer) == MEBIBYTE),
     ("in and out", "echo", lambda id: {"text": MEBIBYTE}, lambda id, answer: text_of(answer) == MEBIBYTE),
 )
-MANNERS: Sequence[tuple[str, int, Cores]] = (
-    ("64 in flight", 64, "any"),
-    ("sequential", 1, "two"),
-    ("sequential on one core", 1, "one"),
-)
+SEQUENTIAL: Sequence[tuple[str, int, Cores]] = (("sequential", 1, "two"), ("sequential on one core", 1, "one"))
+MANNERS: Sequence[tuple[str, int, Cores]] = (("64 in flight", 64, "any"), *SEQUENTIAL)
+CLIENT_MANNERS: Sequence[tuple[str, int, Cores]] = (("32 in flight", 32, "two"), *SEQUENTIAL)
 HTTP_WIRES: Sequence[Wire] = ("session", "stateless")
+CLIENT_WIRES: Sequence[tuple[str, Wire]] = (
+    ("stdio {}, session", "pipe"),
+    ("stdio {}, stateless", "stateless pipe"),
+    ("http {}, session", "session"),
+    ("http {}, stateless", "stateless"),
+)
 
 SCENARIOS = [
     *(
@@ -106,5 +123,24 @@ SCENARIOS = [
             least_calls=4,
         )
         for wire in HTTP_WIRES
+    ),
+    *(
+        Scenario(
+            f"client {name.format(tool)}, {manner}",
+            calling(tool, arguments),
+            is_right,
+            (2,),
+            wire=wire,
+            window=window,
+            cores=cores,
+            least_calls=(window + 20) * (4 if "pipe" in wire else 1),
+            of_client=True,
+            quantiles=(50,),
+            share=0.25,
+        )
+        for name, wire in CLIENT_WIRES
+        for manner, window, cores in CLIENT_MANNERS
+        if cores == "two" or wire == "pipe"
+        for tool, arguments, is_right in CALLS
     ),
 ]
