@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, Literal
 
 from msgspec import UNSET, to_builtins
@@ -29,15 +28,18 @@ class CallResult:
         self.revision = revision.name
         self._problems = problems
         self._read_by = revision
+        self._result: ToolResult | None = None
 
     def __repr__(self) -> str:
         state = "error" if self.is_error else "result"
         return f"<{state} of {self.tool.name!r}: {self.text[:100]!r}>"
 
-    @cached_property
+    @property
     def result(self) -> ToolResult:
         """The answer in the words of this package's own model."""
-        return self._read_by.read(self.raw)
+        if self._result is None:
+            self._result = self._read_by.read(self.raw)
+        return self._result
 
     @property
     def problems(self) -> list[str]:

@@ -10,7 +10,11 @@ from msgspec.structs import replace
 from handrail.jsonrpc import encode
 from handrail.model import Block, Json, Object, Text, ToolResult
 
-_BLOCKS = {each.__struct_config__.tag: each for each in get_args(Block) if each != Object}
+_KINDS = [each for each in get_args(Block) if each != Object]
+_BLOCKS = {
+    each.__struct_config__.tag: (each, dict(zip(each.__struct_encode_fields__, each.__struct_fields__, strict=True)))
+    for each in _KINDS
+}
 
 
 def read(result: Object) -> ToolResult:
@@ -43,8 +47,9 @@ def _read_bare(value: Json, meta: Json) -> ToolResult:
 def _block(block: Json) -> Block:
     """A block of a known type and shape, or the value as it came."""
     try:
-        kind = _BLOCKS[block["type"]]
-        fields = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+        if block["type"] == "text" and len(block) == 2:  # the usual one
+            return Text(block["text"])
+        kind, fields = _BLOCKS[block["type"]]
         return cast(Block, kind(**{fields[name]: value for name, value in block.items() if name != "type"}))
     except (KeyError, TypeError, ValueError):
         return cast(Block, block)

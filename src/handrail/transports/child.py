@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import IO
@@ -45,6 +46,7 @@ TERM_SECONDS = 1.0  # between asking a server to end and ending it
 KILL_SECONDS = 2.0  # only the kernel can make it take longer
 KEPT_LINES, KEPT_BYTES = 200, 64 * 1024  # of standard error
 _SHELL = "/bin/sh"
+MAX_WRITTEN = 512  # messages at once; the kernel takes 1,024
 _CHUNK, _PIPE_BYTES = 64 * 1024, 256 * 1024  # as in stdio.py
 
 _HINTS = {
@@ -96,6 +98,7 @@ class Child(Link):
         self._kept = bytearray()
         self._queue: deque[tuple[memoryview, Waiting | None]] = deque()
         self._queued = 0  # bytes
+        self._together = False  # what is sent now is written at the end of the loop's turn, in one
         self._stall: asyncio.TimerHandle | None = None  # runs while the server takes no more
         self._status: asyncio.TimerHandle | None = None  # runs while only the exit status is waited for
         self._problem: TransportError | None = None  # what `lost` was told
@@ -166,7 +169,7 @@ class Child(Link):
     def send(self, message: bytes, about: Waiting | None) -> None:
         data = message + b"\n"
         written = 0
-        if not self._queue:
+        if not self._queue and not self._together:
             try:
                 written = os.write(self._sink, data)
             except BlockingIOError:
@@ -183,11 +186,16 @@ class Child(Link):
                 text = f"over {MAX_UNSENT_BYTES:,} bytes wait for the server to read them"
                 self._ear.lost(TransportError(text, sent=Sent.NO), about)
             return
+        if self._together and not self._queue:
+            self._loop.call_soon(self._flush)
         self._queue.append((memoryview(data)[written:], about))
         self._queued += len(data) - written
-        if self._stall is None:
-            self._loop.add_writer(self._sink, self._flush)
-            self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
+        if self._stall is None and not self._together:
+            self._write_later()
+
+    def _write_later(self) -> None:
+        self._loop.add_writer(self._sink, self._flush)
+        self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
 
     def give_up(self, about: Waiting) -> None:
         if about.sent is Sent.NO:  # as its caller is told: so it must not leave later
@@ -199,9 +207,8 @@ class Child(Link):
     def _flush(self) -> None:
         progress = False
         while self._queue:
-            data, about = self._queue[0]
             try:
-                written = os.write(self._sink, data)
+                written = os.writev(self._sink, [data for data, _ in islice(self._queue, MAX_WRITTEN)])
             except BlockingIOError:
                 break
             except OSError:
@@ -209,17 +216,20 @@ class Child(Link):
                 return
             progress = True
             self._queued -= written
-            if about is not None:
-                about.sent = Sent.UNKNOWN
-            if written < len(data):
-                self._queue[0] = data[written:], about
-                break
-            self._queue.popleft()
+            while written:
+                data, about = self._queue.popleft()
+                if about is not None:
+                    about.sent = Sent.UNKNOWN
+                if written < len(data):
+                    self._queue.appendleft((data[written:], about))
+                written -= min(written, len(data))
         if not self._queue:
             self._stop_writing()
             if self._closing:
                 self._close_input()
-        elif progress and self._stall is not None:
+        elif self._stall is None:
+            self._write_later()
+        elif progress:
             self._stall.cancel()
             self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
 
@@ -255,7 +265,9 @@ class Child(Link):
         """Read once; whether there may be more."""
         data = _read(self._source)
         if data:
-            self._take(self._lines.feed(data))
+            lines = self._lines.feed(data)
+            self._together = len(lines) > 1  # whoever waits for them may ask again, each at the same turn of the loop
+            self._take(lines)
         elif data is not None:
             self._output_ended()
         return bool(data)
