@@ -40,7 +40,7 @@ def ran(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return record
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def installed_peer() -> Callable[[str], Path]:
     """Folder of another implementation, as tests/peers/install.sh names it; without it the test is skipped.
 

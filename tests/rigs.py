@@ -217,6 +217,11 @@ class HttpRig(Rig):
             self._tasks.discard(task)
             writer.close()
 
+    async def other(self, verb: str, writer: asyncio.StreamWriter) -> bool:
+        """What is no message: there is nothing here for it."""
+        writer.write(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
+        return True
+
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         verb = head[0].split(" ")[0]
@@ -231,12 +236,15 @@ class HttpRig(Rig):
             await writer.drain()
             return False
         if verb != "POST":
-            writer.write(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
-            return True
+            return await self.other(verb, writer)
         if headers.get("mcp-session-id") in self.ended:
             writer.write(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
             return True
         message = json.loads(body)
+        opens = message.get("method") in ("initialize", "server/discover")
+        if self.session and not opens and "mcp-session-id" not in headers:
+            writer.write(b"HTTP/1.1 400 No\r\nContent-Length: 0\r\n\r\n")
+            return True
         if self.cuts == message.get("method"):
             self.cuts = ""
             self.later["7"] = message

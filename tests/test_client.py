@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from handrail.errors import (
 )
 from handrail.transports.child import Child
 from requirements import requirement
-from rigs import VERSION, Object, Rig
+from rigs import VERSION, HttpRig, Object, Rig, ordinary
 from rigs_client import GOOD_ICONS, ICONS
 
 __all__ = ["open_rig"]
@@ -232,6 +233,57 @@ async def test_a_notice_on_the_stream_of_a_call_makes_the_list_stale(
         assert [tool.name for tool in await client.tools()] == ["echo", "new"]
 
 
+@requirement("CLI-29")
+@everywhere(*LEGACY, transports=("http",))
+async def test_a_list_is_not_kept_where_no_notice_can_come(open_rig: OpenRig, revision: str, transport: str) -> None:
+    """Many servers announce notices of changes, and have no stream to send them on."""
+    async with open_rig("ordinary", revision, transport) as (client, heard):
+        await client.tools()
+        await client.tools()
+        assert len(heard.asked("tools/list")) == 2
+
+
+@requirement("CLI-29")
+@everywhere(*LEGACY, transports=("memory", "stdio"))
+async def test_a_server_that_began_anew_may_have_other_tools(open_rig: OpenRig, revision: str, transport: str) -> None:
+    async with open_rig("dies_on_call", revision, transport) as (client, heard):
+        await client.tools()
+        with pytest.raises(TransportError):
+            await client.call("echo", {})
+        await client.tools()
+        assert len(heard.asked("tools/list")) == 2
+
+
+class StreamingRig(HttpRig):
+    """Has a stream for what is said unasked; whoever takes it from `streams` may cut it."""
+
+    def __init__(self) -> None:
+        super().__init__("ordinary", R4)
+        self.streams: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    async def other(self, verb: str, writer: asyncio.StreamWriter) -> bool:
+        if verb != "GET":
+            return await super().other(verb, writer)
+        writer.write(b"HTTP/1.1 200 x\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\nretry: 1\n\n")
+        await self.streams.put(writer)
+        await writer.wait_closed()
+        return False
+
+
+@requirement("CLI-29")
+async def test_a_list_is_kept_as_long_as_the_stream_that_would_bring_a_notice(ran: Callable[[str, str], None]) -> None:
+    rig = StreamingRig()
+    async with asyncio.timeout(10), rig.listening() as url, Client(url, revision=R4) as client:
+        stream = await rig.streams.get()
+        kept = None
+        while kept is None or await client.tools() is not kept:  # it may not have heard of its stream yet
+            kept = await client.tools()
+        stream.close()
+        await rig.streams.get()
+        assert await client.tools() is not kept  # something may have been said between the two
+    ran(R4, "http")
+
+
 @requirement("CLI-34")
 @everywhere(R5)
 async def test_a_list_is_kept_as_long_as_the_server_says(open_rig: OpenRig, revision: str, transport: str) -> None:
@@ -406,6 +458,36 @@ async def test_progress_feeds_one_clock_and_not_the_other(open_rig: OpenRig, rev
             assert caught.value.clock == clock
             assert caught.value.progress == seen[-1]
             assert (seen[-1].done, seen[-1].total) == (5, 10)
+
+
+@requirement("CLI-25", "P-06")
+@everywhere(R4, R5, transports=("memory", "http"))
+async def test_a_call_takes_no_longer_because_the_tools_are_listed_first(
+    open_rig: OpenRig, revision: str, transport: str
+) -> None:
+    def never_lists(rig: Rig, message: Object) -> None:
+        if message.get("method") != "tools/list":
+            ordinary(rig, message)
+
+    async with open_rig(never_lists, revision, transport) as (client, heard):
+        with pytest.raises(CallTimeout, match="not listed") as caught:
+            async with asyncio.timeout(5):
+                await client.call("echo", {}, timeout=0.1)
+        assert (caught.value.clock, caught.value.sent) == ("total", Sent.NO)
+        assert heard.asked("tools/list") and not heard.asked("tools/call")
+
+
+@requirement("CLI-25")
+@everywhere(R4, R5)
+async def test_after_a_sign_of_life_a_shorter_clock_counts_from_there(
+    open_rig: OpenRig, revision: str, transport: str
+) -> None:
+    async with open_rig("progresses_and_stops", revision, transport) as (client, _):
+        await client.tools()
+        with pytest.raises(CallTimeout) as caught:
+            async with asyncio.timeout(10):
+                await client.call("echo", {}, timeout=Clocks(first=30, idle=0.05))
+        assert caught.value.clock == "idle"
 
 
 @requirement("CLI-25")

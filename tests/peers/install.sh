@@ -74,5 +74,6 @@ python_peer fastmcp &
 node_peer inspector &
 node_peer typescript &
 node_peer conformance &
+node_peer servers-npm &
 wait
 exit 0

@@ -97,6 +97,7 @@ class Dialog(Hearing):
         self._handshakes += 1
         assert self.link is not None
         self.link.agreed(revision)
+        self.host.changed()  # another process, or session, may have other tools
 
     async def close(self) -> None:
         """End the conversation; whoever waits is told."""

@@ -72,7 +72,16 @@ class Hearing:
         now = self._loop.time()
         for flight in self._waiting.values() if about is None else (about,):
             if isinstance(flight, Flight):
-                flight.last, flight.heard = now, True
+                self._lives(flight, now)
+
+    def _lives(self, flight: Flight, now: float) -> None:
+        """From the first sign of life another clock counts, which may be the shorter one."""
+        flight.last = now
+        if not flight.heard and not flight.future.done():
+            flight.heard = True
+            flight.due = min(flight.due, now + flight.clocks.idle)
+            if self._timer is None or flight.due < self._timer.when():
+                self._look_at(flight.due)
 
     def lost(self, problem: PeerError, about: Waiting | None = None) -> None:
         if about is not None:
@@ -127,7 +136,7 @@ class Hearing:
             token = params.get("progressToken")
             flight = self._waiting.get(token) if type(token) is int else None
             if flight is not None and type(params.get("progress")) in (int, float):
-                flight.last, flight.heard = self._loop.time(), True
+                self._lives(flight, self._loop.time())
                 flight.progress = Progress.read(params)
                 self._tell(flight, flight.progress)
         elif message.method == "notifications/message":

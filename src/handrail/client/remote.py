@@ -22,6 +22,7 @@ from handrail.client.state import State
 from handrail.client.targets import Target
 from handrail.errors import (
     CallFailed,
+    CallTimeout,
     ConfirmationRequired,
     Denied,
     InvalidResult,
@@ -34,6 +35,7 @@ from handrail.errors import (
 from handrail.guards.audit import CallRecord, Recorder
 from handrail.model import Json, Object
 from handrail.revisions import Revision
+from handrail.transports.link import Link
 
 log = logging.getLogger("handrail")
 
@@ -83,6 +85,7 @@ class Remote:
         self._tools: Tools | None = None
         self._fresh_until = 0.0
         self._stale = False  # by a notice
+        self._told_by: tuple[Link, int] | None = None  # where a notice would come from
         self._pins = Pins(target.key or target.name, policy.state)
         self._listing = asyncio.Lock()
 
@@ -106,7 +109,8 @@ class Remote:
         """All tools, over all pages: from memory while the server says they stay the same."""
         async with self._listing:
             known = self._tools
-            if known is None or fresh or self._stale or time.monotonic() >= self._fresh_until:
+            told = self._told_by is not None and self._told_by == self._teller
+            if known is None or fresh or self._stale or not (told or time.monotonic() < self._fresh_until):
                 known = await self._list()
             return known
 
@@ -114,6 +118,7 @@ class Remote:
         await self._ready()
         self.dialog.want_news()
         self._stale = False
+        told_by = self._teller
         found: list[ListedTool] = []
         names: set[str] = set()
         refused: dict[str, str] = {}
@@ -124,14 +129,10 @@ class Remote:
             fresh_until = min(fresh_until, time.monotonic() + seconds)
             for raw in page["tools"]:
                 self._add(raw, found, names, refused)
-        revision = self.dialog.revision
-        assert revision is not None
-        if not revision.stateless and self._announces:
-            fresh_until = float("inf")  # a notice will say when that ends
         self._pins.look(found)
         for name, why in refused.items():
             log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
-        self._tools, self._fresh_until = Tools(found, refused), fresh_until
+        self._tools, self._fresh_until, self._told_by = Tools(found, refused), fresh_until, told_by
         return self._tools
 
     async def _pages(self) -> AsyncIterator[Object]:
@@ -187,9 +188,13 @@ class Remote:
         return tool.header_map if mirrors else {}
 
     @property
-    def _announces(self) -> bool:
+    def _teller(self) -> tuple[Link, int] | None:
+        """Who will say that the tools have changed; None if that has to be asked for, or nobody will."""
+        link, revision = self.dialog.link, self.dialog.revision
+        if link is None or link.news == 0 or self.dialog.dead is not None or revision is None or revision.stateless:
+            return None
         tools = self.dialog.welcome.get("capabilities", {}).get("tools")
-        return type(tools) is dict and tools.get("listChanged") is True
+        return (link, link.news) if type(tools) is dict and tools.get("listChanged") is True else None
 
     async def _ready(self) -> None:
         """Connected to a server that says it has tools."""
@@ -218,7 +223,9 @@ class Remote:
         meta: Object | None = None,
         repeat: bool = False,
     ) -> CallResult:
-        tool = await self._known(name)
+        if self._tools is None or self._stale:
+            clocks = await self._list_before(clocks)
+        tool = self._known(name)
         record = CallRecord(self.name, tool.own_name, arguments)
         try:
             record.confirmed = await self._agreed(tool, arguments, confirm or self._policy.confirm)
@@ -240,9 +247,18 @@ class Remote:
             raise CallFailed(result.text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
         return result
 
-    async def _known(self, name: str) -> ListedTool:
-        if self._tools is None or self._stale:
-            await self.tools()
+    async def _list_before(self, clocks: Clocks) -> Clocks:
+        """List the tools for a call, on the time of that call; what is left of it."""
+        ends = time.monotonic() + clocks.total
+        try:
+            async with asyncio.timeout(clocks.total):
+                await self.tools()
+        except TimeoutError:
+            text = f"the tools were not listed within {clocks.total:g} s"
+            raise CallTimeout(text, clock="total", server=self.name, phase="tools/list") from None
+        return clocks.within(max(ends - time.monotonic(), 0.001))
+
+    def _known(self, name: str) -> ListedTool:
         assert self._tools is not None
         tool = self._tools.get(self._prefix + name)
         if tool is None:

@@ -67,6 +67,7 @@ class Child(Link):
     """
 
     disconnect_cancels = False
+    news = 1
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ class Inside(Link):
     """Talks to whatever has `serving` and `connect`, as a `Server` has."""
 
     disconnect_cancels = False
+    news = 1
 
     def __init__(self, server: Any) -> None:
         self._server = server

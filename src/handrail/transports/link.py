@@ -49,6 +49,7 @@ class Link(Protocol):
     """A client's end of a transport."""
 
     disconnect_cancels: bool  # in stateless revisions: giving up a request is all the cancelling there is
+    news: int  # which stream brings what the server says unasked, counted from 1; 0: none, just now or at all
 
     async def open(self, ear: Ear) -> None:
         """Connect, or start the server. TransportError says why not. What comes from now on goes to `ear`."""

@@ -87,6 +87,7 @@ class Web:
         self._tasks: set[asyncio.Task[None]] = set()
         self._notes: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Task[None] | None = None
+        self.news = self._streams = 0
         self._is_old = False  # what comes, comes on one stream
         self._dead: TransportError | None = None  # that stream, if it has ended
 
@@ -316,11 +317,14 @@ class Web:
                 response = await self._asker.ask("GET", self._address, {**self._own, "Accept": EVENTS, **resumed})
                 try:
                     if response.status < 300 and media_type(response) == EVENTS:
+                        self._streams += not resumed  # what is not resumed may have missed something
+                        self.news = self._streams
                         await EventStream(response, self._limit).hand_over(self._ear, None, mark)
                     elif response.status < 500:
                         self._is_gone |= response.status == 404
                         return  # it has nothing to say unasked
                 finally:
+                    self.news = 0
                     drop(response)
             except PeerError as problem:
                 log.debug("%s: no stream: %s", self._place, problem)
@@ -353,6 +357,7 @@ class Web:
             return False
         response, stream, self._post_address = found
         self._is_old = True
+        self.news = 1
         self._start(self._old_stream(response, stream))
         return True
 

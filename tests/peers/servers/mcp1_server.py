@@ -1,0 +1,152 @@
+"""A server of `mcp` 1.x for tests/test_client_interop.py: `mcp1_server.py stdio`, or `http` for both kinds of HTTP.
+
+Run by that peer's own interpreter. Over HTTP the first line it prints is its address.
+"""
+
+import asyncio
+import contextlib
+import functools
+import socket
+import sys
+
+import uvicorn
+from mcp import types
+from mcp.server.fastmcp import Context, FastMCP, Image
+from mcp.server.lowlevel import NotificationOptions
+from pydantic import BaseModel
+from starlette.applications import Starlette
+
+PAGE = 4
+PICTURE = b"\x89PNG\r\n\x1a\nnot much of a picture"
+
+server = FastMCP("mcp1", log_level="WARNING")
+low = server._mcp_server
+# It can tell of changes; only a server of the lower level can say so.
+low.create_initialization_options = functools.partial(
+    low.create_initialization_options, NotificationOptions(tools_changed=True)
+)
+running, stopped = set(), set()
+
+
+class Sum(BaseModel):
+    sum: float
+
+
+class Person(BaseModel):
+    name: str
+
+
+@low.list_tools()
+async def pages(request: types.ListToolsRequest) -> types.ListToolsResult:
+    # Without a request it asks itself, when it is called by a name that it has not listed.
+    start = int(request.params.cursor or 0) if request and request.params else 0
+    tools = await server.list_tools()
+    more = str(start + PAGE) if start + PAGE < len(tools) else None
+    return types.ListToolsResult(tools=tools[start : start + PAGE], nextCursor=more)
+
+
+@server.tool()
+async def echo(text: str) -> str:
+    """Says it again."""
+    return text
+
+
+@server.tool()
+async def add(a: float, b: float) -> Sum:
+    """Adds two numbers."""
+    return Sum(sum=a + b)
+
+
+@server.tool()
+async def picture() -> Image:
+    """A picture."""
+    return Image(data=PICTURE, format="png")
+
+
+@server.tool()
+async def fails(text: str) -> str:
+    """Fails, and says why."""
+    raise ValueError(text)
+
+
+@server.tool()
+async def counts(steps: int, ctx: Context) -> str:
+    """Counts, and tells how far it is."""
+    for step in range(1, steps + 1):
+        await ctx.report_progress(step, steps, f"step {step}")
+    return f"counted to {steps}"
+
+
+@server.tool()
+async def waits(mark: str, ctx: Context) -> str:
+    """Waits until it is stopped."""
+    await ctx.report_progress(1, 2)
+    running.add(mark)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        running.discard(mark)
+        stopped.add(mark)
+
+
+@server.tool()
+async def state_of(mark: str) -> str:
+    """What became of a call that waits."""
+    return "stopped" if mark in stopped else "running" if mark in running else "unknown"
+
+
+@server.tool()
+async def change(name: str, ctx: Context) -> str:
+    """Adds a tool, or removes it if it is there."""
+    if any(tool.name == name for tool in await server.list_tools()):
+        server.remove_tool(name)
+    else:
+        server.add_tool(echo, name=name)
+    await ctx.session.send_tool_list_changed()
+    return "changed"
+
+
+@server.tool()
+async def asks(ctx: Context) -> str:
+    """Asks for a name."""
+    answer = await ctx.elicit("Who are you?", Person)
+    return f"Hello {answer.data.name}" if answer.action == "accept" else answer.action
+
+
+@server.tool()
+async def samples(ctx: Context) -> str:
+    """Asks the client's model."""
+    said = types.SamplingMessage(role="user", content=types.TextContent(type="text", text="Say hello"))
+    answer = await ctx.session.create_message([said], max_tokens=10, related_request_id=ctx.request_id)
+    return answer.content.text
+
+
+@server.tool()
+async def looks(ctx: Context) -> str:
+    """Asks where it may look."""
+    return " ".join(str(root.uri) for root in (await ctx.session.list_roots()).roots)
+
+
+def application() -> Starlette:
+    """Streamable HTTP at /mcp, HTTP+SSE at /sse."""
+    streamable, old = server.streamable_http_app(), server.sse_app()
+
+    @contextlib.asynccontextmanager
+    async def life(app):
+        async with server.session_manager.run():
+            yield
+
+    return Starlette(routes=[*streamable.routes, *old.routes], lifespan=life)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "stdio":
+        server.run("stdio")
+    else:
+        # Named as TCP: only then does asyncio send small answers without delay.
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+        config = uvicorn.Config(application(), log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listening])
