@@ -68,6 +68,12 @@ node_peer() {
     fi
 }
 
+# A terminal for the tests of the command line, where it may be installed.
+if ! command -v tmux >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+    { limited apt-get install -y -q tmux || { limited apt-get update -q && limited apt-get install -y -q tmux; }; } \
+        >.peers/tmux.log 2>&1 && rm -f .peers/tmux.log && echo "peers: tmux installed"
+fi
+
 python_peer mcp2 &
 python_peer mcp1 &
 python_peer fastmcp &
