@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -78,7 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     if wrong:
         raise pytest.UsageError("\n".join(wrong))
+
+
+def pytest_configure(config: pytest.Config) -> None:
     config.stash[PROVED] = {}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Where several processes share the tests, the first writes the record of all."""
+    node.config.stash[PROVED].update(getattr(node, "workeroutput", {}).get("proved", {}))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,6 +118,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write what was proved. A run of everything replaces the record, a run of a few tests changes only theirs."""
     config = session.config
     proved = config.stash.get(PROVED, {})
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["proved"] = proved
+        return
     if config.option.collectonly or not proved:
         return
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not (

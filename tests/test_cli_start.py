@@ -167,6 +167,12 @@ print(*set(sys.modules) - before, file=sys.stderr)
     assert len(loaded) < 60
 
 
+def test_the_reference_names_every_verb_and_every_end() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "cli.md").read_text("utf-8")
+    assert [verb for verb in VERBS if f"| `{verb}" not in page] == []
+    assert [code for code in Code if f"| {code.value} | {code.says.split(',')[0]}" not in page] == []
+
+
 # Completion
 
 
