@@ -22,7 +22,7 @@ from requirements import requirement
 
 def record(tool: str, **more: Any) -> Object:
     made: Object = {"time": "2026-07-28T09:30:00+00:00", "server": "weather", "tool": tool, "arguments_digest": "ab12"}
-    return {**made, "confirmed": True, "outcome": "ok", "seconds": 0.25, "revision": "2026-07-28", **more}
+    return {**made, "confirmed": "confirmed", "outcome": "ok", "seconds": 0.25, "revision": "2026-07-28", **more}
 
 
 @pytest.fixture
@@ -49,12 +49,12 @@ def tools(home: Path, *words: str) -> list[str]:
 def test_calls_are_shown_one_a_line(home: Path, state: State) -> None:
     assert audit(home).stdout == ""
     state.append(FILE, record("forecast", arguments={"city": "Paris", "api_key": "canary"}))
-    state.append(FILE, record("delete", outcome="denied", confirmed=False, seconds=None))
+    state.append(FILE, record("delete", outcome="denied", confirmed="", seconds=None))
     done = audit(home)
     assert done.stdout.splitlines() == [
-        "2026-07-28T09:30:00+00:00  weather  forecast  ok  0.250 s",
+        "2026-07-28T09:30:00+00:00  weather  forecast  ok  0.250 s  confirmed",
         '    {"city": "Paris", "api_key": "****"}',
-        "2026-07-28T09:30:00+00:00  weather  delete  denied  -  unconfirmed",
+        "2026-07-28T09:30:00+00:00  weather  delete  denied  -",
     ]
 
 
@@ -108,7 +108,7 @@ def test_calls_are_exported(home: Path, state: State) -> None:
     assert rows[0]["tool"] == "'=cmd|'/c calc'!A1", "no formula"
     assert rows[1]["tool"] == '"quoted", and\\nmore'
     assert json.loads(rows[0]["arguments"]) == {"token": "****", "n": 1}
-    assert (rows[0]["confirmed"], rows[1]["arguments"]) == ("true", "")
+    assert (rows[0]["confirmed"], rows[1]["arguments"]) == ("confirmed", "")
     assert audit(home, "--export", "csv", "-f").returncode == 2
 
 

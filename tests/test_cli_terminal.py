@@ -169,7 +169,7 @@ def test_interrupting_cancels_the_call_on_the_server(terminal: Terminal, tmp_pat
 def test_a_question_is_answered_on_the_terminal(terminal: Terminal) -> None:
     terminal.run("call", "server.py", "asks", "--yes")
     shown = terminal.until("Answer it? [y/N]")
-    assert "\nserver asks: Who are you?\\x1b[31m" in f"\n{shown}"
+    assert "\nserver asks:\n  | Who are you?\\x1b[31m\n" in f"\n{shown}"
     terminal.type("y")
     terminal.until("name (string)")
     terminal.type("Ada")

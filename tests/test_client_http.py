@@ -167,7 +167,7 @@ async def test_a_mismatch_makes_the_list_anew_and_the_call_once_more(open_rig: O
     def script(rig: Rig, message: Object) -> None:
         calls = rig.asked("tools/call")
         if message.get("method") == "tools/call" and (stubborn or len(calls) == 1):
-            rig.tools = [{"name": "echo", "inputSchema": region()}]
+            rig.tools = [{**rig.tools[0], "inputSchema": region()}]
             rig.error(message, -32020, "Mcp-Param-Region is missing")
         else:
             ordinary(rig, message)

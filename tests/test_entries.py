@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a folder of two lines": ({"command": "x", "cwd": "/a\n/b"}, "/cwd: has a new line"),
     "disabled by a text": ({"command": "x", "disabled": "yes"}, '/disabled: "yes" is not true or false'),
     "a batch file with a meaning": ({"command": "x.CMD", "args": ["a&calc"]}, "a batch file gets no arguments"),
-    "a name of two lines": ({"mcpServers": {"a\nb": {"command": "x"}}}, "a name is not empty and has one line"),
+    "a name of two lines": ({"mcpServers": {"a\nb": {"command": "x"}}}, "has only characters that can be seen"),
 }  # fmt: skip
 
 

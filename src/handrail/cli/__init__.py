@@ -51,6 +51,10 @@ def _run(words: list[str]) -> int:
         return Code.USAGE
     from handrail.cli.screen import Screen  # not for a help text
 
+    if args.verb != "serve":
+        from handrail.cli.logs import hear_logs
+
+        hear_logs()
     code: int = import_module(f"handrail.cli.{args.verb}").run(args, Screen(args.json, args.color))
     sys.stdout.flush()
     return code

@@ -128,7 +128,7 @@ def _show(record: Object, screen: Screen) -> None:
     seconds = record.get("seconds")
     took = f"{seconds:.3f} s" if isinstance(seconds, int | float) else "-"
     when, server, tool = (one_line(str(record.get(name, "?")), 64) for name in ("time", "server", "tool"))
-    how = "" if record.get("confirmed") else "  unconfirmed"
+    how = f"  {one_line(str(record['confirmed']), 20)}" if record.get("confirmed") else ""
     screen.say(f"{when}  {server}  {screen.paint(tool, 'bold')}  {screen.paint(outcome, style)}  {took}{how}")
     if "arguments" in record:
         screen.say(f"    {inert(json.dumps(record['arguments'], ensure_ascii=False), lines=False)}")

@@ -19,6 +19,7 @@ from handrail.model import Audio, Block, EmbeddedResource, Image, ResourceLink, 
 
 __all__ = ["run"]
 
+MAX_FILES = 20
 _SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
 _SUFFIXES |= {"audio/wav": ".wav", "audio/mpeg": ".mp3", "audio/ogg": ".ogg"}
 
@@ -73,6 +74,8 @@ def _saved(block: Image | Audio, number: int, folder: Path) -> str:
     data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
     suffix = _SUFFIXES.get(block.mime_type, ".bin")
     folder.mkdir(parents=True, exist_ok=True)
+    if number >= MAX_FILES:
+        return f"{one_line(block.mime_type, 60)}, not saved: the first {MAX_FILES} were; --json shows it"
     for attempt in range(1000):
         path = folder / f"result-{number}{f'-{attempt}' if attempt else ''}{suffix}"
         try:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from handrail.cli.codes import Code
 from handrail.cli.screen import Screen
 from handrail.client.entries import Entry, EntryError, Missing, known_files, load
-from handrail.guards.inert import inert, mask, mask_secrets, mask_words
+from handrail.guards.inert import MASK, inert, mask, mask_words
 from handrail.model import Object
 
 __all__ = ["run"]
+
+_VARIABLE = re.compile(r"(?:Bearer )?\$\{[\w:]+\}")
 
 
 def run(args: Namespace, screen: Screen) -> int:
@@ -61,8 +64,13 @@ def _server(entry: Entry, missing: list[Missing]) -> Object:
         "missing": [] if entry.disabled else [{"variable": each.variable, "where": each.where} for each in missing],
     }
     if entry.kind == "stdio":
-        return made | {"command": mask_words(entry.command), "cwd": entry.cwd, "env": mask_secrets(entry.env)}
-    return made | {"url": mask(entry.url), "headers": mask_secrets(entry.headers)}
+        return made | {"command": mask_words(entry.command), "cwd": entry.cwd, "env": _hidden(entry.env)}
+    return made | {"url": mask(entry.url), "headers": _hidden(entry.headers)}
+
+
+def _hidden(values: Mapping[str, str]) -> Object:
+    """Which there are; what is written out may be a secret, what refers to a variable says where it is."""
+    return {name: text if _VARIABLE.fullmatch(text) else MASK for name, text in values.items()}
 
 
 def _show(file: Object, screen: Screen) -> None:

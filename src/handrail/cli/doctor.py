@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 from argparse import Namespace
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,7 +44,7 @@ def run(args: Namespace, screen: Screen) -> int:
         steps.append(step)
         if not screen.as_json:
             mark = screen.paint(f"{step.verdict:8}", _MARKS[step.verdict])
-            screen.say(f"{mark} {step.what}: {one_line(step.says, 300)}")
+            screen.say(f"{mark} {one_line(step.what, 80)}: {one_line(step.says, 300)}")
             if step.fix:
                 screen.say(f"         try: {one_line(step.fix, 400)}")
     if screen.as_json:
@@ -58,8 +59,10 @@ def _plain(step: Step) -> dict[str, object]:
 def _steps(args: Namespace, screen: Screen) -> Iterator[Step]:
     try:
         target = target_of(args.server)
-    except HandrailError as wrong:
-        yield Step("the name", "failed", str(wrong), "handrail config shows what is configured", code_of(wrong))
+        url = target.url if isinstance(target, Entry) else str(target)
+        _ = urlsplit(url).port if url.startswith("http") else shlex.split(url)
+    except (HandrailError, ValueError) as wrong:
+        yield Step("the name", "failed", str(wrong), "handrail config shows what is configured", Code.USAGE)
         return
     entry = target if isinstance(target, Entry) else None
     url = entry.url if entry else target if isinstance(target, str) and target.startswith("http") else ""
@@ -110,7 +113,7 @@ def _network(url: str) -> Iterator[Step]:
 
 
 def _protocol(args: Namespace, screen: Screen) -> Iterator[Step]:
-    said: list[str] = []
+    said: deque[str] = deque(maxlen=5)
     try:
         with client(args, screen, on_stderr=said.append) as it:
             name = it.identity.get("name", "(nothing)")
@@ -122,9 +125,9 @@ def _protocol(args: Namespace, screen: Screen) -> Iterator[Step]:
         fix = problem.hint or _FIXES.get(problem.kind, "")
         yield Step("the conversation", "failed", problem.text, fix, code_of(problem))
         if said:
-            yield Step("its standard error", "warning", " | ".join(said[-5:]))
+            yield Step("its standard error", "warning", " | ".join(said))
         return
-    yield Step("the tools", "ok" if len(tools) else "warning", f"{len(tools)} tools")
+    yield Step("the tools", "ok" if len(tools) else "warning", f"{len(tools)} found")
     for name, why in tools.refused.items():
         yield Step(f"tool {name}", "warning", why, "left out of the list until the server mends it")
     for tool in tools:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from handrail.cli.codes import Usage
 from handrail.cli.screen import Screen, json_text
-from handrail.cli.words import arguments
+from handrail.cli.words import typed
 from handrail.client.answers import Elicitation
 from handrail.guards.inert import inert, one_line
 from handrail.model import Object
@@ -27,6 +26,7 @@ class Forms:
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
+        self._one = threading.Lock()  # at a time: an answer must not go to another question
 
     async def fill(self, question: Elicitation) -> Any:
         """The content of a form, None if it is declined, "cancel" if the person goes away."""
@@ -37,21 +37,33 @@ class Forms:
         return bool(await aside(self._visit, question))
 
     def _fill(self, question: Elicitation) -> Any:
-        self._say(f"{question.server} asks: {inert(question.message)}")
+        with self._one:
+            return self._filled(question)
+
+    def _filled(self, question: Elicitation) -> Any:
+        self._introduce(question)
         fields = question.schema.get("properties")
-        if type(fields) is not dict or not self._screen.ask("Answer it?"):
+        if not self._screen.ask("Answer it?"):
             return DECLINE
+        fields = fields if type(fields) is dict else {}
         answers = dict(question.defaults)
         while True:
             for name, field in fields.items():
                 if not self._field(name, field if type(field) is dict else {}, question.schema, answers):
                     return CANCEL
             self._say("to be sent: " + json_text(answers))
-            if self._screen.ask("Send it? (n: fill it in again, Ctrl-C: leave)"):
+            said = self._screen.read("Send it? [y/N/again] ")
+            if said is None or said.lower() in ("", "n", "no"):
+                return CANCEL
+            if said.lower() in ("y", "yes"):
                 return answers
 
     def _visit(self, question: Elicitation) -> bool:
-        self._say(f"{question.server} asks: {inert(question.message)}")
+        with self._one:
+            return self._visited(question)
+
+    def _visited(self, question: Elicitation) -> bool:
+        self._introduce(question)
         host = urlsplit(question.url).hostname or "?"
         self._say(f"  {inert(question.url, lines=False)}")
         self._say(f"  at {self._screen.paint(inert(host), 'bold', stream=sys.stderr)}")
@@ -70,10 +82,16 @@ class Forms:
             if not text:
                 return True  # as proposed, or left out
             try:
-                answers.update(arguments([f"{name}={text}"], schema))
+                answers[name] = typed(text, field, schema)
                 return True
-            except Usage as wrong:
+            except ValueError as wrong:
                 self._say(f"  {inert(str(wrong))}")
+
+    def _introduce(self, question: Elicitation) -> None:
+        """Who asks, and every line of what it says marked as its words."""
+        self._say(f"{inert(question.server, lines=False)} asks:")
+        for line in inert(question.message).splitlines()[:50]:
+            self._say(f"  | {line}")
 
     def _say(self, text: str) -> None:
         self._screen.tell(text)
@@ -88,10 +106,17 @@ async def aside(work: Callable[[Any], Any], question: Any) -> Any:
         if not done.done():
             done.set_result(said)
 
+    def fail(problem: Exception) -> None:
+        if not done.done():
+            done.set_exception(problem)
+
     def run() -> None:
-        said = work(question)
+        try:
+            then: tuple[Any, ...] = (finish, work(question))
+        except Exception as problem:
+            then = (fail, problem)
         with contextlib.suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(finish, said)
+            loop.call_soon_threadsafe(*then)
 
     threading.Thread(target=run, name="handrail-form", daemon=True).start()
     return await done

@@ -7,7 +7,7 @@ import sys
 import time
 from argparse import Namespace
 
-from handrail.cli.codes import Code
+from handrail.cli.codes import Code, code_of
 from handrail.cli.reach import client
 from handrail.cli.screen import Screen, json_text
 from handrail.errors import PeerError
@@ -15,6 +15,8 @@ from handrail.guards.inert import inert, mask, mask_secrets, one_line
 from handrail.model import Json, Object
 
 __all__ = ["run"]
+
+MAX_KEPT = 1_000  # messages; the last are the ones one looks for
 
 
 def run(args: Namespace, screen: Screen) -> int:
@@ -25,8 +27,10 @@ def run(args: Namespace, screen: Screen) -> int:
             shown: Json = mask_secrets(json.loads(message))
         except ValueError:
             shown = mask(message.decode("utf-8", "backslashreplace"))
-        wire.append({"to" if direction == ">" else "from": shown})
-        if args.wire and not screen.as_json:
+        if screen.as_json:
+            wire.append({"to" if direction == ">" else "from": shown})
+            del wire[:-MAX_KEPT]
+        else:
             print(f"{direction} {json_text(shown)}", file=sys.stderr, flush=True)
 
     began = time.monotonic()
@@ -34,11 +38,11 @@ def run(args: Namespace, screen: Screen) -> int:
         connected = time.monotonic() - began
         welcome, identity, revision = it.welcome, it.identity, it.revision
         began = time.monotonic()
-        tools, problem = None, ""
+        tools, problem, code = None, "", Code.OK
         try:
             tools = it.tools()
         except PeerError as failed:
-            problem = str(failed)
+            problem, code = str(failed), code_of(failed)
         listed = time.monotonic() - began
     found: Object = {
         "server": identity,
@@ -57,7 +61,7 @@ def run(args: Namespace, screen: Screen) -> int:
     else:
         rows = [(name.replace("_", " "), _cell(value)) for name, value in found.items() if value not in (None, {}, [])]
         screen.table(rows, styles=("bold",))
-    return Code.PROTOCOL if problem else Code.OK
+    return code
 
 
 def _cell(value: Json) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
+import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -16,15 +16,16 @@ from handrail.cli.forms import Forms
 from handrail.cli.screen import Screen, json_text
 from handrail.client.client import Client
 from handrail.client.consent import Confirm, allow, rule
-from handrail.client.entries import Entry, EntryError, known_files, read_entries
+from handrail.client.entries import Entry, EntryError, known_files, load
 from handrail.client.listing import ListedTool
 from handrail.client.state import Consents, State, state_folder
-from handrail.guards.inert import inert, mask_words
+from handrail.guards.inert import one_line
 from handrail.model import Object
 
 __all__ = ["agreed", "client", "target_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
 def client(args: Namespace, screen: Screen, **more: Any) -> Client:
@@ -80,50 +81,84 @@ def agreed(tool: ListedTool, arguments: Object, args: Namespace, screen: Screen)
 
 def _asked(tool: ListedTool, arguments: Object, why: str, screen: Screen) -> bool:
     paint, where = screen.paint, sys.stderr
-    lines = [f"{paint('call', 'bold', stream=where)} {inert(tool.name, lines=False)} on {inert(tool.server)}"]
-    lines += [f"  {inert(name, lines=False)} = {json_text(value)}" for name, value in arguments.items()]
+    lines = [f"{paint('call', 'bold', stream=where)} {one_line(tool.name, 128)} on {one_line(tool.server, 128)}"]
+    lines += [f"  {one_line(name, 128)} = {json_text(value)}" for name, value in arguments.items()]
     if not arguments:
         lines.append("  (no arguments)")
-    claims = ", ".join(f"{name}: {json_text(value)}" for name, value in tool.annotations.items() if name != "title")
+    claims = ", ".join(f"{name}: {json_text(tool.annotations[name])}" for name in _HINTS if name in tool.annotations)
     if claims:
-        lines.append(paint(f"  declared by the server: {inert(claims, lines=False)}", "dim", stream=where))
+        lines.append(paint(f"  declared by the server: {one_line(claims, 200)}", "dim", stream=where))
     lines.append(f"  asked because {why}")
     print("\n".join(lines), file=where, flush=True)
-    return screen.ask("Send it?")
+    if screen.ask("Send it?"):
+        return True
+    if not screen.is_attended:
+        screen.note("nobody can be asked here: --yes agrees, for scripts")
+    return False
 
 
 def target_of(text: str) -> Any:
     """A URL, a file or a command line as the library takes it; else a server of a host's configuration, by name."""
-    if text.startswith(("http://", "https://")) or Path(text).suffix in (".py", ".json"):
-        if "://" not in text and not Path(text).is_file():
-            raise Usage(f"{text}: no such file")
-        return text if "://" in text else Path(text)
+    if text.startswith(("http://", "https://")):
+        return text
+    if Path(text).is_file() and Path(text).suffix in (".py", ".json"):
+        return Path(text)
     if not _NAME.fullmatch(text):
         return text
-    for _, path in known_files(os.environ, sys.platform):
-        if path.is_file():
-            for entry in read_entries(path, os.environ):
-                if entry.name == text:
-                    return entry
-    return text
+    if Path(text).suffix in (".py", ".json"):
+        raise Usage(f"{text}: no such file")
+    found = [entry for _, path in known_files(os.environ, sys.platform) for entry in _named(path, text)]
+    if len({entry.source for entry in found}) > 1:
+        sources = " and ".join(sorted({entry.source for entry in found}))
+        raise Usage(f"{text} is in {sources}; name the file whose server is meant")
+    if not found and shutil.which(text) is None:
+        near = f"; did you mean {text}.py?" if Path(f"{text}.py").is_file() else ""
+        raise Usage(f"{text}: no program, and no configured server of that name (handrail config lists them){near}")
+    return found[0] if found else text
+
+
+def _named(path: Path, name: str) -> list[Entry]:
+    """The entry of that name in a file; what is wrong with others there is no matter."""
+    try:
+        entries, missing = load(path, os.environ) if path.is_file() else ([], [])
+    except EntryError:
+        return []
+    found = [each for each in entries if each.name == name]
+    problems = [f"{each.where}: the variable {each.variable} is not set" for each in missing if each.entry == name]
+    if found and problems:
+        raise EntryError(str(path), problems)
+    return found
 
 
 def _agreer(args: Namespace, screen: Screen, consents: Consents) -> Any:
     def agree(entry: Entry) -> bool:
-        if consents.agreed(entry):
+        if consents.agreed(entry) or args.yes:
             return True
-        if not args.yes:
-            command = " ".join(map(shlex.quote, mask_words(entry.command)))
-            screen.note(f"{entry.source} wants to start, as {entry.name}:")
-            print(f"  {inert(command, lines=False)}", file=sys.stderr)
-            for name in entry.env:
-                print(f"  with {inert(name, lines=False)} in its environment", file=sys.stderr)
-            if not screen.ask("Start it, now and from now on?"):
-                return False
+        _introduce(entry, screen)
+        what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
+        if not screen.ask(f"{what}, now and from now on?"):
+            if not screen.is_attended:
+                screen.note("nobody can be asked here: --yes agrees, for scripts")
+            return False
         consents.agree(entry)
         return True
 
     return agree
+
+
+def _introduce(entry: Entry, screen: Screen) -> None:
+    """All that decides what happens, as it is written in the file: nothing is masked, every word has its own line."""
+    written = next((each for each in load(entry.source, None)[0] if each.name == entry.name), entry)
+    screen.note(f"{one_line(entry.source, 300)} has the server {one_line(entry.name, 100)}:")
+    shown = [("at", written.url)] if written.url else [("run", word) for word in written.command]
+    if not written.url:
+        path = entry.env.get("PATH", os.environ.get("PATH"))
+        shown.append(("which is", shutil.which(entry.command[0], path=path) or "not to be found"))
+        shown.append(("in", entry.cwd or "this folder"))
+    shown += [("with", f"{name}={value}") for name, value in written.env.items()]
+    shown += [("sending", f"{name}: {value}") for name, value in written.headers.items()]
+    for what, text in shown:
+        print(f"  {what:8} {one_line(text, 2_000)}", file=sys.stderr, flush=True)
 
 
 def _header(text: str) -> tuple[str, str]:

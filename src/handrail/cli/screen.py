@@ -62,6 +62,15 @@ class Screen:
                 line += (self.paint(cell, style) if style else cell) + gap
             self.say(line.rstrip())
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether there is a terminal on which somebody could be asked."""
+        try:
+            os.close(os.open("/dev/tty", os.O_RDWR | getattr(os, "O_NOCTTY", 0)))
+        except OSError:
+            return False
+        return True
+
     def ask(self, question: str) -> bool:
         """Yes or no. No answer, or nobody there, is no."""
         return (self.read(f"{question} [y/N] ") or "").lower() in ("y", "yes")

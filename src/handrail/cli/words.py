@@ -22,7 +22,7 @@ from handrail.guards.inert import one_line
 from handrail.model import Json, Object
 from handrail.schema.explain import closest
 
-__all__ = ["arguments", "document"]
+__all__ = ["arguments", "document", "typed"]
 
 MAX_BYTES = 4 * 1024 * 1024
 _WORD = re.compile(r"([^=:]*(?::(?!=)[^=:]*)*)(:?=)(.*)", re.DOTALL)
@@ -42,6 +42,9 @@ def arguments(words: Iterable[str], schema: Object, read: Read | None = None) ->
     made: Object = {}
     problems: list[str] = []
     for word in words:
+        if any("\ud800" <= char <= "\udfff" for char in word):
+            problems.append(f"{one_line(word)!r} is not UTF-8")
+            continue
         found = _WORD.fullmatch(word)
         if not found or not found[1]:
             problems.append(f"{one_line(word)!r} is not key=value or key:=JSON")
@@ -51,7 +54,7 @@ def arguments(words: Iterable[str], schema: Object, read: Read | None = None) ->
             path, wanted = _find(key, _resolved(schema, schema), schema)
             if text.startswith("@"):
                 text = (read or _read)(text[1:])
-            value = _json(text) if sign == ":=" else _typed(text, wanted, schema)
+            value = _json(text) if sign == ":=" else typed(text, wanted, schema)
             _put(made, path, value, is_array=sign == "=" and "array" in _types(wanted, schema))
         except _Wrong as problem:
             problems.append(f"{one_line(key)}: {problem}")
@@ -113,7 +116,8 @@ def _put(made: Object, path: list[str], value: Json, *, is_array: bool) -> None:
         made[last] = value
 
 
-def _typed(text: str, wanted: Json, root: Object) -> Json:
+def typed(text: str, wanted: Json, root: Object) -> Json:
+    """A text as what a schema wants, the most special type first; ValueError says what would be right."""
     shapes = list(_shapes(wanted, root))
     for shape in shapes:
         for each in [shape["const"]] if "const" in shape else _list(shape.get("enum")):
@@ -158,7 +162,7 @@ def _read_as(kind: str, text: str, items: list[Json], root: Object, alone: bool,
     elif kind in ("array", "object") and text[:1] == ("[" if kind == "array" else "{"):
         yield _json(text)
     elif kind == "array" and not beside_text:
-        yield [_typed(text, items[0] if items else {}, root)]
+        yield [typed(text, items[0] if items else {}, root)]
 
 
 def _types(wanted: Json, root: Object) -> list[str]:

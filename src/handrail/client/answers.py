@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -14,6 +16,7 @@ from handrail.model import Json, Object
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
 
+_PAGE = re.compile(r"https?://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
 _BAD_PARAMS, _NOT_FOUND, _REJECTED = -32602, -32601, -1
 
 
@@ -84,8 +87,8 @@ class Answers:
             raise RemoteProtocolError(f"Elicitation by {str(mode)[:60]!r} was not declared", code=_BAD_PARAMS)
         if mode == "url":
             url: Json = params.get("url")
-            if type(url) is not str or not url.startswith(("https://", "http://")):
-                raise RemoteProtocolError("Only https and http pages are opened", code=_BAD_PARAMS)
+            if type(url) is not str or not _is_page(url):
+                raise RemoteProtocolError("Only plain https and http addresses are shown", code=_BAD_PARAMS)
             return _decided(await _called(handler, Elicitation(server, message, url=url)))
         schema: Json = params.get("requestedSchema")
         try:
@@ -100,6 +103,15 @@ class Answers:
             if problems:
                 raise SchemaError("the answer to a form: " + "; ".join(each.text for each in problems))
         return decided
+
+
+def _is_page(url: str) -> bool:
+    """An address that everybody reads in the same way: no backslashes, no user before the host."""
+    try:
+        parts = urlsplit(url)
+        return bool(_PAGE.fullmatch(url) and parts.hostname and parts.port != 0) and "@" not in parts.netloc
+    except ValueError:
+        return False
 
 
 def _decided(said: Any) -> Object:

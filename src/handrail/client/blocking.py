@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from handrail.client.client import Client
 from handrail.client.flight import Log, Progress
 from handrail.client.listing import Tools
 from handrail.client.results import CallResult
-from handrail.errors import TransportError
+from handrail.errors import Sent, TransportError
 from handrail.model import Object
 
 T = TypeVar("T")
@@ -79,12 +80,22 @@ class BlockingClient:
             raise RuntimeError("the client's own thread cannot close it")
         self._closed = True
         try:
-            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
+
+    async def _end(self) -> None:
+        """The client, and whatever still waits for somebody, in other threads."""
+        await self._client.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=0.1)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._closed or threading.current_thread() is self._thread:
@@ -95,6 +106,8 @@ class BlockingClient:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise TransportError("the client was closed", sent=Sent.UNKNOWN) from None
         except BaseException:  # also Ctrl-C: the call is cancelled, and the server told
             future.cancel()
             raise
@@ -106,4 +119,9 @@ async def _next(events: Any) -> Progress | Log | CallResult:
 
 
 async def _close(events: Any) -> None:
-    await events.aclose()
+    while True:
+        try:
+            await events.aclose()
+            return
+        except RuntimeError:  # it was interrupted, and is being cancelled
+            await asyncio.sleep(0)

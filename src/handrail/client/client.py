@@ -21,8 +21,9 @@ from handrail.client.answers import Answers, Elicitation, Sampling
 from handrail.client.consent import Confirm
 from handrail.client.entries import Entry
 from handrail.client.flight import Clocks, Log, Progress
+from handrail.client.known import Policy
 from handrail.client.listing import ListedTool, Tools
-from handrail.client.remote import Policy, Remote
+from handrail.client.remote import Remote
 from handrail.client.results import CallResult
 from handrail.client.state import State
 from handrail.client.targets import Reach, Transport, targets
@@ -75,8 +76,12 @@ class Client:
         name: str = "handrail",
     ) -> None:
         self.clocks = Clocks().within(timeout)
-        self._targets = targets(target, Reach(transport, headers, auth, env, cwd, agree, on_stderr))
+        connect = self.clocks.connect
+        self._targets = targets(target, Reach(transport, headers, auth, env, cwd, agree, on_stderr, connect))
         kept = None if state is None else State(Path(state))
+        names = [each.name for each in self._targets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"Client: two servers have the same name: {', '.join(names)}")
         self._policy = Policy(recorder(audit), trusted, confirm, raise_on_error, log, kept)
         self._answers = Answers(elicit=elicit, elicit_url=elicit_url, sample=sample, roots=roots)
         self._revision = revision
@@ -180,8 +185,12 @@ class Client:
                 raise tools
             else:
                 self.problems.pop(name, None)
-                found += tools
                 refused.update(tools.refused)
+                for tool in tools:
+                    if self._find(tool.name)[0].name == name:
+                        found.append(tool)
+                    else:
+                        refused[tool.name] = "it would be taken for a tool of another server"
         return Tools(found, refused)
 
     async def call(

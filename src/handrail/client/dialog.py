@@ -6,8 +6,10 @@ Every request settles: with an answer, by one of its clocks, or when the transpo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from msgspec import UNSET
 
@@ -15,7 +17,7 @@ from handrail import jsonrpc
 from handrail.client.era import Era
 from handrail.client.flight import Clocks, Flight, Log, Progress
 from handrail.client.hearing import FOREVER, Hearing, Host
-from handrail.errors import CallTimeout, HttpRefused, PeerError, RemoteProtocolError, TransportError
+from handrail.errors import CallTimeout, HttpRefused, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.model import Json, Object
 from handrail.protocol.mirrors import mirrors
 from handrail.revisions import Revision
@@ -50,7 +52,8 @@ class Dialog(Hearing):
         self._make = make
         self._last_id = 0
         self._envelope: Object = {}
-        self._opening = asyncio.Lock()
+        self._opener: asyncio.Task[None] | None = None  # whoever wants to be connected waits for the same
+        self._endings: set[asyncio.Task[None]] = set()  # of transports that were let go of
         self._handshakes = 0
         self._closed = False
         self._listener: asyncio.Task[None] | None = None
@@ -58,29 +61,61 @@ class Dialog(Hearing):
 
     # Beginning and end
 
+    @property
+    def is_open(self) -> bool:
+        return self.dead is None and self._opener is None
+
     async def open(self) -> None:
         """Connect and find out what the server speaks, unless that is done."""
-        async with self._opening:
-            if self.dead is None:
-                return
-            if self._closed:
-                raise TransportError("the client is closed", server=self.name)
-            await self._pause()
-            try:
-                await self.start()
-                await self.era.settle()
-            except BaseException as problem:
-                await self.end(problem if isinstance(problem, PeerError) else TransportError("not connected"))
-                if isinstance(problem, PeerError):
-                    self._name(problem, "connect")
-                raise
-            if self._wants_news:
-                self._listen()
+        if not self.is_open:
+            await self._opened(self._connect)
+
+    async def _opened(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do this, unless the like is being done already: who gives up waiting takes it from nobody."""
+        if self._closed:
+            raise TransportError("the client is closed", server=self.name)
+        opener = self._opener
+        if opener is None:
+            opener = self._opener = self._loop.create_task(self._opening(work))
+            opener.add_done_callback(self._is_opened)
+        await asyncio.wait({opener})
+        if opener.cancelled():
+            raise TransportError("the client was closed", server=self.name)
+        problem = opener.exception()
+        if isinstance(problem, PeerError):
+            raise _again(problem) from problem
+        if problem is not None:
+            raise problem
+
+    async def _opening(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except BaseException as problem:
+            if isinstance(problem, PeerError):
+                self._name(problem, "connect")
+            self._let_go(problem if isinstance(problem, PeerError) else TransportError("not connected"))
+            raise
+        if self._wants_news:
+            self._listen()
+
+    def _is_opened(self, opener: asyncio.Task[None]) -> None:
+        self._opener = None
+        if not opener.cancelled():
+            opener.exception()  # seen: perhaps nobody waits any more
+
+    async def _connect(self) -> None:
+        if self._endings:
+            await asyncio.wait(self._endings)
+        await self._pause()
+        await self.start()
+        await self.era.settle()
 
     async def start(self) -> None:
         """A new transport."""
         if self.link is not None:
             await self.link.close()
+        if self._closed:
+            raise TransportError("the client is closed")
         self.revision, self.dead = None, None
         self.link = self._make()
         seconds = self.clocks.connect
@@ -95,17 +130,30 @@ class Dialog(Hearing):
         self.revision, self.welcome = revision, welcome
         self._envelope = self.envelope(revision)
         self._handshakes += 1
-        assert self.link is not None
+        if self.link is None:
+            raise TransportError("the client was closed")
         self.link.agreed(revision)
         self.host.changed()  # another process, or session, may have other tools
 
     async def close(self) -> None:
         """End the conversation; whoever waits is told."""
         self._closed = True
-        await self.end(TransportError("the client was closed"))
+        if self._opener is not None:
+            self._opener.cancel()
+        self._let_go(TransportError("the client was closed"))
+        hurry: asyncio.CancelledError | None = None
+        while left := {*self._endings, *filter(None, [self._opener])}:
+            try:
+                await asyncio.wait(left)
+            except asyncio.CancelledError as cancelled:  # then it ends at once, but it ends
+                hurry = cancelled
+                for task in left:
+                    task.cancel()
+        if hurry is not None:
+            raise hurry
 
-    async def end(self, problem: PeerError) -> None:
-        """Tell everybody who waits, and let go of the transport."""
+    def _let_go(self, problem: PeerError) -> None:
+        """Tell everybody who waits, and end the transport, which may take a while."""
         self.lost(problem)
         if self._timer is not None:
             self._timer.cancel()
@@ -114,10 +162,19 @@ class Dialog(Hearing):
         for task in tasks:
             task.cancel()
         self._listener = None
+        self._waiting.clear()
         link, self.link = self.link, None
+        if link is not None or tasks:
+            ending = self._loop.create_task(self._ending(link, tasks))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+    async def _ending(self, link: Link | None, tasks: list[asyncio.Task[None]]) -> None:
         try:
             if link is not None:
                 await link.close()
+        except Exception:
+            log.exception("%s: the transport did not end as it should", self.name)
         finally:
             if tasks:
                 await asyncio.wait(tasks, timeout=1.0)
@@ -146,32 +203,61 @@ class Dialog(Hearing):
         params: Object,
         *,
         clocks: Clocks | None = None,
+        ends: float | None = None,
         header_map: dict[str, tuple[str, ...]] | None = None,
         watch: Callable[[Progress | Log], None] | None = None,
         tracked: bool = False,
     ) -> Object:
-        """The result of a request; PeerError says why there is none. `tracked` asks for progress."""
-        if self.dead is not None or self._opening.locked():
-            await self.open()
+        """The result of a request; PeerError says why there is none.
+
+        `tracked` asks for progress; `ends` is when its total clock fires, if that began to run before.
+        """
+        clocks = clocks or self.clocks
+        ends = self.now + clocks.total if ends is None else ends
+        if not self.is_open:
+            async with self.until(ends, clocks, method):
+                await self.open()
         again = self._handshakes
-        flight = self.begin(method, params, clocks or self.clocks, header_map=header_map, watch=watch, tracked=tracked)
+        flight = self.begin(method, params, clocks, ends, header_map=header_map, watch=watch, tracked=tracked)
         try:
             return await self.result(flight)
         except HttpRefused as gone:
             # The session is gone, and so nothing was done: shake hands anew, and say it once more.
-            if gone.status != 404 or self.revision is None or self.revision.stateless:
+            turned_away = gone.status == 404 and gone.sent is Sent.FAILED
+            if not turned_away or self.revision is None or self.revision.stateless:
                 raise
-            async with self._opening:
-                if again == self._handshakes:
-                    await self.era.shake_hands()
-        flight = self.begin(method, params, clocks or self.clocks, header_map=header_map, watch=watch, tracked=tracked)
+        if again == self._handshakes:
+            async with self.until(ends, clocks, method):
+                await self._opened(self.era.shake_hands if self.dead is None else self._connect)
+        flight = self.begin(method, params, clocks, ends, header_map=header_map, watch=watch, tracked=tracked)
         return await self.result(flight)
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @contextlib.asynccontextmanager
+    async def until(self, ends: float, clocks: Clocks, phase: str, sent: Sent = Sent.NO) -> AsyncIterator[None]:
+        """Do what a request needs besides being answered, in the time it has; it has got so far (`sent`)."""
+        limit = asyncio.timeout_at(ends)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            text = f"not done within {clocks.total:g} s"
+            raise CallTimeout(text, clock="total", sent=sent, server=self.name, phase=phase) from None
+        except PeerError as problem:
+            problem.sent = Sent.NO if sent is Sent.NO else problem.sent
+            raise
 
     def begin(
         self,
         method: str,
         params: Object,
         clocks: Clocks,
+        ends: float | None = None,
         *,
         revision: Revision | None = None,
         header_map: dict[str, tuple[str, ...]] | None = None,
@@ -184,7 +270,7 @@ class Dialog(Hearing):
             raise TransportError("the client is closed", server=self.name)
         self._last_id = ident = self._last_id + 1
         now = self._loop.time()
-        flight = Flight(ident, method, self._loop.create_future(), clocks, now)
+        flight = Flight(ident, method, self._loop.create_future(), clocks, now, ends)
         flight.watch = watch
         speaks = revision or self.revision
         if speaks is not None and speaks.stateless:
@@ -197,10 +283,11 @@ class Dialog(Hearing):
             meta["progressToken"] = ident
         if meta:
             params = {**params, "_meta": {**params.get("_meta", {}), **meta}}
+        message = jsonrpc.request(ident, method, params if params else UNSET)
         self._waiting[ident] = flight
         if self._timer is None or flight.due < self._timer.when():
             self._look_at(flight.due)
-        self._send(link, jsonrpc.request(ident, method, params if params else UNSET), flight)
+        self._send(link, message, flight)
         return flight
 
     async def result(self, flight: Waiting) -> Object:
@@ -232,10 +319,15 @@ class Dialog(Hearing):
             self._wants_news = True
             self._listen()
 
+    @property
+    def announces(self) -> bool:
+        """Whether the server says that it tells when its tools change."""
+        tools = self.welcome.get("capabilities", {}).get("tools")
+        return type(tools) is dict and tools.get("listChanged") is True
+
     def _listen(self) -> None:
-        tools = self.welcome.get("capabilities", {}).get("tools") or {}
         stateless = self.revision is not None and self.revision.stateless
-        if stateless and tools.get("listChanged") is True and (self._listener is None or self._listener.done()):
+        if stateless and self.announces and (self._listener is None or self._listener.done()):
             self._listener = self._loop.create_task(self._keep_listening())
 
     async def _keep_listening(self) -> None:
@@ -255,3 +347,10 @@ class Dialog(Hearing):
             self.host.changed()  # whatever was said in between was missed
             pause = 0.5 if self._loop.time() - began > 60.0 else min(2 * pause, LONGEST_PAUSE)
             await asyncio.sleep(pause)
+
+
+def _again(problem: PeerError) -> PeerError:
+    """The same for somebody else, who may say more of it."""
+    made = type(problem).__new__(type(problem), *problem.args)
+    vars(made).update(vars(problem))
+    return made

@@ -219,8 +219,8 @@ class _Reader:
         if not isinstance(value, Mapping):
             self._wrong(where, value, 'an object such as {"command": "uvx", "args": ["weather"]}')
             return None
-        if not name or _BREAKS.search(name):
-            self.problems.append(f"{where}: a name is not empty and has one line")
+        if not name or not name.isprintable():
+            self.problems.append(f"{where}: a name is not empty, and has only characters that can be seen")
         address = next((key for key in _ADDRESSES if key in value), "")
         kind = _KINDS.get(said) if isinstance(said := value.get("type"), str) else "http" if address else "stdio"
         if said is not None and kind is None:

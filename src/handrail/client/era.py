@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from handrail.errors import HttpRefused, RemoteProtocolError, TransportError
+from handrail.errors import CallTimeout, HttpRefused, RemoteProtocolError, TransportError
 from handrail.model import Json, Object
 from handrail.revisions import REVISIONS, Revision
 from handrail.transports.link import Waiting
@@ -67,12 +67,13 @@ class Era:
 
     async def _probe(self) -> bool:
         """Agree without a handshake, if the server is of that kind; False if it seems not to be."""
-        dialog = self._dialog
-        assert dialog.link is not None
+        dialog, link = self._dialog, self._dialog.link
+        assert link is not None
         try:
-            return await self._discover(_STATELESS[-1], None if dialog.link.disconnect_cancels else PROBE_SECONDS)
+            patience = min(PROBE_SECONDS, dialog.clocks.first / 2)
+            return await self._discover(_STATELESS[-1], None if link.disconnect_cancels else patience)
         except TransportError as died:
-            if dialog.link.disconnect_cancels or isinstance(died, HttpRefused):
+            if link.disconnect_cancels or isinstance(died, HttpRefused):
                 raise
             # Some old servers end when they hear anything before the handshake.
             log.debug("%s: ended when asked what it speaks; started again", dialog.name)
@@ -108,12 +109,14 @@ class Era:
         dialog = self._dialog
         shake = self._begin_handshake()
         await asyncio.wait({probe.future, shake.future}, return_when=asyncio.FIRST_COMPLETED)
+        if not probe.future.done() and isinstance(shake.future.exception(), RemoteProtocolError):
+            await asyncio.wait({probe.future})  # of the new kind, and quick to say what it does not know
         if probe.future.done():
             try:
                 if self._welcomed(await dialog.result(probe), revision):
                     dialog.forget(shake)
                     return True
-            except RemoteProtocolError as refused:
+            except (RemoteProtocolError, CallTimeout) as refused:
                 log.debug("%s: %s", dialog.name, refused)
         self._shaken(await dialog.result(shake))
         dialog.forget(probe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -40,10 +41,13 @@ class Progress(Struct, frozen=True):
     message: str = ""
 
     @classmethod
-    def read(cls, params: Object) -> Progress:
-        total, message = params.get("total"), params.get("message")
-        known = total if type(total) in (int, float) else None
-        return cls(params["progress"], known, message if type(message) is str else "")
+    def read(cls, params: Object) -> Progress | None:
+        done: Json = params.get("progress")
+        total: Json = params.get("total")
+        message: Json = params.get("message")
+        if not _is_number(done):
+            return None
+        return cls(done, total if _is_number(total) else None, message if type(message) is str else "")
 
 
 class Log(Struct, frozen=True):
@@ -61,12 +65,25 @@ class Flight(Waiting):
     watch: Callable[[Progress | Log], None] | None = None
     heard = False
 
-    def __init__(self, ident: Id, method: str, future: asyncio.Future[Json], clocks: Clocks, now: float) -> None:
+    def __init__(
+        self,
+        ident: Id,
+        method: str,
+        future: asyncio.Future[Json],
+        clocks: Clocks,
+        now: float,
+        ends: float | None = None,
+    ) -> None:
         super().__init__(ident, method, future)
         self.clocks = clocks
         self.last = now
-        self.total_by = now + clocks.total
-        self.due = now + min(clocks.first, clocks.total)
+        self.total_by = now + clocks.total if ends is None else ends
+        self.due = min(now + clocks.first, self.total_by)
+
+
+def _is_number(value: Json) -> bool:
+    """Also one that can be shown: there are integers that no float can hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def shown(progress: Progress) -> str:

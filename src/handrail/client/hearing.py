@@ -12,7 +12,7 @@ from msgspec import UNSET
 from handrail import jsonrpc
 from handrail.client.flight import Flight, Log, Progress, shown
 from handrail.errors import CallTimeout, PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.jsonrpc import Id, Message, Notification, Request, Response, decode, read
+from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode, read
 from handrail.model import Json, Object
 from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
@@ -26,6 +26,7 @@ MAX_BATCH = 1_000  # messages in one answer
 MAX_QUESTIONS = 32  # of the server's, being answered at once
 _CHANGED = "notifications/tools/list_changed"
 _ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+_LISTEN = "subscriptions/listen"
 _NOT_FOUND = -32601
 
 
@@ -59,12 +60,13 @@ class Hearing:
         self._loop = asyncio.get_running_loop()
 
     def hear(self, message: bytes | bytearray, about: Waiting | None = None) -> None:
-        if self.tap is not None:
-            self.tap("<", bytes(message))
+        self._tapped("<", message)
         found = decode(message)
         if isinstance(found, list):
             for each in found[:MAX_BATCH]:
                 self._take(read(each), about)
+        elif isinstance(found, Refusal) and about is None:
+            self._refused(found, message)
         else:
             self._take(found, about)
 
@@ -96,9 +98,13 @@ class Hearing:
     def skipped(self, why: str, *, too_long: bool = False) -> None:
         self.skips = [*self.skips[-9:], why]
         log.debug("%s: skipped %s", self.name, why)
-        if too_long and len(self._waiting) == 1:  # of several, nobody can say whose it was
-            for flight in list(self._waiting.values()):
-                self._fail(flight, RemoteProtocolError(f"the answer is too long: {why}", sent=Sent.UNKNOWN))
+        if too_long and (flight := self._only()):  # of several, nobody can say whose it was
+            self._fail(flight, RemoteProtocolError(f"the answer is too long: {why}", sent=Sent.UNKNOWN))
+
+    def _only(self) -> Flight | None:
+        """The one request that waits for an answer, if it is one; a subscription does not."""
+        waiting = [each for each in self._waiting.values() if each.method != _LISTEN]
+        return waiting[0] if len(waiting) == 1 else None
 
     def _take(self, message: Message, about: Waiting | None) -> None:
         if isinstance(message, Response):
@@ -112,14 +118,25 @@ class Hearing:
         else:
             self.skipped(f"what is not a message: {message.text}")
 
+    def _refused(self, refusal: Refusal, message: bytes | bytearray) -> None:
+        """Something that came on a pipe cannot be read. Whoever waits for just that is told now, not by its clock."""
+        flight, sent = self._waiting.get(refusal.id) if refusal.id is not UNSET else None, Sent.FAILED
+        if refusal.id is UNSET:
+            flight, sent = self._only(), Sent.UNKNOWN
+        # A line of a log may have an id too, and a question of the server's one that is also ours.
+        if flight is not None and b'"jsonrpc"' in message and b'"method"' not in message:
+            self._fail(flight, RemoteProtocolError(f"the answer is not a message: {refusal.text}", sent=sent))
+        else:
+            self.skipped(f"what is not a message: {refusal.text}")
+
     def _answered(self, message: Response, about: Waiting | None) -> None:
         flight: Waiting | None = self._waiting.get(message.id)
         if flight is None:
             unnamed = message.id == "" and message.error is not UNSET  # an error about what could not be read
             if unnamed and about is not None:
                 flight = about
-            elif unnamed and len(self._waiting) == 1:
-                (flight,) = self._waiting.values()
+            elif unnamed and (only := self._only()):
+                flight = only
             else:
                 self.strays += 1
                 if about is not None:
@@ -135,14 +152,14 @@ class Hearing:
         if message.method == "notifications/progress":
             token = params.get("progressToken")
             flight = self._waiting.get(token) if type(token) is int else None
-            if flight is not None and type(params.get("progress")) in (int, float):
+            progress = None if flight is None else Progress.read(params)
+            if flight is not None and progress is not None:
                 self._lives(flight, self._loop.time())
-                flight.progress = Progress.read(params)
-                self._tell(flight, flight.progress)
+                flight.progress = progress
+                self._tell(flight, progress)
         elif message.method == "notifications/message":
             entry = Log(str(params.get("level", "info")), params.get("data"), str(params.get("logger", "")))
-            if about is None and len(self._waiting) == 1:  # on a pipe nothing says whose it is
-                (about,) = self._waiting.values()
+            about = about or self._only()  # on a pipe nothing says whose it is
             if about is not None:
                 self.alive(about)
                 self._tell(about, entry)
@@ -157,7 +174,7 @@ class Hearing:
             ended = self._waiting.get(ident) if type(ident) is int else None
             if task is not None:
                 task.cancel()
-            elif ended is not None and ended.method == "subscriptions/listen":
+            elif ended is not None and ended.method == _LISTEN:
                 self._fail(ended, TransportError("the server ended the subscription"))
 
     def _acknowledged(self, params: Object) -> None:
@@ -166,19 +183,21 @@ class Hearing:
         ident = meta.get(SUBSCRIPTION) if type(meta) is dict else None
         flight = self._waiting.get(ident) if type(ident) is int else None
         honoured = params.get("notifications")
-        if flight is not None:
-            self.alive(flight)
-            self.host.changed()
+        if flight is None:
+            return
+        self.alive(flight)
+        self.host.changed()
         if type(honoured) is not dict or honoured.get("toolsListChanged") is not True:
             log.warning("%s: says that its tools change, and does not say when", self.name)
 
     def _tell(self, flight: Waiting | None, event: Progress | Log) -> None:
-        watch = flight.watch if isinstance(flight, Flight) else None
+        if not isinstance(flight, Flight) or flight.watch is None:
+            return
         try:
-            if watch is not None:
-                watch(event)
+            flight.watch(event)
         except Exception:
-            log.exception("%s: whoever watches the call failed", self.name)
+            log.exception("%s: whoever watches the call failed, and is not told any more", self.name)
+            flight.watch = None
 
     def _asked(self, request: Request, about: Waiting | None) -> None:
         if about is not None:
@@ -190,7 +209,8 @@ class Hearing:
         elif request.method == "ping":
             self._reply(jsonrpc.answer(request.id, {}))
         else:
-            self._answers[request.id] = self._loop.create_task(self._answer(request))
+            task = self._answers[request.id] = self._loop.create_task(self._answer(request))
+            task.add_done_callback(lambda _: self._answers.pop(request.id, None))  # also if it never began
 
     async def _answer(self, request: Request) -> None:
         try:
@@ -203,7 +223,6 @@ class Hearing:
             log.exception("%s: %s could not be answered", self.name, request.method)
             reply = jsonrpc.error(request.id, -32603, "Internal error")
         finally:
-            del self._answers[request.id]
             self.alive()  # the time it took was ours, not the server's
         self._reply(reply)
 
@@ -212,9 +231,16 @@ class Hearing:
             self._send(self.link, message, None)
 
     def _send(self, link: Link, message: bytes, about: Waiting | None) -> None:
-        if self.tap is not None:
-            self.tap(">", message)
+        self._tapped(">", message)
         link.send(message, about)
+
+    def _tapped(self, direction: str, message: bytes | bytearray) -> None:
+        if self.tap is not None:
+            try:
+                self.tap(direction, bytes(message))
+            except Exception:
+                log.exception("%s: the tap failed, and is not called again", self.name)
+                self.tap = None
 
     def abandon(self, flight: Waiting, why: str) -> None:
         """Nobody waits any more: the server is told in the way of its revision."""

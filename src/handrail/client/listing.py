@@ -12,7 +12,7 @@ from msgspec.json import Encoder
 
 from handrail.client.icons import safe_icons
 from handrail.errors import SchemaError
-from handrail.guards.sanitize import clean
+from handrail.guards.inert import seen
 from handrail.model import Json, Object, Problem
 from handrail.schema.compile import Checker, compile_schema, header_map
 
@@ -73,10 +73,20 @@ class ListedTool:
         """Those that are safe to show; `raw` has them all."""
         return safe_icons(self.raw.get("icons"))
 
+    @property
+    def hides(self) -> bool:
+        """Whether names of its arguments hold characters that nobody sees, but a model would read."""
+        return _hides(self.input_schema)
+
     @cached_property
     def fingerprint(self) -> str:
         """Changes with anything a model or a person is told of the tool."""
         return hashlib.sha256(_canonical({each: self.raw[each] for each in _PINNED if each in self.raw})).hexdigest()
+
+    @property
+    def described(self) -> Object:
+        """What is said of the tool, apart from how it is called."""
+        return {each: self.raw[each] for each in _PINNED if each in self.raw and each != "inputSchema"}
 
     @cached_property
     def header_map(self) -> dict[str, tuple[str, ...]]:
@@ -139,7 +149,7 @@ class Tools:
         Names are made to fit; `named` finds the tool again.
         """
         made = [
-            {"name": name, "description": clean(tool.description), _SCHEMA[api]: _cleaned(tool.input_schema)}
+            {"name": name, "description": seen(tool.description), _SCHEMA[api]: _cleaned(tool.input_schema)}
             for name, tool in self._model_names.items()
         ]
         return [{"type": "function", "function": each} for each in made] if api == "openai" else made
@@ -160,9 +170,15 @@ class Tools:
         return names
 
 
+def _hides(value: Json) -> bool:
+    if type(value) is dict:
+        return any(seen(name) != name or _hides(inner) for name, inner in value.items())
+    return type(value) is list and any(map(_hides, value))
+
+
 def _cleaned(value: Json) -> Json:
     if type(value) is str:
-        return clean(value)
+        return seen(value)
     if type(value) is dict:
         return {name: _cleaned(inner) for name, inner in value.items()}
     return [_cleaned(inner) for inner in value] if type(value) is list else value

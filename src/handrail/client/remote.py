@@ -1,28 +1,21 @@
-"""One server, as its tools: listed, kept while fresh, called, checked, recorded."""
+"""One server, as its tools: called, checked, recorded."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import difflib
 import inspect
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-from msgspec import Struct
-
-from handrail.client.answers import Answers
 from handrail.client.consent import Confirm, Confirmation, allow, rule
-from handrail.client.dialog import Dialog
 from handrail.client.flight import Clocks, Log, Progress
-from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools
-from handrail.client.pins import Pins
+from handrail.client.known import Known, after
+from handrail.client.listing import ListedTool
 from handrail.client.results import CallResult
-from handrail.client.state import State
-from handrail.client.targets import Target
 from handrail.errors import (
     CallFailed,
-    CallTimeout,
     ConfirmationRequired,
     Denied,
     InvalidResult,
@@ -32,185 +25,24 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
-from handrail.guards.audit import CallRecord, Recorder
+from handrail.guards.audit import CallRecord
 from handrail.model import Json, Object
 from handrail.revisions import Revision
-from handrail.transports.link import Link
 
 log = logging.getLogger("handrail")
 
-MAX_PAGES = 100
-MAX_TOOLS = 1_000
 MAX_ROUNDS = 10  # of questions in one call
+MAX_QUESTIONS = 32  # in one round
 MAX_WAITS = 100  # for a server that says "later"
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
 _MISMATCH = -32020
 _VISIT_FIRST = -32042
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
 
 Watch = Callable[[Progress | Log], None]
 
 
-class Policy(Struct):
-    """What a client does around every call."""
-
-    record: Recorder
-    trusted: bool = False
-    confirm: Confirm | None = None
-    raise_on_error: bool = False
-    log: Callable[[str, Log], None] | None = None
-    state: State | None = None  # where pins are kept
-
-
-class Remote:
-    """A server, and what is known of its tools."""
-
-    def __init__(
-        self,
-        target: Target,
-        prefix: str,
-        *,
-        answers: Answers,
-        policy: Policy,
-        revision: str,
-        clocks: Clocks,
-        me: Object,
-    ) -> None:
-        self.name = target.name
-        self.capabilities = answers.capabilities
-        self.dialog = Dialog(target.name, target.make, self, revision=revision, clocks=clocks, me=me, key=target.key)
-        self._prefix = prefix
-        self._answers = answers
-        self._policy = policy
-        self._tools: Tools | None = None
-        self._fresh_until = 0.0
-        self._stale = False  # by a notice
-        self._told_by: tuple[Link, int] | None = None  # where a notice would come from
-        self._pins = Pins(target.key or target.name, policy.state)
-        self._listing = asyncio.Lock()
-
-    # As the host of the dialog
-
-    async def answer(self, method: str, params: Object, revision: Revision) -> Json:
-        return await self._answers.answer(self.name, method, params, revision)
-
-    def changed(self) -> None:
-        self._stale = True
-
-    def logged(self, entry: Log) -> None:
-        if self._policy.log is not None:
-            self._policy.log(self.name, entry)
-        else:
-            log.log(_LEVELS.get(entry.level, logging.ERROR), "%s says: %.1000r", self.name, entry.data)
-
-    # Listing
-
-    async def tools(self, *, fresh: bool = False) -> Tools:
-        """All tools, over all pages: from memory while the server says they stay the same."""
-        async with self._listing:
-            known = self._tools
-            told = self._told_by is not None and self._told_by == self._teller
-            if known is None or fresh or self._stale or not (told or time.monotonic() < self._fresh_until):
-                known = await self._list()
-            return known
-
-    async def _list(self) -> Tools:
-        await self._ready()
-        self.dialog.want_news()
-        self._stale = False
-        told_by = self._teller
-        found: list[ListedTool] = []
-        names: set[str] = set()
-        refused: dict[str, str] = {}
-        fresh_until = float("inf")
-        async for page in self._pages():
-            ttl = page.get("ttlMs", 0)
-            seconds = ttl / 1000 if type(ttl) in (int, float) and ttl > 0 else 0.0
-            fresh_until = min(fresh_until, time.monotonic() + seconds)
-            for raw in page["tools"]:
-                self._add(raw, found, names, refused)
-        self._pins.look(found)
-        for name, why in refused.items():
-            log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
-        self._tools, self._fresh_until, self._told_by = Tools(found, refused), fresh_until, told_by
-        return self._tools
-
-    async def _pages(self) -> AsyncIterator[Object]:
-        params: Object = {}
-        seen: set[str] = set()
-        for _ in range(MAX_PAGES):
-            page = await self._request_safely("tools/list", params)
-            if type(page.get("tools")) is not list:
-                raise InvalidResult("tools/list: there is no list of tools", result=page, server=self.name)
-            yield page
-            cursor = page.get("nextCursor")
-            revision = self.dialog.revision
-            if cursor is None or (cursor == "" and revision is not None and revision.complete):
-                return
-            if type(cursor) is not str or cursor in seen:
-                raise InvalidResult(
-                    f"tools/list: the cursor {cursor!r:.100} came before", result=page, server=self.name
-                )
-            seen.add(cursor)
-            params = {"cursor": cursor}
-        raise InvalidResult(f"tools/list: over {MAX_PAGES} pages", result={}, server=self.name)
-
-    def _add(self, raw: Json, found: list[ListedTool], names: set[str], refused: dict[str, str]) -> None:
-        """One entry of a list, unless it is of no use: the others stay usable."""
-        if type(raw) is not dict or type(raw.get("name")) is not str or not raw["name"]:
-            refused[str(raw)[:60]] = "it has no name"
-            return
-        if len(found) >= MAX_TOOLS:
-            raise InvalidResult(f"tools/list: over {MAX_TOOLS} tools", result=raw, server=self.name)
-        tool = ListedTool(raw, self.name, self._prefix + raw["name"])
-        flaw = self._flaw(tool)
-        if tool.name in names:
-            flaw = "another tool of this server has the same name"
-        names.add(tool.name)
-        if flaw:
-            refused[tool.name] = flaw
-            return
-        found.append(tool)
-
-    def _flaw(self, tool: ListedTool) -> str:
-        if len(tool.description) > MAX_DESCRIPTION:
-            return f"its description is longer than {MAX_DESCRIPTION:,} characters"
-        try:
-            self._mirrored(tool)
-        except SchemaError as wrong:
-            return str(wrong)
-        return ""
-
-    def _mirrored(self, tool: ListedTool) -> dict[str, tuple[str, ...]]:
-        """Which arguments go into headers too: over HTTP, in revisions that have them."""
-        link, revision = self.dialog.link, self.dialog.revision
-        mirrors = link is not None and link.disconnect_cancels and revision is not None and revision.stateless
-        return tool.header_map if mirrors else {}
-
-    @property
-    def _teller(self) -> tuple[Link, int] | None:
-        """Who will say that the tools have changed; None if that has to be asked for, or nobody will."""
-        link, revision = self.dialog.link, self.dialog.revision
-        if link is None or link.news == 0 or self.dialog.dead is not None or revision is None or revision.stateless:
-            return None
-        tools = self.dialog.welcome.get("capabilities", {}).get("tools")
-        return (link, link.news) if type(tools) is dict and tools.get("listChanged") is True else None
-
-    async def _ready(self) -> None:
-        """Connected to a server that says it has tools."""
-        await self.dialog.open()
-        if "tools" not in self.dialog.welcome.get("capabilities", {}):
-            raise RemoteProtocolError("the server says that it has no tools", sent=Sent.NO, server=self.name)
-
-    async def _request_safely(self, method: str, params: Object) -> Object:
-        """A request that changes nothing, so it may be repeated once when the transport broke."""
-        try:
-            return await self.dialog.request(method, params)
-        except TransportError as broken:
-            log.debug("%s; once more", broken)
-            return await self.dialog.request(method, params)
-
-    # Calling
+class Remote(Known):
+    """A server whose tools can be called."""
 
     async def call(
         self,
@@ -223,160 +55,221 @@ class Remote:
         meta: Object | None = None,
         repeat: bool = False,
     ) -> CallResult:
-        if self._tools is None or self._stale:
-            clocks = await self._list_before(clocks)
+        ends = self.dialog.now + clocks.total
+        confirm = confirm or self._policy.confirm
+        if confirm is not None:
+            arguments = copy.deepcopy(arguments)  # what is agreed to is what is sent
+        if self.is_stale:
+            await self._refresh(name, clocks, ends)
         tool = self._known(name)
         record = CallRecord(self.name, tool.own_name, arguments)
         try:
-            record.confirmed = await self._agreed(tool, arguments, confirm or self._policy.confirm)
-            raw = await self._exchange(tool, arguments, clocks, watch, meta, repeat)
-            result = self._checked(raw, tool)
+            why, strict = rule(tool, trusted=self._policy.trusted)
+            if why and (strict or confirm is not None):
+                asked = self.dialog.now
+                record.confirmed = await self._agreed(tool, arguments, confirm, why)
+                ends += self.dialog.now - asked  # people take their time
+                if self._stale:  # and meanwhile the tools have changed
+                    await self._refresh(name, clocks, ends)
+                    tool = await self._as_agreed(tool, arguments, confirm)
+            else:
+                record.confirmed = "unconfirmed" if why else "rule"
+            revision = self.dialog.revision
+            raw = await self._exchange(tool, arguments, clocks, ends, watch, meta, repeat, confirm)
+            result = self._checked(raw, tool, self.dialog.revision or revision)
             record.outcome = "tool_error" if result.is_error else "ok"
         except PeerError as problem:
             record.outcome, record.sent = problem.kind, str(problem.sent)
             raise
         except asyncio.CancelledError:
-            record.outcome, record.sent = "cancelled", str(Sent.UNKNOWN)
+            record.outcome, record.sent = "cancelled", str(Sent.UNKNOWN if record.confirmed else Sent.NO)
             raise
         finally:
             record.revision = self.dialog.revision.name if self.dialog.revision is not None else ""
-            kept = self._policy.record(record)
-            if inspect.isawaitable(kept):
-                await kept
+            await self._record(record)
         if result.is_error and self._policy.raise_on_error:
             raise CallFailed(result.text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
         return result
 
-    async def _list_before(self, clocks: Clocks) -> Clocks:
-        """List the tools for a call, on the time of that call; what is left of it."""
-        ends = time.monotonic() + clocks.total
+    async def _record(self, record: CallRecord) -> None:
         try:
-            async with asyncio.timeout(clocks.total):
-                await self.tools()
-        except TimeoutError:
-            text = f"the tools were not listed within {clocks.total:g} s"
-            raise CallTimeout(text, clock="total", server=self.name, phase="tools/list") from None
-        return clocks.within(max(ends - time.monotonic(), 0.001))
+            kept = self._policy.record(record)
+            if inspect.isawaitable(kept):
+                await kept
+        except Exception:  # the call has been made, whatever becomes of its record
+            log.exception("%s: a call of %s could not be recorded", self.name, record.tool)
+
+    async def _refresh(self, name: str, clocks: Clocks, ends: float) -> None:
+        async with self.dialog.until(ends, clocks, f"tools/call {name}"):
+            await self.tools()
 
     def _known(self, name: str) -> ListedTool:
+        """The tool as it was last listed. One that is not listed may be called; one that was left out may not."""
         assert self._tools is not None
         tool = self._tools.get(self._prefix + name)
-        if tool is None:
-            tool = ListedTool({"name": name}, self.name, self._prefix + name)
-            tool.listed = False
+        if tool is not None:
+            return tool
+        flaw = self._tools.refused.get((self._prefix + name)[:200])
+        if flaw is not None:
+            text, phase = f"the tool was left out: {flaw}", f"tools/call {name}"
+            raise InvalidResult(text, result={}, sent=Sent.NO, server=self.name, phase=phase)
+        tool = ListedTool({"name": name}, self.name, self._prefix + name)
+        tool.listed = False
+        tool.changed = self._pins.knows(name)  # it was there, and has been seen
         return tool
 
-    async def _agreed(self, tool: ListedTool, arguments: Object, confirm: Confirm | None) -> str:
-        """By whom the call was agreed to: `handler`, or `code` that made it. Denied if not."""
-        why, strict = rule(tool, trusted=self._policy.trusted)
-        if not why:
-            return "rule"
+    async def _agreed(self, tool: ListedTool, arguments: Object, confirm: Confirm | None, why: str) -> str:
+        """By whom the call was agreed to; Denied if it was not."""
         phase = f"tools/call {tool.own_name}"
         if confirm is None:
-            if strict:
-                hint = "Give Client(confirm=…) somebody to ask, or confirm=allow"
-                raise ConfirmationRequired(why, server=self.name, phase=phase, hint=hint)
-            return "unconfirmed"
+            hint = "Give Client(confirm=…) somebody to ask, or confirm=allow"
+            raise ConfirmationRequired(why, server=self.name, phase=phase, hint=hint)
         asked = confirm(Confirmation(self.name, tool.own_name, arguments, tool.annotations, why, tool))
-        if not (await asked if inspect.isawaitable(asked) else asked):
+        if (await asked if inspect.isawaitable(asked) else asked) is not True:
             raise Denied("the call was not agreed to", server=self.name, phase=phase)
-        self._pins.agree(tool)
+        if tool.listed:
+            self._pins.agree(tool)
         return "allowed" if confirm is allow else "confirmed"
+
+    async def _as_agreed(self, tool: ListedTool, arguments: Object, confirm: Confirm | None) -> ListedTool:
+        """The tool as it is listed now; agreed to anew if it is not the one that was, but for how it is called."""
+        now = self._known(tool.own_name)
+        if now.described != tool.described:
+            why, strict = rule(now, trusted=self._policy.trusted)
+            if why and (strict or confirm is not None):
+                await self._agreed(now, arguments, confirm, why)
+        return now
 
     async def _exchange(
         self,
         tool: ListedTool,
         arguments: Object,
         clocks: Clocks,
+        ends: float,
         watch: Watch | None,
         meta: Object | None,
         repeat: bool,
+        confirm: Confirm | None,
     ) -> Object:
         """The call, with answers to whatever the server asks on the way; its last result."""
-        ends = time.monotonic() + clocks.total
         params: Object = {"name": tool.own_name, "arguments": arguments}
         if meta:
             params["_meta"] = meta
-        more: Object = {}
+        raw = await self._call_once(tool, params, clocks, ends, watch, repeat, confirm)
         rounds, waits, pause = 0, 0, FIRST_WAIT
         while True:
-            left = clocks.within(max(ends - time.monotonic(), 0.001)) if rounds or waits else clocks
-            raw = await self._call_once(tool, {**params, **more}, left, watch, repeat)
             kind = raw.get("resultType", "complete")
             if kind == "complete" or self.dialog.revision is None or self.dialog.revision.asks != "retry":
                 return raw
-            asked, state = raw.get("inputRequests"), raw.get("requestState")
+            state: Json = raw.get("requestState")
+            asked: Json = raw.get("inputRequests")
             if kind != "input_required" or (type(asked) is not dict and type(state) is not str):
-                raise InvalidResult(f"a result of the unknown type {kind!r:.60}", result=raw, server=self.name)
-            more = {"requestState": state} if type(state) is str else {}
-            if type(asked) is dict and asked:
-                rounds += 1
-                more["inputResponses"] = {key: await self._answered(each, raw) for key, each in asked.items()}
-            else:
-                waits += 1
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_WAIT)
+                raise self._invalid(f"a result of the unknown type {kind!r:.60}", raw, tool)
+            more: Object = {"requestState": state} if type(state) is str else {}
+            asked = asked if type(asked) is dict else {}
+            rounds, waits = (rounds + 1, waits) if asked else (rounds, waits + 1)
             if rounds > MAX_ROUNDS or waits > MAX_WAITS:
-                raise InvalidResult("the server keeps asking", result=raw, server=self.name)
+                raise self._invalid("the server keeps asking", raw, tool)
+            if len(asked) > MAX_QUESTIONS:
+                raise self._invalid(f"the server asks {len(asked):,} things at once", raw, tool)
+            # From here on it has been sent, and the tool may have done something already.
+            with after(Sent.UNKNOWN):
+                async with self.dialog.until(ends, clocks, f"tools/call {tool.own_name}", Sent.UNKNOWN):
+                    if asked:
+                        more["inputResponses"] = {key: await self._answered(asked[key], raw, tool) for key in asked}
+                    else:
+                        await asyncio.sleep(pause)
+                        pause = min(2 * pause, LONGEST_WAIT)
+                raw = await self._call_once(tool, {**params, **more}, clocks, ends, watch, repeat, confirm)
 
-    async def _answered(self, asked: Json, raw: Object) -> Json:
+    def _invalid(self, text: str, result: Json, tool: ListedTool) -> InvalidResult:
+        return InvalidResult(text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
+
+    async def _answered(self, asked: Json, raw: Object, tool: ListedTool) -> Json:
         revision = self.dialog.revision
         if type(asked) is not dict or type(asked.get("method")) is not str or revision is None:
-            raise InvalidResult("a question that is not one", result=raw, server=self.name)
+            raise self._invalid("a question that is not one", raw, tool)
         params = asked.get("params")
         try:
             return await self.answer(asked["method"], params if type(params) is dict else {}, revision)
-        except RemoteProtocolError as refused:
-            raise Denied(refused.text, sent=Sent.FAILED, server=self.name, phase=asked["method"]) from refused
+        except (RemoteProtocolError, SchemaError) as refused:
+            text = f"the server asks what is not answered here: {refused}"
+            phase = f"tools/call {tool.own_name}"
+            raise RemoteProtocolError(text, sent=Sent.UNKNOWN, server=self.name, phase=phase) from refused
 
     async def _call_once(
-        self, tool: ListedTool, params: Object, clocks: Clocks, watch: Watch | None, repeat: bool
+        self,
+        tool: ListedTool,
+        params: Object,
+        clocks: Clocks,
+        ends: float,
+        watch: Watch | None,
+        repeat: bool,
+        confirm: Confirm | None,
     ) -> Object:
-        claims = tool.annotations if self._policy.trusted else {}
-        harmless = repeat or claims.get("idempotentHint") is True or claims.get("readOnlyHint") is True
-        for last in (False, True):
-            try:
-                return await self.dialog.request(
-                    "tools/call", params, clocks=clocks, header_map=self._mirrored(tool), watch=watch, tracked=True
-                )
-            except RemoteProtocolError as refused:
-                if refused.code == _MISMATCH and not last:
-                    tool = (await self.tools(fresh=True)).get(tool.name) or tool
-                    continue
-                if refused.code == _VISIT_FIRST and not last and await self._visited(refused.data):
-                    continue
-                refused.phase = f"tools/call {tool.own_name}"
-                if not tool.listed and self._tools is not None:
-                    close = difflib.get_close_matches(tool.own_name, [each.own_name for each in self._tools], 3)
-                    refused.hint = f"Did you mean {' or '.join(close)}?" if close else ""
+        phase = f"tools/call {tool.own_name}"
+        if not self.dialog.is_open:
+            await self._connected(clocks, ends, phase)
+        try:
+            return await self._sent(tool, params, clocks, ends, watch, phase)
+        except RemoteProtocolError as refused:
+            if refused.code == _MISMATCH:
+                async with self.dialog.until(ends, clocks, phase):
+                    await self.tools(fresh=True)
+                tool = await self._as_agreed(tool, params["arguments"], confirm)
+            elif refused.code != _VISIT_FIRST or not await self._visited(refused.data, tool, clocks, ends):
                 raise
-            except PeerError as broken:
-                again = isinstance(broken, TransportError) and (broken.sent is Sent.NO or harmless)
-                if last or not again:
-                    broken.phase = f"tools/call {tool.own_name}"
-                    raise
-        raise AssertionError("the second time is the last")
+            first = Sent.NO  # it was refused for what its headers said, or for what was not done before
+        except TransportError as broken:
+            claims = tool.annotations if self._policy.trusted else {}
+            harmless = repeat or claims.get("idempotentHint") is True or claims.get("readOnlyHint") is True
+            if broken.sent is not Sent.NO and not harmless:
+                raise
+            first = broken.sent
+        with after(first):
+            await self._connected(clocks, ends, phase)
+            return await self._sent(tool, params, clocks, ends, watch, phase)
 
-    async def _visited(self, data: Json) -> bool:
+    async def _visited(self, data: Json, tool: ListedTool, clocks: Clocks, ends: float) -> bool:
         """Whether the pages a call needs to have been visited first were."""
         pages = data.get("elicitations") if type(data) is dict else None
-        revision = self.dialog.revision
-        if type(pages) is not list or not pages or revision is None or "url" not in self._modes:
+        if type(pages) is not list or not pages or "url" not in self.capabilities.get("elicitation", {}):
             return False
         for page in pages[:MAX_ROUNDS]:
             params = {**page, "mode": "url"} if type(page) is dict else {}
-            if (await self._answered({"method": "elicitation/create", "params": params}, {}))["action"] != "accept":
+            async with self.dialog.until(ends, clocks, f"tools/call {tool.own_name}"):
+                said = await self._answered({"method": "elicitation/create", "params": params}, {}, tool)
+            if said["action"] != "accept":
                 return False
         return True
 
-    @property
-    def _modes(self) -> Object:
-        modes: Object = self.capabilities.get("elicitation", {})
-        return modes
+    async def _connected(self, clocks: Clocks, ends: float, phase: str) -> None:
+        """Nothing of the call has been sent yet; what fails here is not tried again."""
+        async with self.dialog.until(ends, clocks, phase):
+            await self.dialog.open()
 
-    def _checked(self, raw: Object, tool: ListedTool) -> CallResult:
+    async def _sent(
+        self, tool: ListedTool, params: Object, clocks: Clocks, ends: float, watch: Watch | None, phase: str
+    ) -> Object:
+        try:
+            return await self.dialog.request(
+                "tools/call",
+                params,
+                clocks=clocks,
+                ends=ends,
+                header_map=self._mirrored(tool),
+                watch=watch,
+                tracked=True,
+            )
+        except PeerError as problem:
+            problem.phase = phase
+            if isinstance(problem, RemoteProtocolError) and not tool.listed and self._tools is not None:
+                close = difflib.get_close_matches(tool.own_name, [each.own_name for each in self._tools], 3)
+                problem.hint = f"Did you mean {' or '.join(close)}?" if close else ""
+            raise
+
+    def _checked(self, raw: Object, tool: ListedTool, revision: Revision | None) -> CallResult:
         """The result, if it is what the tool has promised."""
-        revision = self.dialog.revision
         assert revision is not None
         problems: list[str] = []
         result = CallResult(raw, tool, revision, problems)
@@ -390,6 +283,5 @@ class Remote:
         else:
             wrong = "" if "toolResult" in raw else "there is no structured content"
         if wrong:
-            text = f"the result does not fit the tool's own schema: {wrong}"
-            raise InvalidResult(text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
+            raise self._invalid(f"the result does not fit the tool's own schema: {wrong}", result, tool)
         return result

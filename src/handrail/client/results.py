@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec import UNSET, to_builtins
 
 from handrail.client.listing import ListedTool
-from handrail.guards.sanitize import clean
+from handrail.guards.inert import seen
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Block, EmbeddedResource, Json, Object, Text, ToolResult
 from handrail.revisions import Revision
@@ -67,7 +67,7 @@ class CallResult:
     @property
     def risk(self) -> str:
         """Why the server, or we, think it dangerous."""
-        risk = self.result.meta.get(RISK) if self.result.meta is not UNSET else None
+        risk = self.result.meta.get(RISK) if type(self.result.meta) is dict else None
         return str(risk.get("reason", "")) if type(risk) is dict else ""
 
     def for_model(self, shape: Shape = "text") -> Any:
@@ -77,7 +77,7 @@ class CallResult:
         """
         parts: list[Json] = []
         if self.risk:
-            parts.append(f"[caution: {clean(self.risk)}]")
+            parts.append(f"[caution: {seen(self.risk)}]")
         if self.is_error:
             parts.append("[the tool failed]")
         for block in self.content:
@@ -85,7 +85,7 @@ class CallResult:
             if _is_for_model(kept):
                 parts.append(_part(block, kept))
         if not self.content and self.data is not None:
-            parts.append(clean(encode(self.data).decode()))
+            parts.append(seen(encode(self.data).decode()))
         if shape == "text":
             return "\n".join(each if isinstance(each, str) else each["alt"] for each in parts)
         return [_SHAPES[shape](each) for each in parts]
@@ -100,15 +100,15 @@ def _is_for_model(block: Json) -> bool:
 def _part(block: Block, kept: Json) -> Json:
     """A text, or a picture with words for who cannot see it."""
     if isinstance(block, Text):
-        return clean(block.text)
+        return seen(block.text)
     if isinstance(block, EmbeddedResource) and "text" in block.resource:
-        return f"[{clean(block.resource['uri'])}]\n{clean(block.resource['text'])}"
+        return f"[{seen(block.resource['uri'])}]\n{seen(block.resource['text'])}"
     kind = kept.get("type") if type(kept) is dict else None
     if kind == "resource_link":
-        return clean(f"[{kept.get('name')}: {kept.get('uri')}]")
+        return seen(f"[{kept.get('name')}: {kept.get('uri')}]")
     mime = str(kept.get("mimeType", "")) if type(kept) is dict else ""
     data = kept.get("data") if type(kept) is dict else None
-    alt = clean(f"[{kind if type(kind) is str else 'unreadable content'}{', ' + mime if mime else ''}]")
+    alt = seen(f"[{kind if type(kind) is str else 'unreadable content'}{', ' + mime if mime else ''}]")
     if kind == "image" and type(data) is str and not isinstance(block, dict):
         return {"alt": alt, "mime": mime, "data": data}
     return alt

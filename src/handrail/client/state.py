@@ -53,6 +53,9 @@ class State:
             return json.loads(file.read(MAX_BYTES))
         return None
 
+    def has(self, name: str) -> bool:
+        return self._is_there() and (self.folder / name).exists()
+
     def write(self, name: str, value: Any) -> None:
         """Replace a JSON file: whoever reads sees the old one or the new one."""
         self.prepare()

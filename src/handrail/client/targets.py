@@ -42,6 +42,7 @@ class Reach(Struct):
     cwd: str | Path | None = None
     agree: Callable[[Entry], bool] | None = None  # to a command out of a configuration file
     on_stderr: Callable[[str], None] | None = None
+    connect_seconds: float = 10.0
 
 
 def targets(thing: Any, reach: Reach) -> list[Target]:
@@ -71,15 +72,14 @@ def _is_file(text: str) -> bool:
 
 
 def _agreed(entry: Entry, reach: Reach) -> bool:
-    """No configuration becomes a command unseen (P-28)."""
-    if entry.url:
+    """No configuration becomes a command, or sends what it finds in our environment, unseen (P-28)."""
+    if not entry.source:
         return True
-    shown = shlex.join(entry.command)
     if reach.agree is None:
-        hint = f"Its command is: {shown}. Agree with Client(…, agree=…)"
-        raise ConfirmationRequired("a command of a configuration file was not agreed to", server=entry.name, hint=hint)
+        hint = "See what it does (`handrail config`), and agree with Client(…, agree=…)"
+        raise ConfirmationRequired("a server of a configuration file was not agreed to", server=entry.name, hint=hint)
     if not reach.agree(entry):
-        raise Denied(f"the command was not agreed to: {shown}", server=entry.name)
+        raise Denied("the server was not agreed to", server=entry.name)
     return True
 
 
@@ -93,7 +93,8 @@ def _entry(entry: Entry, reach: Reach) -> Target:
 
 
 def _url(url: str, reach: Reach, name: str = "") -> Target:
-    make = partial(Web, url, headers=reach.headers, auth=reach.auth, transport=reach.transport)
+    make = partial(Web, url, headers=reach.headers, auth=reach.auth)
+    make = partial(make, transport=reach.transport, connect_seconds=reach.connect_seconds)
     make()  # what is wrong with it is told now, not at the first request
     return Target(name or urlsplit(url).hostname or url, make, url)
 

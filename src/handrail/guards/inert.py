@@ -22,7 +22,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-__all__ = ["MASK", "inert", "is_secret", "mask", "mask_secrets", "mask_words", "one_line"]
+__all__ = ["MASK", "inert", "is_secret", "mask", "mask_secrets", "mask_words", "one_line", "seen"]
 
 MASK = "****"
 
@@ -57,6 +57,12 @@ def inert(text: str, *, lines: bool = True) -> str:
     if lines and "\r" in text:
         text = text.replace("\r\n", "\n")
     return _EACH[lines].sub(_write_out, text) if _FIRST[lines].search(text) else text
+
+
+def seen(text: str) -> str:
+    """The text without what `inert` would write out: for models, which read what people do not see."""
+    text = text.replace("\r\n", "\n")
+    return _EACH[True].sub(lambda found: found["kept"] or "", text) if _FIRST[True].search(text) else text
 
 
 def one_line(text: str, limit: int = 80) -> str:

@@ -327,7 +327,8 @@ class Child(Link):
         try:
             if not self._queue:
                 self._close_input()  # otherwise as soon as that is written
-            for seconds, then in ((self._grace, signal.SIGTERM), (TERM_SECONDS, signal.SIGKILL), (KILL_SECONDS, 0)):
+            grace = self._grace if self._problem is None else 0.0  # it has broken off already, and lives
+            for seconds, then in ((grace, signal.SIGTERM), (TERM_SECONDS, signal.SIGKILL), (KILL_SECONDS, 0)):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await self._gone.wait()

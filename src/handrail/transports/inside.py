@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from contextlib import AsyncExitStack
+from itertools import count
 from typing import Any
 
 from handrail.errors import Sent, TransportError
 from handrail.transports.link import Ear, Link, Waiting
+
+log = logging.getLogger("handrail")
+
+TURN = 100  # messages, until others have theirs
 
 
 class Inside(Link):
@@ -33,21 +39,29 @@ class Inside(Link):
         self._unsent.append((message, about))
         self._more.set()
 
+    def give_up(self, about: Waiting) -> None:
+        if about.sent is Sent.NO:  # as its caller is told: so it must not leave later
+            self._unsent = deque(entry for entry in self._unsent if entry[1] is not about)
+
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, []
         if tasks:
-            await self._channel.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            await self._stack.aclose()
+            try:
+                await self._channel.close()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                await self._stack.aclose()
 
     async def _receive(self, ear: Ear) -> None:
-        while True:
+        for number in count():
+            if not number % TURN:  # a message that is there already is taken without a pause
+                await asyncio.sleep(0)
             try:
                 message = await self._channel.receive()
-            except TransportError as closed:
-                ear.lost(closed)
+            except Exception as problem:
+                ear.lost(_verdict(problem))
                 return
             ear.hear(message)
 
@@ -59,11 +73,17 @@ class Inside(Link):
                     about.sent = Sent.UNKNOWN
                 try:
                     await self._channel.deliver(message)
-                except TransportError as closed:
-                    ear.lost(closed)
-                    return
-                except TimeoutError:
-                    ear.lost(TransportError("the server took nothing"))
+                except Exception as problem:
+                    ear.lost(_verdict(problem))
                     return
             self._more.clear()
             await self._more.wait()
+
+
+def _verdict(problem: Exception) -> TransportError:
+    if isinstance(problem, TransportError):
+        return problem
+    if isinstance(problem, TimeoutError):
+        return TransportError("the server took nothing")
+    log.error("a server in this process failed", exc_info=problem)
+    return TransportError(f"the server failed with {type(problem).__name__}")

@@ -42,6 +42,7 @@ PROTOCOL = "MCP-Protocol-Version"
 
 MAX_REQUESTS = 100  # open at once; more wait. Answers and notifications do not: a request may be waiting for one
 MAX_NOTES = 256  # notifications and answers on their way
+MAX_TOLD = 10  # of those that were dropped: a server that asks without end must not fill a log
 MAX_FRUITLESS = 10  # times to come back to a broken stream that has nothing more to say
 MAX_REFUSAL_BYTES = 64 * 1024
 NOTE_SECONDS = 30.0
@@ -86,6 +87,7 @@ class Web:
         self._own: dict[str, str] = {}  # headers of every request after the handshake
         self._tasks: set[asyncio.Task[None]] = set()
         self._notes: set[asyncio.Task[None]] = set()
+        self._dropped = 0
         self._listener: asyncio.Task[None] | None = None
         self.news = self._streams = 0
         self._is_old = False  # what comes, comes on one stream
@@ -93,8 +95,8 @@ class Web:
 
     @property
     def session(self) -> str:
-        """The id of the session the server has begun; empty if it has not."""
-        return self._session
+        """The id of the session the server has begun; empty if it has not, or does not know it any more."""
+        return "" if self._is_gone else self._session
 
     # The link
 
@@ -123,7 +125,9 @@ class Web:
             self._notes.add(task)
             task.add_done_callback(self._notes.discard)
         else:
-            log.warning("%s: over %d messages it has not accepted; one more was dropped", self._place, MAX_NOTES)
+            self._dropped += 1
+            level = logging.WARNING if self._dropped <= MAX_TOLD else logging.DEBUG
+            log.log(level, "%s: over %d messages it has not accepted; one more was dropped", self._place, MAX_NOTES)
 
     def agreed(self, revision: Revision) -> None:
         self._revision = revision
@@ -409,4 +413,4 @@ class Web:
 
     def _lost_session(self, response: ClientResponse, session: str) -> None:
         if response.status == 404 and session and session == self._session:
-            self.forget_session()
+            self._is_gone = True  # the id stays until a handshake begins another

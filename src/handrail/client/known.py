@@ -1,0 +1,235 @@
+"""What is known of a server's tools: listed over all pages, kept while fresh, odd ones left out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from msgspec import Struct
+from msgspec.json import encode
+
+from handrail.client.answers import Answers
+from handrail.client.consent import Confirm
+from handrail.client.dialog import Dialog
+from handrail.client.flight import Clocks, Log
+from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools
+from handrail.client.pins import Pins
+from handrail.client.state import State
+from handrail.client.targets import Target
+from handrail.errors import InvalidResult, PeerError, RemoteProtocolError, SchemaError, Sent, TransportError
+from handrail.guards.audit import Recorder
+from handrail.model import Json, Object
+from handrail.revisions import Revision
+from handrail.transports.link import Link
+
+log = logging.getLogger("handrail")
+
+MAX_PAGES = 100
+MAX_TOOLS = 1_000
+MAX_TOOL_BYTES = 256 * 1024
+MAX_LIST_BYTES = 16 * 1024 * 1024
+MAX_TTL_MS = 24 * 3600 * 1000
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
+
+
+class Policy(Struct):
+    """What a client does around every call."""
+
+    record: Recorder
+    trusted: bool = False
+    confirm: Confirm | None = None
+    raise_on_error: bool = False
+    log: Callable[[str, Log], None] | None = None
+    state: State | None = None  # where pins are kept
+
+
+class Known:
+    """A server, and what is known of its tools. To the dialog with it, the host."""
+
+    def __init__(
+        self,
+        target: Target,
+        prefix: str,
+        *,
+        answers: Answers,
+        policy: Policy,
+        revision: str,
+        clocks: Clocks,
+        me: Object,
+    ) -> None:
+        self.name = target.name
+        self.capabilities = answers.capabilities
+        self.dialog = Dialog(target.name, target.make, self, revision=revision, clocks=clocks, me=me, key=target.key)
+        self._prefix = prefix
+        self._answers = answers
+        self._policy = policy
+        self._tools: Tools | None = None
+        self._fresh_until = 0.0
+        self._expires = False  # the server said for how long
+        self._stale = False  # by a notice
+        self._told_by: tuple[Link, int] | None = None  # where a notice would come from
+        self._pins = Pins(target.key or target.name, policy.state)
+        self._listing = asyncio.Lock()
+
+    # As the host of the dialog
+
+    async def answer(self, method: str, params: Object, revision: Revision) -> Json:
+        return await self._answers.answer(self.name, method, params, revision)
+
+    def changed(self) -> None:
+        self._stale = True
+
+    def logged(self, entry: Log) -> None:
+        if self._policy.log is None:
+            log.log(_LEVELS.get(entry.level, logging.ERROR), "%s says: %.1000r", self.name, entry.data)
+            return
+        try:
+            self._policy.log(self.name, entry)
+        except Exception:
+            log.exception("%s: Client(log=…) failed, and is not called again", self.name)
+            self._policy.log = None
+
+    # Listing
+
+    async def tools(self, *, fresh: bool = False) -> Tools:
+        """All tools, over all pages: from memory while the server says they stay the same."""
+        clocks, ends = self.dialog.clocks, self.dialog.now + self.dialog.clocks.total
+        async with self.dialog.until(ends, clocks, "tools/list"):
+            await self._listing.acquire()
+        try:
+            known = self._tools
+            told = self._told_by is not None and self._told_by == self._teller
+            if known is None or fresh or self._stale or not (told or time.monotonic() < self._fresh_until):
+                known = await self._list(ends)
+            return known
+        finally:
+            self._listing.release()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a call needs the list anew: there is none, a notice came, or its time has run out."""
+        return self._tools is None or self._stale or (self._expires and time.monotonic() >= self._fresh_until)
+
+    async def _list(self, ends: float) -> Tools:
+        async with self.dialog.until(ends, self.dialog.clocks, "tools/list"):
+            await self._ready()
+        self.dialog.want_news()
+        self._stale = False
+        told_by = self._teller
+        found: dict[str, ListedTool] = {}
+        refused: dict[str, str] = {}
+        fresh_until, size = float("inf"), 0
+        try:
+            async for page in self._pages(ends):
+                ttl = page.get("ttlMs", 0)
+                seconds = min(ttl, MAX_TTL_MS) / 1000 if type(ttl) in (int, float) and ttl > 0 else 0.0
+                fresh_until = min(fresh_until, time.monotonic() + seconds)
+                self._expires = seconds > 0
+                for raw in page["tools"]:
+                    size += self._add(raw, found, refused)
+                    if len(found) + len(refused) > MAX_TOOLS or size > MAX_LIST_BYTES:
+                        raise self._unlisted(f"over {MAX_TOOLS:,} tools, or {MAX_LIST_BYTES:,} bytes of them", {})
+        except BaseException:
+            self._stale = True  # whatever the notice told of is still to be seen
+            raise
+        self._pins.look([*found.values()])
+        for name, why in refused.items():
+            log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
+        self._tools, self._fresh_until, self._told_by = Tools([*found.values()], refused), fresh_until, told_by
+        return self._tools
+
+    async def _pages(self, ends: float) -> AsyncIterator[Object]:
+        params: Object = {}
+        cursors: set[str] = set()
+        for _ in range(MAX_PAGES):
+            page = await self._request_safely("tools/list", params, ends)
+            if type(page.get("tools")) is not list:
+                raise self._unlisted("there is no list of tools", page)
+            yield page
+            cursor = page.get("nextCursor")
+            revision = self.dialog.revision
+            if cursor is None or (cursor == "" and revision is not None and revision.complete):
+                return
+            if type(cursor) is not str:
+                raise self._unlisted(f"the cursor {cursor!r:.100} is not a text", page)
+            if cursor in cursors:
+                raise self._unlisted(f"the cursor {cursor!r:.100} came before", page)
+            cursors.add(cursor)
+            params = {"cursor": cursor}
+        raise self._unlisted(f"over {MAX_PAGES} pages", {})
+
+    def _unlisted(self, why: str, result: Json) -> InvalidResult:
+        return InvalidResult(why, result=result, server=self.name, phase="tools/list")
+
+    def _add(self, raw: Json, found: dict[str, ListedTool], refused: dict[str, str]) -> int:
+        """One entry of a list, unless it is of no use: the others stay usable. Its size."""
+        if type(raw) is not dict or type(raw.get("name")) is not str or not raw["name"]:
+            refused[f"{str(raw)[:60]} ({len(refused)})"] = "it has no name"
+            return 0
+        tool = ListedTool(raw, self.name, self._prefix + raw["name"])
+        size = len(encode(raw))
+        flaw = self._flaw(tool, size)
+        if flaw:
+            refused[tool.name[:200]] = flaw
+            return 0
+        if tool.own_name in found:
+            refused[f"{tool.name[:200]} ({len(refused)})"] = "another tool of this server has the same name"
+            return 0
+        found[tool.own_name] = tool
+        return size
+
+    def _flaw(self, tool: ListedTool, size: int) -> str:
+        if len(tool.description) > MAX_DESCRIPTION:
+            return f"its description is longer than {MAX_DESCRIPTION:,} characters"
+        if size > MAX_TOOL_BYTES:
+            return f"its definition is longer than {MAX_TOOL_BYTES:,} bytes"
+        if tool.hides:
+            return "names of its arguments hold characters that nobody sees"
+        try:
+            self._mirrored(tool)
+        except SchemaError as wrong:
+            return str(wrong)
+        return ""
+
+    def _mirrored(self, tool: ListedTool) -> dict[str, tuple[str, ...]]:
+        """Which arguments go into headers too: over HTTP, in revisions that have them."""
+        link, revision = self.dialog.link, self.dialog.revision
+        mirrors = link is not None and link.disconnect_cancels and revision is not None and revision.stateless
+        return tool.header_map if mirrors else {}
+
+    @property
+    def _teller(self) -> tuple[Link, int] | None:
+        """Who will say that the tools have changed; None if that has to be asked for, or nobody will."""
+        link, revision = self.dialog.link, self.dialog.revision
+        if link is None or link.news == 0 or self.dialog.dead is not None or revision is None or revision.stateless:
+            return None
+        return (link, link.news) if self.dialog.announces else None
+
+    async def _ready(self) -> None:
+        """Connected to a server that says it has tools."""
+        await self.dialog.open()
+        if "tools" not in self.dialog.welcome.get("capabilities", {}):
+            raise RemoteProtocolError("the server says that it has no tools", sent=Sent.NO, server=self.name)
+
+    async def _request_safely(self, method: str, params: Object, ends: float) -> Object:
+        """A request that changes nothing, so it may be repeated once when the transport broke."""
+        try:
+            return await self.dialog.request(method, params, ends=ends)
+        except TransportError as broken:
+            log.debug("%s; once more", broken)
+            first = broken.sent
+        with after(first):
+            return await self.dialog.request(method, params, ends=ends)
+
+
+@contextlib.contextmanager
+def after(first: Sent) -> Iterator[None]:
+    """What came before has got so far; what fails now does not undo it."""
+    try:
+        yield
+    except PeerError as problem:
+        problem.sent = first if problem.sent is Sent.NO else problem.sent
+        raise

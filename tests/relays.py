@@ -1,0 +1,589 @@
+"""A wire that can be cut: every byte between a client and a real server passes here, and is remembered.
+
+The client's command is a stub that hands its pipes over to us; the server at the other end is forked from a process
+that has everything imported already (`Zygote`), which makes a real server cost milliseconds. Over HTTP the same is a
+proxy. In memory it is messages that pass, not bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from handrail import Call, Server
+from handrail.errors import TransportError
+
+Way = Literal["up", "down"]  # to the server, to the client
+How = Literal["exit", "close", "half", "silent", "kill", "reset"]
+WAYS: tuple[Way, Way] = ("up", "down")
+
+STUB = """
+import os, sys
+from _socket import AF_UNIX, SOCK_STREAM, SOL_SOCKET, SCM_RIGHTS, socket
+wire = socket(AF_UNIX, SOCK_STREAM)
+wire.connect(sys.argv[1])
+wire.sendmsg([b"x"], [(SOL_SOCKET, SCM_RIGHTS, (0).to_bytes(4, sys.byteorder) + (1).to_bytes(4, sys.byteorder))])
+os.close(0), os.close(1)
+os._exit(len(wire.recv(1)))
+"""
+
+
+def made() -> Server:
+    """The server at the other end: few tools, so that a list of them is short."""
+    server = Server("relayed", version="1")
+    stopped: list[str] = []
+
+    @server.tool
+    async def echo(text: str) -> str:
+        return text
+
+    @server.tool
+    async def progresses(call: Call) -> str:
+        for done in range(1, 4):
+            await call.progress(done, 3)
+        return "all done"
+
+    @server.tool
+    async def asks(call: Call) -> str:
+        form = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+        answer = await call.ask("Who?", form)
+        return f"{answer.action} {answer.content}"
+
+    @server.tool
+    async def waits(mark: str) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(mark)
+        return "never"
+
+    @server.tool
+    async def was_stopped(mark: str) -> bool:
+        return mark in stopped
+
+    return server
+
+
+class Plan(NamedTuple):
+    """Cut the wire when so many bytes (in memory: messages) have passed one way; `everything`: all there is of it."""
+
+    way: Way
+    at: int
+    how: How
+    everything: bool = True
+
+
+class Tape:
+    """What came from one side on one connection, and how much of it was passed on."""
+
+    def __init__(self) -> None:
+        self.got = bytearray()
+        self.passed = 0
+
+
+class End:
+    """One side of a connection: a socket, or the two pipes of a process."""
+
+    def __init__(self, wire: socket.socket | tuple[int, int]) -> None:
+        self._socket = wire if isinstance(wire, socket.socket) else None
+        self.source, self._sink = (wire.fileno(),) * 2 if isinstance(wire, socket.socket) else wire
+        os.set_blocking(self.source, False)
+        os.set_blocking(self._sink, False)
+
+    def read(self) -> bytes | None:
+        try:
+            return os.read(self.source, 65536)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def write(self, data: bytes) -> bool:
+        """Whether anybody takes it."""
+        while data:
+            try:
+                data = data[os.write(self._sink, data) :]
+            except BlockingIOError:
+                select.select([], [self._sink], [], 1.0)
+            except OSError:
+                return False
+        return True
+
+    def close_sink(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+        elif self._sink >= 0:
+            os.close(self._sink)
+            self._sink = -1
+
+    def close_source(self) -> None:
+        if self._socket is None and self.source >= 0:
+            os.close(self.source)
+            self.source = -1
+
+    def close(self, *, reset: bool = False) -> None:
+        if self._socket is None:
+            self.close_sink()
+            self.close_source()
+            return
+        if reset:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+
+class Connection:
+    """One connection through a relay."""
+
+    def __init__(
+        self, relay: Relay, client: End, server: End, *, pid: int = 0, stub: socket.socket | None = None
+    ) -> None:
+        self.up, self.down = Tape(), Tape()
+        self.pid = pid
+        self._relay = relay
+        self._client, self._server = client, server
+        self._stub = stub
+        self._is_silent = False
+        self._loop = asyncio.get_running_loop()
+        self._watched: set[int] = set()
+        self._watch("up", client)
+        self._watch("down", server)
+
+    def _watch(self, way: Way, end: End) -> None:
+        self._watched.add(end.source)
+        self._loop.add_reader(end.source, self._move, way)
+
+    def _unwatch(self, end: End) -> None:
+        if end.source in self._watched:
+            self._watched.discard(end.source)
+            self._loop.remove_reader(end.source)
+
+    def _move(self, way: Way) -> None:
+        source, sink, tape = (
+            (self._client, self._server, self.up) if way == "up" else (self._server, self._client, self.down)
+        )
+        data = source.read()
+        if data is None:
+            return
+        if not data:
+            self._ended(way, source, sink)
+            return
+        tape.got += data
+        if self._is_silent:
+            return
+        allowed = self._relay.allow(way, len(data))
+        if allowed and not sink.write(data[:allowed]):
+            self.close()
+            return
+        tape.passed += allowed
+        if self._relay.is_due():
+            self._relay.cut(self)
+
+    def _ended(self, way: Way, source: End, sink: End) -> None:
+        self._unwatch(source)
+        if self._stub is not None and way == "down":  # a process has ended
+            self.close()
+            return
+        sink.close_sink()
+        if not self._watched or self._is_silent:
+            self.close()
+
+    def cut(self, plan: Plan) -> None:
+        match plan.how:
+            case "silent":
+                self._is_silent = True
+            case "kill":  # what has been said already still passes
+                self._relay.kill(self.pid)
+            case "half" if plan.way == "down" or self._stub is None:
+                self._client.close_sink()
+                self._is_silent = self._stub is None
+            case "half":
+                self._unwatch(self._client)
+                self._client.close_source()
+            case "close" if self._stub is not None:  # its pipes, and it lives on
+                self._let_go(keep_stub=True)
+            case "close":
+                self._client.close_sink()
+                self._is_silent = True
+                self._unwatch(self._server)
+                self._server.close()
+            case how:
+                self._let_go(reset=how == "reset")
+
+    def _let_go(self, *, keep_stub: bool = False, reset: bool = False) -> None:
+        self._unwatch(self._client)
+        self._unwatch(self._server)
+        self._client.close(reset=reset)
+        self._server.close()
+        if self._stub is not None and not keep_stub:
+            self._stub.close()
+
+    def close(self) -> None:
+        self._let_go()
+
+
+class Relay:
+    """All connections of one client, and the plan to cut them once."""
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan
+        self.is_cut = False
+        self.connections: list[Connection] = []
+        self.counts: dict[Way, int] = {"up": 0, "down": 0}
+        self.steps: dict[Way, list[int]] = {"up": [], "down": []}  # how much had passed after each piece
+        self.url = ""
+        self.command: list[str] = []
+        self.victim = 0  # of "kill", if that is not the server
+        self.on_cut: Callable[[], None] = lambda: None
+        self._has_killed = False
+        self._listening: socket.socket | None = None
+
+    def allow(self, way: Way, size: int) -> int:
+        """How much of a piece may pass."""
+        if self.plan is not None and not self.is_cut and way == self.plan.way:
+            size = min(size, self.plan.at - self.counts[way])
+        self.counts[way] += size
+        self.steps[way].append(self.counts[way])
+        return size
+
+    def is_due(self) -> bool:
+        return self.plan is not None and not self.is_cut and self.counts[self.plan.way] >= self.plan.at
+
+    def cut(self, connection: Connection) -> None:
+        assert self.plan is not None
+        self.is_cut = True
+        for each in self.connections if self.plan.everything else [connection]:
+            each.cut(self.plan)
+        self.on_cut()
+
+    def kill(self, pid: int) -> None:
+        """End the victim, or else the server of a connection; once, for later the number may be another's."""
+        if not self._has_killed:
+            self._has_killed = True
+            os.kill(self.victim or pid, signal.SIGKILL)
+
+    def refuse(self) -> None:
+        """No more connections."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    @contextlib.asynccontextmanager
+    async def to_url(self, url: str, pid: int = 0) -> AsyncIterator[Relay]:
+        """A proxy: `self.url` is where to connect to instead."""
+        place, slash, path = url.removeprefix("http://").partition("/")
+        host, _, port = place.partition(":")
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}{slash}{path}"
+
+        async def connect(client: socket.socket) -> None:
+            server = socket.socket()
+            server.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(server, (host, int(port)))
+            except OSError:
+                client.close()
+                server.close()
+                return
+            self.connections.append(Connection(self, End(client), End(server), pid=pid))
+
+        async with self._accepting(connect):
+            yield self
+
+    @contextlib.asynccontextmanager
+    async def to_process(self, zygote: Zygote) -> AsyncIterator[Relay]:
+        """Between a stub, which `self.command` starts, and a server that is forked for it."""
+        folder = tempfile.mkdtemp(prefix="relay")
+        path = os.path.join(folder, "s")
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(path)
+        self._listening.listen()
+        self.command = [sys.executable, "-ISc", STUB, path]
+
+        async def connect(stub: socket.socket) -> None:
+            await _readable(stub)
+            _, (source, sink), _, _ = socket.recv_fds(stub, 1, 2)
+            server_source, ours_out = os.pipe()
+            ours_in, server_sink = os.pipe()
+            pid = zygote.fork("stdio", server_source, server_sink)
+            server = End((ours_in, ours_out))
+            self.connections.append(Connection(self, End((source, sink)), server, pid=pid, stub=stub))
+
+        try:
+            async with self._accepting(connect):
+                yield self
+        finally:
+            os.unlink(path)
+            os.rmdir(folder)
+
+    @contextlib.asynccontextmanager
+    async def _accepting(self, connect: Callable[[socket.socket], Any]) -> AsyncIterator[None]:
+        async def accept() -> None:
+            loop = asyncio.get_running_loop()
+            while self._listening is not None:
+                self._listening.setblocking(False)
+                with contextlib.suppress(OSError):
+                    client, _ = await loop.sock_accept(self._listening)
+                    await connect(client)
+
+        task = asyncio.create_task(accept())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            self.refuse()
+            for each in self.connections:
+                each.close()
+
+
+async def _readable(wire: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(wire, ready.set_result, None)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(wire)
+
+
+# In memory
+
+
+class Between:
+    """A server object whose messages pass a relay: `up` and `down` are what did."""
+
+    name = "relayed"
+
+    def __init__(self, server: Server, plan: Plan | None = None) -> None:
+        self.plan = plan
+        self.is_cut = False
+        self.passed: dict[Way, list[bytes]] = {"up": [], "down": []}
+        self.channels: list[BetweenChannel] = []
+        self._server = server
+
+    def serving(self) -> Any:
+        return self._server.serving()
+
+    def connect(self) -> BetweenChannel:
+        self.channels.append(BetweenChannel(self, self._server.connect()))
+        return self.channels[-1]
+
+    def is_due(self, way: Way) -> bool:
+        plan = self.plan
+        return plan is not None and not self.is_cut and plan.way == way and len(self.passed[way]) >= plan.at
+
+
+class BetweenChannel:
+    def __init__(self, between: Between, channel: Any) -> None:
+        self._between = between
+        self._channel = channel
+        self._cut = asyncio.Event()
+
+    async def deliver(self, message: bytes) -> None:
+        if not self._cut.is_set() and self._between.is_due("up"):
+            self._end()
+        if self._cut.is_set():
+            self._refuse()
+            return
+        self._between.passed["up"].append(message)
+        await self._channel.deliver(message)
+
+    async def receive(self) -> bytes:
+        if not self._cut.is_set():
+            waiting = {asyncio.create_task(self._channel.receive()), asyncio.create_task(self._cut.wait())}
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                message: bytes | None = None
+                for task in waiting:
+                    if task.done() and isinstance(task.result(), bytes):
+                        message = task.result()
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.wait(waiting)
+            if message is not None and not self._cut.is_set():
+                if not self._between.is_due("down"):
+                    self._between.passed["down"].append(message)
+                    return message
+                self._end()
+        self._refuse()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def _end(self) -> None:
+        self._between.is_cut = True
+        self._cut.set()
+
+    def _refuse(self) -> None:
+        assert self._between.plan is not None
+        if self._between.plan.how != "silent":
+            raise TransportError("the wire was cut")
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+# Processes
+
+
+class Zygote:
+    """Forks processes that are warm: servers on given descriptors, and clients."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="zygote")
+        self._path = os.path.join(self._folder, "s")
+        self.pids: list[int] = []
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+
+    def fork(self, role: str, source: int, sink: int) -> int:
+        """Start one on these descriptors, which are closed here; its number."""
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(self._path)
+            socket.send_fds(wire, [role.encode()], [source, sink])
+            os.close(source)
+            os.close(sink)
+            self.pids.append(int(wire.recv(32)))
+        return self.pids[-1]
+
+    def http(self) -> HttpFork:
+        """A server that listens."""
+        source, lifeline = os.pipe()
+        out, sink = os.pipe()
+        return HttpFork(self.fork("http", source, sink), out, lifeline)
+
+    def client(self, target: Any, **options: Any) -> tuple[int, int]:
+        """A client that calls without end: its number, and what is to be closed here at last."""
+        out, sink = os.pipe()
+        return self.fork(json.dumps({"target": target, **options}), os.open(os.devnull, os.O_RDONLY), sink), out
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+        os.unlink(self._path)
+        os.rmdir(self._folder)
+
+
+class HttpFork:
+    """A forked server that listens; it takes a moment until it does."""
+
+    def __init__(self, pid: int, out: int, lifeline: int) -> None:
+        self.pid = pid
+        self._out = out
+        self._lifeline = lifeline
+
+    def url(self) -> str:
+        with open(self._out) as said:
+            return said.readline().strip()
+
+    def close(self) -> None:
+        os.close(self._lifeline)
+
+
+def _zygote(path: str) -> None:
+    import subject
+
+    for name in ("client.client", "transports.child", "transports.http", "transports.web"):
+        import_module(f"handrail.{name}")  # otherwise loaded when first used
+    server = made()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen(64)
+    print("ready", flush=True)
+    while 0 not in select.select([listening.fileno(), 0], [], [])[0]:
+        wire, _ = listening.accept()
+        role, (source, sink), _, _ = socket.recv_fds(wire, 65536, 2)
+        pid = os.fork()
+        if pid:
+            wire.send(str(pid).encode())
+            for descriptor in (source, sink):
+                os.close(descriptor)
+            wire.close()
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(source, 0)
+        os.dup2(sink, 1)
+        os.closerange(3, 64)
+        try:
+            if role == b"stdio":
+                server.run()
+            elif role == b"http":
+                subject.serve_http(server)
+            else:
+                asyncio.run(_client(json.loads(role)))
+        finally:
+            os._exit(0)
+
+
+async def _client(options: Any) -> None:
+    """Calls without end, until it is killed."""
+    from handrail.client import Client
+
+    target = options.pop("target")
+    async with Client(target, elicit=lambda _: {"name": "Ada"}, **options) as client:
+        while True:
+            await asyncio.gather(client.call("echo", {"text": "x"}), client.call("progresses"), client.call("asks"))
+            await client.tools(fresh=True)
+
+
+# Reading what has passed
+
+
+def requests(data: bytes | bytearray, *, http: bool) -> Iterator[tuple[int, bytes]]:
+    """Where each message begins, and all of it that came, with its head."""
+    at = 0
+    while at < len(data):
+        if not http:
+            end = data.find(b"\n", at) + 1 or len(data)
+        else:
+            end = data.find(b"\r\n\r\n", at) + 4
+            head = bytes(data[at:end]).lower() if end > 3 else b""
+            length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+            end = end + int(length or b"0") if end > 3 else len(data)
+        yield at, bytes(data[at:end])
+        at = end
+
+
+def messages(data: bytes, *, is_open: bool) -> Iterator[Any]:
+    """Every whole message in what has passed: a line (the last one ends also with a pipe), an event, a body."""
+    text = data.decode("utf-8", "replace")
+    decoder = json.JSONDecoder()
+    at = text.find('{"jsonrpc"')
+    while at >= 0:
+        try:
+            message, end = decoder.raw_decode(text, at)
+        except ValueError:
+            end = at + 1
+        else:
+            before, after = text[max(0, at - 6) : at], text[end : end + 2]
+            if after == "\n\n" if before == "data: " else after[:1] == "\n" or before.endswith("\r\n") or not is_open:
+                yield message
+        at = text.find('{"jsonrpc"', end)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    _zygote(sys.argv[1])
