@@ -303,7 +303,7 @@ def _belongs_to(data: bytes) -> Json:
     """The subscription a notice is for."""
     try:
         return json.loads(data)["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -20,7 +20,6 @@ from faults import gone, until
 from handrail.client import CallResult, Client, Clocks, Elicitation, Progress
 from handrail.errors import (
     CallTimeout,
-    Denied,
     HttpRefused,
     InvalidResult,
     PeerError,
@@ -239,7 +238,9 @@ async def test_a_bad_answer_ends_one_call_and_no_other(open_fault: OpenFault, ca
                     assert (await call).text == "ok"
                 else:
                     error = await refused(call, place, case.error, case.sent, "tools/call echo", case.text)
-                    assert getattr(error, "clock", "") == case.clock
+                    # Over HTTP a rig that says nothing has begun to answer.
+                    begun = case.script == "silent" and place[1] == "http"
+                    assert getattr(error, "clock", "") == ("idle" if begun else case.clock)
             async with within(PROMPTLY):
                 await is_fine(client)
 
@@ -332,7 +333,7 @@ async def test_content_of_an_unknown_type_survives(open_fault: OpenFault) -> Non
         ("pages_for_ever", InvalidResult, "over 100 pages"),
         ("cursor_again", InvalidResult, "the cursor 'again' came before"),
         ("cursors_in_turn", InvalidResult, "the cursor 'a' came before"),
-        ("tools_1001", InvalidResult, "over 1000 tools"),
+        ("tools_1001", InvalidResult, "over 1,000 tools"),
         ("list_nested_1000_deep", RemoteProtocolError, NOT_A_MESSAGE),
     ],
 )
@@ -452,7 +453,6 @@ async def test_a_broken_promise_is_told_at_once_whatever_it_was(open_fault: Open
     [
         ("promise_looks_around", "no look-around"),
         ("promise_refers_back", "no back-references"),
-        ("promise_of_3_mb", "more than 262144"),
         ("promise_nested_90_deep", "nested deeper than 64"),
         ("promise_in_a_loop", "in a loop"),
         ("promise_unfolds", "unfold"),
@@ -647,7 +647,8 @@ async def test_a_form_that_is_a_bomb_is_not_shown(open_fault: OpenFault) -> None
         async with open_fault("form_is_a_bomb", place, elicit=asked.append) as (client, _), within(PROMPTLY):
             call = client.call("echo", {"bad": True})
             if place[0] == R5:
-                await refused(call, place, Denied, Sent.FAILED, "elicitation/create", "nested deeper than 64")
+                text = "nested deeper than 64"
+                await refused(call, place, RemoteProtocolError, Sent.UNKNOWN, "tools/call echo", text)
             else:
                 said = json.loads((await call).text)["error"]
                 assert said["code"] == -32602 and "nested deeper than 64" in said["message"]
