@@ -108,6 +108,7 @@ class Caller(Client):
 @pytest.mark.parametrize(
     "authorization",
     [None, "", "Bearer", "Bearer ", "Bearer x", f"Basic {ALICE}", ALICE, f"Bearer {ALICE}x", f"Bearer {ALICE} {BOB}"],
+    ids=["none", "empty", "scheme", "space", "wrong", "basic", "bare", "longer", "two"],
 )
 async def test_without_a_good_token_nothing_runs(url: str, revision: str, authorization: str | None, ran: Ran) -> None:
     ran(revision, "http")

@@ -427,7 +427,7 @@ NEW_KEYS = json.dumps({"keys": [*PUBLIC, public("ec-new")]}).encode()
         ("302 Found", "Location: {url}/elsewhere\r\n", NEW_KEYS),
         ("307 Found", "Location: http://169.254.169.254/\r\n", b""),
     ],
-    ids=lambda value: str(value[:20]),
+    ids=lambda value: value[:20] if isinstance(value, str) else "",  # keys are new in each run
 )
 async def test_a_bad_answer_is_none(
     verifier: JwtVerifier, issuer: Issuer, clock: Clock, status: str, headers: str, answer: bytes
@@ -459,7 +459,7 @@ async def test_a_bad_answer_is_none(
         ("ed", public("ed", kty=["OKP"])),
         ("oct", {"kty": "oct", "kid": "oct", "k": b64(b"k" * 32)}),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value if isinstance(value, str) else "",  # keys are new in each run
 )
 async def test_a_key_is_for_what_it_says_and_a_bad_one_spoils_no_other(
     issuer: Issuer, clock: Clock, signer: str, jwk: Object
