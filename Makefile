@@ -42,7 +42,7 @@ demo: setup
 	@$(RUN) examples/everyday.py --demo
 
 test: setup peers
-	$(RUN) -m pytest -q -rs
+	$(RUN) -m pytest -q -rs -n 2 --dist loadfile
 
 lint: setup
 	.venv/bin/ruff check .

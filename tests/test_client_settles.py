@@ -39,7 +39,7 @@ SEED = int(os.environ.get("HANDRAIL_SEED", "0")) or random.SystemRandom().randra
 CUTS = 1_200 if SOAK else 115  # of each transport and revision; in memory there are fewer messages than that
 PATIENT = Clocks(connect=4, first=3, idle=3, total=5)
 CLOCKS = {  # where only a clock will do
-    "silent": Clocks(connect=2, first=0.5, idle=0.5, total=1.5),
+    "silent": Clocks(connect=4, first=1.5, idle=1.5, total=4),
     "half": Clocks(connect=3, first=1.5, idle=1.5, total=3),
     "kill": Clocks(connect=0.9, first=3, idle=3, total=5),  # nobody waits for the third start in a row
 }

@@ -144,6 +144,8 @@ def read(value: Json) -> Message:
 
 def _read_other(value: Object) -> Message:
     """Everything that is not plainly a request or a notification."""
+    if len(value) == 3 and "result" in value and type(value.get("id")) is int and value.get("jsonrpc") == "2.0":
+        return Response(value["id"], value["result"])  # the usual answer
     ident = _id_of(value)
     if value.get("jsonrpc") != "2.0":
         return Refusal(Kind.INVALID_REQUEST, 'jsonrpc must be "2.0"', ident)

@@ -282,7 +282,8 @@ class Dialog(Hearing):
         if tracked:
             meta["progressToken"] = ident
         if meta:
-            params = {**params, "_meta": {**params.get("_meta", {}), **meta}}
+            given = params.get("_meta")
+            params = {**params, "_meta": {**given, **meta} if given else meta}
         message = jsonrpc.request(ident, method, params if params else UNSET)
         self._waiting[ident] = flight
         if self._timer is None or flight.due < self._timer.when():

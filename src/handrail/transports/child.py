@@ -15,17 +15,16 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import IO
+from subprocess import PIPE, Popen, TimeoutExpired
 
 from handrail.errors import Sent, TransportError
 from handrail.protocol.lines import Line, LineReader
+from handrail.transports.guard import OURS, guard_group
 from handrail.transports.link import Ear, Link, Waiting
 
 if sys.platform == "linux":
@@ -45,7 +44,6 @@ STATUS_SECONDS = 0.5  # how long to wait for an exit status, once a pipe has bee
 TERM_SECONDS = 1.0  # between asking a server to end and ending it
 KILL_SECONDS = 2.0  # only the kernel can make it take longer
 KEPT_LINES, KEPT_BYTES = 200, 64 * 1024  # of standard error
-_SHELL = "/bin/sh"
 MAX_WRITTEN = 512  # messages at once; the kernel takes 1,024
 _CHUNK, _PIPE_BYTES = 64 * 1024, 256 * 1024  # as in stdio.py
 
@@ -127,9 +125,9 @@ class Child(Link):
         self._ear = ear
         self._process = process = self._start()
         self._opened = True
-        self._guard = _guard(process.pid)
+        self._guard = guard_group(process.pid)
         self._streams = [stream for stream in (process.stdin, process.stdout, process.stderr) if stream]
-        _OURS.add(self._streams[0])
+        OURS.add(self._streams[0])
         try:
             self._sink, self._source, self._errors = (stream.fileno() for stream in self._streams)
             for descriptor in (self._sink, self._source, self._errors):
@@ -393,24 +391,6 @@ class Child(Link):
             self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=said and f"It said: {said}")
             self._close_input()
             self._ear.lost(self._problem)
-
-
-_OURS: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
-"""Ends of pipes that a fork of ours must not keep (`multiprocessing`): nobody would see us end while it lives."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [end.close() for end in _OURS])
-
-
-def _guard(group: int) -> Popen[bytes] | None:
-    """A shell that ends a process group when its own input ends, which it does when we die, in whatever way."""
-    shell = (_SHELL, "-c", 'read -r _ || kill -9 "-$1"', "sh", str(group))
-    try:
-        guard = Popen(shell, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, cwd="/", env={}, start_new_session=True)
-    except OSError as problem:
-        log.debug("process %d has no guard, and may outlive us: %s", group, problem)
-        return None
-    _OURS.update(filter(None, [guard.stdin]))
-    return guard
 
 
 def _read(descriptor: int) -> bytes | None:
