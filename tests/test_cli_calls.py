@@ -49,7 +49,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@requirement("APP-01", "APP-06", "APP-08", "P-33", everywhere=True)
+@requirement("APP-01", "APP-05", "APP-06", "APP-08", "P-33", everywhere=True)
 def test_tools_are_listed_and_shown_inert(home: Path) -> None:
     done = handrail("list", "shop.py", home=home)
     assert done.returncode == 0, done.stderr
