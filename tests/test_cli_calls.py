@@ -175,6 +175,32 @@ def test_a_name_that_means_two_servers_means_none(home: Path) -> None:
     assert done.returncode == 2 and "name the file" in done.stderr
 
 
+RAW = """
+import json, sys
+name = "\\x1b]0;owned\\x07un"
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("method") == "initialize":
+        said = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+        said["serverInfo"] = {"name": name, "version": name}
+    elif asked.get("method") == "tools/list":
+        said = {"tools": [{"name": name, "description": "x" * 20000, "inputSchema": {"type": "object"}}]}
+    else:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": said}), flush=True)
+"""
+
+
+@requirement("P-33", everywhere=True)
+@pytest.mark.parametrize("verb", ["list", "doctor", "inspect"])
+def test_a_terminal_obeys_no_name(home: Path, verb: str) -> None:
+    (home / "raw.py").write_text(RAW)
+    done = handrail(verb, "raw.py", "--revision", "legacy", home=home)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr and "\x07" not in done.stdout + done.stderr
+    assert "owned" in done.stdout + done.stderr
+
+
 @requirement("APP-13", "APP-20", everywhere=True)
 def test_a_changed_tool_is_pointed_out_and_calls_are_recorded(home: Path) -> None:
     handrail("call", "shop.py", "price", "item=apple", "--yes", home=home)

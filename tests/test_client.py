@@ -674,10 +674,16 @@ async def test_only_declared_modes_are_answered(open_rig: OpenRig, revision: str
         result = await client.call("echo", {"method": "elicitation/create", "params": page})
         assert json.loads(result.text) == {"result": {"action": "accept"}}
         assert asked[0].url == "https://example.org/?a=1"
-        result = await client.call(
-            "echo", {"method": "elicitation/create", "params": page | {"url": "javascript:alert(1)"}}
-        )
-        assert json.loads(result.text)["error"]["code"] == -32602
+        bad = [
+            "javascript:alert(1)",
+            "https://evil.example\\@bank.example/",
+            "https://u@h/",
+            "http://[x",
+            "https://a b",
+        ]
+        for url in bad:
+            result = await client.call("echo", {"method": "elicitation/create", "params": page | {"url": url}})
+            assert json.loads(result.text)["error"]["code"] == -32602
         assert len(asked) == 1
 
 
