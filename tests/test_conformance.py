@@ -116,12 +116,21 @@ class Proxy:
         self.target = urlsplit(target)
         self.revision = revision
         self.agreed: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # held: a task whose caller has gone is nobody else's
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as listener:
+        async with await asyncio.start_server(self._take, "127.0.0.1", 0) as listener:
             port = listener.sockets[0].getsockname()[1]
             yield self.target._replace(netloc=f"127.0.0.1:{port}").geturl()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
