@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -250,6 +250,7 @@ class Relay:
         self.on_cut: Callable[[], None] = lambda: None
         self._has_killed = False
         self._listening: socket.socket | None = None
+        self._loop = asyncio.get_running_loop()
 
     def allow(self, way: Way, size: int) -> int:
         """How much of a piece may pass."""
@@ -277,87 +278,78 @@ class Relay:
 
     def refuse(self) -> None:
         """No more connections."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            self._loop.remove_reader(listening)
+            listening.close()
 
-    @contextlib.asynccontextmanager
-    async def to_url(self, url: str, pid: int = 0) -> AsyncIterator[Relay]:
+    @contextlib.contextmanager
+    def to_url(self, url: str, pid: int = 0) -> Iterator[Relay]:
         """A proxy: `self.url` is where to connect to instead."""
         place, slash, path = url.removeprefix("http://").partition("/")
         host, _, port = place.partition(":")
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}{slash}{path}"
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}{slash}{path}"
 
-        async def connect(client: socket.socket) -> None:
-            server = socket.socket()
-            server.setblocking(False)
+        def connect(client: socket.socket) -> None:
             try:
-                await asyncio.get_running_loop().sock_connect(server, (host, int(port)))
+                server = socket.create_connection((host, int(port)), 5)
             except OSError:
                 client.close()
-                server.close()
-                return
-            self.connections.append(Connection(self, End(client), End(server), pid=pid))
+            else:
+                self.connections.append(Connection(self, End(client), End(server), pid=pid))
 
-        async with self._accepting(connect):
+        with self._accept(listening, connect):
             yield self
 
-    @contextlib.asynccontextmanager
-    async def to_process(self, zygote: Zygote) -> AsyncIterator[Relay]:
+    @contextlib.contextmanager
+    def to_process(self, zygote: Zygote) -> Iterator[Relay]:
         """Between a stub, which `self.command` starts, and a server that is forked for it."""
         folder = tempfile.mkdtemp(prefix="relay")
         path = os.path.join(folder, "s")
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(path)
-        self._listening.listen()
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(path)
+        listening.listen()
         self.command = [sys.executable, "-ISc", STUB, path]
+        waiting: set[socket.socket] = set()
 
-        async def connect(stub: socket.socket) -> None:
-            await _readable(stub)
-            _, (source, sink), _, _ = socket.recv_fds(stub, 1, 2)
+        def connect(stub: socket.socket) -> None:
+            waiting.add(stub)
+            self._loop.add_reader(stub, begin, stub)
+
+        def begin(stub: socket.socket) -> None:
+            waiting.discard(stub)
+            self._loop.remove_reader(stub)
+            _, given, _, _ = socket.recv_fds(stub, 1, 2)
+            if not given:  # it was ended before it had begun
+                stub.close()
+                return
             server_source, ours_out = os.pipe()
             ours_in, server_sink = os.pipe()
             pid = zygote.fork("stdio", server_source, server_sink)
-            server = End((ours_in, ours_out))
-            self.connections.append(Connection(self, End((source, sink)), server, pid=pid, stub=stub))
+            client, server = End((given[0], given[1])), End((ours_in, ours_out))
+            self.connections.append(Connection(self, client, server, pid=pid, stub=stub))
 
         try:
-            async with self._accepting(connect):
+            with self._accept(listening, connect):
                 yield self
         finally:
+            for stub in waiting:
+                self._loop.remove_reader(stub)
+                stub.close()
             os.unlink(path)
             os.rmdir(folder)
 
-    @contextlib.asynccontextmanager
-    async def _accepting(self, connect: Callable[[socket.socket], Any]) -> AsyncIterator[None]:
-        async def accept() -> None:
-            loop = asyncio.get_running_loop()
-            while self._listening is not None:
-                self._listening.setblocking(False)
-                with contextlib.suppress(OSError):
-                    client, _ = await loop.sock_accept(self._listening)
-                    await connect(client)
-
-        task = asyncio.create_task(accept())
+    @contextlib.contextmanager
+    def _accept(self, listening: socket.socket, connect: Callable[[socket.socket], None]) -> Iterator[None]:
+        self._listening = listening
+        self._loop.add_reader(listening, lambda: connect(listening.accept()[0]))
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait({task})
             self.refuse()
             for each in self.connections:
                 each.close()
-
-
-async def _readable(wire: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(wire, ready.set_result, None)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(wire)
 
 
 # In memory

@@ -155,12 +155,12 @@ def dies(rig: Rig, message: Object) -> None:
 
 @script
 def refuses_handshake_first(rig: Rig, message: Object) -> None:
-    """Of the new kind, and slow: it answers the probe after it has refused the handshake."""
+    """Of the new kind, and slow: it answers the probe some time after it has refused the handshake."""
     if message.get("method") == "server/discover":
         rig.state["probe"] = message
     elif message.get("method") == "initialize":
         ordinary(rig, message)
-        ordinary(rig, rig.state["probe"])
+        later(0.1, lambda: ordinary(rig, rig.state["probe"]))
     else:
         ordinary(rig, message)
 
@@ -283,6 +283,33 @@ def dies_for_good(rig: Rig, message: Object) -> None:
     if flag.exists():
         sys.exit("broken for good")
     if is_call(message) and message["params"]["arguments"].get("bad"):
+        flag.touch()
+        rig.die()
+    else:
+        ordinary(rig, message)
+
+
+@script
+def slow_to_open(rig: Rig, message: Object) -> None:
+    """Dies when told to, and takes its time for a handshake."""
+    if message.get("method") in ("initialize", "server/discover"):
+        later(0.3, lambda: ordinary(rig, message))
+    elif is_call(message) and message["params"]["arguments"].get("bad"):
+        rig.die()
+    else:
+        ordinary(rig, message)
+
+
+@script
+def asks_and_dies_for_good(rig: Rig, message: Object) -> None:
+    """Asks in the way of 2026-07-28, and is not there any more to hear the answer."""
+    flag = Path(told(rig, "FLAG"))
+    if flag.exists():
+        sys.exit("broken for good")
+    if is_call(message):
+        schema = {"type": "object", "properties": {}}
+        question = {"method": "elicitation/create", "params": {"message": "Well?", "requestedSchema": schema}}
+        rig.result(message, {"resultType": "input_required", "inputRequests": {"q": question}})
         flag.touch()
         rig.die()
     else:
@@ -539,6 +566,19 @@ def _print(data: bytes) -> None:
 @fault()
 def half_a_line(rig: Rig, message: Object) -> None:
     _print(answer(message)[:40])
+    os._exit(3)
+
+
+@fault()
+def half_a_line_that_looks_whole(rig: Rig, message: Object) -> None:
+    """It ends with a bracket, but not with the last one."""
+    _print(answer(message)[:-1])
+    os._exit(3)
+
+
+@fault()
+def whole_line_without_newline(rig: Rig, message: Object) -> None:
+    _print(answer(message))
     os._exit(3)
 
 

@@ -26,7 +26,7 @@ class Standing(NamedTuple):
             frozenset(map(repr, tasks)),
             frozenset(f"{thread.name} {thread.ident}" for thread in threading.enumerate()),
             frozenset(_descriptors()),
-            frozenset(f"{pid} {name}" for pid, name in children_of(os.getpid()).items()),
+            frozenset(f"process {pid}" for pid in children_of(os.getpid())),
         )
 
     def more(self, later: Standing) -> str:
@@ -52,18 +52,16 @@ def _descriptors() -> list[str]:
     return found
 
 
-def children_of(parent: int) -> dict[int, str]:
-    """Processes of this parent, also such as have ended and were not waited for; and what they are."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                stat = (folder / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            name, _, rest = stat.partition("(")[2].rpartition(")")
-            if int(rest.split()[1]) == parent:
-                found[int(folder.name)] = f"{name} ({rest.split()[0]})"
+def children_of(parent: int) -> set[int]:
+    """Processes of this parent, also such as have ended and were not waited for."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):  # not every kernel has lists of children
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == parent:
+            found.add(int(name))
     return found
 
 

@@ -22,6 +22,8 @@ from itertools import islice
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 
+from msgspec import MsgspecError, Raw, json
+
 from handrail.errors import Sent, TransportError
 from handrail.protocol.lines import Line, LineReader
 from handrail.transports.guard import OURS, guard_group
@@ -287,7 +289,7 @@ class Child(Link):
             self._loop.remove_reader(self._source)
             self._source = -1
             for line in self._lines.end():
-                if line is not None and not line.rstrip().endswith((b"}", b"]")):
+                if line is not None and not _is_whole(line):
                     line = b"half a line: " + line
                 self._take([line])
             self._expect_exit("the server closed its output")
@@ -401,6 +403,14 @@ def _read(descriptor: int) -> bytes | None:
         return None
     except OSError:
         return b""
+
+
+def _is_whole(line: bytes | bytearray) -> bool:
+    """Whether the last line, which has no newline, is all there."""
+    with contextlib.suppress(MsgspecError, RecursionError):
+        json.decode(line, type=Raw)
+        return True
+    return False
 
 
 def _told(said: str) -> str:
