@@ -26,6 +26,15 @@ VALID = [
     b'{"jsonrpc":"2.0","id":3,"error":{"code":-32603,"message":"no","data":{"":{},"\\u0000":[]}}}',
 ]
 
+ANSWERS = [
+    '{"jsonrpc":"2.0","id":1,"result":{"v":?}}',
+    '{"jsonrpc":"2.0","id":1,"result":?}',
+    '{"jsonrpc":"2.0","id":?,"result":{}}',
+    '{"jsonrpc":?,"id":1,"result":{}}',
+    '{"jsonrpc":"2.0","id":1,"result":{},"more":?}',
+    '{"id":1,"jsonrpc":"2.0","result":{"v":?}}',
+]
+
 # JSON as text, written in every way it can be: with keys that are alike once read, odd spaces and escapes.
 SPACE = st.sampled_from(["", "", "", " ", "\t", "\r", " \n "])
 KEY = st.sampled_from(
@@ -123,6 +132,23 @@ def test_generated_texts_are_read_as_the_oracle_reads_them(text: str) -> None:
     got = jsonrpc.decode(whole)
     assert isinstance(got, jsonrpc.Request)
     assert oracle.same(got.params["v"], wanted)
+
+
+@requirement("P-01", "P-02", everywhere=True)
+@settings(max_examples=300)
+@given(TEXTS, st.sampled_from([*ANSWERS, *map(bytes.decode, VALID)]))
+@example('[{"a":{"b":[1,2.5,"\u00fc"]}}]', ANSWERS[0])
+@example('{"a":1,"a":2}', ANSWERS[0])
+@example("[" * 126 + "]" * 126, ANSWERS[0])
+@example("[" * 127 + "]" * 127, ANSWERS[0])
+@example('"' + "[" * 200 + '"', ANSWERS[0])
+@example("9" * 1001, ANSWERS[2])
+def test_answers_are_read_the_same_in_the_short_way(text: str, answer: str) -> None:
+    try:
+        data = answer.replace("?", text).encode()
+    except UnicodeEncodeError:
+        assume(False)
+    assert repr(jsonrpc.decode_answer(data)) == repr(jsonrpc.decode(data))
 
 
 @requirement("P-01", "P-02", everywhere=True)

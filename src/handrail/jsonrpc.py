@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Literal
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
@@ -81,6 +82,17 @@ class _Wire(Struct):
     error: Json = UNSET
 
 
+class _Answer(Struct, forbid_unknown_fields=True, gc=False):
+    """The usual answer, on its way in."""
+
+    jsonrpc: Literal["2.0"]
+    id: int
+    result: Object
+
+
+_parse_answer = Decoder(_Answer).decode
+
+
 def answer(ident: Id, result: Json) -> bytes:
     return encode(_Wire("2.0", ident, UNSET, UNSET, result))
 
@@ -121,6 +133,17 @@ def decode(data: bytes | bytearray) -> Message | list[Json]:
     return value if type(value) is list else read(value)
 
 
+def decode_answer(data: bytes | bytearray) -> Message | list[Json]:
+    """As `decode`, for those who mostly get answers: few bytes that are one in the usual order take half the time."""
+    if len(data) > MAX_DIGITS or (len(data) > _SHORT and data.count(b"{") + data.count(b"[") > MAX_DEPTH):
+        return decode(data)
+    try:
+        found = _parse_answer(data)
+    except (MsgspecError, UnicodeDecodeError, RecursionError):
+        return decode(data)
+    return Response(found.id, found.result) if encode(found) == data else decode(data)
+
+
 def read(value: Json) -> Message:
     """The message a decoded JSON value stands for."""
     if type(value) is not dict:
@@ -144,8 +167,6 @@ def read(value: Json) -> Message:
 
 def _read_other(value: Object) -> Message:
     """Everything that is not plainly a request or a notification."""
-    if len(value) == 3 and "result" in value and type(value.get("id")) is int and value.get("jsonrpc") == "2.0":
-        return Response(value["id"], value["result"])  # the usual answer
     ident = _id_of(value)
     if value.get("jsonrpc") != "2.0":
         return Refusal(Kind.INVALID_REQUEST, 'jsonrpc must be "2.0"', ident)

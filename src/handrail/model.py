@@ -117,7 +117,7 @@ class ToolResult(Struct):
     @property
     def text(self) -> str:
         """All text blocks, one below the other."""
-        return "\n".join(block.text for block in self.content if isinstance(block, Text))
+        return "\n".join([block.text for block in self.content if isinstance(block, Text)])
 
 
 class Tool(Struct, frozen=True, rename="camel", kw_only=True):

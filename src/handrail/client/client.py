@@ -164,9 +164,9 @@ class Client:
 
     @property
     def _first(self) -> Remote:
-        if not self._remotes:
-            raise TransportError("not connected", hint="Use it inside `async with` or `with`")
-        return next(iter(self._remotes.values()))
+        for remote in self._remotes.values():
+            return remote
+        raise TransportError("not connected", hint="Use it inside `async with` or `with`")
 
     # Tools
 
@@ -213,7 +213,7 @@ class Client:
         return await remote.call(
             own,
             arguments or {},
-            clocks=self.clocks.within(timeout),
+            clocks=self.clocks if timeout is None else self.clocks.within(timeout),
             confirm=confirm,
             watch=watch,
             meta=meta,

@@ -37,17 +37,18 @@ def rule(tool: ListedTool, *, trusted: bool) -> tuple[str, bool]:
 
     Claims of a server nobody trusts never make a call harmless; they can only make it suspicious.
     """
-    claims = tool.annotations
     if tool.changed:
         return "the tool has changed since it was first seen", True
-    if claims.get("destructiveHint") is True and claims.get("readOnlyHint") is not True:
-        return "the server says that the tool destroys or overwrites", True
+    claims = tool.annotations
+    only_reads = claims.get("readOnlyHint") is True
     if claims.get("destructiveHint") is True:
-        return "the server says that the tool destroys, and that it only reads", True
-    if trusted and claims.get("readOnlyHint") is True:
+        if only_reads:
+            return "the server says that the tool destroys, and that it only reads", True
+        return "the server says that the tool destroys or overwrites", True
+    if trusted and only_reads:
         return "", False
     if not tool.listed:
         return "the server does not list this tool", False
-    if claims.get("readOnlyHint") is True:
+    if only_reads:
         return "the server says that the tool only reads, and the server is not trusted", False
     return "the tool may change something", False

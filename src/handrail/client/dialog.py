@@ -18,7 +18,7 @@ from handrail.client.era import Era
 from handrail.client.flight import Clocks, Flight, Log, Progress
 from handrail.client.hearing import FOREVER, Hearing, Host
 from handrail.errors import CallTimeout, HttpRefused, PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.model import Json, Object
+from handrail.model import Object
 from handrail.protocol.mirrors import mirrors
 from handrail.revisions import Revision
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
@@ -155,9 +155,7 @@ class Dialog(Hearing):
     def _let_go(self, problem: PeerError) -> None:
         """Tell everybody who waits, and end the transport, which may take a while."""
         self.lost(problem)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._look_at(FOREVER)
         tasks = [*self._answers.values(), *filter(None, [self._listener])]
         for task in tasks:
             task.cancel()
@@ -181,7 +179,7 @@ class Dialog(Hearing):
 
     async def _pause(self) -> None:
         """A server that keeps dying is not started again at once."""
-        now = self._loop.time()
+        now = self.now()
         self.deaths = [each for each in self.deaths if now - each < 60.0]
         extra = len(self.deaths) - RESTARTS
         if extra >= 0:
@@ -213,14 +211,17 @@ class Dialog(Hearing):
         `tracked` asks for progress; `ends` is when its total clock fires, if that began to run before.
         """
         clocks = clocks or self.clocks
-        ends = self.now + clocks.total if ends is None else ends
+        ends = self.now() + clocks.total if ends is None else ends
         if not self.is_open:
             async with self.until(ends, clocks, method):
                 await self.open()
         again = self._handshakes
         flight = self.begin(method, params, clocks, ends, header_map=header_map, watch=watch, tracked=tracked)
         try:
-            return await self.result(flight)
+            return await flight.future  # as `result` does: one coroutine less for every call
+        except asyncio.CancelledError:
+            self.abandon(flight)
+            raise
         except HttpRefused as gone:
             # The session is gone, and so nothing was done: shake hands anew, and say it once more.
             turned_away = gone.status == 404 and gone.sent is Sent.FAILED
@@ -231,10 +232,6 @@ class Dialog(Hearing):
                 await self._opened(self.era.shake_hands if self.dead is None else self._connect)
         flight = self.begin(method, params, clocks, ends, header_map=header_map, watch=watch, tracked=tracked)
         return await self.result(flight)
-
-    @property
-    def now(self) -> float:
-        return self._loop.time()
 
     @contextlib.asynccontextmanager
     async def until(self, ends: float, clocks: Clocks, phase: str, sent: Sent = Sent.NO) -> AsyncIterator[None]:
@@ -269,9 +266,10 @@ class Dialog(Hearing):
         if link is None:
             raise TransportError("the client is closed", server=self.name)
         self._last_id = ident = self._last_id + 1
-        now = self._loop.time()
-        flight = Flight(ident, method, self._loop.create_future(), clocks, now, ends)
-        flight.watch = watch
+        now, future = self.now(), self._loop.create_future()
+        ends, due = now + clocks.total if ends is None else ends, now + clocks.first
+        due = due if due < ends else ends
+        flight = Flight(ident, method, future, clocks=clocks, last=now, due=due, total_by=ends, watch=watch)
         speaks = revision or self.revision
         if speaks is not None and speaks.stateless:
             meta: Object = {**self._envelope} if revision is None else self.envelope(speaks)
@@ -286,24 +284,20 @@ class Dialog(Hearing):
             params = {**params, "_meta": {**given, **meta} if given else meta}
         message = jsonrpc.request(ident, method, params if params else UNSET)
         self._waiting[ident] = flight
-        if self._timer is None or flight.due < self._timer.when():
+        if flight.due < self._looks_at:
             self._look_at(flight.due)
-        self._send(link, message, flight)
+        if self.tap is not None:
+            self._tapped(">", message)
+        link.send(message, flight)
         return flight
 
     async def result(self, flight: Waiting) -> Object:
         """What a request was answered with."""
         try:
-            found: Json = await flight.future
+            return await flight.future
         except asyncio.CancelledError:
-            self.abandon(flight, "the caller does not wait any longer")
+            self.abandon(flight)
             raise
-        finally:
-            self._waiting.pop(flight.id, None)
-        if type(found) is not dict:
-            problem = RemoteProtocolError("the result is not an object")
-            raise self._name(problem, flight.method)
-        return found
 
     def forget(self, flight: Waiting) -> None:
         """Nobody waits any more, and the server need not know."""
@@ -335,7 +329,7 @@ class Dialog(Hearing):
         clocks = Clocks(self.clocks.connect, self.clocks.first, FOREVER, FOREVER)
         pause = 0.5
         while self.dead is None:
-            began = self._loop.time()
+            began = self.now()
             try:
                 wanted = {"notifications": {"toolsListChanged": True}}
                 flight = self.begin("subscriptions/listen", wanted, clocks)
@@ -346,7 +340,7 @@ class Dialog(Hearing):
             except PeerError as problem:
                 log.debug("%s: %s", self.name, problem)
             self.host.changed()  # whatever was said in between was missed
-            pause = 0.5 if self._loop.time() - began > 60.0 else min(2 * pause, LONGEST_PAUSE)
+            pause = 0.5 if self.now() - began > 60.0 else min(2 * pause, LONGEST_PAUSE)
             await asyncio.sleep(pause)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 
 from msgspec import Struct
 
-from handrail.jsonrpc import Id
 from handrail.model import Json, Object
 from handrail.transports.link import Waiting
 
@@ -58,27 +56,16 @@ class Log(Struct, frozen=True):
     logger: str = ""
 
 
-class Flight(Waiting):
+class Flight(Waiting, kw_only=True):
     """A request in flight, with its clocks."""
 
+    clocks: Clocks
+    last: float  # when something was heard of it
+    due: float  # when to look at its clocks
+    total_by: float
+    heard: bool = False
     progress: Progress | None = None
     watch: Callable[[Progress | Log], None] | None = None
-    heard = False
-
-    def __init__(
-        self,
-        ident: Id,
-        method: str,
-        future: asyncio.Future[Json],
-        clocks: Clocks,
-        now: float,
-        ends: float | None = None,
-    ) -> None:
-        super().__init__(ident, method, future)
-        self.clocks = clocks
-        self.last = now
-        self.total_by = now + clocks.total if ends is None else ends
-        self.due = min(now + clocks.first, self.total_by)
 
 
 def _is_number(value: Json) -> bool:

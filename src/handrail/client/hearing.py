@@ -12,7 +12,7 @@ from msgspec import UNSET
 from handrail import jsonrpc
 from handrail.client.flight import Flight, Log, Progress, shown
 from handrail.errors import CallTimeout, PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode, read
+from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode_answer, read
 from handrail.model import Json, Object
 from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
@@ -57,14 +57,16 @@ class Hearing:
         self._waiting: dict[Id, Flight] = {}
         self._answers: dict[Id, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = FOREVER  # when it fires
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
 
     def hear(self, message: bytes | bytearray, about: Waiting | None = None) -> None:
         if self.tap is not None:
             self._tapped("<", message)
-        found = decode(message)
-        if type(found) is Response and found.error is UNSET:  # the usual case, in a short way
-            flight = self._waiting.get(found.id)
+        found = decode_answer(message)
+        if type(found) is Response and type(found.result) is dict:  # the usual case, in a short way
+            flight = self._waiting.pop(found.id, None)
             if flight is not None and not flight.future.done():
                 flight.future.set_result(found.result)
                 return
@@ -77,7 +79,7 @@ class Hearing:
             self._take(found, about)
 
     def alive(self, about: Waiting | None = None) -> None:
-        now = self._loop.time()
+        now = self.now()
         for flight in self._waiting.values() if about is None else (about,):
             if isinstance(flight, Flight):
                 self._lives(flight, now)
@@ -88,7 +90,7 @@ class Hearing:
         if not flight.heard and not flight.future.done():
             flight.heard = True
             flight.due = min(flight.due, now + flight.clocks.idle)
-            if self._timer is None or flight.due < self._timer.when():
+            if flight.due < self._looks_at:
                 self._look_at(flight.due)
 
     def lost(self, problem: PeerError, about: Waiting | None = None) -> None:
@@ -97,7 +99,7 @@ class Hearing:
             return
         if self.dead is None:
             self.dead = problem
-            self.deaths.append(self._loop.time())
+            self.deaths.append(self.now())
         for flight in list(self._waiting.values()):
             self._fail(flight, TransportError(problem.text, sent=flight.sent, hint=problem.hint))
 
@@ -150,7 +152,10 @@ class Hearing:
                 return
         if message.error is not UNSET:
             self._fail(flight, _error(message.error))
+        elif type(message.result) is not dict:
+            self._fail(flight, RemoteProtocolError("the result is not an object"))
         elif not flight.future.done():
+            self._waiting.pop(flight.id, None)
             flight.future.set_result(message.result)
 
     def _notified(self, message: Notification, about: Waiting | None) -> None:
@@ -160,7 +165,7 @@ class Hearing:
             flight = self._waiting.get(token) if type(token) is int else None
             progress = None if flight is None else Progress.read(params)
             if flight is not None and progress is not None:
-                self._lives(flight, self._loop.time())
+                self._lives(flight, self.now())
                 flight.progress = progress
                 self._tell(flight, progress)
         elif message.method == "notifications/message":
@@ -249,7 +254,7 @@ class Hearing:
                 log.exception("%s: the tap failed, and is not called again", self.name)
                 self.tap = None
 
-    def abandon(self, flight: Waiting, why: str) -> None:
+    def abandon(self, flight: Waiting, why: str = "the caller does not wait any longer") -> None:
         """Nobody waits any more: the server is told in the way of its revision."""
         self._waiting.pop(flight.id, None)
         link, revision = self.link, self.revision
@@ -266,11 +271,12 @@ class Hearing:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(when, self._look) if when < FOREVER else None
+        self._looks_at = when
 
     def _look(self) -> None:
         """End what has taken too long; look again when the next one would have."""
-        self._timer = None
-        now, soonest = self._loop.time(), FOREVER
+        self._timer, self._looks_at = None, FOREVER
+        now, soonest = self.now(), FOREVER
         for flight in list(self._waiting.values()):
             if flight.due <= now:
                 self._judge(flight, now)
@@ -297,6 +303,7 @@ class Hearing:
         self.abandon(flight, f"time-out: {text.format(seconds)}")
 
     def _fail(self, flight: Waiting, problem: PeerError) -> None:
+        self._waiting.pop(flight.id, None)
         if not flight.future.done():
             flight.future.set_exception(self._name(problem, flight.method))
             flight.future.exception()  # seen: whoever waits gets it all the same

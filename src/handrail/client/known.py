@@ -96,7 +96,7 @@ class Known:
 
     async def tools(self, *, fresh: bool = False) -> Tools:
         """All tools, over all pages: from memory while the server says they stay the same."""
-        clocks, ends = self.dialog.clocks, self.dialog.now + self.dialog.clocks.total
+        clocks, ends = self.dialog.clocks, self.dialog.now() + self.dialog.clocks.total
         async with self.dialog.until(ends, clocks, "tools/list"):
             await self._listing.acquire()
         try:

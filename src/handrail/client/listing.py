@@ -57,12 +57,12 @@ class ListedTool:
         schema = self.raw.get("inputSchema")
         return schema if type(schema) is dict else {"type": "object"}
 
-    @property
+    @cached_property
     def output_schema(self) -> Object | None:
         schema = self.raw.get("outputSchema")
         return schema if type(schema) is dict else None
 
-    @property
+    @cached_property
     def annotations(self) -> Object:
         """Claims of the server: `readOnlyHint`, `destructiveHint`, …"""
         claims = self.raw.get("annotations")
@@ -107,7 +107,7 @@ class ListedTool:
         check = self._output
         return check.problems(structured) if isinstance(check, Checker) else []
 
-    @property
+    @cached_property
     def unchecked(self) -> str:
         """Why its results cannot be checked, where it promises something that cannot be used."""
         return str(self._output) if isinstance(self._output, SchemaError) else ""

@@ -9,6 +9,8 @@ import inspect
 import logging
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from handrail.client.consent import Confirm, Confirmation, allow, rule
 from handrail.client.flight import Clocks, Log, Progress
 from handrail.client.known import Known, after
@@ -41,6 +43,22 @@ _VISIT_FIRST = -32042
 Watch = Callable[[Progress | Log], None]
 
 
+class Calling(Struct):
+    """A call that is agreed to, and how to make it."""
+
+    tool: ListedTool
+    params: Object
+    clocks: Clocks
+    ends: float
+    watch: Watch | None
+    repeat: bool
+    confirm: Confirm | None
+
+    @property
+    def phase(self) -> str:
+        return f"tools/call {self.tool.own_name}"
+
+
 class Remote(Known):
     """A server whose tools can be called."""
 
@@ -55,7 +73,7 @@ class Remote(Known):
         meta: Object | None = None,
         repeat: bool = False,
     ) -> CallResult:
-        ends = self.dialog.now + clocks.total
+        ends = self.dialog.now() + clocks.total
         confirm = confirm or self._policy.confirm
         if confirm is not None:
             arguments = copy.deepcopy(arguments)  # what is agreed to is what is sent
@@ -66,16 +84,22 @@ class Remote(Known):
         try:
             why, strict = rule(tool, trusted=self._policy.trusted)
             if why and (strict or confirm is not None):
-                asked = self.dialog.now
+                asked = self.dialog.now()
                 record.confirmed = await self._agreed(tool, arguments, confirm, why)
-                ends += self.dialog.now - asked  # people take their time
+                ends += self.dialog.now() - asked  # people take their time
                 if self._stale:  # and meanwhile the tools have changed
                     await self._refresh(name, clocks, ends)
                     tool = await self._as_agreed(tool, arguments, confirm)
             else:
                 record.confirmed = "unconfirmed" if why else "rule"
             revision = self.dialog.revision
-            raw = await self._exchange(tool, arguments, clocks, ends, watch, meta, repeat, confirm)
+            params: Object = {"name": tool.own_name, "arguments": arguments}
+            if meta:
+                params["_meta"] = meta
+            it = Calling(tool, params, clocks, ends, watch, repeat, confirm)
+            raw = await self._call_once(it)
+            if raw.get("resultType", "complete") != "complete":
+                raw = await self._completed(it, raw)
             result = self._checked(raw, tool, self.dialog.revision or revision)
             record.outcome = "tool_error" if result.is_error else "ok"
         except PeerError as problem:
@@ -86,18 +110,15 @@ class Remote(Known):
             raise
         finally:
             record.revision = self.dialog.revision.name if self.dialog.revision is not None else ""
-            await self._record(record)
+            try:
+                kept = self._policy.record(record)
+                if kept is not None and inspect.isawaitable(kept):
+                    await kept
+            except Exception:  # the call has been made, whatever becomes of its record
+                log.exception("%s: a call of %s could not be recorded", self.name, record.tool)
         if result.is_error and self._policy.raise_on_error:
             raise CallFailed(result.text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
         return result
-
-    async def _record(self, record: CallRecord) -> None:
-        try:
-            kept = self._policy.record(record)
-            if inspect.isawaitable(kept):
-                await kept
-        except Exception:  # the call has been made, whatever becomes of its record
-            log.exception("%s: a call of %s could not be recorded", self.name, record.tool)
 
     async def _refresh(self, name: str, clocks: Clocks, ends: float) -> None:
         async with self.dialog.until(ends, clocks, f"tools/call {name}"):
@@ -140,22 +161,9 @@ class Remote(Known):
                 await self._agreed(now, arguments, confirm, why)
         return now
 
-    async def _exchange(
-        self,
-        tool: ListedTool,
-        arguments: Object,
-        clocks: Clocks,
-        ends: float,
-        watch: Watch | None,
-        meta: Object | None,
-        repeat: bool,
-        confirm: Confirm | None,
-    ) -> Object:
-        """The call, with answers to whatever the server asks on the way; its last result."""
-        params: Object = {"name": tool.own_name, "arguments": arguments}
-        if meta:
-            params["_meta"] = meta
-        raw = await self._call_once(tool, params, clocks, ends, watch, repeat, confirm)
+    async def _completed(self, it: Calling, raw: Object) -> Object:
+        """The last result of a call, with answers to whatever the server asks before that."""
+        tool, params = it.tool, it.params
         rounds, waits, pause = 0, 0, FIRST_WAIT
         while True:
             kind = raw.get("resultType", "complete")
@@ -174,13 +182,14 @@ class Remote(Known):
                 raise self._invalid(f"the server asks {len(asked):,} things at once", raw, tool)
             # From here on it has been sent, and the tool may have done something already.
             with after(Sent.UNKNOWN):
-                async with self.dialog.until(ends, clocks, f"tools/call {tool.own_name}", Sent.UNKNOWN):
+                async with self.dialog.until(it.ends, it.clocks, it.phase, Sent.UNKNOWN):
                     if asked:
                         more["inputResponses"] = {key: await self._answered(asked[key], raw, tool) for key in asked}
                     else:
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, LONGEST_WAIT)
-                raw = await self._call_once(tool, {**params, **more}, clocks, ends, watch, repeat, confirm)
+                it.params = {**params, **more}
+                raw = await self._call_once(it)
 
     def _invalid(self, text: str, result: Json, tool: ListedTool) -> InvalidResult:
         return InvalidResult(text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
@@ -197,76 +206,63 @@ class Remote(Known):
             phase = f"tools/call {tool.own_name}"
             raise RemoteProtocolError(text, sent=Sent.UNKNOWN, server=self.name, phase=phase) from refused
 
-    async def _call_once(
-        self,
-        tool: ListedTool,
-        params: Object,
-        clocks: Clocks,
-        ends: float,
-        watch: Watch | None,
-        repeat: bool,
-        confirm: Confirm | None,
-    ) -> Object:
-        phase = f"tools/call {tool.own_name}"
+    async def _call_once(self, it: Calling, *, repeats: bool = True) -> Object:
         if not self.dialog.is_open:
-            await self._connected(clocks, ends, phase)
+            await self._connected(it)
         try:
-            return await self._sent(tool, params, clocks, ends, watch, phase)
-        except RemoteProtocolError as refused:
-            if refused.code == _MISMATCH:
-                async with self.dialog.until(ends, clocks, phase):
-                    await self.tools(fresh=True)
-                tool = await self._as_agreed(tool, params["arguments"], confirm)
-            elif refused.code != _VISIT_FIRST or not await self._visited(refused.data, tool, clocks, ends):
+            return await self.dialog.request(
+                "tools/call",
+                it.params,
+                clocks=it.clocks,
+                ends=it.ends,
+                header_map=self._mirrored(it.tool),
+                watch=it.watch,
+                tracked=True,
+            )
+        except PeerError as problem:
+            problem.phase = it.phase
+            if isinstance(problem, RemoteProtocolError) and not it.tool.listed and self._tools is not None:
+                close = difflib.get_close_matches(it.tool.own_name, [each.own_name for each in self._tools], 3)
+                problem.hint = f"Did you mean {' or '.join(close)}?" if close else ""
+            first = await self._repeatable(problem, it) if repeats else None
+            if first is None:
                 raise
-            first = Sent.NO  # it was refused for what its headers said, or for what was not done before
-        except TransportError as broken:
-            claims = tool.annotations if self._policy.trusted else {}
-            harmless = repeat or claims.get("idempotentHint") is True or claims.get("readOnlyHint") is True
-            if broken.sent is not Sent.NO and not harmless:
-                raise
-            first = broken.sent
         with after(first):
-            await self._connected(clocks, ends, phase)
-            return await self._sent(tool, params, clocks, ends, watch, phase)
+            return await self._call_once(it, repeats=False)
 
-    async def _visited(self, data: Json, tool: ListedTool, clocks: Clocks, ends: float) -> bool:
+    async def _repeatable(self, problem: PeerError, it: Calling) -> Sent | None:
+        """How far a call has got that failed and may be made again; None if it may not."""
+        if isinstance(problem, TransportError):
+            claims = it.tool.annotations if self._policy.trusted else {}
+            harmless = it.repeat or claims.get("idempotentHint") is True or claims.get("readOnlyHint") is True
+            return problem.sent if harmless or problem.sent is Sent.NO else None
+        if not isinstance(problem, RemoteProtocolError):
+            return None
+        # It may have been refused for what its headers said, or for what was not done before.
+        if problem.code == _MISMATCH:
+            async with self.dialog.until(it.ends, it.clocks, it.phase):
+                await self.tools(fresh=True)
+            it.tool = await self._as_agreed(it.tool, it.params["arguments"], it.confirm)
+            return Sent.NO
+        return Sent.NO if problem.code == _VISIT_FIRST and await self._visited(problem.data, it) else None
+
+    async def _visited(self, data: Json, it: Calling) -> bool:
         """Whether the pages a call needs to have been visited first were."""
         pages = data.get("elicitations") if type(data) is dict else None
         if type(pages) is not list or not pages or "url" not in self.capabilities.get("elicitation", {}):
             return False
         for page in pages[:MAX_ROUNDS]:
             params = {**page, "mode": "url"} if type(page) is dict else {}
-            async with self.dialog.until(ends, clocks, f"tools/call {tool.own_name}"):
-                said = await self._answered({"method": "elicitation/create", "params": params}, {}, tool)
+            async with self.dialog.until(it.ends, it.clocks, it.phase):
+                said = await self._answered({"method": "elicitation/create", "params": params}, {}, it.tool)
             if said["action"] != "accept":
                 return False
         return True
 
-    async def _connected(self, clocks: Clocks, ends: float, phase: str) -> None:
+    async def _connected(self, it: Calling) -> None:
         """Nothing of the call has been sent yet; what fails here is not tried again."""
-        async with self.dialog.until(ends, clocks, phase):
+        async with self.dialog.until(it.ends, it.clocks, it.phase):
             await self.dialog.open()
-
-    async def _sent(
-        self, tool: ListedTool, params: Object, clocks: Clocks, ends: float, watch: Watch | None, phase: str
-    ) -> Object:
-        try:
-            return await self.dialog.request(
-                "tools/call",
-                params,
-                clocks=clocks,
-                ends=ends,
-                header_map=self._mirrored(tool),
-                watch=watch,
-                tracked=True,
-            )
-        except PeerError as problem:
-            problem.phase = phase
-            if isinstance(problem, RemoteProtocolError) and not tool.listed and self._tools is not None:
-                close = difflib.get_close_matches(tool.own_name, [each.own_name for each in self._tools], 3)
-                problem.hint = f"Did you mean {' or '.join(close)}?" if close else ""
-            raise
 
     def _checked(self, raw: Object, tool: ListedTool, revision: Revision | None) -> CallResult:
         """The result, if it is what the tool has promised."""
@@ -279,7 +275,8 @@ class Remote(Known):
             problems.append(tool.unchecked)
             return result
         if "structuredContent" in raw:
-            wrong = "; ".join(each.text for each in tool.problems(raw["structuredContent"]))
+            found = tool.problems(raw["structuredContent"])
+            wrong = "; ".join([each.text for each in found]) if found else ""
         else:
             wrong = "" if "toolResult" in raw else "there is no structured content"
         if wrong:

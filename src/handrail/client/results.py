@@ -29,6 +29,7 @@ class CallResult:
         self._problems = problems
         self._read_by = revision
         self._result: ToolResult | None = None
+        self.is_error = raw.get("isError") is True or ("toolResult" in raw and self.result.is_error)
 
     def __repr__(self) -> str:
         state = "error" if self.is_error else "result"
@@ -49,16 +50,13 @@ class CallResult:
         return self._problems + wrong
 
     @property
-    def is_error(self) -> bool:
-        return self.raw.get("isError") is True or ("toolResult" in self.raw and self.result.is_error)
-
-    @property
     def text(self) -> str:
         return self.result.text
 
     @property
     def data(self) -> Any:
-        return None if self.result.structured is UNSET else self.result.structured
+        structured = self.result.structured
+        return None if structured is UNSET else structured
 
     @property
     def content(self) -> list[Block]:

@@ -23,7 +23,7 @@ def read(result: Object) -> ToolResult:
     if "toolResult" in result and "content" not in result:
         return _read_bare(result["toolResult"], meta)
     content = result.get("content")
-    blocks = [_block(each) for each in content] if type(content) is list else []
+    blocks = list(map(_block, content)) if type(content) is list else []
     return ToolResult(blocks, result.get("structuredContent", UNSET), result.get("isError") is True, meta)
 
 

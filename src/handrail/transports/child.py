@@ -97,7 +97,7 @@ class Child(Link):
         self._lines = LineReader(max_message_bytes)
         self._error_lines = LineReader(KEPT_BYTES)
         self._kept = bytearray()
-        self._queue: deque[tuple[memoryview, Waiting | None]] = deque()
+        self._queue: deque[tuple[bytes | memoryview, Waiting | None]] = deque()
         self._queued = 0  # bytes
         self._together = False  # what is sent now is written at the end of the loop's turn, in one
         self._stall: asyncio.TimerHandle | None = None  # runs while the server takes no more
@@ -189,7 +189,7 @@ class Child(Link):
             return
         if self._together and not self._queue:
             self._loop.call_soon(self._flush)
-        self._queue.append((memoryview(data)[written:], about))
+        self._queue.append((memoryview(data)[written:] if written else data, about))
         self._queued += len(data) - written
         if self._stall is None and not self._together:
             self._write_later()
@@ -217,13 +217,13 @@ class Child(Link):
                 return
             progress = True
             self._queued -= written
-            while written:
+            while written > 0:
                 data, about = self._queue.popleft()
                 if about is not None:
                     about.sent = Sent.UNKNOWN
                 if written < len(data):
-                    self._queue.appendleft((data[written:], about))
-                written -= min(written, len(data))
+                    self._queue.appendleft((memoryview(data)[written:], about))
+                written -= len(data)
         if not self._queue:
             self._stop_writing()
             if self._closing:

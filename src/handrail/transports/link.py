@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from handrail.errors import PeerError, Sent
 from handrail.jsonrpc import Id
-from handrail.model import Json
+from handrail.model import Object
 from handrail.revisions import Revision
 
 
-class Waiting:
+class Waiting(Struct, eq=False):
     """A request of ours, from when it is made until it is settled; `future` gives the result, or why there is none."""
 
-    def __init__(self, ident: Id, method: str, future: asyncio.Future[Json]) -> None:
-        self.id = ident
-        self.method = method
-        self.future = future
-        # Between conversation and transport
-        self.headers: dict[str, str] = {}  # over HTTP, beside those every request has
-        self.status = 0  # over HTTP, that of the answer
-        self.sent = Sent.NO  # the transport says UNKNOWN as soon as a part of it may have left
-        self.trail: Any = None  # the transport's own: what it has to end if nobody waits any more
+    id: Id
+    method: str
+    future: asyncio.Future[Object]
+    # Between conversation and transport
+    headers: dict[str, str] = {}  # over HTTP, beside those every request has
+    status: int = 0  # over HTTP, that of the answer
+    sent: Sent = Sent.NO  # the transport says UNKNOWN as soon as a part of it may have left
+    trail: Any = None  # the transport's own: what it has to end if nobody waits any more
 
 
 class Ear(Protocol):
