@@ -57,16 +57,16 @@ class Checker:
     `headers` are the `x-mcp-header` annotations: header suffix to the path of the property it mirrors.
     """
 
-    __slots__ = ("_rules", "headers", "valid")
+    __slots__ = ("headers", "rules", "valid")
 
     def __init__(self, rules: Rules, headers: Headers) -> None:
         self.valid: Callable[[Json], bool] = rules.build(rules.schema).is_valid
         self.headers = headers
-        self._rules = rules
+        self.rules = rules
 
     def problems(self, value: Json, *, limit: int = 20) -> list[Problem]:
         """Everything that is wrong with `value`, in sentences; bounded in number, in length and in work."""
-        return [] if self.valid(value) else explain(self._rules, value, limit)
+        return [] if self.valid(value) else explain(self.rules, value, limit)
 
 
 def compile_schema(schema: Object, where: str, *, any_root: bool = False, formats: bool = True) -> Checker:

@@ -68,7 +68,7 @@ def explain(rules: Rules, value: Json, limit: int) -> list[Problem]:
     """Problems of a value the schema does not accept: at least one, at most `limit`."""
     found: dict[Problem, None] = {}
     try:
-        for problem in _Walk(rules).at(rules.schema, value, ""):
+        for problem in Walk(rules).at(rules.schema, value, ""):
             found[problem] = None
             if len(found) > limit:
                 more = Problem("", "", f"There are more problems; the first {limit - 1} are listed.")
@@ -86,7 +86,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     return folded[found[0]] if found else None
 
 
-class _Walk:
+class Walk:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.steps = 0

@@ -1,0 +1,585 @@
+"""Arguments that came in the wrong type, with what is to be made of them, and valid ones that must stay as they are.
+
+Unless a table says otherwise the schema and the value are those of one argument, `it`.
+"""
+
+from __future__ import annotations
+
+from handrail.model import Json, Object
+
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+BOOLEAN, NULL, ARRAY, OBJECT = {"type": "boolean"}, {"type": "null"}, {"type": "array"}, {"type": "object"}
+INTEGERS, STRINGS = {"type": "array", "items": INTEGER}, {"type": "array", "items": STRING}
+BIG = 2**200
+
+
+def record(**properties: Json) -> Object:
+    """An object of just these members."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def either(*branches: Json) -> Object:
+    return {"anyOf": list(branches)}
+
+
+def choice(*values: Json) -> Object:
+    return {"enum": list(values)}
+
+
+TREE = {"type": "object", "properties": {"it": {"$ref": "#/$defs/tree"}}} | {
+    "$defs": {"tree": record(size=INTEGER, inside={"type": "array", "items": {"$ref": "#/$defs/tree"}})}
+}
+POINT, NAMED = record(x=INTEGER, y=INTEGER), record(x=INTEGER, y=STRING)
+CIRCLE, SQUARE = record(kind={"const": "circle"}, r=NUMBER), record(kind={"const": "square"}, side=INTEGER)
+DRAFT_07 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+NOT_NUMBERS = {
+    text: f'"{text}"'
+    for text in (
+        *(
+            "",
+            " ",
+            "05",
+            "-05",
+            "+5",
+            " 5",
+            "5 ",
+            " 5 ",
+            "5.",
+            ".5",
+            "0x10",
+            "0b1",
+            "1_000",
+            "1,000",
+            "1 000",
+            "5%",
+            "five",
+        ),
+        *(
+            "٥",
+            "５",
+            "Ⅴ",
+            "½",
+            "NaN",
+            "nan",
+            "Infinity",
+            "-Infinity",
+            "inf",
+            "1e400",
+            "-1e400",
+            "1e-400",
+            "-0",
+            "--5",
+            "5-",
+        ),
+        *("5,6", "5]", "[5", "5//", "0.1.2", "1e", "e3", "5 6", "true", "null", "[5]", "5\u00a0", "\ufeff5"),
+        *("1e30", "6.02e23", "9007199254740993.0", "3.14159265358979323846", "0.1000000000000000055511151231257827"),
+    )
+}
+"""Texts that are no number in strict JSON, or that would not be the same number afterwards."""
+
+READ: list[tuple[Json, Json, Json]] = [
+    # The digits of an integer.
+    (INTEGER, "5", 5),
+    (INTEGER, "0", 0),
+    (INTEGER, "-7", -7),
+    (INTEGER, "1000000", 1_000_000),
+    (INTEGER, "9007199254740993", 2**53 + 1),
+    (INTEGER, "18446744073709551616", 2**64),
+    (INTEGER, str(BIG), BIG),
+    (INTEGER, str(-BIG), -BIG),
+    (INTEGER | {"minimum": 1, "maximum": 10}, "10", 10),
+    (INTEGER | {"multipleOf": 5}, "15", 15),
+    (INTEGER | {"exclusiveMinimum": 4}, "5", 5),
+    # JSON Schema calls them integers, and binding makes them so.
+    (INTEGER, "1.0", 1.0),
+    (INTEGER, "-2.0", -2.0),
+    (INTEGER, "1e3", 1000.0),
+    (INTEGER, "1E3", 1000.0),
+    (INTEGER, "1e+3", 1000.0),
+    (INTEGER, "1e22", 1e22),
+    # Numbers.
+    (NUMBER, "5", 5),
+    (NUMBER, "5.5", 5.5),
+    (NUMBER, "-0.25", -0.25),
+    (NUMBER, "0.1", 0.1),
+    (NUMBER, "5.50", 5.5),
+    (NUMBER, "1e3", 1000.0),
+    (NUMBER, "2.5e-3", 0.0025),
+    (NUMBER, "1e-320", 1e-320),
+    (NUMBER, "0.30000000000000004", 0.30000000000000004),
+    (NUMBER | {"maximum": 1}, "0.75", 0.75),
+    (NUMBER | {"multipleOf": 0.5}, "2.5", 2.5),
+    # Booleans and null.
+    (BOOLEAN, "true", True),
+    (BOOLEAN, "false", False),
+    (BOOLEAN | {"default": False}, "true", True),
+    (NULL, "null", None),
+    # Arrays and objects, with the spaces a writer put into them.
+    (ARRAY, "[]", []),
+    (INTEGERS, "[1,2]", [1, 2]),
+    (INTEGERS, "[1, 2, 3]", [1, 2, 3]),
+    (INTEGERS, " [ 1 ,\n 2 ]\n", [1, 2]),
+    (STRINGS, '["a", "b"]', ["a", "b"]),
+    (STRINGS, '["a,b", "[]"]', ["a,b", "[]"]),
+    (STRINGS, '["é", "\\u00e9", "😀"]', ["é", "é", "😀"]),
+    ({"type": "array", "items": NUMBER}, "[0.1, 52.520008, -3]", [0.1, 52.520008, -3]),
+    ({"type": "array", "items": INTEGERS}, "[[1], [], [2, 3]]", [[1], [], [2, 3]]),
+    ({"type": "array", "prefixItems": [STRING, INTEGER], "items": False}, '["a", 1]', ["a", 1]),
+    (INTEGERS | {"minItems": 2, "uniqueItems": True}, "[1, 2]", [1, 2]),
+    (INTEGERS, f"[{BIG}]", [BIG]),
+    (OBJECT, "{}", {}),
+    (OBJECT, '{"a": {"b": [null, true]}}', {"a": {"b": [None, True]}}),
+    (record(a=INTEGER), '{"a": 1}', {"a": 1}),
+    (record(a=INTEGER), '{\n  "a": 1\n}', {"a": 1}),
+    (record(a=STRING), '{"a": "1"}', {"a": "1"}),
+    (record(a=STRING), '{"a": "{\\"b\\": 1}"}', {"a": '{"b": 1}'}),
+    ({"type": "object", "additionalProperties": STRING}, '{"x:y": "://"}', {"x:y": "://"}),
+    # Text: what has just one spelling.
+    (STRING, 5, "5"),
+    (STRING, -12, "-12"),
+    (STRING, 0, "0"),
+    (STRING, BIG, str(BIG)),
+    (STRING | {"minLength": 2}, 10, "10"),
+    (STRING | {"pattern": "^[0-9]{5}$"}, 10115, "10115"),
+    (choice("1", "2", "3"), 2, "2"),
+    ({"const": "404"}, 404, "404"),
+    # A boolean or a fraction where only its own spelling is listed.
+    (choice("auto", "true", "false"), True, "true"),
+    (choice("auto", "true", "false"), False, "false"),
+    (STRING | choice("1.0", "1.1"), 1.1, "1.1"),
+    (choice("2.0", "2.1"), 2.0, "2.0"),
+    ({"const": "0.5"}, 0.5, "0.5"),
+    # Listed values of other types.
+    (choice(1, 2, 3), "2", 2),
+    (choice(1, "auto"), "1", 1),
+    (choice(None, "a"), "null", None),
+    (choice([1, 2], [3]), "[3]", [3]),
+    (choice({"a": 1}), '{"a": 1}', {"a": 1}),
+    ({"const": True}, "true", True),
+    ({"const": 7}, "7", 7),
+    # Through anyOf, oneOf, allOf and lists of types.
+    (either(INTEGER, NUMBER), "5", 5),
+    (either(INTEGER, NUMBER), "5.5", 5.5),
+    (either(INTEGER, NULL), "5", 5),
+    (either(INTEGER, NULL), "null", None),
+    (either(INTEGER, BOOLEAN), "true", True),
+    (either(INTEGER, BOOLEAN), "1", 1),
+    (either(INTEGER, {"const": "auto"}), "5", 5),
+    (either(INTEGER, STRING | {"format": "date-time"}), "1700000000", 1_700_000_000),
+    (either(INTEGER, STRING | {"pattern": "^[0-9]+[smh]$"}), "90", 90),
+    (either(choice("red", "blue"), INTEGERS), "[1, 2]", [1, 2]),
+    (either(INTEGERS, OBJECT), "[1]", [1]),
+    (either(INTEGERS, OBJECT), '{"a": 1}', {"a": 1}),
+    (either(POINT, NULL), '{"x": 1, "y": 2}', {"x": 1, "y": 2}),
+    (either(POINT, NAMED), '{"x": 1, "y": 2}', {"x": 1, "y": 2}),
+    (either(POINT, NAMED), '{"x": 1, "y": "2"}', {"x": 1, "y": "2"}),
+    (either(either(NULL, either(BOOLEAN, INTEGER))), "3", 3),
+    ({"oneOf": [INTEGER, BOOLEAN]}, "false", False),
+    ({"oneOf": [INTEGER, NULL]}, "null", None),
+    ({"oneOf": [{"minimum": 5} | INTEGER, {"maximum": 5} | INTEGER]}, "6", 6),
+    ({"allOf": [NUMBER, {"maximum": 9}]}, "9", 9),
+    ({"allOf": [either(INTEGER, STRING), either(INTEGER, BOOLEAN)]}, "9", 9),
+    ({"type": ["integer", "null"]}, "8", 8),
+    ({"type": ["boolean", "null"]}, "null", None),
+    ({"type": ["array", "object"]}, "[8]", [8]),
+    ({"if": {"type": "string"}, "then": {"enum": ["all"]}, "else": INTEGER}, "8", 8),
+    ({"$ref": "#/properties/it/$defs/whole", "$defs": {"whole": INTEGER}}, "8", 8),
+]
+"""An argument's schema, what was sent, and its reading."""
+
+NESTED: list[tuple[Object, Object, Object, dict[str, str]]] = [
+    (record(a=INTEGER, b=BOOLEAN), {"a": "1", "b": "true"}, {"a": 1, "b": True}, {"/a": "integer", "/b": "boolean"}),
+    (record(a=INTEGER, b=STRING), {"a": "1", "b": "2"}, {"a": 1, "b": "2"}, {"/a": "integer"}),
+    (record(a=INTEGER, b=STRING), {"a": "1", "b": 2}, {"a": 1, "b": "2"}, {"/a": "integer", "/b": "string"}),
+    (record(a=INTEGER, b={}), {"a": "1", "b": "2"}, {"a": 1, "b": "2"}, {"/a": "integer"}),
+    (record(a=INTEGER, b=True), {"a": "1", "b": "[2]"}, {"a": 1, "b": "[2]"}, {"/a": "integer"}),
+    (record(a=INTEGER, b=either(STRING, INTEGER)), {"a": "1", "b": "2"}, {"a": 1, "b": "2"}, {"/a": "integer"}),
+    (record(a=record(b=INTEGER)), {"a": {"b": "1"}}, {"a": {"b": 1}}, {"/a/b": "integer"}),
+    (record(a=record(b=INTEGER)), {"a": '{"b": "1"}'}, {"a": {"b": 1}}, {"/a": "object", "/a/b": "integer"}),
+    (
+        record(a=record(b=INTEGERS)),
+        {"a": '{"b": "[\\"1\\", 2]"}'},
+        {"a": {"b": [1, 2]}},
+        {"/a": "object", "/a/b": "array", "/a/b/0": "integer"},
+    ),
+    (record(a=INTEGERS), {"a": ["1", 2, "3"]}, {"a": [1, 2, 3]}, {"/a/0": "integer", "/a/2": "integer"}),
+    (record(a=INTEGERS), {"a": '["1", 2]'}, {"a": [1, 2]}, {"/a": "array", "/a/0": "integer"}),
+    (record(a=STRINGS), {"a": [1, "2"]}, {"a": ["1", "2"]}, {"/a/0": "string"}),
+    (record(a=STRINGS), {"a": "[1, 2]"}, {"a": ["1", "2"]}, {"/a": "array", "/a/0": "string", "/a/1": "string"}),
+    (
+        record(a={"type": "array", "prefixItems": [STRING, INTEGER], "items": BOOLEAN}),
+        {"a": ["1", "1", "true"]},
+        {"a": ["1", 1, True]},
+        {"/a/1": "integer", "/a/2": "boolean"},
+    ),
+    (
+        record(a={"type": "array", "items": [STRING, INTEGER], "additionalItems": BOOLEAN}) | DRAFT_07,
+        {"a": ["1", "1", "true"]},
+        {"a": ["1", 1, True]},
+        {"/a/1": "integer", "/a/2": "boolean"},
+    ),
+    (
+        {"type": "object", "additionalProperties": INTEGER},
+        {"x": "1", "y": 2, "z": "3"},
+        {"x": 1, "y": 2, "z": 3},
+        {"/x": "integer", "/z": "integer"},
+    ),
+    (
+        {"type": "object", "patternProperties": {"^n_": INTEGER}},
+        {"n_a": "1", "s_a": "1"},
+        {"n_a": 1, "s_a": "1"},
+        {"/n_a": "integer"},
+    ),
+    (
+        {"type": "object", "properties": {"a/b": INTEGER, "c~d": INTEGER, "": INTEGER}},
+        {"a/b": "1", "c~d": "2", "": "3"},
+        {"a/b": 1, "c~d": 2, "": 3},
+        {"/": "integer", "/a~1b": "integer", "/c~0d": "integer"},
+    ),
+    (
+        record(a={"type": "array", "items": POINT}),
+        {"a": [{"x": 1, "y": "2"}]},
+        {"a": [{"x": 1, "y": 2}]},
+        {"/a/0/y": "integer"},
+    ),
+    (record(a=POINT), {"a": '{"x": "1", "y": 2}'}, {"a": {"x": 1, "y": 2}}, {"/a": "object", "/a/x": "integer"}),
+    (
+        TREE,
+        {"it": {"size": "1", "inside": [{"size": 2, "inside": "[]"}]}},
+        {"it": {"size": 1, "inside": [{"size": 2, "inside": []}]}},
+        {"/it/size": "integer", "/it/inside/0/inside": "array"},
+    ),
+    (
+        TREE,
+        {"it": '{"size": 1, "inside": "[{\\"size\\": \\"2\\", \\"inside\\": []}]"}'},
+        {"it": {"size": 1, "inside": [{"size": 2, "inside": []}]}},
+        {"/it": "object", "/it/inside": "array", "/it/inside/0/size": "integer"},
+    ),
+    (
+        record(a=either(CIRCLE, SQUARE)),
+        {"a": {"kind": "circle", "r": "1.5"}},
+        {"a": {"kind": "circle", "r": 1.5}},
+        {"/a/r": "number"},
+    ),
+    (
+        record(a={"oneOf": [CIRCLE, SQUARE]}),
+        {"a": {"kind": "square", "side": "2"}},
+        {"a": {"kind": "square", "side": 2}},
+        {"/a/side": "integer"},
+    ),
+    (
+        record(a={"oneOf": [CIRCLE, SQUARE]}),
+        {"a": '{"kind": "square", "side": "2"}'},
+        {"a": {"kind": "square", "side": 2}},
+        {"/a": "object", "/a/side": "integer"},
+    ),
+    (
+        record(a={"type": "array", "items": either(CIRCLE, SQUARE)}),
+        {"a": [{"kind": "square", "side": 2}, {"kind": "circle", "r": "1"}]},
+        {"a": [{"kind": "square", "side": 2}, {"kind": "circle", "r": 1}]},
+        {"/a/1/r": "integer"},
+    ),
+    (
+        {"type": "object", "allOf": [{"properties": {"a": INTEGER}}, {"properties": {"b": BOOLEAN}}]},
+        {"a": "1", "b": "true"},
+        {"a": 1, "b": True},
+        {"/a": "integer", "/b": "boolean"},
+    ),
+    (
+        {"type": "object", "anyOf": [record(a=INTEGER), record(b=INTEGER)]},
+        {"b": "1"},
+        {"b": 1},
+        {"/b": "integer"},
+    ),
+    (
+        {"type": "object", "anyOf": [record(a=INTEGER), {"properties": {"a": INTEGER}}]},
+        {"a": "1", "b": "2"},
+        {"a": 1, "b": "2"},
+        {"/a": "integer"},
+    ),
+    (
+        {"type": "object", "properties": {"a": INTEGER}, "anyOf": [{"properties": {"b": False}}, {"minProperties": 2}]},
+        {"a": "1", "b": "2"},
+        {"a": 1, "b": "2"},
+        {"/a": "integer"},
+    ),
+    (
+        {"type": "object", "anyOf": [{"properties": {"a": INTEGER, "b": False}}, {"properties": {"a": INTEGER}}]},
+        {"a": "1", "b": "2"},
+        {"a": 1, "b": "2"},
+        {"/a": "integer"},
+    ),
+    (
+        {"type": "object", "anyOf": [record(v={"const": "1"}, n=INTEGER), record(v={"const": "2"}, n=BOOLEAN)]},
+        {"v": "1", "n": "5"},
+        {"v": "1", "n": 5},
+        {"/n": "integer"},
+    ),
+    (
+        {"type": "object", "properties": {"n": INTEGER}, "dependentSchemas": {"n": {"properties": {"m": BOOLEAN}}}},
+        {"n": "1", "m": "true"},
+        {"n": 1, "m": True},
+        {"/m": "boolean", "/n": "integer"},
+    ),
+    (
+        {"type": "object", "properties": {"n": INTEGER}}
+        | {"if": {"properties": {"n": {"const": 1}}}}
+        | {"then": {"properties": {"m": INTEGER}}, "else": {"properties": {"m": BOOLEAN}}},
+        {"n": "1", "m": "5"},
+        {"n": 1, "m": 5},
+        {"/m": "integer", "/n": "integer"},
+    ),
+    (
+        record(a=INTEGER, secret=STRING),
+        {"a": "1", "secret": "hunter2"},
+        {"a": 1, "secret": "hunter2"},
+        {"/a": "integer"},
+    ),
+    (
+        record(a=choice("true", "false"), b=INTEGER),
+        {"a": True, "b": "1"},
+        {"a": "true", "b": 1},
+        {"/a": "string", "/b": "integer"},
+    ),
+]
+"""The schema of all arguments, what was sent, its reading, and what each repaired place became."""
+
+REFUSED: list[tuple[Json, Json, str]] = [
+    # No JSON number, or not exactly this one.
+    *((INTEGER, text, f"it: expected integer, got string {shown}") for text, shown in NOT_NUMBERS.items()),
+    *((NUMBER, text, f"it: expected number, got string {shown}") for text, shown in NOT_NUMBERS.items()),
+    (INTEGER, "5.5", 'it: expected integer, got string "5.5"'),
+    (NUMBER, " 5.5", 'it: expected number, got string " 5.5"'),
+    (NUMBER, "1e3 ", 'it: expected number, got string "1e3 "'),
+    (INTEGER, "\n5", 'it: expected integer, got string "\\n5"'),
+    (INTEGER, '"5"', 'it: expected integer, got string "\\"5\\""'),
+    (
+        INTEGER,
+        "9" * 1001,
+        'it: expected integer, got string "9999999999999999999999999999999999999999999999999999999999…',
+    ),
+    (INTEGER | {"minimum": 10}, "5", 'it: expected integer, got string "5"'),
+    (INTEGER | {"multipleOf": 2}, "5", 'it: expected integer, got string "5"'),
+    (NUMBER | {"exclusiveMaximum": 5}, "5", 'it: expected number, got string "5"'),
+    (INTEGER, None, "it: expected integer, got null"),
+    (INTEGER, True, "it: expected integer, got boolean true"),
+    (INTEGER, 5.5, "it: expected integer, got number 5.5"),
+    (INTEGER, [5], "it: expected integer, got an array of 1 items"),
+    (INTEGER, {"value": 5}, "it: expected integer, got an object of 1 members"),
+    (NUMBER, False, "it: expected number, got boolean false"),
+    # Other spellings of booleans and null.
+    (BOOLEAN, "True", 'it: expected boolean, got string "True"'),
+    (BOOLEAN, "FALSE", 'it: expected boolean, got string "FALSE"'),
+    (BOOLEAN, "yes", 'it: expected boolean, got string "yes"'),
+    (BOOLEAN, "on", 'it: expected boolean, got string "on"'),
+    (BOOLEAN, "1", 'it: expected boolean, got string "1"'),
+    (BOOLEAN, "", 'it: expected boolean, got string ""'),
+    (BOOLEAN, " true", 'it: expected boolean, got string " true"'),
+    (BOOLEAN, "true\n", 'it: expected boolean, got string "true\\n"'),
+    (BOOLEAN, 1, "it: expected boolean, got integer 1"),
+    (BOOLEAN, 0, "it: expected boolean, got integer 0"),
+    (BOOLEAN, None, "it: expected boolean, got null"),
+    (NULL, "", 'it: expected null, got string ""'),
+    (NULL, "None", 'it: expected null, got string "None"'),
+    (NULL, "nil", 'it: expected null, got string "nil"'),
+    (NULL, " null", 'it: expected null, got string " null"'),
+    (NULL, 0, "it: expected null, got integer 0"),
+    (NULL, False, "it: expected null, got boolean false"),
+    # No array, no object.
+    (ARRAY, "", 'it: expected array, got string ""'),
+    (ARRAY, "a,b", 'it: expected array, got string "a,b"'),
+    (ARRAY, "1,2", 'it: expected array, got string "1,2"'),
+    (ARRAY, "(1, 2)", 'it: expected array, got string "(1, 2)"'),
+    (ARRAY, "['a']", "it: expected array, got string \"['a']\""),
+    (ARRAY, "[1, 2,]", 'it: expected array, got string "[1, 2,]"'),
+    (ARRAY, "[1, 2", 'it: expected array, got string "[1, 2"'),
+    (ARRAY, "[1] [2]", 'it: expected array, got string "[1] [2]"'),
+    (ARRAY, "[1],[2]", 'it: expected array, got string "[1],[2]"'),
+    (ARRAY, "[1], [2", 'it: expected array, got string "[1], [2"'),
+    (ARRAY, "[NaN]", 'it: expected array, got string "[NaN]"'),
+    (ARRAY, "[01]", 'it: expected array, got string "[01]"'),
+    (ARRAY, "[1e400]", 'it: expected array, got string "[1e400]"'),
+    (
+        ARRAY,
+        "[0.1000000000000000055511151231257827]",
+        'it: expected array, got string "[0.1000000000000000055511151231257827]"',
+    ),
+    (ARRAY, "[1] // one", 'it: expected array, got string "[1] // one"'),
+    (
+        ARRAY,
+        "[" * 200 + "]" * 200,
+        'it: expected array, got string "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[…',
+    ),
+    (ARRAY, '"[1]"', 'it: expected array, got string "\\"[1]\\""'),
+    (ARRAY, "{}", 'it: expected array, got string "{}"'),
+    (ARRAY, {"0": 1}, "it: expected array, got an object of 1 members"),
+    (ARRAY, None, "it: expected array, got null"),
+    (INTEGERS, 5, "it: expected array, got integer 5"),
+    (INTEGERS, "5", 'it: expected array, got string "5"'),
+    (STRINGS, "a", 'it: expected array, got string "a"'),
+    (INTEGERS, '["a"]', 'it: expected array, got string "[\\"a\\"]"'),
+    (INTEGERS, ["1", "a"], '/it/0: expected integer, got string "1"; /it/1: expected integer, got string "a"'),
+    (INTEGERS, ["1", [2]], '/it/0: expected integer, got string "1"; /it/1: expected integer, got an array of 1 items'),
+    (INTEGERS | {"minItems": 2}, "[1]", 'it: expected array, got string "[1]"'),
+    (INTEGERS | {"uniqueItems": True}, ["1", 1], '/it/0: expected integer, got string "1"'),
+    (OBJECT, "", 'it: expected object, got string ""'),
+    (OBJECT, "a=1", 'it: expected object, got string "a=1"'),
+    (OBJECT, "{'a': 1}", "it: expected object, got string \"{'a': 1}\""),
+    (OBJECT, "{a: 1}", 'it: expected object, got string "{a: 1}"'),
+    (OBJECT, '{"a": 1,}', 'it: expected object, got string "{\\"a\\": 1,}"'),
+    (OBJECT, '{"a": 1, "a": 2}', 'it: expected object, got string "{\\"a\\": 1, \\"a\\": 2}"'),
+    (OBJECT, '{"a": {"b": 1, "b": 1}}', 'it: expected object, got string "{\\"a\\": {\\"b\\": 1, \\"b\\": 1}}"'),
+    (OBJECT, '{"a": "\\ud800"}', 'it: expected object, got string "{\\"a\\": \\"\\\\ud800\\"}"'),
+    (OBJECT, "[]", 'it: expected object, got string "[]"'),
+    (OBJECT, '[["a", 1]]', 'it: expected object, got string "[[\\"a\\", 1]]"'),
+    (OBJECT, [], "it: expected object, got []"),
+    (OBJECT, None, "it: expected object, got null"),
+    (record(a=INTEGER), '{"b": 1}', 'it: expected object, got string "{\\"b\\": 1}"'),
+    (record(a=INTEGER), '{"a": "x"}', 'it: expected object, got string "{\\"a\\": \\"x\\"}"'),
+    (record(a=INTEGER), {"a": "x"}, '/it/a: expected integer, got string "x"'),
+    (record(a=INTEGER), {"a": "1", "b": 2}, '/it/a: expected integer, got string "1"; Unknown member: b in /it'),
+    (
+        record(a=INTEGER, b=INTEGER),
+        {"a": "1"},
+        '/it/a: expected integer, got string "1"; Missing required member: b in /it',
+    ),
+    (record(a=INTEGER), 1, "it: expected object, got integer 1"),
+    # No text, or more than one.
+    (STRING, 5.5, "it: expected string, got number 5.5"),
+    (STRING, 1.0, "it: expected string, got number 1.0"),
+    (STRING, 1e300, "it: expected string, got number 1e300"),
+    (STRING, True, "it: expected string, got boolean true"),
+    (STRING, False, "it: expected string, got boolean false"),
+    (STRING, None, "it: expected string, got null"),
+    (STRING, ["a"], "it: expected string, got an array of 1 items"),
+    (STRING, {"a": 1}, "it: expected string, got an object of 1 members"),
+    (STRING | {"pattern": "^[a-z]+$"}, True, "it: expected string, got boolean true"),
+    (STRING | {"pattern": "^[0-9.]+$"}, 1.5, "it: expected string, got number 1.5"),
+    (STRING | {"minLength": 2}, 5, "it: expected string, got integer 5"),
+    (STRING | {"format": "date"}, 20260728, "it: expected string, got integer 20260728"),
+    (choice("red", "blue"), 1, 'it: 1 is not one of "red", "blue"'),
+    (choice("yes", "no"), True, 'it: true is not one of "yes", "no"'),
+    (choice("1.0", "1.00"), 1.0, 'it: 1.0 is not one of "1.0", "1.00"'),
+    (choice("1", "2"), 1.0, 'it: 1.0 is not one of "1", "2"'),
+    (choice("red", "blue"), '"red"', 'it: "\\"red\\"" is not one of "red", "blue"; did you mean "red"?'),
+    (choice("red", "blue"), "Red", 'it: "Red" is not one of "red", "blue"; did you mean "red"?'),
+    (choice(1, 2), "3", 'it: "3" is not one of 1, 2'),
+    (choice(1, 2), True, "it: true is not one of 1, 2"),
+    ({"const": "a"}, "b", 'it: "b" is not "a"'),
+    # Forbidden, and not a matter of types.
+    ({"not": {"const": "5"}}, "5", 'it: "5" is excluded by {"const":"5"}'),
+    ({"not": STRING}, "5", 'it: "5" is excluded by {"type":"string"}'),
+    (False, "5", 'it: "5" is not allowed here'),
+    ({"type": "array", "contains": INTEGER}, ["5"], 'it: 0 items match {"type":"integer"}: too few, or too many'),
+    # Two branches that want different places to be read, or that both fit.
+    (either(POINT, NAMED), {"x": "1", "y": "2"}, '/it/x: expected integer, got string "1"'),
+    (either(POINT, NAMED), {"x": "1", "y": 2}, '/it/x: expected integer, got string "1"'),
+    (
+        either(record(x=INTEGER, y=STRING), record(x=STRING, y=INTEGER)),
+        {"x": "1", "y": "2"},
+        '/it/x: expected integer, got string "1"',
+    ),
+    (
+        either(choice({"x": 1, "y": "2"}), record(x=STRING, y=INTEGER)),
+        {"x": "1", "y": "2"},
+        '/it/y: expected integer, got string "2"',
+    ),
+    (
+        either({"properties": {"x": {"contains": INTEGER}}}, {"properties": {"y": INTEGER}}),
+        {"x": ["1"], "y": "2"},
+        '/it/x: 0 items match {"type":"integer"}: too few, or too many',
+    ),
+    (
+        either({"properties": {"x": {"oneOf": [STRING, {"minLength": 1}]}}}, {"properties": {"y": INTEGER}}),
+        {"x": "1", "y": "2"},
+        '/it/x: "1" fits 2 of the allowed forms, not exactly one',
+    ),
+    (
+        {
+            "properties": {"n": INTEGER},
+            "if": {"properties": {"n": {"const": 1}}},
+            "else": {"properties": {"m": INTEGER}},
+        },
+        {"n": "1", "m": "2"},
+        '/it/n: expected integer, got string "1"; /it/m: expected integer, got string "2"',
+    ),
+    ({"oneOf": [INTEGER, NUMBER]}, "5", 'it: expected integer or number, got string "5"'),
+    ({"oneOf": [STRING, {"minLength": 1}]}, "5", 'it: "5" fits 2 of the allowed forms, not exactly one'),
+    (either(INTEGER, BOOLEAN), "x", 'it: expected integer or boolean, got string "x"'),
+    (either(INTEGER, NULL), "", 'it: expected integer or null, got string ""'),
+    (either(INTEGERS, NULL), "[a]", 'it: expected array or null, got string "[a]"'),
+    (
+        either(CIRCLE, SQUARE),
+        {"kind": "triangle", "r": "1"},
+        '/it/kind: "triangle" is not "circle"; /it/r: expected number, got string "1"',
+    ),
+    ({"allOf": [INTEGER, BOOLEAN]}, "5", 'it: expected integer, got string "5"; it: expected boolean, got string "5"'),
+    ({"type": ["integer", "null"]}, "none", 'it: expected integer or null, got string "none"'),
+]
+"""An argument's schema, what was sent that has no reading or more than one, and what the caller is told."""
+
+TEMPTING = (
+    *("5", "-7", "0", "5.5", "1e3", "1.0", "true", "false", "null", "[]", "[1, 2]", "{}", '{"a": 1}', '"quoted"', ""),
+    *(
+        " 5 ",
+        "05",
+        "NaN",
+        "True",
+        "None",
+        "yes",
+        "a,b",
+        "9007199254740993",
+        "2026-07-28",
+        "0x10",
+        "😀",
+        "٥",
+        "\n",
+        "\\",
+    ),
+)
+"""Texts that look like something else."""
+
+VALID: list[tuple[Json, tuple[Json, ...]]] = [
+    (STRING, TEMPTING),
+    ({}, TEMPTING),
+    (True, (*TEMPTING, 5, 5.5, True, None, [], {})),
+    (either(STRING, INTEGER), (*TEMPTING, 5, -7)),
+    (either(INTEGER, STRING, NULL), (*TEMPTING, 5, None)),
+    ({"oneOf": [BOOLEAN, STRING]}, (*TEMPTING, True, False)),
+    ({"type": ["number", "string"]}, (*TEMPTING, 5, 5.5, 1e300)),
+    ({"not": INTEGER}, (*TEMPTING, 5.5, True, None)),
+    (STRINGS, (list(TEMPTING), [], ["5"], ["[1]"], ["a", "true"])),
+    (
+        {"type": "object", "additionalProperties": STRING},
+        ({text: text for text in TEMPTING}, {}, {"a": "5"}, {"5": "5"}),
+    ),
+    (INTEGER, (0, 1, -1, 5, 1.0, -2.0, 1e22, 2**53 + 1, 2**63, -(2**63), 2**64, BIG, -BIG)),
+    (NUMBER, (0, -0.0, 5, 5.5, 0.1, 1e-320, 1e308, -1e308, BIG, 0.30000000000000004)),
+    (INTEGER | {"minimum": 1, "maximum": 10}, (1, 5, 10, 10.0)),
+    (NUMBER | {"multipleOf": 0.5}, (0, 0.5, 1, 2.5)),
+    (BOOLEAN, (True, False)),
+    (NULL, (None,)),
+    (ARRAY, ([], [1], ["1"], [[]], [None], [{"a": "1"}], ["[1]"])),
+    (INTEGERS, ([], [1], [1.0], [1, 2, 3], [BIG])),
+    (INTEGERS | {"uniqueItems": True}, ([], [1, 2])),
+    ({"type": "array", "prefixItems": [STRING, INTEGER]}, (["5", 5], ["5"], ["5", 5, "5"])),
+    ({"type": "array", "contains": INTEGER}, ([1], ["1", 1], ["1", "2", 3])),
+    (OBJECT, ({}, {"a": "1"}, {"a": 1}, {"a": {"b": "true"}}, {"a/b": "~"}, {"": ""})),
+    (record(a=STRING), ({"a": "5"}, {"a": "true"}, {"a": '{"a": 1}'})),
+    (record(a=INTEGER, b=STRING), ({"a": 5, "b": "5"}, {"a": 5.0, "b": "[5]"})),
+    (either(POINT, NAMED), ({"x": 1, "y": 2}, {"x": 1, "y": "2"})),
+    (either(CIRCLE, SQUARE), ({"kind": "circle", "r": 1}, {"kind": "square", "side": 2})),
+    ({"oneOf": [CIRCLE, SQUARE]}, ({"kind": "circle", "r": 0.5}, {"kind": "square", "side": 2.0})),
+    (choice("5", 5), ("5", 5, 5.0)),
+    (choice("true", True), ("true", True)),
+    (choice("null", None), ("null", None)),
+    (choice("[]", []), ("[]", [])),
+    ({"const": "5"}, ("5",)),
+    ({"const": 5}, (5, 5.0)),
+    (STRING | {"pattern": "^[0-9]+$"}, ("5", "05", "007", "12345678901234567890")),
+    (STRING | {"format": "date"}, ("2026-07-28", "1999-12-31")),
+    (STRING | {"format": "date-time"}, ("2026-07-28T09:30:00Z",)),
+    (STRING | {"maxLength": 4}, ("5", "true", "null", "[]")),
+]
+"""An argument's schema, and values that fit it."""
