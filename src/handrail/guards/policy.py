@@ -1,0 +1,214 @@
+"""Who may call what: the verdict on one call, and the rule that gave it (SRV-602).
+
+`hide` wins over everything, then `deny`; otherwise the first rule that allows or asks decides, in the order written.
+If none matches, a destructive tool asks, a tool of a server that is not trusted asks, and the rest gets the default;
+where two of these apply, the stricter. What is hidden does not exist for the caller: lists and calls use the same
+rules, and no such rule looks at arguments.
+
+All that is the same for each call of one caller to one tool is decided once; arguments and time of day remain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
+from typing import Literal, NamedTuple, get_args
+
+from msgspec import Struct, to_builtins
+from msgspec.json import encode
+
+from handrail.guards.predicates import Answer, all_of, known
+from handrail.guards.rules import Compiled, Decision, Facts, Rule, Verdict, any_glob, compile_rule, hints
+from handrail.model import Object, Principal
+from handrail.schema.explain import closest
+
+__all__ = ["Decision", "Facts", "Fallback", "Policy", "Rule", "Verdict"]
+
+Fallback = Literal["allow", "deny", "ask"]
+KEPT_PLANS = 4_096
+
+_RANK = {"hide": 0, "deny": 1, "ask": 2, "allow": 2}  # those of one rank are taken in the order written
+_STRICTNESS = {"deny": 1, "ask": 2, "allow": 3}
+
+
+class _Step(NamedTuple):
+    """A rule of which only the time or the arguments are left to look at."""
+
+    decision: Decision
+    holds: Callable[[float], bool] | None
+    asked: Callable[[Object], Answer] | None
+
+
+class _Plan(Struct, frozen=True):
+    """What is left to decide for one caller, tool and revision."""
+
+    steps: list[_Step]
+    otherwise: Decision
+    timed: bool
+
+
+class Policy:
+    """The rules of a server, compiled. ValueError names the rule and the key that is wrong.
+
+    `groups` are callers by group, with `*` as in rules. `default` is the verdict where no rule matches, and
+    `destructive` that for tools whose hint says so, if it is the stricter one.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule] = (),
+        *,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        default: Fallback = "allow",
+        destructive: Fallback = "ask",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        known("default", default, get_args(Fallback))
+        known("destructive", destructive, get_args(Fallback))
+        members = {name: any_glob(ids, f"group {name!r}") for name, ids in (groups or {}).items()}
+        self._clock = clock
+        self._rules = [compile_rule(rule, number, members) for number, rule in enumerate(rules, 1)]
+        names = ["default"]
+        for number, rule in enumerate(self._rules, 1):
+            if (name := rule.decision.rule) in names or name.startswith("built in"):
+                raise ValueError(f"rule {number}: name: {name!r} is taken; the audit tells rules apart by their names")
+            names.append(name)
+        self._ranked = sorted(self._rules, key=lambda rule: _RANK[rule.decision.verdict])
+        self._default = Decision(default, "default", "no rule matches")
+        why = "it counts as destructive, and no rule says otherwise"
+        self._destructive = Decision(destructive, f"built in: destructive tools {destructive}", why)
+        self._untrusted = Decision(
+            "ask", "built in: untrusted tools ask", "no rule matches, and nobody trusts its server"
+        )
+        self._plans: dict[tuple[Principal, Facts, str], Decision | _Plan] = {}
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What each rule says, in the order written."""
+        return [rule.decision for rule in self._rules]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every tool that is not destructive may be called by anybody."""
+        return not self._rules and self._default.verdict == "allow"
+
+    @cached_property
+    def version(self) -> str:
+        """The same for the same rules: an approval that was given under others is none."""
+        said = [[to_builtins(rule.rule) for rule in self._rules], self._default.verdict, self._destructive.verdict]
+        return sha256(encode(said, order="sorted")).hexdigest()[:16]
+
+    @property
+    def hides_anything(self) -> bool:
+        """Whether lists need to be filtered at all."""
+        return any(rule.decision.verdict == "hide" for rule in self._rules)
+
+    def decide(self, principal: Principal, facts: Facts, arguments: Object, revision: str) -> Decision:
+        """The verdict on a call whose arguments are valid."""
+        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        if isinstance(plan, Decision):
+            return plan
+        return _decide(plan, arguments, self._clock() if plan.timed else 0.0)
+
+    def hides(self, principal: Principal, facts: Facts, revision: str) -> Decision | None:
+        """The decision that hides a tool, if there is one: it is not listed, and a call finds nothing."""
+        found = self.decide(principal, facts, {}, revision)  # hiding comes first, and looks at no argument
+        return found if found.verdict == "hide" else None
+
+    def explain(
+        self, principal: Principal, facts: Facts, arguments: Object, revision: str
+    ) -> list[tuple[str, bool, str]]:
+        """Each rule as written, whether it matches and the condition that says so; last, what decides."""
+        now = self._clock()
+        lines = [_explain(rule, principal, facts, arguments, revision, now) for rule in self._rules]
+        plan = self._plan(principal, facts, revision)
+        decision = plan if isinstance(plan, Decision) else _decide(plan, arguments, now)
+        return [*lines, (decision.rule, True, f"{decision.verdict}: {decision.why}")]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Rules that match every call, and rules that are never reached because of one."""
+        found = []
+        every = None
+        for rule in self._ranked:
+            name, verdict = rule.decision.rule, rule.decision.verdict
+            if every:
+                found.append(f"{name}: never decides: {every!r} comes first and matches every call")
+            elif rule.unconditional:
+                found.append(f"{name}: has no condition: {verdict} for every caller and tool, destructive or not")
+                every = name
+        return found
+
+    def warnings_for(self, names: Iterable[str]) -> list[str]:
+        """Patterns of tools that match none of these names."""
+        names = list(names)
+        found = []
+        for rule in self._rules:
+            for glob in rule.rule.tools:
+                if not any(map(any_glob([glob], ""), names)):
+                    near = closest(glob, names)
+                    hint = f"; did you mean {near!r}?" if near else ""
+                    found.append(f"{rule.decision.rule}: tools: {glob!r} matches no tool{hint}")
+        return found
+
+    def _plan(self, principal: Principal, facts: Facts, revision: str) -> Decision | _Plan:
+        steps: list[_Step] = []
+        otherwise = self._fallback(facts)
+        for rule in self._ranked:
+            if all(test(principal, facts, revision) for _, test in rule.fixed):
+                if not rule.timed and not rule.asked:
+                    otherwise = rule.decision
+                    break
+                holds = rule.timed[0][1] if rule.timed else None
+                asked = all_of([test for _, test in rule.asked]) if rule.asked else None
+                steps.append(_Step(rule.decision, holds, asked))
+        plan = _Plan(steps, otherwise, any(step.holds for step in steps)) if steps else otherwise
+        if len(self._plans) >= KEPT_PLANS:
+            self._plans.clear()
+        self._plans[principal, facts, revision] = plan
+        return plan
+
+    def _fallback(self, facts: Facts) -> Decision:
+        found = [self._default]
+        if not facts.trusted:
+            found.append(self._untrusted)
+        if hints(facts).get("destructiveHint") is True:
+            found.append(self._destructive)
+        return min(found, key=lambda each: _STRICTNESS[each.verdict])
+
+
+def _decide(plan: _Plan, arguments: Object, now: float) -> Decision:
+    doubted = None
+    for decision, holds, asked in plan.steps:
+        if holds and not holds(now):
+            continue
+        answer = asked is None or asked(arguments)
+        if answer is None:
+            if decision.verdict == "ask":
+                doubted = doubted or decision
+            answer = decision.verdict == "deny"
+        if answer:
+            break
+    else:
+        decision = plan.otherwise
+    # A rule that perhaps asks takes an allowance away, and never softens a refusal.
+    return doubted if doubted and decision.verdict == "allow" else decision
+
+
+def _explain(
+    rule: Compiled, principal: Principal, facts: Facts, arguments: Object, revision: str, now: float
+) -> tuple[str, bool, str]:
+    decision = rule.decision
+    answers: list[tuple[str, Answer]] = [(words, test(principal, facts, revision)) for words, test in rule.fixed]
+    answers += [(words, holds(now)) for words, holds in rule.timed]
+    answers += [(words, test(arguments)) for words, test in rule.asked]
+    for words, answer in answers:
+        if answer is False:
+            return decision.rule, False, f"not so: {words}"
+    for words, answer in answers:
+        if answer is None:
+            counts = decision.verdict != "allow"
+            return decision.rule, counts, f"cannot be told, so it {'counts' if counts else 'does not count'}: {words}"
+    return decision.rule, True, f"{decision.verdict}: {decision.why}"

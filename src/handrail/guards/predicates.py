@@ -1,0 +1,284 @@
+"""What a rule asks of the arguments of a call.
+
+Every test answers yes, no, or that it cannot tell. It cannot tell when a value is there but of another kind than the
+test is about: a text where numbers are compared, a list where the path goes on by name, null where none is named.
+Doubt never favours the caller: a rule that allows needs a yes; for one that denies or asks it is enough that the
+answer is not no. So `"500"` is not allowed as at most 1000, and is denied as perhaps over 100.
+
+What is missing is not over, not under, not in any list and matches no pattern: the answer is no. What a negated test
+(`is_not`, `not_in`, `not_matches`) says of it cannot be told, so "deny unless the path is below /tmp" cannot be
+dodged by leaving out the path; `present = true` beside it makes it no. A tool may have defaults of its own: where they
+matter, allow what is right and deny the rest.
+
+`*` in a path stands for every element. A rule that allows needs a yes from each, and at least one; for one that
+denies or asks, a single element is enough.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from math import isfinite
+from types import NoneType
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert
+from msgspec.structs import asdict, fields
+
+from handrail.jsonrpc import encode
+from handrail.model import Json, Object
+from handrail.schema.compile import compile_schema
+from handrail.schema.explain import closest
+from handrail.schema.plain import plain
+
+__all__ = ["Answer", "Predicate", "all_of", "known", "reader"]
+
+Answer = bool | None
+"""Yes, no, or None: it cannot be told."""
+Test = Callable[[Json], Answer]
+
+_Number = int | float | UnsetType
+_Size = Annotated[int, Meta(ge=0)] | UnsetType
+_Values = Annotated[list[Any], Meta(min_length=1)] | UnsetType
+
+
+class Predicate(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename={"is_": "is", "in_": "in"},
+):
+    """What is asked of one argument. All that is given must hold."""
+
+    present: Annotated[bool | UnsetType, Meta(description="Whether it is there at all.")] = UNSET
+    is_: Annotated[Any, Meta(description="Equal to this, numbers exactly; true is no number.")] = UNSET
+    is_not: Annotated[Any, Meta(description="Not equal to this.")] = UNSET
+    in_: Annotated[_Values, Meta(description="Equal to one of these.")] = UNSET
+    not_in: Annotated[_Values, Meta(description="Equal to none of these.")] = UNSET
+    over: Annotated[_Number, Meta(description="A number greater than this.")] = UNSET
+    at_least: Annotated[_Number, Meta(description="A number not less than this.")] = UNSET
+    under: Annotated[_Number, Meta(description="A number less than this.")] = UNSET
+    at_most: Annotated[_Number, Meta(description="A number not greater than this.")] = UNSET
+    matches: Annotated[str | UnsetType, Meta(description="A text in which this regular expression is found.")] = UNSET
+    not_matches: Annotated[str | UnsetType, Meta(description="A text in which it is not found.")] = UNSET
+    longer_than: Annotated[_Size, Meta(description="Text of more characters, or list of more elements.")] = UNSET
+    shorter_than: Annotated[_Size, Meta(description="Text of fewer characters, or list of fewer elements.")] = UNSET
+
+
+_NAMES = tuple(each.encode_name for each in fields(Predicate))
+_KINDS = {str: "text", bool: "boolean", int: "number", float: "number", NoneType: "null", list: "list", dict: "object"}
+_STEP = re.compile(r"\*|(?:[^\\.*]|\\[\\.*])+")
+_EACH = object()  # the step `*`
+_MISSING = object()
+_ASTRAY = object()  # the path goes on, but not in what is there
+
+
+def known(where: str, word: str, words: Iterable[str]) -> None:
+    """ValueError unless `word` is one of `words`; it names the one that was probably meant."""
+    words = list(words)
+    if word not in words:
+        near = closest(str(word), words)
+        raise ValueError(f"{where}: unknown: {word!r}; " + (f"did you mean {near!r}?" if near else _list(words)))
+
+
+def reader(path: str, given: Object, where: str, *, every: bool) -> tuple[str, Callable[[Object], Answer]]:
+    """The condition in words, and as a function of the arguments of a call; ValueError begins with `where`.
+
+    `every`: each element a `*` stands for must fulfil it, rather than one.
+    """
+    where = f"{where}: arguments.{path}"
+    steps, test = _steps(path, where), _test(given, where)
+    words = ", ".join(f"{path} {name.replace('_', ' ')} {_shown(value)}" for name, value in given.items())
+    if _EACH in steps:
+        return words, lambda arguments: _together([test(value) for value in _reach(arguments, steps)], every)
+    if len(steps) == 1:
+        return words, lambda arguments, name=steps[0]: test(arguments.get(name, _MISSING))
+
+    def read(arguments: Object) -> Answer:
+        value: Json = arguments
+        for step in steps:
+            value = value.get(step, _MISSING) if type(value) is dict else _below(value, step)
+        return test(value)
+
+    return words, read
+
+
+def all_of(tests: list[Callable[[Any], Answer]]) -> Callable[[Any], Answer]:
+    """All tests as one: no if one says no, else doubtful if one is."""
+    if len(tests) == 1:
+        return tests[0]
+
+    def test(value: Any) -> Answer:
+        answer: Answer = True
+        for each in tests:
+            found = each(value)
+            if found is False:
+                return False
+            answer = answer and found
+        return answer
+
+    return test
+
+
+def _together(answers: list[Answer], every: bool) -> Answer:
+    decisive = not every  # one yes decides for any of them, one no for all
+    if decisive in answers or not answers:
+        return bool(answers) and decisive
+    return None if None in answers else every
+
+
+def _steps(path: str, where: str) -> list[Any]:
+    if path.startswith("/"):
+        parts = path[1:].split("/")
+        return [_EACH if part == "*" else part.replace("~1", "/").replace("~0", "~") for part in parts]
+    parts = _STEP.findall(path)
+    if ".".join(parts) != path or not path:
+        raise ValueError(f"{where}: not a path such as order.id or items.*.price; \\. is a dot, \\* a star in a name")
+    return [_EACH if part == "*" else re.sub(r"\\(.)", r"\1", part) for part in parts]
+
+
+def _reach(value: Json, steps: list[Any]) -> list[Json]:
+    found = [value]
+    for step in steps:
+        if step is _EACH:
+            found = [inner for each in found for inner in _inside(each)]
+        else:
+            found = [_below(each, step) for each in found]
+    return found
+
+
+def _inside(value: Json) -> Iterable[Json]:
+    if type(value) is dict:
+        return value.values()
+    return value if type(value) is list else (_MISSING if value is _MISSING else _ASTRAY,)
+
+
+def _below(value: Json, step: str) -> Json:
+    if type(value) is dict:
+        return value.get(step, _MISSING)
+    if type(value) is list and step.isdecimal():
+        return value[int(step)] if int(step) < len(value) else _MISSING
+    return _MISSING if value is _MISSING else _ASTRAY
+
+
+def _test(given: Object, where: str) -> Test:
+    for name in given:
+        known(where, name, _NAMES)
+    if not given:
+        raise ValueError(f"{where}: nothing is asked of it; {_list(_NAMES)}")
+    try:
+        predicate = convert(given, Predicate)
+    except ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        raise ValueError(f"{where}{place.rstrip('`')}: {text}") from None
+    asked = {name: value for name, value in asdict(predicate).items() if value is not UNSET}
+    if predicate.present is False and len(asked) > 1:
+        raise ValueError(f"{where}: present = false leaves nothing else to ask")
+    return all_of([_TESTS[name](value, f"{where}.{name.rstrip('_')}") for name, value in asked.items()])
+
+
+def _present(wanted: bool) -> Test:
+    return lambda value: None if value is _ASTRAY else (value is not _MISSING) is wanted
+
+
+def _equal(values: list[Json], where: str) -> Test:
+    try:
+        values = [plain(each) for each in values]
+    except ValueError as problem:
+        raise ValueError(f"{where}: {problem}") from None
+    kinds = {_KINDS[type(each)] for each in values}
+    simple = {(_KINDS[type(each)], each) for each in values if type(each) not in (list, dict)}
+
+    def test(value: Json) -> Answer:
+        kind = _KINDS.get(type(value))
+        if kind not in kinds:
+            return False if value is _MISSING else None
+        if kind == "list" or kind == "object":
+            return any(_same(each, value) for each in values)
+        return (kind, value) in simple
+
+    return test
+
+
+def _same(one: Json, two: Json) -> bool:
+    kind = _KINDS[type(one)]
+    if kind != _KINDS.get(type(two)):
+        return False
+    if kind == "list":
+        return len(one) == len(two) and all(map(_same, one, two))
+    if kind == "object":
+        return one.keys() == two.keys() and all(_same(value, two[key]) for key, value in one.items())
+    return bool(one == two)
+
+
+def _number(compare: Callable[[Any, Any], bool], limit: int | float, where: str) -> Test:
+    if type(limit) is float and not isfinite(limit):
+        raise ValueError(f"{where}: {limit} is not a number to compare with")
+
+    def test(value: Json) -> Answer:
+        kind = type(value)
+        if kind is int or (kind is float and value == value):
+            return compare(value, limit)
+        return False if value is _MISSING else None
+
+    return test
+
+
+def _size(compare: Callable[[int, int], bool], limit: int) -> Test:
+    def test(value: Json) -> Answer:
+        if type(value) is str or type(value) is list:
+            return compare(len(value), limit)
+        return False if value is _MISSING else None
+
+    return test
+
+
+def _pattern(pattern: str, where: str) -> Test:
+    """In linear time, with the engine that checks schemas."""
+    found = compile_schema({"pattern": pattern}, where, any_root=True).valid
+
+    def test(value: Json) -> Answer:
+        if type(value) is not str:
+            return False if value is _MISSING else None
+        try:
+            return found(value)
+        except UnicodeEncodeError:  # half a character, which the engine does not take
+            return None
+
+    return test
+
+
+def _not(test: Test) -> Test:
+    def negated(value: Json) -> Answer:
+        answer = None if value is _MISSING else test(value)
+        return answer if answer is None else not answer
+
+    return negated
+
+
+_TESTS: dict[str, Callable[[Any, str], Test]] = {
+    "present": lambda wanted, _: _present(wanted),
+    "is_": lambda value, where: _equal([value], where),
+    "is_not": lambda value, where: _not(_equal([value], where)),
+    "in_": _equal,
+    "not_in": lambda values, where: _not(_equal(values, where)),
+    "over": lambda limit, where: _number(operator.gt, limit, where),
+    "at_least": lambda limit, where: _number(operator.ge, limit, where),
+    "under": lambda limit, where: _number(operator.lt, limit, where),
+    "at_most": lambda limit, where: _number(operator.le, limit, where),
+    "matches": _pattern,
+    "not_matches": lambda pattern, where: _not(_pattern(pattern, where)),
+    "longer_than": lambda limit, _: _size(operator.gt, limit),
+    "shorter_than": lambda limit, _: _size(operator.lt, limit),
+}
+
+
+def _shown(value: Json) -> str:
+    return encode(plain(value)).decode()
+
+
+def _list(words: Iterable[str]) -> str:
+    return f"known are {', '.join(words)}"
