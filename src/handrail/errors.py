@@ -35,6 +35,7 @@ class Kind(StrEnum):
     NEEDS_CAPABILITY = "needs_capability"
     NEEDS_URL = "needs_url"
     OVERLOADED = "overloaded"
+    THROTTLED = "throttled"  # a tool's own limit was met
     FORBIDDEN = "forbidden"
     TIMEOUT = "timeout"
     VERSION = "version"
@@ -182,15 +183,25 @@ class ToolError(HandrailError):
 class Refused(HandrailError):
     """The call was not carried out; `kind` says why, `data` what would help.
 
-    `prefix` is put before the text where a revision has no other place to say what the text is about.
+    `prefix` is put before the text where a revision has no other place to say what the text is about. `retry_after` is
+    in seconds; HTTP has a header for it.
     """
 
-    def __init__(self, kind: Kind, text: str, data: dict[str, Any] | None = None, *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        text: str,
+        data: dict[str, Any] | None = None,
+        *,
+        prefix: str = "",
+        retry_after: float = 1.0,
+    ) -> None:
         super().__init__(prefix + text)
         self.kind = kind
         self.text = text
         self.data = data
         self.prefix = prefix
+        self.retry_after = retry_after
 
 
 class SchemaError(HandrailError, ValueError):

@@ -58,6 +58,7 @@ class Flight:
     """What is going on between one peer and us."""
 
     status = 200  # what the last refusal is over HTTP
+    retry_after = 1.0  # and, if it was for coming too often, when to come back
     traced: Headers | None = None  # over HTTP, what the headers say of the trace
     _tasks: set[asyncio.Task[ToolResult]] | None = None  # of calls that wait, also of those given up
 
@@ -263,6 +264,7 @@ class Flight:
     def refusal(self, revision: Revision, ident: Id | UnsetType, refused: Refused) -> bytes:
         form = self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
         self.status = form.status
+        self.retry_after = refused.retry_after
         if form.code:
             return revision.error(ident, form.code, refused)
         result = revision.result(failed(refused.prefix + refused.text), False)

@@ -375,7 +375,7 @@ class Post(Exchange):
         assert self.conversation is not None
         status = self.conversation.status
         if status == 429:
-            fields = [(b"retry-after", b"1")]
+            fields = [(b"retry-after", b"%d" % math.ceil(self.conversation.retry_after))]
         elif status == 403:
             needed = {"error": "insufficient_scope", "scope": " ".join(sorted(self.conversation.needed))}
             fields = [http.challenge({**self.endpoint.challenge(self), **needed})]

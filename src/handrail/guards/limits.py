@@ -1,0 +1,230 @@
+"""Counting calls: token buckets for each caller, and slots for each tool.
+
+A bucket is one number: the time at which it will be full again. To take a token is to move that time on by what the
+token needs to grow back; a bucket whose time is past is full, which is the same as no bucket at all. Times are whole
+nanoseconds, so that nothing is lost to rounding: a rate of 10 lets ten through, not nine.
+
+A call is charged to all its buckets or, if one of them says no, to none: whoever is refused loses nothing by it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from ipaddress import IPv6Address
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from handrail.errors import Kind, Refused
+from handrail.guards.identity import RESERVED
+from handrail.guards.rates import UNITS, Rate, Rates
+
+ANONYMOUS, LOCAL = RESERVED
+MAX_BUCKETS = 10_000
+"""For principals; and as many for addresses, which anybody can make up, and which must not take their place."""
+MAX_TOOLS = 10_000  # that are counted one by one; all further ones that a pattern fits are counted as one
+SWEEP = 4  # buckets looked at when a call adds some: more than it adds, so that full ones cannot pile up
+LATECOMERS = ""
+BUSY_SECONDS = 1.0  # in place of the time until a slot is free, which nobody knows
+
+Scope = Literal["principal", "address", "lists", "tool", "concurrency"]
+
+
+class Throttled(Struct, frozen=True):
+    """Too many. The same call is allowed after `retry_after` seconds, if nobody else comes first."""
+
+    retry_after: float
+    limit: str
+    scope: Scope
+
+    def refusal(self) -> Refused:
+        """What the caller is told. Of a tool's limit its model is told, as of anything else the tool could not do."""
+        kind = Kind.THROTTLED if self.scope in ("tool", "concurrency") else Kind.OVERLOADED
+        text = f"Too many requests: the limit is {self.limit}; retry after {math.ceil(self.retry_after)} s"
+        return Refused(kind, text, {"retryAfter": self.retry_after}, retry_after=self.retry_after)
+
+
+class Ticket(Protocol):
+    """A slot that is held."""
+
+    def release(self) -> None:
+        """To be called once, when the call has ended."""
+
+
+class Limiter(Protocol):
+    """Says who may go on."""
+
+    def take(
+        self, principal: str, tool: str, address: str = ""
+    ) -> Throttled | Ticket | Awaitable[Throttled | Ticket | None] | None:
+        """Count a call of a tool there is; with `""` for the tool, a request that is not a call.
+
+        None: go on, there is nothing to give back. `address` counts if the caller has no name but `anonymous`.
+        """
+
+
+class MemoryLimiter:
+    """Counts in this process, on the monotonic clock: what happens to the time of day does not matter (P-21)."""
+
+    def __init__(
+        self, rates: Rates, *, max_buckets: int = MAX_BUCKETS, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._plans = Plans(rates)
+        self._clock = clock
+        self._known = _Crowd(max_buckets)
+        self._strangers = _Crowd(max_buckets)
+        self._running: Counter[str] = Counter()  # calls of tools that have slots
+
+    def take(self, principal: str, tool: str, address: str = "") -> Throttled | Ticket | None:
+        plan = self._plans[tool]
+        if address and principal == ANONYMOUS:
+            charges, caller, crowd = plan.strange, network(address), self._strangers
+        else:
+            charges, caller, crowd = plan.local if principal == LOCAL else plan.known, principal, self._known
+        if not charges and plan.slots is None:
+            return None
+        now = self._clock()
+        worst, wait, is_new, taken = None, 0, False, []
+        for charge in charges:
+            who = caller
+            end = charge.full.get(who)
+            if end is None:
+                is_new = True
+                who = crowd.place(who)
+                end = charge.full.get(who, now)
+            if end < now:
+                end = now
+            elif end > now + charge.slack and end - now - charge.slack > wait:
+                worst, wait = charge, end - now - charge.slack
+            taken.append((charge.full, who, end + charge.cost))
+        if is_new:
+            crowd.sweep(now)
+        if worst is not None:
+            return Throttled(wait / 1e9, worst.limit, worst.scope)
+        ticket = None
+        if plan.slots is not None:
+            if self._running[tool] >= plan.slots:
+                return busy(plan.slots)
+            ticket = _Slot(self._running, tool)
+        for full, who, end in taken:
+            if is_new and who not in full:
+                crowd.ring.append((full, who))
+            full[who] = end
+        return ticket
+
+
+class _Crowd:
+    """The buckets of one sort of callers, in the order in which they are looked at."""
+
+    def __init__(self, most: int) -> None:
+        self.ring: deque[tuple[dict[str, int], str]] = deque()
+        self._most = most
+
+    def place(self, caller: str) -> str:
+        """Whose bucket is used by a caller who has none.
+
+        When there are too many, those who come late share one. None is dropped to make room: else whoever makes up
+        enough callers gets rid of a bucket that is empty.
+        """
+        return caller if len(self.ring) < self._most else LATECOMERS
+
+    def sweep(self, now: int) -> None:
+        """Forget some of the buckets that are full."""
+        for _ in range(min(SWEEP, len(self.ring))):
+            full, caller = self.ring.popleft()
+            if full[caller] > now:
+                self.ring.append((full, caller))
+            else:
+                del full[caller]
+
+
+class _Slot:
+    __slots__ = ("_running", "_tool")
+
+    def __init__(self, running: Counter[str], tool: str) -> None:
+        running[tool] += 1
+        self._running = running
+        self._tool = tool
+
+    def release(self) -> None:
+        self._running[self._tool] -= 1
+
+
+class Charge(Struct, eq=False):
+    """What a request takes from a bucket of its caller, in nanoseconds."""
+
+    name: str
+    scope: Scope
+    limit: str
+    cost: int
+    slack: int  # how far from full the bucket may be, to have as much
+    full: dict[str, int]  # caller -> when the bucket will be
+
+
+class Plan(Struct, eq=False):
+    """What a request is charged to, depending on who makes it."""
+
+    known: list[Charge]
+    strange: list[Charge]  # whoever has an address and no name
+    local: list[Charge]
+    slots: int | None = None
+
+
+class Plans(dict[str, Plan]):
+    """The plan for each tool, made when it is first called; and for `""`, requests that are not calls."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._principals: dict[str, int] = {}
+        self._addresses: dict[str, int] = {}
+
+    def __missing__(self, tool: str) -> Plan:
+        rates = self._rates
+        if not tool:
+            known, strange = (_charges("lists", "lists", rates.lists, "requests that are not calls") for _ in range(2))
+            return self.setdefault(tool, Plan(known, strange, known if rates.local else []))
+        fitting = ((pattern, each) for pattern, each in rates.tools.items() if fnmatchcase(tool, pattern))
+        pattern, its = next(fitting, ("*", rates.tool))
+        name = tool if len(self) < MAX_TOOLS else pattern
+        if name not in self:
+            own, strange = (_charges(f"tool {name}", "tool", its.rate, "this tool") for _ in range(2))
+            known = own + _charges("principal", "principal", rates.principal, "this caller", self._principals, its.cost)
+            strange += _charges("address", "address", rates.address, "this address", self._addresses, its.cost)
+            self[name] = Plan(known, strange, known if rates.local else own, its.concurrent)
+        return self[name]
+
+
+def _charges(
+    name: str, scope: Scope, text: str, whose: str, full: dict[str, int] | None = None, cost: float = 1.0
+) -> list[Charge]:
+    """One, or none if there is no limit."""
+    if not text:
+        return []
+    rate = Rate.parse(text)
+    token = -(-UNITS[rate.unit] * 1_000_000_000 // rate.count)  # rounded up: in no time more than the rate
+    taken = round(cost * token)
+    return [Charge(name, scope, f"{rate} for {whose}", taken, rate.burst * token - taken, {} if full is None else full)]
+
+
+def busy(slots: int) -> Throttled:
+    """All slots are taken."""
+    return Throttled(BUSY_SECONDS, f"{slots} of this tool at once", "concurrency")
+
+
+def network(address: str) -> str:
+    """The part of an address that tells customers apart: all of IPv4, 64 bits of IPv6, where each has all the rest."""
+    return _network(address) if ":" in address else address
+
+
+@lru_cache(maxsize=1024)
+def _network(address: str) -> str:
+    try:
+        ip = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(ip.ipv4_mapped or IPv6Address(int(ip) >> 64 << 64))

@@ -1,0 +1,95 @@
+"""How often callers may come: the section `limits` of the configuration."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+RATE = re.compile(rf"([1-9]\d{{0,8}}) ?/ ?({'|'.join(UNITS)})(?: burst ([1-9]\d{{0,8}}))?", re.ASCII)
+
+
+class Rate(Struct, frozen=True):
+    """So many a unit of time, and so many at once after a time without any.
+
+    >>> Rate.parse("10/minute burst 20")
+    Rate(count=10, unit='minute', burst=20)
+    """
+
+    count: int
+    unit: str
+    burst: int
+
+    @classmethod
+    def parse(cls, text: str) -> Rate:
+        found = RATE.fullmatch(text.strip())
+        if found is None:
+            units = ", ".join(UNITS)
+            raise ValueError(f"{text[:50]!r} is not a rate, as '60/minute' or '60/minute burst 100' ({units})")
+        return cls(int(found[1]), found[2], int(found[3] or found[1]))
+
+    def __str__(self) -> str:
+        return f"{self.count}/{self.unit}" + (f" burst {self.burst}" if self.burst != self.count else "")
+
+
+class ToolRate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a tool may be called."""
+
+    rate: Annotated[
+        str, Meta(description="Calls by each caller, as '60/minute' or '60/minute burst 100'; empty: any number.")
+    ] = ""
+    concurrent: Annotated[int | None, Meta(description="Calls at once, by all callers; unset: any number.")] = None
+    cost: Annotated[float, Meta(description="How many calls of its caller's rate a call of this tool counts as.")] = 1.0
+
+    def __post_init__(self) -> None:
+        _check("rate", self.rate)
+        if self.concurrent is not None and self.concurrent < 1:
+            raise ValueError(f"concurrent: {self.concurrent} is less than 1")
+        if not 0 <= self.cost < math.inf:
+            raise ValueError(f"cost: {self.cost} is not a number of calls, as 1 or 2.5")
+
+
+class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often callers may come.
+
+    The defaults are out of the reach of a model, which takes seconds for a thought, and of most scripts it writes; a
+    flood that keeps to them leaves the server most of its time for others.
+    """
+
+    principal: Annotated[str, Meta(description="Calls by each principal; empty: any number.")] = (
+        "1000/second burst 5000"
+    )
+    address: Annotated[
+        str, Meta(description="Calls by nobody in particular from each address, or IPv6 network of 64 bits.")
+    ] = "200/second burst 2000"
+    lists: Annotated[
+        str, Meta(description="Requests that are not calls, as lists, handshakes and pings, by each caller.")
+    ] = "200/second burst 2000"
+    tool: Annotated[ToolRate, Meta(description="What holds for a tool that nothing in `tools` fits.")] = field(
+        default_factory=ToolRate
+    )
+    tools: Annotated[
+        dict[str, ToolRate], Meta(description="By name or pattern, as 'mail_*'; the first that fits a tool holds.")
+    ] = field(default_factory=dict)
+    shared: Annotated[bool, Meta(description="Count over all processes that use the same state file.")] = False
+    local: Annotated[
+        bool, Meta(description="Whether the user of this machine is limited too, beyond what holds for a tool.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        _check("lists", self.lists)
+        for name in ("principal", "address"):
+            rate = _check(name, getattr(self, name))
+            for where, each in (("tool", self.tool), *((f"tools.{key}", each) for key, each in self.tools.items())):
+                if rate is not None and each.cost > rate.burst:
+                    raise ValueError(f"{where}.cost: {each.cost:g} is more than `{name}` ever has, {rate.burst}")
+
+
+def _check(name: str, text: str) -> Rate | None:
+    try:
+        return Rate.parse(text) if text else None
+    except ValueError as problem:
+        raise ValueError(f"{name}: {problem}") from None

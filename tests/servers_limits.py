@@ -1,0 +1,82 @@
+"""A server whose callers are limited, whoever they say they are; and a process that takes what it can get."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from msgspec.json import decode
+
+from handrail import Call, Server, ToolResult
+from handrail.engine.pipeline import Handler
+from handrail.guards.limits import MemoryLimiter, Throttled
+from handrail.guards.rates import Rates, ToolRate
+from handrail.guards.shared_limits import StoreLimiter
+from handrail.stores.sqlite import SqliteStore
+
+HOUR = 3600
+
+
+def limited() -> Server:
+    """`narrow` may be called twice an hour by each caller; a call of `costly` is all that a caller has in an hour."""
+    server = Server("limited")
+    tools = {"narrow": ToolRate(rate="2/hour"), "costly": ToolRate(cost=3)}
+    limiter = MemoryLimiter(Rates(principal="3/hour", tools=tools), clock=lambda: 0)
+
+    @server.tool
+    async def narrow(who: str) -> str:
+        """Ask for a little."""
+        return "done"
+
+    @server.tool
+    async def costly(who: str) -> str:
+        """Ask for a lot."""
+        return "done"
+
+    @server.middleware
+    async def counts(call: Call, following: Handler) -> ToolResult:
+        said = limiter.take(call.arguments["who"], call.name)
+        if isinstance(said, Throttled):
+            raise said.refusal()
+        return await following(call)
+
+    return server
+
+
+async def _take_all(path: str, rates: Rates, tries: int) -> None:
+    """Say how many calls were let through, from when to when: of so many, while no clock runs; or else in a while."""
+    store = SqliteStore(path, durable=False)
+    limiter = StoreLimiter(store, rates, clock=(lambda: HOUR * 10**9) if tries else time.time_ns)
+    taken = asked = 0
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun = time.time()
+    while asked < tries if tries else time.time() < begun + 0.5:
+        asked += 10
+        for said in [limiter.take("alice", "tool") for _ in range(10)]:
+            answer = said if said is None or isinstance(said, Throttled) else await said
+            taken += answer is None
+    print(taken, begun, time.time(), flush=True)
+    await limiter.close()
+    await store.close()
+
+
+async def _hold(path: str, rates: Rates, slots: int) -> None:
+    """Hold slots, say so, and wait to be killed."""
+    limiter = StoreLimiter(SqliteStore(path, durable=False), rates, lease_seconds=HOUR)
+    for _ in range(slots):
+        said = limiter.take("alice", "tool")
+        assert said is not None and not isinstance(said, Throttled)
+        await said
+    print("held", flush=True)
+    await asyncio.sleep(HOUR)
+
+
+if __name__ == "__main__":
+    what, path, limits, number = sys.argv[1:]
+    known = decode(limits, type=Rates)
+    if what == "take":
+        asyncio.run(_take_all(path, known, int(number)))
+    else:
+        asyncio.run(_hold(path, known, int(number)))
