@@ -20,7 +20,6 @@ __all__ = ["Consents", "State", "StateError", "state_folder", "write_file"]
 
 MAX_BYTES = 256 * 1024
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-_MORE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
 
 
 class StateError(HandrailError):
@@ -60,15 +59,6 @@ class State:
         """Replace a JSON file: whoever reads sees the old one or the new one."""
         self.prepare()
         write_file(self.folder / name, json.dumps(value, indent=1).encode() + b"\n")
-
-    def append(self, name: str, value: Any) -> None:
-        """Add a record to a file of JSON lines, in one piece however many processes write."""
-        self.prepare()
-        descriptor = os.open(self.folder / name, _MORE, 0o600)
-        try:
-            os.write(descriptor, json.dumps(value, separators=(",", ":")).encode() + b"\n")
-        finally:
-            os.close(descriptor)
 
     def prepare(self) -> None:
         """Make the folder, if it is not there."""

@@ -1,4 +1,4 @@
-"""A record of each call a client made. (The durable trail of servers comes later; this is one line a call.)"""
+"""A record of each call a client made, one line a call. What servers keep is in `trail.py`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ logger = logging.getLogger("handrail.audit")
 _canonical = Encoder(order="sorted").encode
 
 KEPT = 100_000
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class CallRecord(Struct):
@@ -80,12 +81,12 @@ def to_store(store: Store) -> Recorder:
 
 
 def to_file(path: str | Path) -> Recorder:
-    """To a file of lines, private to the user; a line is written whole or not at all, by one call each."""
+    """To a file of lines, private to the user and not behind a link; a line is written by one call, or not at all."""
 
     def record(it: CallRecord) -> None:
         to_logger(it)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o600)
+            descriptor = os.open(path, _FLAGS, 0o600)
             try:
                 os.write(descriptor, it.line() + b"\n")
             finally:

@@ -23,6 +23,7 @@ MIGRATIONS = (
         " (number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, message BLOB NOT NULL, expires REAL) STRICT",
         "CREATE INDEX messages_expire ON messages (expires)",
     ),
+    ("CREATE TABLE audit (number INTEGER PRIMARY KEY, time REAL NOT NULL, line BLOB NOT NULL) STRICT",),
 )
 """From each version of the file to the next. What was released is never edited: add a step."""
 
@@ -33,6 +34,7 @@ def connect(path: str, *, durable: bool) -> Connection:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
+        db.execute("PRAGMA page_size = 8192")  # of a new file: a tenth less work for a trail than with 4096
         _switch_to_wal(db)
         db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         _migrate(path, db)

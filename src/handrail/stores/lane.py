@@ -8,7 +8,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import suppress
 from queue import SimpleQueue
 from sqlite3 import Connection
 from threading import Thread
@@ -20,10 +20,12 @@ from handrail.stores import StoreError
 
 GROUP = 1000
 """Calls that may share a transaction: reaching the disk is paid once for all of them."""
+SWEEP_SECONDS = 1.0
 
 T = TypeVar("T")
 Work = Callable[[Connection, float], T]
 """Something to do in a transaction, at a time of day."""
+Outcome = tuple[Any, Exception | None]
 
 
 class _Job(Struct, eq=False):
@@ -32,13 +34,14 @@ class _Job(Struct, eq=False):
 
 
 class Lane:
-    """Only reads, unless it is given a `sweep`, which joins each transaction and says whether there is more to do."""
+    """Only reads, unless it is given a `sweep`, which joins a transaction now and then, and says if there is more."""
 
     def __init__(
         self, connect: Callable[[], Connection], clock: Callable[[], float], sweep: Work[bool] | None = None
     ) -> None:
         self._clock = clock
         self._sweep = sweep
+        self._swept = float("-inf")
         self._process = os.getpid()
         self._closed = False
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as long as there are callers waiting, no longer
@@ -49,12 +52,16 @@ class Lane:
         opened.result()
 
     async def run(self, work: Work[T]) -> T:
+        return await self.start(work)
+
+    def start(self, work: Work[T]) -> asyncio.Future[T]:
+        """What `work` will give. Once it is accepted it is carried out, whatever becomes of the future."""
         self._check_process()
         if self._closed:
             raise StoreError("the store was closed")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put(_Job(work, done))
-        return await done
+        return done
 
     async def close(self) -> None:
         """Wait until all that was accepted is done, and the thread has ended."""
@@ -69,50 +76,64 @@ class Lane:
 
     def _run(self, connect: Callable[[], Connection], opened: Future[None]) -> None:
         try:
-            db = connect()
+            db: Connection | None = connect()
         except Exception as problem:
             opened.set_exception(_told(problem))
             return
         opened.set_result(None)
         more = False
-        with closing(db):
-            while True:
-                group: list[_Job | None] = [] if more else [self._jobs.get()]
-                while not self._jobs.empty() and len(group) < GROUP:
-                    group.append(self._jobs.get())
-                more = self._transact(db, [job for job in group if job])
-                if None in group:
-                    return
+        while True:
+            group: list[_Job | None] = [] if more else [self._jobs.get()]
+            while not self._jobs.empty() and len(group) < GROUP:
+                group.append(self._jobs.get())
+            jobs = [job for job in group if job]
+            try:
+                db = db or connect()
+                outcomes, more = self._transact(db, jobs, more)
+            except Exception as problem:
+                # What a write or sync that failed has left is unknown: nothing is tried over it (P-17).
+                outcomes, more = [(None, problem)] * len(jobs), False
+                _close(db)
+                db = None
+            _answer(jobs, outcomes)
+            if None in group:
+                _close(db)
+                return
 
-    def _transact(self, db: Connection, group: list[_Job]) -> bool:
-        outcomes: list[tuple[Any, Exception | None]] = []
-        more = False
-        try:
-            db.execute("BEGIN IMMEDIATE" if self._sweep else "BEGIN")
-            now = self._clock()
-            for job in group:
-                db.execute("SAVEPOINT job")  # so that one that fails half way undoes itself, and not the others
-                try:
-                    outcomes.append((job.work(db, now), None))
-                except Exception as problem:  # whatever it is, the caller has to hear of it
-                    if not db.in_transaction:
-                        raise  # a full disk ends the transaction, and the others with it
-                    db.execute("ROLLBACK TO job")
-                    outcomes.append((None, problem))
-                db.execute("RELEASE job")
-            more = self._sweep is not None and self._sweep(db, now)
-            db.execute("COMMIT")
-        except Exception as problem:
-            with suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-            outcomes, more = [(None, problem)] * len(group), False
-        answers = defaultdict(list)
-        for job, (value, failed) in zip(group, outcomes, strict=True):
-            answers[job.done.get_loop()].append((job.done, value, failed))
-        for loop, settled in answers.items():
-            with suppress(RuntimeError):  # the loop has closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, settled)
-        return more
+    def _transact(self, db: Connection, group: list[_Job], more: bool) -> tuple[list[Outcome], bool]:
+        outcomes: list[Outcome] = []
+        db.execute("BEGIN IMMEDIATE" if self._sweep else "BEGIN")
+        now = self._clock()
+        for job in group:
+            db.execute("SAVEPOINT job")  # so that one that fails half way undoes itself, and not the others
+            try:
+                outcomes.append((job.work(db, now), None))
+            except Exception as problem:  # whatever it is, the caller has to hear of it
+                if not db.in_transaction:
+                    raise  # a full disk ends the transaction, and the others with it
+                db.execute("ROLLBACK TO job")
+                outcomes.append((None, problem))
+            db.execute("RELEASE job")
+        if self._sweep is not None and (more or not 0 <= now - self._swept < SWEEP_SECONDS):
+            more, self._swept = self._sweep(db, now), now
+        db.execute("COMMIT")
+        return outcomes, more
+
+
+def _close(db: Connection | None) -> None:
+    """What was not committed is undone by it."""
+    with suppress(sqlite3.Error):
+        if db is not None:
+            db.close()
+
+
+def _answer(group: list[_Job], outcomes: list[Outcome]) -> None:
+    answers = defaultdict(list)
+    for job, (value, failed) in zip(group, outcomes, strict=True):
+        answers[job.done.get_loop()].append((job.done, value, failed))
+    for loop, settled in answers.items():
+        with suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, settled)
 
 
 def _settle(settled: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:

@@ -47,7 +47,8 @@ class SqliteStore(Store):
         self, path: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] = time.time
     ) -> None:
         opening = partial(connect, os.path.abspath(path), durable=durable)
-        self._writer = Lane(opening, clock, _sweep)
+        self.durable = durable
+        self.writer = Lane(opening, clock, _sweep)  # also for the audit trail, which shares its transactions
         self._reader = Lane(opening, clock)
         self._topics = Topics()
         self._poller: asyncio.Task[None] | None = None
@@ -56,22 +57,22 @@ class SqliteStore(Store):
         return await self._reader.run(partial(_get, key))
 
     async def delete(self, key: str) -> bool:
-        return bool(await self._writer.run(partial(_apply, Delete(key))))
+        return bool(await self.writer.run(partial(_apply, Delete(key))))
 
     async def scan(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, bytes]]:
         return await self._reader.run(partial(_scan, prefix, after, limit))
 
     async def add(self, key: str, amount: int = 1, *, ttl: float | None = None) -> int:
-        return await self._writer.run(partial(_add, key, amount, ttl))
+        return await self.writer.run(partial(_add, key, amount, ttl))
 
     async def append(self, log: str, value: bytes, *, keep: int, ttl: float | None = None) -> int:
-        return await self._writer.run(partial(_apply, Append(log, value, keep, ttl)))
+        return await self.writer.run(partial(_apply, Append(log, value, keep, ttl)))
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]:
         return await self._reader.run(partial(_read, log, after, limit))
 
     async def publish(self, topic: str, message: bytes) -> None:
-        await self._writer.run(partial(_publish, topic, message))
+        await self.writer.run(partial(_publish, topic, message))
 
     @asynccontextmanager
     async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -88,12 +89,12 @@ class SqliteStore(Store):
                 await asyncio.wait([poller])
 
     async def commit(self, changes: Sequence[Put | Delete | Append]) -> bool:
-        return await self._writer.run(partial(_commit, tuple(changes)))
+        return await self.writer.run(partial(commit, tuple(changes)))
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of the file. Listeners get a StoreError."""
         self._topics.end("the store was closed")
-        await self._writer.close()
+        await self.writer.close()
         await self._reader.close()
 
     async def _poll(self, heard: int) -> None:
@@ -142,7 +143,8 @@ def _add(key: str, amount: int, ttl: float | None, db: Connection, now: float) -
     return total
 
 
-def _commit(changes: Sequence[Put | Delete | Append], db: Connection, now: float) -> bool:
+def commit(changes: Sequence[Put | Delete | Append], db: Connection, now: float) -> bool:
+    """As `Store.commit`, as part of a transaction of the file's."""
     for change in changes:
         if not isinstance(change, Append) and not permits(change, _get(change.key, db, now)):
             return False

@@ -1,0 +1,288 @@
+"""The audit trail of a server: what is recorded is on the disk before the one who recorded it goes on (P-15, P-17).
+
+Records that arrive while others are on their way to the disk share the next way there. In a SQLite file that is one
+transaction, and what a record changes in the store, such as an approval that it uses up, is part of it (P-19).
+`chain.py` has the form of a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import count, repeat, takewhile
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Annotated, Literal, Protocol, get_args
+
+from msgspec import Meta, Struct
+from msgspec.json import encode
+
+from handrail import __version__
+from handrail.guards.chain import MAX_BYTES, ORIGIN, RESERVED, Link, TrailError, frame, link_of, notice, time_of
+from handrail.guards.trail_jsonl import JsonlFile
+from handrail.model import Object
+from handrail.stores import Delete, Put, Store
+from handrail.stores.sqlite import STEP, SqliteStore, commit
+
+__all__ = ["DATABASES", "Trail", "TrailError", "TrailSettings", "open_trail"]
+
+DATABASES = (".db", ".sqlite", ".sqlite3")
+INSERT = "INSERT INTO audit VALUES (?, ?, ?)"
+MAX_NOTES = 1000
+DAY = 86_400.0
+
+Sync = Literal["every-call", "power-cut-loses-last-calls"]
+Changes = tuple[Put | Delete, ...]
+Item = tuple[bytes, Changes, asyncio.Future[bool] | None]
+"""A record as JSON, what changes with it, and who waits for it."""
+
+
+class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a trail is kept."""
+
+    sync: Annotated[
+        Sync, Meta(description="When records reach the disk: before a call goes on, or when the system gets to it.")
+    ] = "every-call"
+    fail_open: Annotated[
+        bool, Meta(description="Let calls go on while the trail cannot be written, and record how many did.")
+    ] = False
+    keep_days: Annotated[int, Meta(ge=0, description="Days for which a record is kept; 0 keeps all.")] = 365
+    rotate_megabytes: Annotated[
+        int, Meta(ge=1, description="Megabytes at which a file of lines is followed by a new one.")
+    ] = 64
+    rotate_days: Annotated[int, Meta(ge=0, description="Days after which it is; 0: only by its size.")] = 30
+
+    def __post_init__(self) -> None:
+        if self.sync not in get_args(Sync):
+            raise ValueError(f"sync: {self.sync!r} is neither {' nor '.join(map(repr, get_args(Sync)))}")
+        for name, least in (("keep_days", 0), ("rotate_megabytes", 1), ("rotate_days", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than {least}")
+
+
+class Trail(Protocol):
+    """Where the records of calls go. `event` says what a record is of; `call` is the same for all of one call."""
+
+    async def write(
+        self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
+    ) -> bool:
+        """Whether it was written, and `change` and `more` made: it is on the disk then.
+
+        False: a condition of theirs did not hold, and nothing was written. A TrailError: it could not be written. A
+        call that is cancelled may still be carried out.
+        """
+
+    def note(self, record: Object) -> None:
+        """As `write`, without waiting, for refusals. If too many wait, they are counted, and a record says how many."""
+
+    async def close(self) -> None:
+        """Finish what was asked for, then let go of the file."""
+
+
+class Sink(Protocol):
+    """Where lines are kept. Nobody appends while another append is on its way."""
+
+    name: str
+
+    def append(self, items: Sequence[Item], writer: bytes) -> asyncio.Future[list[bool]]:
+        """Write the records, in order; which ones were written, because their changes could be made."""
+
+    async def close(self) -> None: ...
+
+
+def open_trail(
+    where: str | Path | SqliteStore,
+    settings: TrailSettings | None = None,
+    *,
+    store: Store | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Trail:
+    """The trail in a store's file, in a SQLite file (`audit.db`), or in a file of lines (`audit.jsonl`).
+
+    A file of lines has no part in a transaction of `store`: there a change is made first, and then the record written.
+    Who dies in between has used up an approval for nothing; it is never used twice.
+    """
+    settings = settings or TrailSettings()
+    keep = settings.keep_days * DAY
+    durable = settings.sync == "every-call"
+    if isinstance(where, SqliteStore):
+        if where.durable != durable:
+            raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
+        return _Trail(SqliteSink(where, keep), settings, clock)
+    path = Path(where).absolute()
+    if path.suffix in DATABASES:
+        sink: Sink = SqliteSink(SqliteStore(path, durable=durable, clock=clock), keep, path)
+        return _Trail(sink, settings, clock)
+    if path.suffix != ".jsonl":
+        raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
+    rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY)
+    return _Trail(JsonlFile(path, durable, rotate, keep, clock), settings, clock, store.commit if store else _unable)
+
+
+async def _unable(changes: Changes) -> bool:
+    raise ValueError("change: a trail of lines can only make one in the store it was given")
+
+
+class _Trail:
+    def __init__(
+        self,
+        sink: Sink,
+        settings: TrailSettings,
+        clock: Callable[[], float],
+        change_first: Callable[[Changes], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._sink = sink
+        self._change_first = change_first  # where a sink cannot change anything with a record
+        self._fail_open = settings.fail_open
+        self._clock = clock
+        self._writer = secrets.token_hex(8).encode()
+        self._is_begun = self._is_closed = False
+        self._waiting: list[Item] = []
+        self._stamp = (0, b"")
+        self._notes = 0
+        self._missed: Counter[str] = Counter()
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def write(
+        self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
+    ) -> bool:
+        body = self._stamped(record)
+        changes = (*(() if change is None else (change,)), *more)
+        for each in changes:
+            each.key.encode()  # what cannot be written must not stop those who share the way
+        if changes and self._change_first is not None:
+            if not await self._change_first(changes):
+                return False
+            changes = ()
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._add((body, changes, done))
+        return await done
+
+    def note(self, record: Object) -> None:
+        if self._is_closed or self._notes >= MAX_NOTES:
+            self._missed["refusals"] += 1
+            return
+        self._notes += 1
+        self._add((self._stamped(record), (), None))
+
+    def _stamped(self, record: Object) -> bytes:
+        now = int(self._clock() * 1000)
+        if now != self._stamp[0]:  # many records in a millisecond, and their time costs more than all the rest
+            self._stamp = now, b'{"time":"%b",' % time_of(now / 1000).encode()
+        return self._stamp[1] + _encoded(record)[1:]
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])
+        if self._missed:
+            await self._append([])
+        await self._sink.close()
+
+    def _add(self, item: Item) -> None:
+        if self._is_closed:
+            raise TrailError(f"{self._sink.name}: the trail was closed")
+        self._waiting.append(item)
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().create_task(self._flush())
+
+    async def _flush(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(0)  # those who are about to write share the way
+                if not self._waiting:
+                    return
+                batch, self._waiting, self._notes = self._waiting, [], 0
+                await self._append(batch)
+        finally:
+            self._flushing = None
+
+    async def _append(self, batch: list[Item]) -> None:
+        missed, self._missed = self._missed, Counter()
+        own: list[Item] = []
+        if not self._is_begun:
+            own.append((notice("opened", self._clock(), version=__version__, process=os.getpid()), (), None))
+        if missed:
+            own.append((notice("gap", self._clock(), **missed), (), None))
+        try:
+            written = await self._sink.append([*own, *batch], self._writer)
+        except Exception as problem:  # whatever it is, those who wait have to hear of it
+            self._missed += missed
+            self._give_up(batch, problem)
+            return
+        self._is_begun = True
+        for (_, _, done), is_written in zip(batch, written[len(own) :], strict=True):
+            if done is not None and not done.done():
+                done.set_result(is_written)
+
+    def _give_up(self, batch: list[Item], problem: Exception) -> None:
+        for _, changes, done in batch:
+            if done is None:
+                self._missed["refusals"] += 1
+            elif done.done():
+                pass
+            elif self._fail_open and not changes:  # an approval that could not be used up is none
+                self._missed["records"] += 1
+                done.set_result(True)
+            else:
+                failure = TrailError(f"{self._sink.name}: {problem}; nothing was recorded")
+                failure.__cause__ = problem
+                done.set_exception(failure)
+
+
+def _encoded(record: Object) -> bytes:
+    if "event" not in record or not RESERVED.isdisjoint(record):
+        raise ValueError(f"a record has an event, and no {', '.join(sorted(RESERVED))} of its own: {sorted(record)}")
+    body = encode(record)
+    if len(body) > MAX_BYTES:
+        raise ValueError(f"a record of {len(body)} bytes: {MAX_BYTES} are the most")
+    return body
+
+
+class SqliteSink:
+    """In the table `audit` of a store's file, in the store's own transactions."""
+
+    def __init__(self, store: SqliteStore, keep_seconds: float, path: Path | None = None) -> None:
+        self.name = str(path or "audit trail")
+        self._store = store
+        self._is_ours = path is not None
+        self._keep = keep_seconds
+
+    def append(self, items: Sequence[Item], writer: bytes) -> asyncio.Future[list[bool]]:
+        return self._store.writer.start(partial(_append, items, writer, self._keep))
+
+    async def close(self) -> None:
+        if self._is_ours:
+            await self._store.close()
+
+
+def _append(items: Sequence[Item], writer: bytes, keep: float, db: Connection, now: float) -> list[bool]:
+    row = db.execute("SELECT number, line FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+    last = Link(row[0], (link_of(row[1]) or ORIGIN).hash) if row else ORIGIN
+    written = [not changes or commit(changes, db, now) for _, changes, _ in items]
+    bodies = [item[0] for item, is_written in zip(items, written, strict=True) if is_written]
+    if keep and (trimmed := _trim(keep, db, now)):
+        bodies.append(trimmed)
+    lines, _ = frame(bodies, writer, last)
+    db.executemany(INSERT, zip(count(last.number + 1), repeat(now), lines))
+    return written
+
+
+def _trim(keep: float, db: Connection, now: float) -> bytes | None:
+    """Delete what is too old, and tell where the trail begins by now.
+
+    It waits until there is a day too much, or a tenth: else every transaction would have something to tell.
+    """
+    oldest = db.execute("SELECT time FROM audit ORDER BY number LIMIT 1").fetchone()
+    if not oldest or oldest[0] >= now - keep - min(DAY, keep / 10):
+        return None
+    rows = db.execute("SELECT number, time FROM audit ORDER BY number LIMIT ?", (STEP,)).fetchall()
+    to = [number for number, _ in takewhile(lambda row: row[1] < now - keep, rows)][-1]
+    (line,) = db.execute("SELECT line FROM audit WHERE number = ?", (to,)).fetchone()
+    db.execute("DELETE FROM audit WHERE number <= ?", (to,))
+    return notice("trimmed", now, to=to, digest=(link_of(line) or ORIGIN).hash.decode())

@@ -1,0 +1,228 @@
+"""An audit trail in a file of lines, which several processes may append to: each holds it by a lock while it does.
+
+A full file is renamed (`audit.jsonl` to `audit.1.jsonl`, the next to `audit.2.jsonl`, and so on), and a new one goes on
+with the chain. What a killed process has left of a line is cut off by the next who writes, and a record says so.
+On Windows there is no such lock, and only one process may write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from msgspec import DecodeError
+from msgspec.json import decode
+
+from handrail.guards.chain import MARK, ORIGIN, TrailError, frame, link_of, notice
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["JsonlFile", "rotated_files"]
+
+BUSY_SECONDS = 10.0  # how long another process may keep us from writing
+STEP = 64 * 1024
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+def rotated_files(path: Path) -> list[Path]:
+    """The files that `path` has followed, oldest first."""
+    name = re.compile(rf"{re.escape(path.stem)}\.([0-9]+){re.escape(path.suffix)}")
+    found = {int(match[1]): each for each in path.parent.iterdir() if (match := name.fullmatch(each.name))}
+    return [found[number] for number in sorted(found)]
+
+
+class JsonlFile:
+    """Opens the file, or makes it, readable for its owner only, and never through a link."""
+
+    def __init__(
+        self,
+        path: Path,
+        durable: bool,
+        rotate: tuple[float, float],
+        keep_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = str(path)
+        self._path = path
+        self._durable = durable
+        self._max_bytes, self._max_seconds = rotate
+        self._keep = keep_seconds
+        self._clock = clock
+        self._process = os.getpid()
+        self._file = -1
+        self._end = -1  # what we know of ends here; the file itself may go on
+        self._last = ORIGIN
+        self._since = 0.0
+        self._open()
+        self._thread = ThreadPoolExecutor(1, "handrail-audit")
+
+    def append(self, items: Sequence[tuple[bytes, Any, Any]], writer: bytes) -> asyncio.Future[list[bool]]:
+        if os.getpid() != self._process:
+            raise TrailError(f"the trail was opened by process {self._process}; after a fork, open it anew")
+        bodies = [item[0] for item in items]
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._append, bodies, writer)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+        self._close()
+
+    def _append(self, bodies: list[bytes], writer: bytes) -> list[bool]:
+        try:
+            own = self._catch_up(self._hold())
+            if self._end and self._is_full():
+                self._rotate()
+                own = self._catch_up(self._hold())
+            self._write([*own, *bodies], writer)
+            _unlock(self._file)
+        except BaseException:
+            # What a write or sync that failed has left is unknown: nothing is tried over it.
+            self._close()
+            raise
+        return [True] * len(bodies)
+
+    def _hold(self) -> int:
+        """Lock the file that has the name now, and tell its size."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            if self._file < 0:
+                self._open()
+            _lock(self._file, deadline)
+            with suppress(FileNotFoundError):
+                found, ours = os.stat(self._path, follow_symlinks=False), os.fstat(self._file)
+                if os.path.samestat(found, ours):
+                    return ours.st_size
+            self._close()  # another process has rotated it
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, _FLAGS, 0o600)
+        self._end = -1
+        try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise TrailError(f"{self.name}: not a file")
+            _sync_folder(self._path.parent)  # where it may be new
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _catch_up(self, size: int) -> list[bytes]:
+        """Read what the file ends with, if it is not what we wrote; the records that have to be written about it."""
+        if size == self._end:
+            return []
+        now = self._clock()
+        line, self._end = _last_line(self._file, size)
+        if self._end < size:
+            torn = _read_at(self._file, self._end, len(MARK))
+            if not MARK.startswith(torn.rstrip(b"\0")):
+                raise TrailError("it does not end as a trail does; move it away")
+            os.ftruncate(self._file, self._end)
+        own = [notice("recovered", now, bytes=size - self._end)] if self._end < size else []
+        self._since = _began(self._file, now)
+        if not self._end and (before := rotated_files(self._path)):
+            own.insert(0, notice("rotated", now, file=before[-1].name))
+            with before[-1].open("rb") as file:
+                line, _ = _last_line(file.fileno(), os.fstat(file.fileno()).st_size)
+        last = ORIGIN if line is None else link_of(line)
+        if last is None:
+            raise TrailError("its last line is not a record of a trail; move it away")
+        self._last = last
+        return own
+
+    def _is_full(self) -> bool:
+        age = self._clock() - self._since
+        return self._end >= self._max_bytes or 0 < self._max_seconds <= age
+
+    def _rotate(self) -> None:
+        before = rotated_files(self._path)
+        number = int(before[-1].stem.rpartition(".")[2]) + 1 if before else 1
+        if sys.platform == "win32":  # where nothing that is open can be renamed
+            self._close()
+        self._path.rename(self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}"))
+        self._close()
+        oldest = self._clock() - self._keep if self._keep else 0
+        for each in takewhile(lambda each: each.stat().st_mtime < oldest, before):
+            each.unlink()
+        _sync_folder(self._path.parent)
+
+    def _write(self, bodies: list[bytes], writer: bytes) -> None:
+        lines, last = frame(bodies, writer, self._last)
+        data = memoryview(b"\n".join([*lines, b""]))
+        end = self._end + len(data)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            if self._durable:
+                os.fsync(self._file)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._end)
+            raise
+        self._end, self._last = end, last
+
+
+def _lock(file: int, deadline: float) -> None:
+    while sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TrailError(f"another process has held it for {BUSY_SECONDS:g} s") from None
+            time.sleep(0.002)
+
+
+def _unlock(file: int) -> None:
+    if sys.platform != "win32":
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _last_line(file: int, size: int) -> tuple[bytes | None, int]:
+    """The last whole line, if there is one, and where it ends."""
+    step = STEP
+    while True:
+        start = max(0, size - step)
+        data = _read_at(file, start, size - start)
+        end = data.rfind(b"\n") + 1
+        begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+        if begin or not start:
+            return data[begin : end - 1] if end else None, start + end
+        step *= 4
+
+
+def _began(file: int, now: float) -> float:
+    """The time of the file's first record, which is one of ours and short; `now` if there is none."""
+    try:
+        return datetime.fromisoformat(decode(_read_at(file, 0, STEP).split(b"\n")[0])["time"]).timestamp()
+    except (DecodeError, LookupError, TypeError, ValueError):
+        return now
+
+
+def _read_at(file: int, start: int, size: int) -> bytes:
+    os.lseek(file, start, os.SEEK_SET)
+    return os.read(file, size)
+
+
+def _sync_folder(folder: Path) -> None:
+    if sys.platform == "win32":  # where a folder cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
