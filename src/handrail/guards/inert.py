@@ -19,22 +19,26 @@ and configurations on display; it may hide too much, and cannot know every secre
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Any
 
-__all__ = ["MASK", "inert", "is_secret", "mask", "mask_secrets", "mask_words", "one_line", "seen"]
+__all__ = ["HIDDEN", "MASK", "inert", "is_secret", "mask", "mask_secrets", "mask_words", "one_line", "quiet", "seen"]
 
 MASK = "****"
 
-_HIDDEN = (
+HIDDEN = (
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff"
     "\ue000-\uf8ff\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U00013430-\U0001343f"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff"
-) + "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0x10000, 0xF0000, 0x10000))
-_PICTURE = (
-    "[\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2934\u2935\u2b00-\u2bff\u3030\u303d"
-    "\u3297\u3299\U0001f000-\U0001faff](?:[\ufe0e\ufe0f]|[\U0001f3fb-\U0001f3ff])?"
+    # From plane 4 on there are only tags, selectors, private use and noncharacters. Few ranges are faster than many.
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U0001fffe-\U0001ffff\U0002fffe-\U0002ffff\U0003fffe-\U0010ffff"
 )
+_PICTURES = (
+    "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2934\u2935\u2b00-\u2bff\u3030\u303d"
+    "\u3297\u3299\U0001f000-\U0001faff"
+)
+_PICTURE = f"[{_PICTURES}](?:[\ufe0e\ufe0f]|[\U0001f3fb-\U0001f3ff])?"
 _JOINING = (
     "\u0620-\u06d3\u06fa-\u06ff\u0710-\u074f\u0750-\u077f\u07ca-\u07f5\u0840-\u0858\u0860-\u086a\u08a0-\u08c9\u08d3-\u08e1"
     "\u08e3-\u08ff\u0900-\u0dff\u0f00-\u0fff\u1000-\u109f\u1780-\u17b3\u17b6-\u17d3\u1820-\u18aa\u1b00-\u1b7f\ufb50-\ufdcf"
@@ -42,12 +46,22 @@ _JOINING = (
 )
 _VIRAMA = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca\u0f84\u1039\u103a\u17d2\u1b44"
 _KEPT = (
-    f"{_PICTURE}(?:\u200d{_PICTURE})*|[0-9#*]\ufe0f\u20e3|(?<=[{_VIRAMA}])[\u200c\u200d]"
+    f"{_PICTURE}(?:\u200d{_PICTURE})*|(?<=[0-9#*])\ufe0f(?=\u20e3)|(?<=[{_VIRAMA}])[\u200c\u200d]"
     f"|(?<=[{_JOINING}])[\u200c\u200d](?=[{_JOINING}])|(?<=[\u1820-\u18aa])[\u180b-\u180d\u180f]"
 )
 _ACTING = {True: "\x00-\x08\x0b-\x1f\x7f-\x9f", False: "\x00-\x1f\x7f-\x9f"}
-_FIRST = {lines: re.compile(f"[{acting}{_HIDDEN}]") for lines, acting in _ACTING.items()}
-_EACH = {lines: re.compile(f"(?P<kept>{_KEPT})|[{acting}{_HIDDEN}]+") for lines, acting in _ACTING.items()}
+_FIRST = {lines: re.compile(f"[{acting}{HIDDEN}]") for lines, acting in _ACTING.items()}
+_EACH = {lines: re.compile(f"(?P<kept>{_KEPT})|[{acting}{HIDDEN}]+") for lines, acting in _ACTING.items()}
+# Whole sequences of ECMA-48: control sequences, strings up to their end, and the shorter ones; colours by themselves.
+_SEQUENCE = (
+    "(?P<colour>(?:\x1b\\[|\x9b)[0-9;:]*+m)|(?P<escape>(?:\x1b\\[|\x9b)[0-?]*+[ -/]*+[@-~]"
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c]*+(?:\x07|\x1b\\\\|\x9c)"
+    "|\x1b[ -/]*+[0-~]|[\x1b\x90\x98\x9b\x9d-\x9f])"
+)
+_REST = f"(?:[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x8f\x91-\x97\x99\x9a\x9c{HIDDEN}]|\r(?!\n))+"
+_ORDINARY = f"[^\x00-\x08\x0b-\x1f\x7f-\x9f{HIDDEN}{_PICTURES}]++"
+_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # marks of direction turn nothing around
+_BREAKS = "\r\x0b\x0c\x85\u2028\u2029"
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACE = re.compile(r"[ \t\r\n]+")
 
@@ -62,7 +76,31 @@ def inert(text: str, *, lines: bool = True) -> str:
 def seen(text: str) -> str:
     """The text without what `inert` would write out: for models, which read what people do not see."""
     text = text.replace("\r\n", "\n")
-    return _EACH[True].sub(lambda found: found["kept"] or "", text) if _FIRST[True].search(text) else text
+    return quiet(text)[0] if _FIRST[True].search(text) else text
+
+
+def quiet(text: str, *, show: bool = False) -> tuple[str, Counter[str]]:
+    """The text without what acts or hides (or with it written out), and how much of what that was.
+
+    Sequences go whole, other breaks become newlines, and `\\r\\n` stays as it is.
+    """
+    counts: Counter[str] = Counter()
+
+    def replace(found: re.Match[str]) -> str:
+        kind, run = found.lastgroup, found[0]
+        if kind == "kept":
+            return run
+        counts.update(["colour" if kind == "colour" else "escape sequence"] if kind else map(_kind, run))
+        if show:
+            return inert(run) if kind else "".join(map(_name, run))
+        return "" if kind else "".join("\n" for char in run if char in _BREAKS)
+
+    return _quiet_parts().sub(replace, text), counts
+
+
+@cache
+def _quiet_parts() -> re.Pattern[str]:  # made when first needed: it takes as long as the rest of this module
+    return re.compile(f"(?P<kept>{_ORDINARY}|{_KEPT}|\r(?=\n))|{_SEQUENCE}|{_REST}")
 
 
 def one_line(text: str, limit: int = 80) -> str:
@@ -81,6 +119,14 @@ def _name(char: str) -> str:
     return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0xA0 else f"<U+{code:04X}>")
 
 
+def _kind(char: str) -> str:
+    if char < "\xa0":
+        return "control character"
+    if "\U000e0000" <= char < "\U000e0100":
+        return "tag character"
+    return "bidirectional control" if char in _DIRECTIONS else "invisible character"
+
+
 # Secrets
 
 _SECRET_NAME = re.compile(
@@ -95,7 +141,7 @@ _WORDS = (
 _LOOKS_SECRET = re.compile(
     r"(?P<scheme>\b(?:bearer|dpop|basic)\s{1,8})[\w.~+/=-]{8,}"
     r"|(?P<prefix>\b(?:[spr]k[-_]|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|hf_|hk_|pypi-))[\w-]{12,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"
+    r"|(?<![\w-])(?=(?:[\w-]*-)?eyJ)[\w-]{11,}+\.[\w-]{4,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}-----|\Z)"
     r"|(?P<user>://[^\s/@:\"]{0,256}:)[^\s/@\"]{1,512}(?=@)"
     rf"|(?P<member>(?:{_WORDS})[\w-]{{0,40}}(?:\\?[\"'])?\s{{0,8}}[:=]\s{{0,8}}(?:\\?[\"'])?)"

@@ -1,0 +1,299 @@
+"""One result, walked: every string of it looked at, every picture and sound, every size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from sys import maxsize
+from typing import Annotated, Literal
+from unicodedata import combining
+
+from msgspec import UNSET, Meta, MsgspecError, Struct
+from msgspec.json import decode as parse
+from msgspec.structs import replace
+
+from handrail.guards.inert import HIDDEN, quiet
+from handrail.guards.media import size_of, trouble
+from handrail.guards.secrets import SIGNS, Secrets, lacks
+from handrail.jsonrpc import encode
+from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
+
+__all__ = ["FEARED", "Cleaning", "Finding", "Policy", "Sight"]
+
+# The linear-time engine is fastest with 16 characters at most.
+_ASCII = (r"([\x00-\x07])|([\x08\x0b\x0c\x0e-\x11])", r"([\x12-\x19])|([\x1a-\x1f])", r"\x7f|\r(?:[^\n]|$)")
+_WIDE = rf"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{HIDDEN}]|\r(?:[^\n]|$)".replace("\ud800-\udfff", "")
+
+FEARED = frozenset({"escape sequence", "tag character", "bidirectional control", "private_key", "mismatch", "scripts"})
+_MANY = 64  # findings told one by one
+_NOTICE = 200  # characters kept free for it
+_SMALLEST = 1_000
+_JOINS = "\u200c\u200d\ufe0e\ufe0f\u20e3" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
+
+Kind = Literal["control", "secret", "media", "size", "inspector"]
+Controls = Annotated[
+    Literal["remove", "show", "report", "block", "keep"],
+    Meta(description="Escape sequences, control, bidirectional, invisible and tag characters in a result."),
+]
+Hidden = Annotated[
+    Literal["redact", "report", "block", "keep"],
+    Meta(description="Known secrets, tokens of well-known issuers, private keys, and your patterns in a result."),
+]
+Media = Annotated[
+    Literal["withhold", "report", "keep"],
+    Meta(description="Pictures and sounds that are not of their declared type, or can hold scripts."),
+]
+MaxText = Annotated[int, Meta(ge=0, description="Characters of one text; 0: as many as fit into a message.")]
+MaxResult = Annotated[int, Meta(ge=0, description="Characters of a result's texts, or of its data as JSON; 0: any.")]
+MaxMedia = Annotated[int, Meta(ge=0, description="Bytes of one picture, sound or file in a result; 0: any.")]
+
+
+class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is done to the results of a tool."""
+
+    controls: Controls = "remove"
+    secrets: Hidden = "redact"
+    media: Media = "withhold"
+    max_text: MaxText | None = None
+    max_result: MaxResult | None = None
+    max_media: MaxMedia = 3 * 1024 * 1024  # as base64 that is a whole message
+
+    def __post_init__(self) -> None:
+        for name in ("max_text", "max_result"):
+            if 0 < (getattr(self, name) or 0) < _SMALLEST:
+                raise ValueError(
+                    f"{name}: {getattr(self, name)} is too small for a notice; use {_SMALLEST} or more, or 0"
+                )
+
+
+class Finding(Struct, frozen=True):
+    """Something that was found in a result. Of a secret only the rule that found it is told."""
+
+    kind: Kind
+    where: str  # "content/0/text", "structuredContent/user/name", "message"
+    rule: str
+    count: int = 1
+
+
+class Sight:
+    """Whether there is anything in a text, whatever is then done about it."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self.secrets = secrets
+        # These may see a secret where there is none. For a long text several quick looks are faster than one slow one.
+        self._nothing = lacks(f"{_WIDE}|{SIGNS}")
+        self._nothing_long = lacks(*_ASCII, SIGNS)
+        self._calm = {True: lacks(*_ASCII), False: lacks(_WIDE)}
+
+    def is_plain(self, text: str) -> bool:
+        """Nothing that acts or hides, and no secret."""
+        if self._nothing_long(text) if len(text) > 200 and text.isascii() else self._nothing(text):
+            return not self.secrets.others or all(without(text) for without in self.secrets.others)
+        return self.is_calm(text) and self.secrets.absent(text)
+
+    def is_calm(self, text: str) -> bool:
+        """Nothing that acts or hides."""
+        return self._calm[text.isascii()](text)
+
+
+class Cleaning:
+    """One result on its way, and what has been found in it."""
+
+    __slots__ = ("_policy", "_sight", "findings")
+
+    def __init__(self, sight: Sight, policy: Policy) -> None:
+        self._sight = sight
+        self._policy = policy
+        self.findings: list[Finding] = []
+
+    def result(self, given: ToolResult) -> ToolResult:
+        """All of it but its size; the same object when nothing had to be done."""
+        structured = self.value(given.structured, "structuredContent")
+        content = given.content
+        if structured is not given.structured:  # the same as text would give it back to whoever parses that
+            said = encode(structured).decode()
+            content = [Text(said) if _says(each, given.structured) else each for each in content]
+        parts: Object = {
+            "content": self._content(content),
+            "structured": structured,
+            "meta": self.value(given.meta, "_meta"),
+            "data": self.value(given.data, "data"),
+        }
+        changed = {name: part for name, part in parts.items() if part is not getattr(given, name)}
+        return replace(given, **changed) if changed else given
+
+    def string(self, text: str, where: str) -> str:
+        if self._sight.is_plain(text):
+            return text
+        [made] = self._hidden([self._quiet(text, where)], [where])
+        return text if made == text else made
+
+    def value(self, value: Json, where: str) -> Json:
+        """A JSON value with every string in it cleaned, keys too; itself when nothing had to be done."""
+        if isinstance(value, str):
+            return self.string(value, where)
+        if isinstance(value, dict):
+            made: Object = {}
+            same = True
+            for key, inner in value.items():
+                name = self.string(key, where)
+                new = inner if key == "blob" else self.value(inner, self._below(where, key))
+                same = same and name is key and new is inner
+                while name in made:  # two keys differed only in what was taken out
+                    name += "_"
+                made[name] = new
+            return value if same else made
+        if isinstance(value, list):
+            items = [self.value(inner, f"{where}/{at}") for at, inner in enumerate(value)]
+            return items if _differ(items, value) else value
+        return value
+
+    def blocked(self) -> str:
+        """Why the result may not leave; "" when it may."""
+        verdicts = {"control": self._policy.controls, "secret": self._policy.secrets}
+        found = [each for each in self.findings if verdicts.get(each.kind) == "block"]
+        reasons = [*dict.fromkeys(f"{each.rule.replace('_', ' ')} in {each.where}" for each in found)]
+        return f"it has {', '.join(reasons[:5])}" if reasons else ""
+
+    def capped(self, result: ToolResult, keep: Callable[[str], str] | None) -> ToolResult:
+        """The result within its sizes: texts are cut, with a notice how to read on. Data cannot be cut."""
+        content, most = [*result.content], self._policy.max_result or maxsize
+        if result.structured is not UNSET and self._policy.max_result:
+            said = encode(result.structured).decode()
+            if len(said) > most:
+                self._note("size", "structuredContent", "max_result", len(said))
+                why = (
+                    f"The data of this result is {len(said):,} characters of JSON; {most:,} are allowed. Here as text:"
+                )
+                content = [Text(why), Text(said), *(each for each in content if _text(each) != said)]
+                result = replace(result, structured=UNSET, is_error=True)
+        for at, block in enumerate(content):
+            if len(_text(block)) > (self._policy.max_text or maxsize):
+                content[at] = self._cut(block, (self._policy.max_text or 0) - _NOTICE, "", keep)
+                self._note("size", f"content/{at}/text", "max_text", len(_text(block)))
+        total = sum(len(_text(block)) for block in content)
+        if total > most:
+            self._note("size", "content", "max_result", total)
+            content = self._fitted(content, most - _NOTICE, keep)
+        return replace(result, content=content) if _differ(content, result.content) else result
+
+    def _content(self, blocks: list[Block]) -> list[Block]:
+        made = [self._block(block, f"content/{at}") for at, block in enumerate(blocks)]
+        texts = {at: block for at, block in enumerate(made) if isinstance(block, Text)}
+        where = [f"content/{at}/text" for at in texts]
+        quieter = [self._quiet(block.text, place) for block, place in zip(texts.values(), where, strict=True)]
+        for (at, block), text in zip(texts.items(), self._hidden(quieter, where), strict=True):
+            if text != block.text:
+                made[at] = replace(block, text=text)
+        return made if _differ(made, blocks) else blocks
+
+    def _block(self, block: Block, where: str) -> Block:
+        """The block, but for the text of a Text: those are looked at together."""
+        if isinstance(block, dict):
+            unknown: Object = self.value(block, where)
+            return unknown
+        values = {name: getattr(block, name) for name in block.__struct_fields__ if name not in ("text", "data")}
+        made = {name: self.value(value, f"{where}/{name}") for name, value in values.items()}
+        changed = {name: value for name, value in made.items() if value is not values[name]}
+        if changed:
+            try:
+                block = replace(block, **changed)
+            except ValueError:  # of an address nothing may be left
+                return Text("[withheld: without what had to be taken out it is not valid]")
+        if isinstance(block, Image | Audio):
+            return self._media(block, block.mime_type, block.data, where)
+        if isinstance(block, EmbeddedResource) and "blob" in block.resource:
+            return self._media(block, block.resource.get("mimeType", ""), block.resource["blob"], where)
+        return block
+
+    def _media(self, block: Image | Audio | EmbeddedResource, mime: str, data: bytes | str, where: str) -> Block:
+        what, size, most = type(block).__name__.lower(), size_of(data), self._policy.max_media or maxsize
+        if size > most:
+            self._note("size", where, "max_media", size)
+            return Text(f"[{what} withheld: {size:,} bytes, more than the {most:,} allowed]")
+        found = trouble(mime, data) if self._policy.media != "keep" else None
+        if found is None:
+            return block
+        rule, reason = found
+        self._note("media", where, rule)
+        return Text(f"[{what} withheld: {reason}]") if rule in FEARED and self._policy.media == "withhold" else block
+
+    def _quiet(self, text: str, where: str) -> str:
+        """Without what acts or hides."""
+        wanted = self._policy.controls
+        if wanted == "keep" or self._sight.is_calm(text):
+            return text
+        made, counts = quiet(text)
+        for rule, count in counts.items():
+            self._note("control", where, rule, count)
+        if wanted == "show" and self._sight.secrets.absent(made):  # written out inside a secret it would hide that
+            return quiet(text, show=True)[0]
+        return text if wanted == "report" else made
+
+    def _hidden(self, texts: list[str], where: Sequence[str]) -> list[str]:
+        """Without secrets, also those that go from one text into the next."""
+        wanted = self._policy.secrets
+        if wanted == "keep":
+            return texts
+        made, hits = self._sight.secrets.masked(texts)
+        for (at, rule), count in Counter(hits).items():
+            self._note("secret", where[at], rule, count)
+        return texts if wanted == "report" else made
+
+    def _note(self, kind: Kind, where: str, rule: str, count: int = 1) -> None:
+        if len(self.findings) >= _MANY:
+            where = where.partition("/")[0]
+            for at, known in enumerate(self.findings):
+                if (known.kind, known.where, known.rule) == (kind, where, rule):
+                    self.findings[at] = replace(known, count=known.count + count)
+                    return
+        self.findings.append(Finding(kind, where, rule, count))
+
+    def _below(self, where: str, key: str) -> str:
+        if not self._sight.is_plain(key):  # it may be what is not to leave
+            [key], _ = self._sight.secrets.masked([quiet(key)[0]])
+        return f"{where}/{key[:80]}" if len(where) < 400 else where
+
+    def _fitted(self, content: list[Block], left: int, keep: Callable[[str], str] | None) -> list[Block]:
+        """The content up to where it is too long; the texts that follow are read on as one."""
+        made: list[Block] = []
+        for at, block in enumerate(content):
+            if len(_text(block)) > left:
+                later = "".join(f"\n{_text(each)}" for each in content[at + 1 :] if _text(each))
+                return [*made, self._cut(block, left, later, keep), *(e for e in content[at + 1 :] if not _text(e))]
+            left -= len(_text(block))
+            made.append(block)
+        return made
+
+    def _cut(self, block: Block, end: int, later: str, keep: Callable[[str], str] | None) -> Block:
+        text = _text(block)
+        for _ in range(32):  # not inside of what is seen as one character
+            if end == 0 or not (text[end] in _JOINS or text[end - 1] == "\u200d" or combining(text[end])):
+                break
+            end -= 1
+        rest = "the rest was cut, so ask for less at a time"
+        if keep is not None:
+            rest = f'call read_more with handle "{keep(text[end:] + later)}" for the rest'
+        shown = f"{text[:end]}\n[… {end:,} of {len(text) + len(later):,} characters shown; {rest}]"
+        if isinstance(block, EmbeddedResource):
+            return replace(block, resource={**block.resource, "text": shown})
+        return Text(shown)
+
+
+def _differ(made: Iterable[object], given: Iterable[object]) -> bool:
+    made, given = list(made), list(given)
+    return len(made) != len(given) or any(new is not old for new, old in zip(made, given, strict=True))
+
+
+def _text(block: Block) -> str:
+    if isinstance(block, Text):
+        return block.text
+    return block.resource.get("text", "") if isinstance(block, EmbeddedResource) else ""
+
+
+def _says(block: Block, value: Json) -> bool:
+    """Whether this is a text that says the same in JSON."""
+    try:
+        return isinstance(block, Text) and bool(parse(block.text) == value)
+    except (MsgspecError, UnicodeEncodeError):
+        return False

@@ -1,0 +1,233 @@
+"""Secrets in what leaves: those that are known, those that can be nothing else, those an operator describes (P-34).
+
+Unlike `inert.mask`, which is for displays and may hide too much, this is for results: prose about tokens and passwords
+stays. A token counts only with the beginning its issuer gave it, as long as he makes them, and not if it is words.
+
+Whether there is anything at all is asked of the linear-time engine, which reads a megabyte in less than a millisecond;
+only then is it searched for. Patterns of an operator are run by no other engine, and that one does not say where it has
+found something: what is masked is the word, else the line, else the whole text.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from html import escape
+from json import dumps
+from string import ascii_letters, digits
+from urllib.parse import quote
+
+from handrail.errors import SchemaError
+from handrail.guards.inert import MASK, is_secret, quiet
+from handrail.schema.compile import compile_schema
+
+__all__ = ["SIGNS", "Hit", "Secrets", "lacks", "secrets_in"]
+
+_EDGE = "(?<![A-Za-z0-9])"
+_NEW = r"(?:\\[rn]|\s)"  # also as JSON writes it
+_BASE64 = "[A-Za-z0-9+/=]"
+# The rule, what of it stays, what is masked; both engines read them. What follows a beginning is one run of characters,
+# or ends where another can begin, so that the time grows with the text and not with its square.
+_TOKENS = {
+    "private_key": (
+        r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----",
+        rf"(?:{_NEW}{{1,8}}[A-Z][A-Za-z-]{{1,30}}: [^\n\\]{{1,200}}){{0,6}}"
+        rf"{_NEW}{{0,8}}{_BASE64}{{32,}}(?:{_NEW}{{1,8}}{_BASE64}+)*(?:{_NEW}{{0,8}}-----END [A-Z0-9 ]{{0,40}}-----)?",
+    ),
+    "url_password": (r"://[^\s/@:\"']*:", r"[^\s/@\"'<>]+@"),
+    "bearer": (r"B(?:earer|EARER)[ \t]{1,8}", r"[\w.~+/-]{20,}={0,2}"),
+    "basic": (r"[Aa]uthorization[\"']?[ \t]{0,8}[:=][ \t]{0,8}[\"']?Basic[ \t]{1,8}", r"[\w+/-]{12,}={0,2}"),
+    "jwt": (r"\.", r"eyJ[\w-]{8,}\.[\w-]*"),
+    "github": (rf"{_EDGE}(?:gh[pousr]_|github_pat_)", r"[A-Za-z0-9]{20,}\w*"),
+    "gitlab": (rf"{_EDGE}gl(?:pat|ptt|rt|dt|oas|cbt|ft|soat|agent)-", r"[\w-]{20,}"),
+    "openai": (rf"{_EDGE}sk-", r"(?:(?:ant|proj|or|svcacct|admin)-[\w-]{20,}|[A-Za-z0-9]{20,})"),
+    "model": (rf"{_EDGE}(?:gsk_|hf_|r8_|xai-|pplx-)", r"[A-Za-z0-9]{30,}"),
+    "stripe": (rf"{_EDGE}(?:[rs]k_(?:live|test)_|whsec_)", r"[A-Za-z0-9+/]{16,}"),
+    "aws": (rf"{_EDGE}A(?:KIA|SIA|BIA|CCA)", r"[A-Z0-9]{16}"),
+    "google": (rf"{_EDGE}(?:AIza|GOCSPX-|ya29\.)", r"[\w-]{28,}"),
+    "slack": (rf"{_EDGE}(?:xox[abeoprs]-|xapp-)", r"[0-9][\w-]{16,}"),
+    "package": (rf"{_EDGE}(?:npm_|rubygems_|dckr_pat_|pypi-AgE)", r"[\w-]{24,}"),
+    "cloud": (rf"{_EDGE}(?:do[oprt]_v1_|shp(?:at|ca|pa|ss)_|PMAK-|AccountKey=)", r"[A-Za-z0-9+/=-]{32,}"),
+    "service": (rf"{_EDGE}(?:SG\.|ATATT3|lin_api_|ntn_|glsa_|figd_|tskey-|NRAK-|nvapi-)", r"[\w.=-]{24,}"),
+    "handrail": (rf"{_EDGE}(?:hk_|AGE-SECRET-KEY-1)", r"[\w-]{40,}"),
+}
+_LINEAR = [f"{shown}(?:{hidden})".replace(_EDGE, "") for shown, hidden in _TOKENS.values()]
+_LINEAR[0] = _TOKENS["private_key"][0]  # of that the beginning will do
+_EXACT = ["|".join(_LINEAR[at : at + 3]) for at in range(0, len(_LINEAR), 3)]
+# One look for all of them: each begins, or goes on, with a character that is rare in plain text.
+SIGNS = (
+    r"[_-][\w+/=-]{16,}|-----BEGIN|//[^\s/@:\"']*:[^\s/@\"'<>]+@|J[\w-]{8,}\."
+    r"|B(?:earer|EARER|asic)[ \t]{1,8}[\w.~+/-]{12,}|A(?:KIA|SIA|BIA|CCA|Iza|TATT3|ccountKey=)"
+    r"|SG\.[\w.=-]{24,}|9\.[\w-]{28,}"
+)
+
+_PART = "(?:[A-Z]?[a-z]+|[A-Z]+|[a-z]{0,4}[0-9]{1,4})"
+_WORDS = re.compile(rf"{_PART}(?:[-_./=+~]+{_PART})*[-_./=+~]*")
+_PLACEHOLDER = re.compile(
+    r"[*x.]+|pass(word|wd)?|pwd|secret|token|redacted|your.*|change.?me|[<${\[%].*", re.IGNORECASE
+)
+_ALWAYS = frozenset({"private_key", "jwt", "aws"})
+_ALNUM = frozenset(ascii_letters + digits)
+_URLSAFE = ascii_letters + digits + "-_"
+_WORD = "[^\\s\"'`<>(){}\\[\\],;=|&?]+"
+_PIECES = (re.compile(_WORD), re.compile(r"[^\n]+"), re.compile(r".+", re.DOTALL))
+_LAST = re.compile(_WORD + r"\Z")
+_LINES = re.compile(r".{1,4096}[^\n]*\n?", re.DOTALL)
+_HALF = re.compile("[\ud800-\udfff]")
+_ORDINARY = re.compile(
+    r"change.?me|password|disabled|required|optional|unlimited|localhost|~?/[\w./@-]+", re.IGNORECASE
+)
+_NO_SPAN = (1 << 62, 1 << 62, "", "")
+
+Hit = tuple[int, str]
+"""Which of the texts it begins in, and the rule that found it."""
+
+
+@cache
+def _finder(*rules: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?P<{rule}>{_TOKENS[rule][0]})(?:{_TOKENS[rule][1]})" for rule in rules), re.ASCII)
+
+
+@lru_cache(maxsize=64)
+def lacks(*patterns: str) -> Callable[[str], bool]:
+    """Whether a text has none of these, by the linear-time engine; ValueError says why that cannot take one."""
+    schema = {"not": {"anyOf": [{"type": "string", "pattern": each} for each in patterns]}}
+    try:
+        valid = compile_schema(schema, "pattern", any_root=True, formats=False).valid
+    except SchemaError as problem:
+        raise ValueError(str(problem)) from None
+
+    def check(text: str) -> bool:
+        try:
+            return valid(text)
+        except UnicodeEncodeError:  # half a character
+            return valid(_HALF.sub("\ufffe", text))
+
+    return check
+
+
+def secrets_in(environ: Mapping[str, str]) -> frozenset[str]:
+    """Values of variables whose names say that they are secret; no short ones, no paths, no words like `changeme`."""
+    named = (value for name, value in environ.items() if is_secret(name))
+    return frozenset(value for value in named if len(value) >= 8 and not _ORDINARY.fullmatch(value))
+
+
+class Secrets:
+    """What is to be masked: known values, also as JSON, HTML, addresses and base64 write them, tokens, and patterns.
+
+    A known value of less than 4 characters is ignored: it would take half of every text with it.
+    """
+
+    def __init__(self, known: Iterable[str] = (), patterns: Mapping[str, str] | None = None) -> None:
+        spelled = sorted({each for secret in known for each in _spellings(secret)}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        self._patterns = {name: lacks(pattern) for name, pattern in (patterns or {}).items()}
+        begins = sorted({re.escape(each[:16]) for each in spelled})
+        batches = ["|".join(begins[at : at + 16]) for at in range(0, len(begins), 16)]
+        self._no_token = lacks(*_EXACT)
+        self.others = [*map(lacks, batches), *self._patterns.values()]  # what there is beside tokens
+
+    def absent(self, text: str) -> bool:
+        """Whether there is none; what is none may still be taken for one."""
+        return self._no_token(text) and all(each(text) for each in self.others)
+
+    def masked(self, texts: Sequence[str]) -> tuple[list[str], list[Hit]]:
+        """Texts that follow each other, without the secrets in them, also those that go from one into the next."""
+        hits: list[Hit] = []
+        made = list(texts)
+        if len(made) > 1 and not self.absent("".join(made)):
+            made = self._mask(made, hits)
+            for at in range(1, len(made) if self._patterns else 0):
+                self._mask_border(made, at, hits)
+        for at, text in enumerate(made):
+            if not self.absent(text):
+                [text] = self._mask([text], hits, at)
+                made[at] = self._mask_described(text, hits, at)
+        return made, hits
+
+    def _mask(self, texts: list[str], hits: list[Hit], number: int = 0) -> list[str]:
+        spans = iter(sorted(self._spans("".join(texts))))
+        start, end, shown, rule = next(spans, _NO_SPAN)
+        made, offset = [], 0
+        for at, text in enumerate(texts, number):
+            parts, done, limit = [], 0, offset + len(text)
+            while start < limit:
+                if start >= offset + done:  # else it began in the text before, or inside another
+                    parts += [text[done : start - offset], shown, MASK]
+                    hits.append((at, rule))
+                done = max(done, min(end, limit) - offset)
+                if end > limit:
+                    break
+                start, end, shown, rule = next(spans, _NO_SPAN)
+            made.append("".join([*parts, text[done:]]))
+            offset = limit
+        return made
+
+    def _spans(self, text: str) -> Iterator[tuple[int, int, str, str]]:
+        """From where to where, what is left standing before the mask, by which rule."""
+        if self._known is not None:
+            yield from ((*found.span(), "", "known") for found in self._known.finditer(text))
+        for found in self._tokens(text):
+            (start, end), rule = found.span(), found.lastgroup or ""
+            shown = found[rule]
+            hidden, innocent = found[0][len(shown) :], _WORDS
+            if rule == "jwt":
+                header = text[max(0, start - 8192) : start]
+                header = header[len(header.rstrip(_URLSAFE)) :]
+                if "eyJ" not in header:
+                    continue
+                start, shown = start - len(header) + header.index("eyJ"), ""
+            elif rule == "url_password":
+                end, hidden, innocent = end - 1, hidden[:-1], _PLACEHOLDER
+            elif rule == "aws" and text[end : end + 1] in _ALNUM:
+                continue
+            if rule in _ALWAYS or not innocent.fullmatch(hidden):
+                yield start, end, shown, rule
+
+    def _tokens(self, text: str) -> Iterator[re.Match[str]]:
+        first, *rest = _TOKENS
+        yield from _finder(first).finditer(text)  # the one of many lines
+        for lines in _LINES.finditer(text):
+            if not self._no_token(lines[0]):
+                yield from _finder(*rest).finditer(text, *lines.span())
+
+    def _mask_described(self, text: str, hits: list[Hit], number: int) -> str:
+        for name, without in self._patterns.items():
+            for pieces in _PIECES:
+                if without(text):
+                    break
+
+                def replace(piece: re.Match[str], without: Callable[[str], bool] = without, name: str = name) -> str:
+                    if without(piece[0]):
+                        return piece[0]
+                    hits.append((number, name))
+                    return MASK
+
+                text = pieces.sub(replace, text)
+        return text
+
+    def _mask_border(self, texts: list[str], at: int, hits: list[Hit]) -> None:
+        left, right = _LAST.search(texts[at - 1], max(0, len(texts[at - 1]) - 200)), _PIECES[0].match(texts[at])
+        for name, without in self._patterns.items():
+            if left and right and without(left[0]) and without(right[0]) and not without(left[0] + right[0]):
+                texts[at - 1], texts[at] = texts[at - 1][: left.start()] + MASK, texts[at][right.end() :]
+                hits.append((at - 1, name))
+                return
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """A secret as it may be written: as it is, in JSON, in HTML, in an address, and somewhere in base64."""
+    secret = quiet(secret)[0]
+    if len(secret) < 4:
+        return
+    yield secret
+    yield from (dumps(secret)[1:-1], dumps(secret, ensure_ascii=False)[1:-1], escape(secret))
+    yield from (quote(secret, safe=""), quote(secret), quote(secret, safe="").replace("%", "%25"))
+    if len(secret) >= 8:
+        raw = secret.encode()
+        for shift in range(3):  # the first and last characters depend on what stands beside
+            whole = b64encode(bytes(shift) + raw).decode().rstrip("=")
+            inner = whole[(0, 2, 3)[shift] : len(whole) - ((shift + len(raw)) % 3 > 0)]
+            yield from (inner, inner.replace("+", "-").replace("/", "_"))
