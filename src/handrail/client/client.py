@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from handrail import __version__
 from handrail.client.answers import Answers, Elicitation, Sampling
@@ -29,6 +29,7 @@ from handrail.client.state import State
 from handrail.client.targets import Reach, Transport, targets
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.audit import Recorder, recorder
+from handrail.guards.lock import read_lock
 from handrail.model import Object
 from handrail.revisions.base import SERVER_INFO
 from handrail.stores import Store
@@ -47,6 +48,9 @@ class Client:
 
     `target` is a URL, a command (list or string), a path to a Python file, a `Server`, an `mcpServers` entry, or the
     path of such a file.
+
+    `lock` is a file of `handrail lock`. Tools that are not in it, or not what it says, are left out and refused; with
+    `on_change="ask"` they are listed as `changed`, and asked for.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class Client:
         log: Callable[[str, Log], None] | None = None,
         audit: str | Path | Store | Recorder | None = None,
         state: str | Path | None = None,
+        lock: str | Path | None = None,
+        on_change: Literal["refuse", "ask"] = "refuse",
         raise_on_error: bool = False,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
@@ -82,7 +88,10 @@ class Client:
         names = [each.name for each in self._targets]
         if len(set(names)) < len(names):
             raise ValueError(f"Client: two servers have the same name: {', '.join(names)}")
-        self._policy = Policy(recorder(audit), trusted, confirm, raise_on_error, log, kept)
+        if on_change not in ("refuse", "ask"):
+            raise ValueError(f"Client: on_change={on_change!r:.40} is not 'refuse' or 'ask'")
+        locked, asks = None if lock is None else read_lock(lock), on_change == "ask"
+        self._policy = Policy(recorder(audit), trusted, confirm, raise_on_error, log, kept, locked, asks)
         self._answers = Answers(elicit=elicit, elicit_url=elicit_url, sample=sample, roots=roots)
         self._revision = revision
         self._tap = tap

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from handrail.client.listing import ListedTool
+from handrail.guards.changes import difference
 from handrail.model import Object
 
 
@@ -23,6 +24,11 @@ class Confirmation(Struct, frozen=True):
     why: str
     definition: ListedTool
 
+    @property
+    def difference(self) -> str:
+        """What has changed in the tool, line by line, safe to print; empty if nothing has, or nobody knows."""
+        return difference(self.definition.changes)
+
 
 Confirm = Callable[[Confirmation], bool | Awaitable[bool]]
 
@@ -38,7 +44,7 @@ def rule(tool: ListedTool, *, trusted: bool) -> tuple[str, bool]:
     Claims of a server nobody trusts never make a call harmless; they can only make it suspicious.
     """
     if tool.changed:
-        return "the tool has changed since it was first seen", True
+        return tool.change, True
     claims = tool.annotations
     only_reads = claims.get("readOnlyHint") is True
     if claims.get("destructiveHint") is True:

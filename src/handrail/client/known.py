@@ -16,11 +16,12 @@ from handrail.client.consent import Confirm
 from handrail.client.dialog import Dialog
 from handrail.client.flight import Clocks, Log
 from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools
-from handrail.client.pins import Pins
+from handrail.client.pins import LockedPins, Pins
 from handrail.client.state import State
 from handrail.client.targets import Target
 from handrail.errors import InvalidResult, PeerError, RemoteProtocolError, SchemaError, Sent, TransportError
 from handrail.guards.audit import Recorder
+from handrail.guards.lock import Locked
 from handrail.model import Json, Object
 from handrail.revisions import Revision
 from handrail.transports.link import Link
@@ -44,6 +45,8 @@ class Policy(Struct):
     raise_on_error: bool = False
     log: Callable[[str, Log], None] | None = None
     state: State | None = None  # where pins are kept
+    lock: dict[str, Locked] | None = None  # what tools have to be
+    asks: bool = False  # about a tool that is not what the lock says, instead of refusing it
 
 
 class Known:
@@ -71,7 +74,11 @@ class Known:
         self._expires = False  # the server said for how long
         self._stale = False  # by a notice
         self._told_by: tuple[Link, int] | None = None  # where a notice would come from
-        self._pins = Pins(target.key or target.name, policy.state)
+        self._pins: Pins | LockedPins = (
+            Pins(target.key or target.name, policy.state)
+            if policy.lock is None
+            else LockedPins(policy.lock, target.name, alone=not prefix, asks=policy.asks)
+        )
         self._listing = asyncio.Lock()
 
     # As the host of the dialog
@@ -135,7 +142,9 @@ class Known:
         except BaseException:
             self._stale = True  # whatever the notice told of is still to be seen
             raise
-        self._pins.look([*found.values()])
+        self._pins.look([*found.values()], self.dialog.revision.name if self.dialog.revision is not None else "")
+        for own, tool in self._pins.barred.items():
+            refused[found.pop(own).name[:200]] = tool.change
         for name, why in refused.items():
             log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
         self._tools, self._fresh_until, self._told_by = Tools([*found.values()], refused), fresh_until, told_by

@@ -8,19 +8,17 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Literal, overload
 
-from msgspec.json import Encoder
-
 from handrail.client.icons import safe_icons
 from handrail.errors import SchemaError
+from handrail.guards.changes import Change, changes, kinds
 from handrail.guards.inert import seen
+from handrail.guards.pins import canonical, definition, fingerprint
 from handrail.model import Json, Object, Problem
 from handrail.schema.compile import Checker, compile_schema, header_map
 
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
 MAX_DESCRIPTION = 16 * 1024
-_PINNED = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
-_canonical = Encoder(order="sorted").encode
 _NOT_FOR_MODELS = re.compile(r"[^A-Za-z0-9_-]")
 _MODEL_NAME = 64
 _SCHEMA = {"anthropic": "input_schema", "gemini": "parametersJsonSchema", "mcp": "inputSchema", "openai": "parameters"}
@@ -29,7 +27,10 @@ _SCHEMA = {"anthropic": "input_schema", "gemini": "parametersJsonSchema", "mcp":
 class ListedTool:
     """A tool of a server; `name` is what to call it by here, `raw` all that the server said of it."""
 
-    changed = False  # since it was first seen
+    changed = False  # since it was first seen, or locked
+    since = "it was first seen"
+    compared: tuple[Object | None, Object | None] | None = None  # what it was and is; None: that is not known any more
+    barred = False  # by a lock: it cannot be called
     listed = True
 
     def __init__(self, raw: Object, server: str, name: str = "") -> None:
@@ -81,17 +82,30 @@ class ListedTool:
     @cached_property
     def fingerprint(self) -> str:
         """Changes with anything a model or a person is told of the tool."""
-        return hashlib.sha256(_canonical({each: self.raw[each] for each in _PINNED if each in self.raw})).hexdigest()
+        return fingerprint(self.raw)
 
     @property
     def described(self) -> Object:
         """What is said of the tool, apart from how it is called."""
-        return {each: self.raw[each] for each in _PINNED if each in self.raw and each != "inputSchema"}
+        return {name: value for name, value in definition(self.raw).items() if name != "inputSchema"}
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        """What has changed in it; `handrail.guards.changes.difference` shows that to people."""
+        return changes(*self.compared) if self.compared else []
+
+    @property
+    def change(self) -> str:
+        """What has become of it, in a sentence with the kinds of changes."""
+        found = kinds(self.changes)
+        if alone := {"new", "gone"}.intersection(found):
+            return f"the tool is {alone.pop()} since {self.since}"
+        return ": ".join(filter(None, (f"the tool has changed since {self.since}", ", ".join(found))))
 
     @cached_property
     def header_map(self) -> dict[str, tuple[str, ...]]:
         """Arguments to mirror into headers; SchemaError if the server asks for what cannot be."""
-        return header_map(self.input_schema) if b"x-mcp-header" in _canonical(self.input_schema) else {}
+        return header_map(self.input_schema) if b"x-mcp-header" in canonical(self.input_schema) else {}
 
     @cached_property
     def _output(self) -> Checker | SchemaError | None:

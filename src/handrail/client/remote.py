@@ -127,7 +127,7 @@ class Remote(Known):
     def _known(self, name: str) -> ListedTool:
         """The tool as it was last listed. One that is not listed may be called; one that was left out may not."""
         assert self._tools is not None
-        tool = self._tools.get(self._prefix + name)
+        tool = self._tools.get(self._prefix + name) or self._pins.barred.get(name)
         if tool is not None:
             return tool
         flaw = self._tools.refused.get((self._prefix + name)[:200])
@@ -136,12 +136,15 @@ class Remote(Known):
             raise InvalidResult(text, result={}, sent=Sent.NO, server=self.name, phase=phase)
         tool = ListedTool({"name": name}, self.name, self._prefix + name)
         tool.listed = False
-        tool.changed = self._pins.knows(name)  # it was there, and has been seen
+        self._pins.miss(tool)
         return tool
 
     async def _agreed(self, tool: ListedTool, arguments: Object, confirm: Confirm | None, why: str) -> str:
         """By whom the call was agreed to; Denied if it was not."""
         phase = f"tools/call {tool.own_name}"
+        if tool.barred:
+            hint = "handrail lock --check shows the difference, handrail lock agrees to it"
+            raise Denied(why, server=self.name, phase=phase, hint=hint)
         if confirm is None:
             hint = "Give Client(confirm=…) somebody to ask, or confirm=allow"
             raise ConfirmationRequired(why, server=self.name, phase=phase, hint=hint)
@@ -155,7 +158,7 @@ class Remote(Known):
     async def _as_agreed(self, tool: ListedTool, arguments: Object, confirm: Confirm | None) -> ListedTool:
         """The tool as it is listed now; agreed to anew if it is not the one that was, but for how it is called."""
         now = self._known(tool.own_name)
-        if now.described != tool.described:
+        if now.described != tool.described or (now.changed and self._policy.lock is not None):
             why, strict = rule(now, trusted=self._policy.trusted)
             if why and (strict or confirm is not None):
                 await self._agreed(now, arguments, confirm, why)

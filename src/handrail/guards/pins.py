@@ -1,0 +1,87 @@
+"""Tools as somebody has agreed to them: a fingerprint of each, and what a difference means (P-31).
+
+The fingerprint is SHA-256 over the canonical JSON of all that a model or a person is told of a tool: name, title,
+description, schemas, annotations. The order of members does not count, nor whether a whole number is written 1 or 1.0
+(RFC 8785: on its way a definition may pass programs that know one kind of number only). Nothing else is made equal:
+texts count as they are, in whichever normal form, and `null` is not absent. Icons and `_meta` do not count: no model
+reads them, and servers write into them what changes by itself, such as addresses and times.
+
+A tool that is listed in another revision than before is compared in words that both have (`comparable`). A member that
+the other revision could not show is a difference only if it is there now, for then nobody has seen it; annotations also
+if they are gone, for a server could lose a warning by falling back to a revision without them. `x-mcp-header`, which
+says how an argument travels to the same server, is not compared with revisions that have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+
+from msgspec import UNSET, ValidationError, convert
+from msgspec.json import Encoder
+
+from handrail.model import Json, Object, Tool
+from handrail.revisions import REVISIONS
+
+__all__ = ["FIELDS", "canonical", "comparable", "definition", "fingerprint"]
+
+FIELDS = {
+    "name": "name",
+    "title": "title",
+    "description": "description",
+    "inputSchema": "input_schema",
+    "outputSchema": "output_schema",
+    "annotations": "annotations",
+}
+_encode = Encoder(order="sorted").encode
+
+
+def definition(tool: Tool | Mapping[str, Json]) -> Object:
+    """What counts of a tool: one of a server's own, or one as it was listed."""
+    if isinstance(tool, Tool):
+        said = {name: getattr(tool, attribute) for name, attribute in FIELDS.items()}
+        return {name: value for name, value in said.items() if value is not UNSET}
+    return {name: tool[name] for name in FIELDS if name in tool}
+
+
+def canonical(value: Json) -> bytes:
+    made = _encode(value)
+    return _encode(_whole(value)) if b".0" in made else made
+
+
+def fingerprint(tool: Tool | Mapping[str, Json]) -> str:
+    """SHA-256 in hexadecimal; it changes with anything a model or a person is told of the tool."""
+    return sha256(canonical(definition(tool))).hexdigest()
+
+
+def comparable(old: Object, old_revision: str, new: Object, new_revision: str) -> tuple[Object, Object]:
+    """Two definitions of a tool, in words that both of their revisions have."""
+    if old_revision == new_revision or not {old_revision, new_revision} <= REVISIONS.keys():
+        return old, new
+    was, now = (_said_in(each, old_revision, new_revision) for each in (old, new))
+    claims = now.get("annotations")
+    for name in (old.keys() | new.keys()) - was.keys() - now.keys():
+        if name == "title" and type(claims) is dict and new.get(name, UNSET) == claims.get(name):
+            continue  # 2025-03-26 has it there
+        if name in new or name == "annotations":
+            was |= {name: old[name]} if name in old else {}
+            now |= {name: new[name]} if name in new else {}
+    return was, now
+
+
+def _whole(value: Json) -> Json:
+    if type(value) is float:
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if type(value) is dict:
+        return {name: _whole(inner) for name, inner in value.items()}
+    return [_whole(inner) for inner in value] if type(value) is list else value
+
+
+def _said_in(said: Object, *revisions: str) -> Object:
+    """A definition as these revisions would have it listed; as it is, if they would not."""
+    try:
+        for each in revisions:
+            said = definition(REVISIONS[each].tool(convert(said, Tool)))
+    except ValidationError:
+        pass
+    return dict(said)
