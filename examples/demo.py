@@ -216,10 +216,10 @@ def questions(walk: Walk) -> None:
     replies.append({"action": "accept", "content": {"name": "Ada", "language": "French"}})
     walk.check("greeted by name", text(walk.call("greet", {})) == "Bonjour, Ada.")
     replies.append({"action": "decline"})
-    walk.check("a no is a no", "was not cancelled" in text(walk.call("cancel_order", {"order_id": 1})))
-    replies.append({"action": "accept", "content": {"confirm": True}})
+    walk.check("a no is a no", "was not approved" in text(walk.call("cancel_order", {"order_id": 1})))
+    replies.append({"action": "accept", "content": {"allow": True, "remember": "for an hour"}})
     walk.check("a yes is a yes", text(walk.call("cancel_order", {"order_id": 1})) == "Order 1 is cancelled.")
-    walk.check("twice is like once, and nobody is asked", "already" in text(walk.call("cancel_order", {"order_id": 1})))
+    walk.check("it is remembered for an hour: nobody is asked", "already" in text(walk.call("cancel_order", {"order_id": 1})))
 
 
 def revisions(walk: Walk) -> None:

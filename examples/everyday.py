@@ -308,9 +308,7 @@ async def greet(call: Call) -> str:
     return f"{hello}, {answer.content.name}."
 
 
-@dataclass
-class Confirmation:
-    confirm: Annotated[bool, Meta(description="Yes, cancel this order")] = False
+# A tool that says it destroys is not run before a person has agreed; that is up to the guards, not to the tool.
 
 
 @server.tool(
@@ -318,12 +316,11 @@ class Confirmation:
     annotations={"readOnlyHint": False, "destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
 )
 def cancel_order(call: Call, order_id: Annotated[int, Meta(ge=1, le=1_000_000)]) -> str:
-    """Cancel an open order, once the person has agreed. It cannot be undone.
+    """Cancel an open order. It cannot be undone.
 
     An order that is cancelled already stays so: calling again does no harm. Shipped orders cannot be cancelled.
     """
     with closing(sqlite3.connect(call.state / "orders.db", isolation_level=None)) as orders:
-        # A client without a session answers by calling again, and this runs from the top: only look before asking.
         found = orders.execute("SELECT status FROM orders WHERE id = ?", [order_id]).fetchall()
         match found:
             case []:
@@ -332,12 +329,6 @@ def cancel_order(call: Call, order_id: Annotated[int, Meta(ge=1, le=1_000_000)])
                 return f"Order {order_id} is cancelled already; nothing was changed."
             case [("shipped",)]:
                 raise ToolError(f"Order {order_id} has been shipped and cannot be cancelled; see the document returns.")
-        answer = call.blocking.ask(f"Cancel order {order_id}? This cannot be undone.", Confirmation)
-        if answer.action != "accept" or not answer.content.confirm:
-            return f"Order {order_id} was not cancelled: the person did not agree."
-        # Time has passed while the person thought: the call may be off, and the order may have changed.
-        if call.cancelled:
-            raise ToolError("The call was cancelled; nothing was changed.")
         done = orders.execute("UPDATE orders SET status = 'cancelled' WHERE id = ? AND status = 'open'", [order_id])
         if done.rowcount != 1:
             raise ToolError(f"Order {order_id} has changed in the meantime; nothing was done. Look at it again.")

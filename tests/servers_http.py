@@ -53,7 +53,7 @@ class Desk:
         self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.stopped: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.ended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self.server = Server("desk", version="1", **{"keys": [KEY], **options})
+        self.server = Server("desk", version="1", **{"keys": [KEY], "rates": None, **options})
         self.url = ""
         self.endpoint: Endpoint
         _add_tools(self)

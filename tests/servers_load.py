@@ -48,7 +48,7 @@ def make(control: str, limits: dict[str, Any]) -> Server:
             lifeline.cancel()
             writer.close()
 
-    server = Server("load", version="1", title="Load", lifespan=lifespan, limits=Limits(**limits))
+    server = Server("load", version="1", title="Load", lifespan=lifespan, limits=Limits(**limits), rates=None)
     add_tools(server)
     skipped = 0.0
     floods: dict[object, int] = {}

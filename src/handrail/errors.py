@@ -43,6 +43,9 @@ class Kind(StrEnum):
     ENVELOPE = "envelope"  # over HTTP: what every request must say is missing or wrong
     MISMATCH = "mismatch"  # a header and the body differ
     NO_SESSION = "no_session"
+    PENDING = "pending"  # somebody has yet to agree
+    DENIED = "denied"  # somebody did not agree
+    UNRECORDED = "unrecorded"  # what cannot be written down is not done
 
 
 class HandrailError(Exception):

@@ -9,7 +9,28 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+BUCKETS = (
+    0.00001,
+    0.0001,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
+
+MAX_CALLERS = 1_000  # and outcomes, that are counted apart
 
 Labels = tuple[str, ...]
 Snapshot = dict[str, list[str]]  # by the head of each family: its lines
@@ -75,6 +96,8 @@ class Metrics:
     def __init__(self) -> None:
         self.calls = Counter("handrail_calls_total", "Calls that ended, and how.", "tool", "outcome")
         self.seconds = Histogram("handrail_call_seconds", "How long calls took.", "tool")
+        self.callers = Counter("handrail_caller_calls_total", "Calls by who made them, and how.", "caller", "outcome")
+        self.stages = Histogram("handrail_stage_seconds", "How long each stage of a call took.", "stage")
         self.in_flight = Gauge("handrail_calls_in_flight", "Calls that run.")
         self.requests = Counter("handrail_http_requests_total", "HTTP requests answered.", "method", "status")
         self.streams = Gauge("handrail_http_open_streams", "Event streams that are open.")
@@ -84,6 +107,11 @@ class Metrics:
         self.memory = Gauge("process_resident_memory_bytes", "Memory in use.")
         self.in_flight.set(0)
         self.streams.set(0)
+
+    def called_by(self, caller: str, outcome: str) -> None:
+        """Beyond the first thousand, callers are counted as one."""
+        known = (caller, outcome) in self.callers.values or len(self.callers.values) < MAX_CALLERS
+        self.callers.add(caller if known else "", outcome)
 
     def snapshot(self, worker: str = "") -> Snapshot:
         """Everything as it is now; with `worker`, as that worker's."""

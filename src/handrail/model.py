@@ -113,6 +113,7 @@ class ToolResult(Struct):
     is_error: bool = False
     meta: Object | UnsetType = UNSET
     data: Object = {}
+    risk: str = ""  # why it must be handled with care; the client is told
 
     @property
     def text(self) -> str:

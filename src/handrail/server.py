@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from handrail.engine.call import Call
 from handrail.engine.catalog import Entry, make_entry
 from handrail.engine.core import Engine, ServerOptions
+from handrail.engine.gate import GuardOptions
 from handrail.engine.pipeline import Middleware
 from handrail.errors import SchemaError
 from handrail.model import Object, Principal, Tool
@@ -24,6 +25,7 @@ from handrail.transports.memory import Channel
 from handrail.transports.stdio import Pipe, private_descriptors, take_descriptors
 
 if TYPE_CHECKING:
+    from handrail.guards.approval import Desk
     from handrail.stores import Store
     from handrail.transports.asgi import Endpoint, EndpointOptions
     from handrail.transports.http import HttpOptions
@@ -190,6 +192,20 @@ class Server:
         self.engine.add_middleware(function)
         return function
 
+    def guard(self, **options: Unpack[GuardOptions]) -> None:
+        """Set guards of a server that is there already; those not named stay as they are. Not while it serves."""
+        if self.is_serving:
+            raise RuntimeError(f"server {self.name!r}: guards cannot be changed while it serves")
+        for option in options:
+            if option not in GuardOptions.__annotations__:
+                raise TypeError(f"server {self.name!r}: unknown guard {option!r}")
+        self.engine.guard(options)
+
+    @property
+    def approvals(self) -> Desk:
+        """The calls that wait for a person, to be listed and decided."""
+        return self.engine.gate.desk
+
     # Serving
 
     def asgi(self, *, store: Store | None = None, **options: Unpack[EndpointOptions]) -> Endpoint:
@@ -257,6 +273,8 @@ class Server:
         try:
             for other in self._included:
                 await self._stack.enter_async_context(other.serving())
+            await self.engine.gate.open()
+            self._stack.push_async_callback(self.engine.gate.close)
             if self._lifespan is not None:
                 self.state = await self._stack.enter_async_context(self._lifespan(self))
         except BaseException:

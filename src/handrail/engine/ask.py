@@ -36,12 +36,20 @@ class NeedInput(BaseException):
         self.requests = requests
 
 
-def questions_in(problem: BaseException) -> dict[str, InputRequest]:
-    """The questions that ended a try; asked side by side in a task group, they come as a group."""
+class Later(NeedInput):
+    """Ends a try without a question: the client is to call again, and need not ask anybody first."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+
+def questions_in(problem: BaseException) -> dict[str, InputRequest] | None:
+    """The questions that ended a try; asked side by side in a task group, they come as a group. None: it was no try."""
     if isinstance(problem, NeedInput):
         return problem.requests
     inner = problem.exceptions if isinstance(problem, BaseExceptionGroup) else ()
-    return {key: request for each in inner for key, request in questions_in(each).items()}
+    found = [asked for each in inner if (asked := questions_in(each)) is not None]
+    return {key: request for asked in found for key, request in asked.items()} if found else None
 
 
 class Form:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct
@@ -17,12 +18,16 @@ from handrail import jsonrpc
 from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url
 from handrail.engine.catalog import Entry
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
+from handrail.guards.approval import Approval
+from handrail.guards.rules import Decision
+from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id
 from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
 from handrail.schema.plain import plain
+from handrail.schema.repair import Repair
 
 if TYPE_CHECKING:
     from handrail.engine.flight import Flight
@@ -51,6 +56,16 @@ class Call(Struct, eq=False, dict=True):
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
     questions: frozenset[Id] = frozenset()  # that are open at the client, or were
+    sent: Object | None = None  # the arguments as they came, if they are others by now
+    repairs: tuple[Repair, ...] = ()  # of the arguments
+    findings: tuple[Finding, ...] = ()  # in the result
+    decision: Decision | None = None  # of the rules, where there was something to decide
+    approval: Approval | None = None
+    agreed: str = ""  # what made a person's yes unnecessary, or which it was
+    intended: bool = False  # from here on it may have had an effect
+    recorded: bool = False
+    serial: str = ""  # in the audit
+    marks: list[tuple[str, float]] | None = None  # when each stage was over, if somebody wants to know
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf
@@ -62,7 +77,7 @@ class Call(Struct, eq=False, dict=True):
     @cached_property
     def deadline(self) -> float:
         """When the call will be given up, whatever it does, in the time of its event loop."""
-        return self._now() + self.entry.total
+        return self.now() + self.entry.total
 
     @cached_property
     def trace(self) -> Trace | None:
@@ -74,6 +89,17 @@ class Call(Struct, eq=False, dict=True):
         """That of `_meta` alone."""
         meta = self.meta
         return None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds in each stage of the pipeline."""
+        marks = self.marks or []
+        return {name: ended - begun for (_, begun), (name, ended) in pairwise(marks)}
+
+    @property
+    def address(self) -> str:
+        """Where it came from: an address, `stdio` or `memory`."""
+        return self._flight.address
 
     @property
     def over_http(self) -> bool:
@@ -89,14 +115,15 @@ class Call(Struct, eq=False, dict=True):
         """The same questions and notices, for `def` tools in a worker thread."""
         return Blocking(self, self._flight.loop)
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """The time of its event loop."""
         return self._flight.loop.time()
 
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
         if not math.isfinite(done) or (total is not None and not math.isfinite(total)):
             raise ValueError("progress: a number that is finite")
-        self.touched = self._now()
+        self.touched = self.now()
         token = UNSET if self.meta is UNSET else self.meta.progress_token
         if token is UNSET or self.closed or done <= self._progress:
             return
@@ -105,7 +132,7 @@ class Call(Struct, eq=False, dict=True):
         if total is not None:
             params["total"] = total
         if message is not None and self.revision.progress_message:
-            params["message"] = message
+            params["message"] = self._cleaned(message)
         await self._flight.tell(self, jsonrpc.notification("notifications/progress", params))
 
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
@@ -114,7 +141,7 @@ class Call(Struct, eq=False, dict=True):
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
         if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
             return
-        params: Object = {"level": level, "data": plain(data)}
+        params: Object = {"level": level, "data": self._cleaned(plain(data))}
         if logger is not None:
             params["logger"] = logger
         await self._flight.tell(self, jsonrpc.notification("notifications/message", params))
@@ -147,11 +174,8 @@ class Call(Struct, eq=False, dict=True):
 
     async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         """Ask several things in one round."""
-        able, declares = self.revision.questions, self.client.declares
         missing = [
-            each.capability
-            for each in questions.values()
-            if each.request.method not in able or not declares(each.capability)
+            each.capability for each in questions.values() if not self._takes(each.request.method, each.capability)
         ]
         if missing:
             raise _missing(missing)
@@ -165,6 +189,14 @@ class Call(Struct, eq=False, dict=True):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+
+    def can_ask(self, capability: str) -> bool:
+        """Whether the user can be asked, by `"elicitation.form"` or `"elicitation.url"`."""
+        reachable = self.revision.asks == "retry" or self._flight.two_way
+        return reachable and self._takes("elicitation/create", capability)
+
+    def _takes(self, method: str, capability: str) -> bool:
+        return method in self.revision.questions and self.client.declares(capability)
 
     def require(self, capability: str) -> None:
         """Go on only if the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
@@ -191,7 +223,11 @@ class Call(Struct, eq=False, dict=True):
         return (await self.ask_all({name: question}))[name]
 
     def _worded(self, wanted: InputRequest) -> InputRequest:
-        return InputRequest(wanted.method, self.revision.ask(wanted.method, wanted.params))
+        return InputRequest(wanted.method, self.revision.ask(wanted.method, self._cleaned(wanted.params)))
+
+    def _cleaned(self, value: Json) -> Json:
+        sanitizer = self._flight.engine.gate.sanitizer
+        return value if sanitizer is None else sanitizer.value(value)
 
     async def _by_request(self, question: Question) -> Any:
         wanted = question.request
@@ -205,7 +241,7 @@ class Call(Struct, eq=False, dict=True):
             raise ToolError(f"The client did not answer {wanted.method}: {problem}") from None
         finally:
             self.waiting -= 1
-            self.touched = self._now()
+            self.touched = self.now()
         return question.read(self.revision.heard(wanted.params, answer))
 
     def _from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from msgspec.json import decode
 from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
+from handrail.guards.pins import fingerprint
+from handrail.guards.rules import Facts
 from handrail.jsonrpc import encode
 from handrail.model import Object, Tool
 from handrail.revisions import Revision
@@ -21,6 +23,8 @@ from handrail.schema.explain import closest
 from handrail.schema.plain import NotJson, plain
 
 log = logging.getLogger("handrail")
+
+MAX_PAGES = 10_000  # kept ready
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _HINTS = frozenset({"title", "readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"})
@@ -46,6 +50,8 @@ class Entry(Struct, kw_only=True):
     place: int = 0
     origin: Entry | None = None
     via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
+    facts: Facts = Facts(name="")  # what rules go by
+    fingerprint: str = ""
 
     def shown_to(self, held: frozenset[str]) -> bool:
         return not self.hide or self.scopes <= held
@@ -114,7 +120,7 @@ class Catalog:
         self._shown: dict[str, Entry] = {}
         self._places = 0
         self._lock = threading.RLock()
-        self._pages: dict[tuple[str, int, int, frozenset[str]], tuple[Raw, int | None]] = {}
+        self._pages: dict[tuple[str, int, int, frozenset[str], frozenset[str]], tuple[Raw, int | None]] = {}
         self.hiding: frozenset[str] = frozenset()  # scopes that make a tool appear
         self.watchers: set[Callable[[], None]] = set()
         self.get = self._shown.get
@@ -129,6 +135,10 @@ class Catalog:
                 raise SchemaError(f"tool {entry.tool.name!r} exists already; remove it first, or choose another name")
             self._places += 1
             entry.place = self._places
+            tool = entry.tool
+            hints = {} if tool.annotations is UNSET else tool.annotations
+            entry.facts = Facts(name=tool.name, tags=entry.tags, annotations=hints)
+            entry.fingerprint = fingerprint(tool)
             self._entries[entry.tool.name] = entry
         self._change()
 
@@ -146,16 +156,22 @@ class Catalog:
             entry.enabled = enabled
         self._change()
 
-    def unknown(self, name: str, held: frozenset[str]) -> Refused:
-        near = closest(name, (each.tool.name for each in self._shown.values() if each.shown_to(held)))
+    def unknown(self, name: str, held: frozenset[str], hidden: frozenset[str] = frozenset()) -> Refused:
+        known = [each.tool.name for each in self._shown.values() if each.shown_to(held)]
+        near = closest(name, (each for each in known if each not in hidden))
         return Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {name[:200]}", {"didYouMean": near} if near else None)
 
-    def page(self, revision: Revision, after: int, size: int, held: frozenset[str]) -> tuple[Raw, int | None]:
+    def page(
+        self, revision: Revision, after: int, size: int, held: frozenset[str], hidden: frozenset[str] = frozenset()
+    ) -> tuple[Raw, int | None]:
         """The tools placed after `after`, as JSON, and the place the next page begins after, if there is one."""
-        key = (revision.name, after, size, held & self.hiding)
+        key = (revision.name, after, size, held & self.hiding, hidden)
         with self._lock:
             if key not in self._pages:
-                rest = [entry for entry in self._shown.values() if entry.place > after and entry.shown_to(held)]
+                if len(self._pages) >= MAX_PAGES:
+                    self._pages = {}
+                shown = [each for name, each in self._shown.items() if name not in hidden and each.shown_to(held)]
+                rest = [entry for entry in shown if entry.place > after]
                 page = rest[:size] if size else rest
                 tools = b",".join(encode(revision.tool(entry.tool)) for entry in page)
                 self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].place if len(page) < len(rest) else None

@@ -7,14 +7,17 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct
 
+from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog
 from handrail.engine.counting import Observer, counted
 from handrail.engine.eager import Start, starter
+from handrail.engine.gate import Gate, GuardOptions
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
+from handrail.engine.recording import end, recorded
 from handrail.engine.workers import Workers
 from handrail.errors import Kind
 from handrail.metrics import Metrics
@@ -43,7 +46,7 @@ class Limits(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
 
 
-class ServerOptions(TypedDict, total=False):
+class ServerOptions(GuardOptions, total=False):
     """What can be said of a server beside its name."""
 
     version: str
@@ -72,6 +75,7 @@ class Engine:
         for option in options:
             if option not in ServerOptions.__annotations__:
                 raise TypeError(f"server {name!r}: unknown option {option!r}")
+        guards = {key: value for key, value in options.items() if key in GuardOptions.__annotations__}
         options = cast(ServerOptions, {key: value for key, value in options.items() if value is not None})
         self.owner = owner
         about: Object = {key: value for key, value in options.items() if key in Identity.__struct_fields__}
@@ -100,10 +104,22 @@ class Engine:
         self.middleware: list[Middleware] = []
         self.metrics: Metrics | None = None
         self._observers: list[Observer] = [_spans(self.forms)] if options.get("tracing") else []
-        self._pipeline = pipeline(self.workers)
+        self.gate = Gate(name, lambda: self.clock())
+        self._pipeline = pipeline(self.workers, self.gate)
         self.inner: Handler  # what a call without middleware is handled by
         self.handle: Handler
+        self.guards: GuardOptions = {}  # as they were given
+        self.guard(cast(GuardOptions, guards))
+
+    def guard(self, options: GuardOptions) -> None:
+        """Set guards; those that are not named stay as they are."""
+        self.guards = {**self.guards, **options}
+        self.gate.configure(self.guards)
         self._compose()
+
+    async def record_timeout(self, call: Call) -> None:
+        if self.gate.trail is not None:
+            await end(self.gate.trail, call, TimeoutError())
 
     def add_middleware(self, middleware: Middleware) -> None:
         self.middleware.append(middleware)
@@ -122,7 +138,8 @@ class Engine:
         self.handle = self._observed(compose(self.middleware, self._pipeline)) if self.middleware else self.inner
 
     def _observed(self, handler: Handler) -> Handler:
-        for each in reversed(self._observers):
+        recording = [recorded(self.gate)] if "audit" in self.guards else []
+        for each in reversed([*self._observers, *recording]):
             handler = each(handler)
         return handler
 

@@ -31,7 +31,7 @@ def ending(call: Call, how: ToolResult | BaseException) -> str:
         return "tool_error"
     if isinstance(how, asyncio.CancelledError):
         return "cancelled"
-    return "input_required" if questions_in(how) else Kind.INTERNAL.value
+    return "input_required" if questions_in(how) is not None else Kind.INTERNAL.value
 
 
 def counted(metrics: Metrics) -> Observer:
@@ -42,6 +42,7 @@ def counted(metrics: Metrics) -> Observer:
             how = ""
             metrics.in_flight.add()
             begun = perf_counter()
+            call.marks = [("", begun)]
             try:
                 result = await inner(call)
                 how = ending(call, result)
@@ -53,6 +54,9 @@ def counted(metrics: Metrics) -> Observer:
                 metrics.in_flight.add(by=-1)
                 metrics.seconds.observe(perf_counter() - begun, call.name)
                 metrics.calls.add(call.name, how)
+                metrics.called_by(call.principal.id, how)
+                for stage, seconds in call.stages.items():
+                    metrics.stages.observe(seconds, stage)
 
         return handle
 

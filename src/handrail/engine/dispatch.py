@@ -17,6 +17,7 @@ from handrail import jsonrpc
 from handrail.engine.call import Call
 from handrail.engine.counting import count_refused
 from handrail.engine.flight import LATER, Flight, Reply, Subscription
+from handrail.engine.records import turned_away
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode
 from handrail.model import Json, Object
@@ -83,15 +84,23 @@ class Conversation(Flight):
         try:
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
+            if request.method != "tools/call":
+                self.engine.gate.allow(self.principal, self.address)
             params = connection.typed(request, revision)
             return _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
-            if self.engine.metrics is not None:
-                count_refused(self.engine.metrics, self.engine.catalog, request, refused)
+            self._turned_away(request, refused)
             return self.refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
             return self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
+
+    def _turned_away(self, request: Request, refused: Refused) -> None:
+        if self.engine.metrics is not None:
+            count_refused(self.engine.metrics, self.engine.catalog, request, refused)
+        trail = self.engine.gate.trail
+        if trail is not None and request.method == "tools/call":
+            trail.note(turned_away(request, self.principal, self.address, refused))
 
     def _notified(self, message: Notification) -> None:
         if message.method == CANCELLED:
@@ -160,22 +169,25 @@ class Conversation(Flight):
             after = engine.seal.open("tools/list", self.principal.id, params.cursor, engine.clock())
             if type(after) is not int:
                 raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
-        tools, last = engine.catalog.page(revision, after, engine.size_for(revision), self.principal.scopes)
+        hidden = engine.gate.hidden(engine.catalog, self.principal, revision)
+        tools, last = engine.catalog.page(revision, after, engine.size_for(revision), self.principal.scopes, hidden)
         cursor: str | UnsetType = UNSET
         if last is not None:
             expires = int(engine.clock()) + CURSOR_SECONDS
             cursor = engine.seal.close("tools/list", self.principal.id, last, expires)
-        scope = "private" if engine.catalog.hiding else "public"
+        scope = "private" if engine.catalog.hiding or engine.gate.policy.hides_anything else "public"
         return self.answer(revision, ident, revision.page(tools, cursor, engine.ttl_ms, scope))
 
     def _call(self, ident: Id, revision: Revision, params: Any, reply: Reply) -> bytes | None:
-        entry = self.engine.catalog.get(params.name)
-        if entry is None or not entry.shown_to(self.principal.scopes):
-            raise self.engine.catalog.unknown(params.name, self.principal.scopes)
+        engine, gate = self.engine, self.engine.gate
+        entry = engine.catalog.get(params.name)
+        if entry is None or not entry.shown_to(self.principal.scopes) or gate.hides(entry, self.principal, revision):
+            hidden = gate.hidden(engine.catalog, self.principal, revision)
+            raise engine.catalog.unknown(params.name, self.principal.scopes, hidden)
         if not entry.scopes <= self.principal.scopes:
             self.needed = entry.scopes
             raise Refused(Kind.FORBIDDEN, f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}")
-        if len(self.connection.in_flight) >= self.engine.limits.max_calls:
+        if len(self.connection.in_flight) >= engine.limits.max_calls:
             self._no_room()
         if entry.input.headers and self.headers is not None and revision.stateless:
             check_parameters(entry.input.headers, params.arguments, self.headers)

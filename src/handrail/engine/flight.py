@@ -58,9 +58,9 @@ class Flight:
     """What is going on between one peer and us."""
 
     status = 200  # what the last refusal is over HTTP
-    retry_after = 1.0  # and, if it was for coming too often, when to come back
+    address = ""  # where the peer is
     traced: Headers | None = None  # over HTTP, what the headers say of the trace
-    _tasks: set[asyncio.Task[ToolResult]] | None = None  # of calls that wait, also of those given up
+    _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
 
     def __init__(
         self, engine: Engine, outlet: Outlet, principal: Principal, connection: Connection | None = None
@@ -75,7 +75,7 @@ class Flight:
         """Run a call; the answer if it has one already, else it goes to its `reply`."""
         engine, entry = self.engine, call.entry
         handle = engine.handler_through(entry.via) if entry.via else engine.handle
-        if entry.mode == "inline" and handle is engine.inner:
+        if entry.mode == "inline" and handle is engine.inner and not engine.gate.may_wait(entry):
             return self._finish(call, partial(_drive, handle(call)))
         task = engine.starter(self.loop)(handle(call))
         if task.done():
@@ -92,6 +92,11 @@ class Flight:
 
     # The way back to the peer
 
+    @property
+    def two_way(self) -> bool:
+        """Whether the peer can be sent more than the answer to what it asked."""
+        return getattr(self.outlet, "two_way", True)
+
     def say(self, answer: bytes | None) -> None:
         if answer is not None:
             self.outlet.send(answer)
@@ -104,7 +109,7 @@ class Flight:
     async def ask(self, call: Call, request: InputRequest) -> Object:
         if call.closed:
             raise asyncio.CancelledError
-        if not getattr(self.outlet, "two_way", True):
+        if not self.two_way:
             raise Refused(Kind.NEEDS_CAPABILITY, "The client cannot be asked: it does not accept text/event-stream")
         waiter: asyncio.Future[Object] = self.loop.create_future()
         ident, message = self.connection.question(request.method, request.params, waiter)
@@ -149,7 +154,20 @@ class Flight:
         self._close(call)
         call.timed_out = True
         call.stop()
-        call.reply(self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}.")))
+        answer = self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}."))
+        if not call.intended:
+            call.reply(answer)
+            return
+        call.recorded = True
+        task = self.loop.create_task(self._recorded(call, answer))
+        self._tasks = self._tasks or set()
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _recorded(self, call: Call, answer: bytes) -> None:
+        """Answer a call that was given up, once that is on record."""
+        await self.engine.record_timeout(call)
+        call.reply(answer)
 
     # The end of a call
 
@@ -175,7 +193,7 @@ class Flight:
             result = failed(f"The tool {call.name} was cancelled.")
         except BaseException as problem:
             questions = questions_in(problem)
-            if questions:
+            if questions is not None:
                 return self._input_required(call, questions)
             log.exception("tools/call %r failed outside the tool", call.name)
             return self.refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
@@ -210,8 +228,10 @@ class Flight:
 
     def _input_required(self, call: Call, questions: dict[str, InputRequest]) -> bytes:
         expires = int(self.engine.clock()) + STATE_SECONDS
-        state = self.engine.seal.close(_purpose(call.name, call.arguments), self.principal.id, call.answered, expires)
-        result = {"resultType": "input_required", "inputRequests": questions, "requestState": state}
+        sent = call.arguments if call.sent is None else call.sent  # what the retry will bring again
+        state = self.engine.seal.close(_purpose(call.name, sent), self.principal.id, call.answered, expires)
+        asked: Object = {"inputRequests": questions} if questions else {}
+        result = {"resultType": "input_required", **asked, "requestState": state}
         return self.answer(call.revision, call.id, result)
 
     def retried(self, params: Any) -> Object:
@@ -262,8 +282,13 @@ class Flight:
         return jsonrpc.answer(ident, result)
 
     def refusal(self, revision: Revision, ident: Id | UnsetType, refused: Refused) -> bytes:
+        sanitizer = self.engine.gate.sanitizer
+        if sanitizer is not None:
+            refused.text = sanitizer.text(refused.text)
+            refused.data = None if refused.data is None else sanitizer.value(refused.data)
         form = self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
         self.status = form.status
+        self.retry_after = refused.retry_after
         self.retry_after = refused.retry_after
         if form.code:
             return revision.error(ident, form.code, refused)

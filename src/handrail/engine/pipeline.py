@@ -1,7 +1,8 @@
 """The order of things around running a tool. It is fixed because it is a security property.
 
-Nothing runs on arguments that are not valid; nothing leaves that breaks its own schema; whatever a tool does ends in a
-result. What users add goes around the whole, as middleware.
+Nobody is asked to approve arguments that are not valid; nothing runs before it was agreed to and that is on record;
+nothing leaves that breaks its own schema or was not cleaned; whatever a tool does ends in a result. What users add goes
+around the whole, as middleware; the outcome is recorded around that (`recording.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from time import perf_counter
 from typing import Any
 
 from msgspec import UNSET, MsgspecError
@@ -17,6 +19,7 @@ from msgspec.json import decode as parse
 from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.catalog import Entry
+from handrail.engine.gate import Gate
 from handrail.engine.workers import Workers
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
@@ -31,31 +34,58 @@ Middleware = Callable[[Call, Handler], Awaitable[ToolResult]]
 _BLOCKS = (Text, Image, Audio, ResourceLink, EmbeddedResource)
 
 
-def pipeline(workers: Workers) -> Handler:
+def pipeline(workers: Workers, gate: Gate) -> Handler:
     """The guards of a server, in their order."""
 
     async def run(call: Call) -> ToolResult:
-        entry = call.entry
-        if not entry.input.valid(call.arguments):
-            raise entry.bad_arguments(call.arguments)
+        entry, leave, marks = call.entry, None, call.marks
+        if gate.limiter is not None:
+            taken = gate.limiter.take(call.principal.id, entry.tool.name, call.address)
+            leave = None if taken is None else await gate.entered(taken)
         try:
-            if entry.mode == "async":
-                value = await entry.invoke(call.arguments, call)
-            elif entry.mode == "inline":
-                value = entry.invoke(call.arguments, call)
-            else:
-                value = await workers.run(entry.invoke, call.arguments, call)
-        except ToolError as failure:
-            return _marked(entry, told(entry.tool.name, failure))
-        except (Refused, asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as problem:
-            if questions_in(problem):
+            if marks is not None:
+                marks.append(("limit", perf_counter()))
+            if not entry.input.valid(call.arguments):
+                gate.repair(call)
+            if marks is not None:
+                marks.append(("validate", perf_counter()))
+            if gate.decides(entry):
+                await gate.admit(call)
+            if marks is not None:
+                marks.append(("approve", perf_counter()))
+            if gate.trail is not None or call.approval is not None:
+                await gate.intend(call)
+            if marks is not None:
+                marks.append(("intent", perf_counter()))
+            try:
+                if entry.mode == "async":
+                    value = await entry.invoke(call.arguments, call)
+                elif entry.mode == "inline":
+                    value = entry.invoke(call.arguments, call)
+                else:
+                    value = await workers.run(entry.invoke, call.arguments, call)
+                result = outcome(entry, value)
+            except ToolError as failure:
+                result = _marked(entry, told(entry.tool.name, failure))
+            except (Refused, asyncio.CancelledError, GeneratorExit):
                 raise
-            # The text of an exception may hold anything; only the log gets it.
-            log.exception("tool %r failed%s", entry.tool.name, _traced(call))
-            return failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
-        return outcome(entry, value)
+            except BaseException as problem:
+                if questions_in(problem) is not None:
+                    await gate.continued(call)
+                    raise
+                # The text of an exception may hold anything; only the log gets it.
+                log.exception("tool %r failed%s", entry.tool.name, _traced(call))
+                result = failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
+            if marks is not None:
+                marks.append(("run", perf_counter()))
+            if gate.sanitizer is not None or call.repairs:
+                result = gate.cleaned(call, result)
+            if marks is not None:
+                marks.append(("sanitize", perf_counter()))
+            return result
+        finally:
+            if leave is not None:
+                leave()
 
     return run
 
@@ -119,13 +149,14 @@ def outcome(entry: Entry, value: Any) -> ToolResult:
         except BaseException:  # of the value's own methods; its text is not for the peer either
             log.exception("tool %r returned what cannot be sent", entry.tool.name)
             return failed(f"The tool {entry.tool.name} returned a value that cannot be sent.")
-    return result if entry.dangerous is UNSET else _marked(entry, result)
+    return result if entry.dangerous is UNSET and not result.risk else _marked(entry, result)
 
 
 def _marked(entry: Entry, result: ToolResult) -> ToolResult:
-    if entry.dangerous is not UNSET:
+    reason = result.risk or entry.dangerous
+    if reason is not UNSET:
         known = {} if result.meta is UNSET else result.meta
-        result.meta = {**known, RISK: {"level": "dangerous", "reason": entry.dangerous}}
+        result.meta = {**known, RISK: {"level": "dangerous", "reason": reason}}
     return result
 
 
@@ -163,7 +194,8 @@ def _complete(given: ToolResult) -> ToolResult:
         if not any(_says(block, structured) for block in content):
             content.append(Text(encode(structured).decode()))
     meta = UNSET if given.meta is UNSET else plain(given.meta)
-    return ToolResult(content, structured, given.is_error, meta, plain(given.data) if given.data else {})
+    data = plain(given.data) if given.data else {}
+    return ToolResult(content, structured, given.is_error, meta, data, str(given.risk))
 
 
 def _says(block: Block, value: Json) -> bool:

@@ -155,6 +155,7 @@ FAULTS: Mapping[Kind, Fault] = {
     Kind.FORBIDDEN: Fault(403, 403),
     Kind.VERSION: Fault(-32602, 400),
     Kind.INTERNAL: Fault(-32603),
+    Kind.UNRECORDED: Fault(-32603, 503),
     Kind.ENVELOPE: Fault(-32602, 400),
     Kind.MISMATCH: Fault(-32020, 400),
     Kind.NO_SESSION: Fault(-32600, 404),

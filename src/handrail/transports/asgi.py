@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
@@ -19,6 +20,7 @@ from msgspec.json import decode as parse
 from handrail.engine.core import Engine
 from handrail.engine.dispatch import Conversation
 from handrail.engine.sessions import TOPIC, Sessions
+from handrail.errors import Refused
 from handrail.guards.identity import Verifier
 from handrail.jsonrpc import encode
 from handrail.model import Principal
@@ -155,6 +157,11 @@ class Endpoint:
             token = http.bearer(exchange.headers)
             principal = await self.auth.verify(token) if token else None
             if principal is None:
+                try:
+                    self.engine.gate.allow(ANONYMOUS, exchange.peer)  # whoever guesses tokens guesses slowly
+                except Refused as refused:
+                    exchange.text(429, refused.text, [(b"retry-after", b"%d" % math.ceil(refused.retry_after))])
+                    return False
                 exchange.text(401, "A valid token is needed", [http.challenge(self.challenge(exchange))])
                 return False
             exchange.principal = principal

@@ -61,9 +61,16 @@ class Exchange(Response):
         scheme, root = self.scope.get("scheme", "http"), self.scope.get("root_path", "")
         return f"{scheme}://{self.header(b'host')}{root}"
 
+    @property
+    def peer(self) -> str:
+        """Where the caller is, as far as the listener knows."""
+        client = self.scope.get("client")
+        return str(client[0]) if client else "unix"
+
     def _converse(self, connection: Connection | None = None) -> Conversation:
         self.conversation = conversation = Conversation(self.engine, self, self.principal, connection)
         self.connection = conversation.connection
+        conversation.address = self.peer
         conversation.headers = headers = self.headers
         conversation.traced = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
         if b"authorization" in headers:  # no business of a tool's

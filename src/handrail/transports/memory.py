@@ -18,6 +18,7 @@ class Channel:
         self._limits = engine.limits
         self._loop = asyncio.get_running_loop()
         self._conversation = Conversation(engine, self, principal)
+        self._conversation.address = "memory"
         self._conversation.watch()
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0

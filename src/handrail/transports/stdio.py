@@ -78,6 +78,7 @@ class Pipe:
         self._sink_watchable = _watchable(sink)
         self._loop = asyncio.get_running_loop()
         self._conversation = Conversation(engine, self, principal)
+        self._conversation.address = "stdio"
         self._conversation.watch()
         self._lines = LineReader(engine.limits.max_message_bytes)
         self._waiting: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent

@@ -1,0 +1,158 @@
+"""A call that waits for a person, in the ways its revision allows: asked at once, held open, or told to come back.
+
+| the caller | the person at the client can be asked | somebody at the server decides |
+|---|---|---|
+| stateless, declares forms | `input_required` with a form | held, then `input_required` with a state only: ask again |
+| earlier, declares forms | a question on the call's own stream | held, with progress as a sign of life |
+| declares nothing | never asked | held; then a result that says what to do: call again with the same arguments |
+
+Whoever decides first has decided. A repeat is matched by what the approval is bound to, and runs once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from handrail.engine.ask import Answer, Later
+from handrail.engine.call import Call
+from handrail.errors import Kind, Refused, ToolError
+from handrail.guards.approval import Approval, ApprovalError, Asked, Desk
+from handrail.guards.inert import inert
+from handrail.jsonrpc import encode
+from handrail.model import Json, Object
+
+ROUNDS = 9  # of "ask again": clients give up after the tenth
+BEAT_SECONDS = 5.0
+MAX_SHOWN = 4_000  # characters of arguments in a question
+
+REMEMBER = {"no": 0.0, "for an hour": 3600.0, "for a day": 86400.0, "for 30 days": 30 * 86400.0}
+
+
+class Agreement:
+    """One call, and whoever may agree to it."""
+
+    def __init__(self, call: Call, asked: Asked, desk: Desk) -> None:
+        self._call = call
+        self._asked = asked
+        self._desk = desk
+        self._may_ask = desk.options.by != "operator" and call.can_ask("elicitation.form")
+        self._others = desk.shared and desk.options.by != "caller"
+
+    async def reached(self) -> Approval:
+        """An approval that is good for this call; what was not agreed to is refused."""
+        if not self._may_ask and not self._others:
+            text = (
+                f"{self._call.name} needs somebody's approval, and nobody can be asked: the client takes no questions."
+            )
+            raise Refused(Kind.DENIED, f"{text} Nothing was done.")
+        try:
+            approval = await self._brought() or await self._desk.claim(self._asked)
+            if approval.state == "pending":
+                approval = await self._decided(approval)
+        except ApprovalError as problem:
+            raise Refused(Kind.DENIED, f"{self._call.name} was not approved: {problem}") from None
+        if approval.state == "approved":
+            return approval
+        raise self._refused(approval)
+
+    async def _brought(self) -> Approval | None:
+        """The approval a retry speaks of, if it is this call's and still good for it."""
+        for key, said in self._call.answers.items():
+            if key.startswith("approval-") and type(said) is dict:
+                found = await self._desk.get(key.removeprefix("approval-"))
+                if found is None or found.digest != self._asked.digest() or self._desk.now() >= found.expires:
+                    continue
+                if found.state == "pending" or (found.state == "approved" and said.get("ticket", "") == found.ticket):
+                    return found
+        return None
+
+    async def _decided(self, approval: Approval) -> Approval:
+        if not self._may_ask:
+            return await self._held(approval)
+        if self._call.revision.asks == "retry":
+            answer = await self._question(approval)  # ends this try if there is no answer yet
+            return await self._said(approval, answer)
+        asking = asyncio.ensure_future(self._question(approval))
+        waiting = asyncio.ensure_future(self._desk.wait(approval, self._call.entry.total))
+        try:
+            await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else await self._said(approval, asking.result())
+        finally:
+            for each in (asking, waiting):
+                each.cancel()
+            await asyncio.gather(asking, waiting, return_exceptions=True)
+            if not self._others and (left := await self._desk.get(approval.id)) and left.state == "pending":
+                await self._desk.cancel(left)
+
+    async def _question(self, approval: Approval) -> Answer:
+        try:
+            return await self._call.ask(_wording(approval), _form(self._desk), key=f"approval-{approval.id}")
+        except ToolError:  # an answer that does not fit the form is no yes
+            return Answer("decline")
+
+    async def _said(self, approval: Approval, answer: Answer) -> Approval:
+        """What the person at the client said, as a decision; unless somebody else was quicker."""
+        content: Json = answer.content if answer.action == "accept" else {}
+        yes = type(content) is dict and content.get("allow") is True
+        remember = REMEMBER.get(str(content.get("remember")), 0.0) if yes else 0.0
+        try:
+            return await self._desk.decide(approval.id, yes, by=approval.asked.principal, remember=remember)
+        except ApprovalError:
+            found = await self._desk.get(approval.id)
+            if found is None or found.state == "pending":
+                raise
+            return found
+
+    async def _held(self, approval: Approval) -> Approval:
+        call, options = self._call, self._desk.options
+        key = f"approval-{approval.id}"
+        stateless = call.revision.asks == "retry"
+        ends = call.now() + (options.round if stateless else options.wait)
+        beats = 0
+        call.waiting += 1
+        try:
+            while approval.state == "pending" and (left := ends - call.now()) > 0:
+                approval = await self._desk.wait(approval, min(left, BEAT_SECONDS))
+                beats += 1
+                await call.progress(beats * 1e-6, message=f"waits for approval {approval.id}")
+        finally:
+            call.waiting -= 1
+        if approval.state == "pending":
+            said = call.answers.get(key)
+            turn = said.get("round", 1) if type(said) is dict else 1
+            if stateless and type(turn) is int and turn < ROUNDS:
+                call.answered = {**call.answered, key: {"round": turn + 1}}
+                raise Later
+            minutes = max(1, round((approval.expires - self._desk.now()) / 60))
+            text = f"{call.name} waits for somebody's approval ({approval.id}), and was not carried out yet. "
+            text += f"Call it again with the same arguments later; the question is open for {minutes} more minutes."
+            raise Refused(Kind.PENDING, text, {"approval": approval.id, "expires": approval.expires})
+        return approval
+
+    def _refused(self, approval: Approval) -> Refused:
+        name, note = self._call.name, f": {approval.note}" if approval.note else ""
+        if approval.state == "denied":
+            who = "its user" if approval.by == approval.asked.principal else "an operator"
+            return Refused(Kind.DENIED, f"{name} was not approved by {who}{note}. Nothing was done.")
+        return Refused(Kind.DENIED, f"{name} was not approved in time. Nothing was done; call again to ask again.")
+
+
+def _wording(approval: Approval) -> str:
+    asked = approval.asked
+    shown = inert(encode(asked.arguments).decode(), lines=False)
+    if len(shown) > MAX_SHOWN:
+        shown = f"{shown[:MAX_SHOWN]}… ({len(shown):,} characters in all)"
+    # What a rule of the operator's looks at is not the caller's business; its name has to do.
+    why = f"because {asked.why}" if asked.rule.startswith("built in") else f"by the rule {asked.rule!r}"
+    tool, server, why = (inert(each, lines=False) for each in (asked.tool, asked.server, why))
+    since = "".join(f"\nSince it was last allowed: {inert(each, lines=False)}." for each in approval.before)
+    return f"Allow {tool} on {server}?\n{shown}\nAsked {why}.{since}"
+
+
+def _form(desk: Desk) -> Object:
+    fields: Object = {"allow": {"type": "boolean", "title": "Allow this call", "default": False}}
+    kept = [word for word, seconds in REMEMBER.items() if seconds <= desk.options.remember]
+    if len(kept) > 1:
+        title = "Do not ask again for the same arguments"
+        fields["remember"] = {"type": "string", "title": title, "enum": kept, "default": "no"}
+    return {"type": "object", "properties": fields, "required": ["allow"]}

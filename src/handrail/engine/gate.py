@@ -1,0 +1,255 @@
+"""The guards of one server, as its calls meet them. Which comes when is up to the pipeline."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from inspect import isawaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from handrail.engine.approving import Agreement
+from handrail.engine.call import Call
+from handrail.engine.catalog import Catalog, Entry
+from handrail.engine.records import intent
+from handrail.errors import Kind, Refused
+from handrail.guards.approval import Approvals, Asked, Desk
+from handrail.guards.chain import TrailError
+from handrail.guards.inert import one_line
+from handrail.guards.limits import Limiter, MemoryLimiter, Throttled
+from handrail.guards.log_masking import keep_out_of_logs
+from handrail.guards.policy import Policy
+from handrail.guards.rates import Rates
+from handrail.guards.rules import Decision
+from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, risk, secrets_in
+from handrail.model import RISK, Principal, ToolResult
+from handrail.revisions import Revision
+from handrail.schema.repair import repair
+from handrail.stores import Store
+from handrail.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from handrail.guards.shared_limits import StoreLimiter
+    from handrail.guards.trail import Trail, TrailSettings
+
+log = logging.getLogger("handrail")
+
+REPAIRED = "io.handrail/repaired"
+
+
+class GuardOptions(TypedDict, total=False):
+    """The guards of a server; what is not said is safe."""
+
+    policy: Policy  # who may call what (destructive tools ask, all others are allowed)
+    rates: Rates | None  # how often; None: as often as anybody likes
+    sanitize: Sanitize | None  # what may leave; None: whatever a tool returns
+    inspectors: Sequence[Inspector]  # of your own, for what leaves
+    secrets: Iterable[str]  # that must not leave, beside those of the environment
+    approvals: Approvals  # who is asked, and for how long
+    repair: bool  # read `"5"` as 5 where only that fits (False)
+    audit: str | Path | Trail  # a file for the record of each call: `.db` or `.jsonl`
+    trail: TrailSettings  # how that file is kept
+    audit_arguments: bool  # with their arguments, masked (False: with a digest of them)
+    store: Store  # where approvals wait, if not in the file of the audit
+
+
+class Gate:
+    """Guards that are not there are None, and cost nothing."""
+
+    policy: Policy
+    limiter: Limiter | None  # of calls
+    others: MemoryLimiter | None  # of requests that are no calls
+    sanitizer: Sanitizer | None
+    secrets: frozenset[str]  # that are known
+    repairs: bool
+    masked: bool
+    desk: Desk
+    trail: Trail | None = None  # while the server serves
+    _opened: Store | None = None
+    _shared: StoreLimiter | None = None
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.name = name
+        self._clock = clock
+        self._options: GuardOptions = {}
+
+    def configure(self, options: GuardOptions) -> None:
+        self._options = options
+        self.policy = options.get("policy") or Policy(clock=self._clock)
+        self._ruled = not self.policy.is_open
+        rates = options.get("rates", Rates())
+        self.limiter = self.others = None if rates is None else MemoryLimiter(rates)
+        self.secrets = secrets_in(os.environ) | frozenset(options.get("secrets", ()))
+        keep_out_of_logs(self.secrets)
+        wanted = options.get("sanitize", Sanitize())
+        if wanted is None:
+            self.sanitizer = None
+        else:
+            self.sanitizer = Sanitizer(wanted, secrets=self.secrets, inspectors=options.get("inspectors", ()))
+        self.repairs = options.get("repair", False)
+        self.masked = options.get("audit_arguments", False)
+        self._place_desk(options.get("store"))
+
+    async def open(self) -> None:
+        """What has to be open while the server serves."""
+        audit, store = self._options.get("audit"), self._options.get("store")
+        settings = self._options.get("trail")
+        from handrail.guards.trail import DATABASES, open_trail
+        from handrail.stores.sqlite import SqliteStore
+
+        if not isinstance(audit, str | Path):
+            self.trail = audit
+        elif store is None and Path(audit).suffix in DATABASES:
+            durable = settings is None or settings.sync == "every-call"
+            store = self._opened = SqliteStore(audit, durable=durable, clock=self._clock)  # one file: one transaction
+            self.trail = open_trail(store, settings, clock=self._clock)
+        else:
+            store = MemoryStore() if store is None else store
+            self.trail = open_trail(audit, settings, store=store, clock=self._clock)
+        self._place_desk(store)
+        rates = self._options.get("rates")
+        if rates is not None and rates.shared:
+            if store is None:
+                raise ValueError(
+                    "rates: shared: there is nothing to share them by; give the server an audit or a store"
+                )
+            from handrail.guards.shared_limits import StoreLimiter
+
+            self.limiter = self._shared = StoreLimiter(store, rates)
+
+    async def close(self) -> None:
+        if self._shared is not None:
+            await self._shared.close()
+            self._shared = None
+        trail, self.trail = self.trail, None
+        if trail is not None and trail is not self._options.get("audit"):
+            await trail.close()
+        if self._opened is not None:
+            await self._opened.close()
+            self._opened = None
+
+    def _place_desk(self, store: Store | None) -> None:
+        options = self._options.get("approvals")
+        kept = MemoryStore() if store is None else store
+        self.desk = Desk(kept, options, trail=self.trail, clock=self._clock, shared=store is not None)
+
+    def may_wait(self, entry: Entry) -> bool:
+        """Whether a call of this tool can be held up by its guards."""
+        return self.trail is not None or self.decides(entry) or self._shared is not None
+
+    def decides(self, entry: Entry) -> bool:
+        """Whether there is anything to decide about it."""
+        return self._ruled or entry.facts.annotations.get("destructiveHint") is True
+
+    def hides(self, entry: Entry, principal: Principal, revision: Revision) -> bool:
+        policy = self.policy
+        return policy.hides_anything and policy.hides(principal, entry.facts, revision.name) is not None
+
+    def hidden(self, catalog: Catalog, principal: Principal, revision: Revision) -> frozenset[str]:
+        """The tools that are not there for this caller."""
+        if not self.policy.hides_anything:
+            return frozenset()
+        hides = self.policy.hides
+        return frozenset(each.tool.name for each in catalog if hides(principal, each.facts, revision.name))
+
+    def allow(self, principal: Principal, address: str) -> None:
+        """Another request than a call."""
+        taken = None if self.others is None else self.others.take(principal.id, "", address)
+        if isinstance(taken, Throttled):
+            raise taken.refusal()
+
+    async def entered(self, taken: Any) -> Callable[[], None] | None:
+        """What gives the call's place back, if it was within the limits and takes one."""
+        if isawaitable(taken):
+            taken = await taken
+        if isinstance(taken, Throttled):
+            raise taken.refusal()
+        return None if taken is None else taken.release
+
+    def repair(self, call: Call) -> None:
+        """Arguments that are not valid as they stand get the one reading they have."""
+        found = repair(call.entry.input, call.arguments) if self.repairs else None
+        if found is None:
+            raise call.entry.bad_arguments(call.arguments)
+        call.sent = call.arguments
+        call.arguments, call.repairs = found
+        told = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
+        log.info("tool %r: arguments read anew: %s", call.name, told)
+
+    async def admit(self, call: Call) -> None:
+        """By rule, or by a person: the approval is used up when the intent is written."""
+        call.decision = decision = self._decide(call)
+        if decision.verdict != "ask":
+            return
+        entry = call.entry
+        asked = Asked(
+            server=self.name,
+            principal=call.principal.id,
+            tool=call.name,
+            fingerprint=entry.fingerprint,
+            arguments=call.arguments,
+            policy=self.policy.version,
+            rule=decision.rule,
+            why=decision.why,
+            client=call.client.name,
+        )
+        grant = await self.desk.granted(asked)
+        if grant is not None:
+            call.agreed = f"remembered {grant.id}"
+            return
+        call.approval = approval = await Agreement(call, asked, self.desk).reached()
+        call.agreed = f"approval {approval.id}"
+        if approval.edited is not None:
+            call.sent = call.sent or call.arguments
+            call.arguments = approval.edited
+            if not entry.input.valid(call.arguments):
+                raise entry.bad_arguments(call.arguments)
+            self._decide(call)
+
+    def _decide(self, call: Call) -> Decision:
+        decision = self.policy.decide(call.principal, call.entry.facts, call.arguments, call.revision.name)
+        if decision.verdict == "deny":
+            raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed like this for this caller")  # why is not theirs
+        if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
+            raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
+        return decision
+
+    async def intend(self, call: Call) -> None:
+        """Write down what is about to be done, and use the approval up, in one step."""
+        changes = [self.desk.consuming(call.approval)] if call.approval is not None else []
+        try:
+            if self.trail is not None:
+                done = await self.trail.write(intent(call, self.secrets if self.masked else None), more=changes)
+            else:
+                done = await self.desk.commit(changes)
+        except TrailError as problem:
+            raise Refused(
+                Kind.UNRECORDED, f"{call.name} was not called: it cannot be recorded now ({problem})"
+            ) from None
+        if not done:
+            raise Refused(Kind.DENIED, f"{call.name}: its approval has just been used by another call")
+        call.intended = True
+
+    async def continued(self, call: Call) -> None:
+        """The tool has asked something by ending its try: the approval is good for the next one too."""
+        if call.approval is not None and call.revision.asks == "retry":
+            ticket = await self.desk.continued(call.approval)
+            call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
+
+    def cleaned(self, call: Call, result: ToolResult) -> ToolResult:
+        """What may leave."""
+        if call.repairs:
+            told = [{"path": each.path, "sent": each.sent, "became": each.became} for each in call.repairs]
+            result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
+        if self.sanitizer is None:
+            return result
+        result, call.findings = self.sanitizer.clean(call.name, result)
+        reason = risk(call.findings) if call.findings else None
+        known = {} if result.meta is UNSET else result.meta
+        if reason is not None and RISK not in known:  # the author's own words win
+            result = replace(result, meta={**known, RISK: {"level": "dangerous", "reason": reason}})
+        return result

@@ -1,0 +1,356 @@
+"""Calls that wait for a person: filed, shown, decided once, used once (P-19).
+
+An approval is bound to who calls, the tool and its fingerprint, the arguments and the policy in force, by one digest
+over all of them, and to a time. It goes `pending → approved → consumed`, or ends as `denied`, `expired` or `cancelled`.
+Every step is a compare-and-set on the store, made in one transaction with the record of it where the trail is in the
+same database; whoever comes second is told so. The step to `consumed` is handed to whoever writes the intent of the
+call, for the same reason: a call runs at most once for one approval, and never without a record.
+
+What a person wants remembered becomes a `Grant`: this caller, this tool as it is now, these arguments, until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct, ValidationError
+from msgspec.json import Encoder, decode
+from msgspec.structs import replace
+
+from handrail.errors import HandrailError
+from handrail.guards.inert import one_line
+from handrail.model import Object
+from handrail.stores import Delete, Put, Store
+
+if TYPE_CHECKING:
+    from handrail.guards.trail import Trail
+
+State = Literal["pending", "approved", "denied", "expired", "cancelled", "consumed"]
+OPEN: frozenset[State] = frozenset({"pending", "approved"})
+
+LEEWAY = 60.0  # seconds two clocks may differ by
+KEPT = 24 * 3600.0  # how long what is over can still be looked up
+LAST = 30 * KEPT  # and what was last allowed
+MAX_OPEN = 1000
+MAX_OPEN_EACH = 100  # of one principal
+
+_canonical = Encoder(order="sorted").encode
+
+
+class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is asked about a call that a rule says must be asked about, and for how long."""
+
+    by: Annotated[
+        Literal["anyone", "caller", "operator"],
+        Meta(description="Who may say yes: the person at the calling client, somebody at this server, or either."),
+    ] = "anyone"
+    wait: Annotated[float, Meta(description="Seconds a call is held open; clients often give up after 60.")] = 50.0
+    round: Annotated[
+        float,
+        Meta(description="Seconds a call of a stateless revision is held before its client is told to come back."),
+    ] = 20.0
+    expires: Annotated[float, Meta(description="Seconds until a question, or an unused yes, is void.")] = 900.0
+    remember: Annotated[float, Meta(description="Seconds the longest remembered yes may live; 0: none may.")] = (
+        30 * 86400.0
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("wait", "round", "expires"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"approvals.{name}: {getattr(self, name)!r} is not a number of seconds above 0")
+
+
+class Asked(Struct, frozen=True):
+    """A call, as far as its approval is concerned."""
+
+    server: str
+    principal: str
+    tool: str
+    fingerprint: str
+    arguments: Object
+    policy: str  # its version: other rules need another yes
+    rule: str = ""
+    why: str = ""
+    client: str = ""
+
+    def digest(self, arguments: Object | None = None) -> str:
+        bound = [self.server, self.principal, self.tool, self.fingerprint, self.policy]
+        return sha256(_canonical([*bound, self.arguments if arguments is None else arguments])).hexdigest()
+
+
+class Approval(Struct, frozen=True, kw_only=True):
+    """One question to a person, and what became of it."""
+
+    id: str
+    asked: Asked
+    digest: str
+    created: float
+    expires: float
+    state: State = "pending"
+    by: str = ""  # who decided
+    at: float = 0.0
+    note: str = ""
+    edited: Object | None = None  # the arguments to run with instead
+    ticket: str = ""  # names the one continuation it is good for, once the tool has asked something itself
+    before: list[str] = []  # how it differs from what the same caller was last allowed to do with the tool
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """A yes that was to be remembered."""
+
+    id: str
+    principal: str
+    tool: str
+    server: str
+    fingerprint: str
+    arguments: Object  # these, with exactly these values; others may be anything only if `any_other`
+    any_other: bool = False
+    until: float
+    by: str
+    made: float
+
+    def covers(self, asked: Asked, now: float) -> bool:
+        known = (self.server, self.principal, self.tool, self.fingerprint)
+        if known != (asked.server, asked.principal, asked.tool, asked.fingerprint) or now >= self.until:
+            return False
+        given = asked.arguments
+        if not self.any_other and given.keys() != self.arguments.keys():
+            return False
+        return all(name in given and _canonical(given[name]) == _canonical(it) for name, it in self.arguments.items())
+
+
+def differences(was: Asked, now: Asked) -> list[str]:
+    """What is not as it was, in words."""
+    found = [] if was.fingerprint == now.fingerprint else ["the tool itself has changed"]
+    for name in sorted(was.arguments.keys() | now.arguments.keys()):
+        old, new = (_said(each.arguments, name) for each in (was, now))
+        if old != new:
+            found.append(f"{name}: {new}, was {old}")
+    return found or ["nothing: it is the same call again"]
+
+
+def _said(arguments: Object, name: str) -> str:
+    return one_line(_canonical(arguments[name]).decode(), 200) if name in arguments else "not given"
+
+
+def _last(asked: Asked) -> str:
+    return f"approved-last:{sha256(_canonical([asked.server, asked.principal, asked.tool])).hexdigest()}"
+
+
+class ApprovalError(HandrailError):
+    """It cannot be decided: unknown, expired, or decided before."""
+
+
+class Desk:
+    """Where calls wait, and where they are decided; any number of processes may share its store."""
+
+    def __init__(
+        self,
+        store: Store,
+        options: Approvals | None = None,
+        *,
+        trail: Trail | None = None,
+        clock: Callable[[], float] = time.time,
+        shared: bool = True,
+    ) -> None:
+        self.options = options or Approvals()
+        self.shared = shared  # somebody outside of this process can see it, and decide
+        self._store = store
+        self._trail = trail
+        self._clock = clock
+
+    async def claim(self, asked: Asked) -> Approval:
+        """The question that is open for this very call, or decided and not used; else a new one."""
+        digest = asked.digest()
+        for _ in range(10):
+            index = await self._store.get(f"approval-for:{digest}")
+            known = await self._read(index.decode()) if index is not None else None
+            if known is not None and self._is_live(known[1]):
+                return known[1]
+            made = await self._file(asked, digest, index)
+            if made is not None:
+                return made
+        raise ApprovalError("too many identical calls wait for the same approval at once")
+
+    def _is_live(self, known: Approval) -> bool:
+        denied = known.state == "denied" and known.by != known.asked.principal  # one's own no binds nobody later
+        return (known.state in OPEN or denied) and self._clock() < known.expires
+
+    async def _file(self, asked: Asked, digest: str, index: bytes | None) -> Approval | None:
+        waiting = await self.open()
+        theirs = [each for each in waiting if each.asked.principal == asked.principal]
+        if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
+            raise ApprovalError("too many calls wait for an approval; wait until some are decided")
+        now = self._clock()
+        last = await self._store.get(_last(asked))
+        before = [] if last is None else differences(decode(last, type=Asked), asked)
+        made = Approval(
+            id=secrets.token_hex(5),
+            asked=asked,
+            digest=digest,
+            created=now,
+            expires=now + self.options.expires,
+            before=before,
+        )
+        ttl = self.options.expires + KEPT
+        changes = [
+            Put(f"approval:{made.id}", _canonical(made), ttl, if_absent=True),
+            Put(f"approval-for:{digest}", made.id.encode(), ttl, if_absent=index is None, if_equals=index),
+        ]
+        if not await self._commit(made, "asked", *changes):
+            return None
+        await self._store.publish("approvals", made.id.encode())
+        return made
+
+    async def decide(
+        self, ident: str, yes: bool, *, by: str, note: str = "", edited: Object | None = None, remember: float = 0.0
+    ) -> Approval:
+        """Say yes or no, once. `remember`: for how many seconds the same call need not be asked about again."""
+        known = await self._read(ident)
+        if known is None:
+            raise ApprovalError(f"{ident}: there is no such approval")
+        raw, approval = known
+        now = self._clock()
+        if approval.state == "pending" and now >= approval.expires:
+            await self._step(raw, replace(approval, state="expired", at=now), "expired")
+            raise ApprovalError(f"{ident}: nobody decided in time; it has expired")
+        if approval.state != "pending":
+            raise ApprovalError(
+                f"{ident}: has been {approval.state}{' by ' + approval.by if approval.by else ''} already"
+            )
+        state: State = "approved" if yes else "denied"
+        decided = replace(approval, state=state, by=by, at=now, note=note[:1000], edited=edited if yes else None)
+        last = Put(_last(approval.asked), _canonical(approval.asked), LAST) if yes else None
+        if not await self._step(raw, decided, state, last):
+            raise ApprovalError(f"{ident}: has just been decided by somebody else")
+        if yes and remember > 0 and edited is None:
+            await self._remember(decided, min(remember, self.options.remember))
+        return decided
+
+    async def wait(self, approval: Approval, seconds: float) -> Approval:
+        """What has become of it, as soon as that is no longer `pending`, or after `seconds`."""
+        async with self._store.subscribe(f"approval:{approval.id}") as news:
+            found = await self.get(approval.id)
+            if found is None or found.state != "pending":
+                return found or replace(approval, state="expired")
+            try:
+                async with asyncio.timeout(seconds):
+                    await anext(news)
+            except TimeoutError:
+                pass
+        return await self.get(approval.id) or replace(approval, state="expired")
+
+    def consuming(self, approval: Approval) -> Put:
+        """The step that uses a yes up: for whoever writes the intent, to be made with it or not at all."""
+        used = replace(approval, state="consumed")
+        return Put(f"approval:{approval.id}", _canonical(used), KEPT, if_equals=_canonical(approval))
+
+    async def continued(self, approval: Approval) -> str:
+        """The tool has asked something: the yes is good once more, for whoever brings this back with the answer."""
+        used, ticket = replace(approval, state="consumed"), secrets.token_urlsafe(16)
+        more = replace(approval, state="approved", ticket=ticket, expires=self._clock() + self.options.expires)
+        return ticket if await self._step(_canonical(used), more, "continued") else ""
+
+    async def cancel(self, approval: Approval) -> None:
+        """The caller does not want it any more."""
+        known = await self._read(approval.id)
+        if known is not None and known[1].state == "pending":
+            await self._step(known[0], replace(known[1], state="cancelled", at=self._clock()), "cancelled")
+
+    async def commit(self, changes: Sequence[Put | Delete]) -> bool:
+        """Make steps whose record is nobody's business: there is no trail."""
+        return await self._store.commit(changes)
+
+    def now(self) -> float:
+        return self._clock()
+
+    async def get(self, ident: str) -> Approval | None:
+        known = await self._read(ident)
+        return known[1] if known is not None else None
+
+    async def open(self) -> list[Approval]:
+        """What waits, oldest first."""
+        now = self._clock()
+        rows = await self._store.scan("approval:", limit=10 * MAX_OPEN)
+        found = [decode(raw, type=Approval) for _, raw in rows]
+        return sorted(
+            (each for each in found if each.state == "pending" and now < each.expires), key=lambda it: it.created
+        )
+
+    # What is remembered
+
+    async def _remember(self, approval: Approval, seconds: float) -> None:
+        asked, now = approval.asked, self._clock()
+        if seconds <= 0:
+            return
+        grant = Grant(
+            id=secrets.token_hex(5),
+            principal=asked.principal,
+            tool=asked.tool,
+            server=asked.server,
+            fingerprint=asked.fingerprint,
+            arguments=asked.arguments,
+            until=now + seconds,
+            by=approval.by,
+            made=now,
+        )
+        await self._commit(approval, "remembered", Put(f"grant:{grant.id}", _canonical(grant), seconds + LEEWAY))
+
+    async def granted(self, asked: Asked) -> Grant | None:
+        now = self._clock()
+        return next((each for each in await self.grants() if each.covers(asked, now)), None)
+
+    async def grants(self) -> list[Grant]:
+        return [decode(raw, type=Grant) for _, raw in await self._store.scan("grant:", limit=10 * MAX_OPEN)]
+
+    async def revoke(self, ident: str, *, by: str) -> bool:
+        record: Object = {"event": "approval", "step": "revoked", "grant": ident, "by": by}
+        if await self._store.get(f"grant:{ident}") is None:
+            return False
+        if self._trail is not None:
+            return await self._trail.write(record, more=[Delete(f"grant:{ident}")])
+        return await self._store.delete(f"grant:{ident}")
+
+    # Steps
+
+    async def _step(self, before: bytes, after: Approval, step: str, more: Put | None = None) -> bool:
+        ttl = max(after.expires - self._clock(), 0.0) + KEPT
+        changes = [Put(f"approval:{after.id}", _canonical(after), ttl, if_equals=before)]
+        done = await self._commit(after, step, *changes, *([more] if more is not None else []))
+        if done:
+            await self._store.publish(f"approval:{after.id}", after.state.encode())
+            await self._store.publish("approvals", after.id.encode())
+        return done
+
+    async def _commit(self, approval: Approval, step: str, *changes: Put | Delete) -> bool:
+        if self._trail is None:
+            return await self._store.commit(changes)
+        asked = approval.asked
+        record: Object = {
+            "event": "approval",
+            "step": step,
+            "approval": approval.id,
+            "digest": approval.digest,
+            "principal": asked.principal,
+            "tool": asked.tool,
+            "fingerprint": asked.fingerprint,
+            "rule": asked.rule,
+            "by": approval.by,
+        }
+        if approval.edited is not None:
+            record["edited_digest"] = asked.digest(approval.edited)
+        return await self._trail.write(record, more=changes)
+
+    async def _read(self, ident: str) -> tuple[bytes, Approval] | None:
+        raw = await self._store.get(f"approval:{ident}")
+        if raw is None:
+            return None
+        try:
+            return raw, decode(raw, type=Approval)
+        except ValidationError as problem:
+            raise ApprovalError(f"{ident}: what is kept of it cannot be read: {problem}") from None

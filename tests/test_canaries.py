@@ -1,0 +1,127 @@
+"""Secrets planted everywhere a server can meet one, then looked for in everything that leaves it (P-34)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients import ALL
+from handrail import Call, EmbeddedResource, Image, ResourceLink, Server, Text, ToolError, ToolResult
+from handrail.errors import RemoteProtocolError
+from handrail.testing import Peer
+from requirements import requirement
+
+Object = dict[str, Any]
+
+
+def canary() -> str:
+    return f"canary{secrets.token_hex(12)}"
+
+
+def planted(known: str, folder: Path) -> Server:
+    """Tools that spill a secret in every way a tool can."""
+    server = Server("spilling", audit=folder / "state.db", audit_arguments=True, secrets=[known])
+
+    @server.tool
+    async def says() -> str:
+        return f"the key is {known}."
+
+    @server.tool
+    async def halves() -> list[Text]:
+        return [Text(f"the key is {known[:9]}"), Text(f"{known[9:]} and no other")]
+
+    @server.tool
+    async def structures() -> dict[str, Any]:
+        return {"deep": [{known: known, "url": f"https://u:{known}@example.org/"}]}
+
+    @server.tool
+    async def raises() -> str:
+        raise ValueError(f"cannot log in with {known}")
+
+    @server.tool
+    async def fails() -> str:
+        raise ToolError(f"wrong password {known}", hint=known)
+
+    @server.tool
+    async def links() -> list[Any]:
+        note = {"uri": f"note://{known}", "mimeType": "text/plain", "text": known, "_meta": {"k": known}}
+        more: Any = {"title": known, "description": known, "meta": {"k": known}}
+        return [EmbeddedResource(note), ResourceLink(f"https://example.org/{known}", known, **more)]
+
+    @server.tool
+    async def hides() -> ToolResult:
+        return ToolResult([Image(b"\x89PNG\r\n\x1a\n", "image/png")], meta={"key": known}, risk=f"beware of {known}")
+
+    @server.tool
+    async def talks(call: Call) -> str:
+        await call.progress(1, 2, f"trying {known}")
+        await call.log("error", {"tried": known})
+        return "done"
+
+    @server.tool
+    async def takes(text: str) -> str:
+        return f"it has {len(text)} characters"
+
+    @server.tool
+    async def wants(number: int) -> int:
+        return number
+
+    return server
+
+
+@requirement("P-34", "SRV-604")
+@pytest.mark.parametrize("revision", ALL)
+async def test_p34_no_canary_leaves_the_server_or_reaches_its_records_and_logs(
+    revision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, ran: Any
+) -> None:
+    known = canary()
+    server = planted(known, tmp_path)
+    heard: list[bytes] = []
+    with caplog.at_level(logging.DEBUG):
+        async with Peer(server, revision=revision) as peer:
+            ran(revision, "memory")
+            for tool in await peer.tools():
+                arguments: Object = {"takes": {"text": known}, "wants": {"number": known}}.get(tool.name, {})
+                try:
+                    await peer.call(tool.name, arguments, progressToken="t", **_level(revision))
+                except RemoteProtocolError as refused:
+                    heard.append(str((refused, refused.data)).encode())
+            heard += peer.wire
+    everything = b"\n".join([*heard, caplog.text.encode(), *files_of(tmp_path)])
+    assert b"****" in everything and b"characters" in everything
+    assert known.encode() not in everything
+
+
+def files_of(folder: Path) -> list[bytes]:
+    return [each.read_bytes() for each in folder.iterdir()]
+
+
+def _level(revision: str) -> Object:
+    return {"io.modelcontextprotocol/logLevel": "debug"} if revision == "2026-07-28" else {}
+
+
+@requirement("P-34")
+async def test_p34_a_secret_of_the_environment_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = canary()
+    monkeypatch.setenv("SHOP_API_TOKEN", known)
+    server = Server("spilling")
+
+    @server.tool
+    async def says() -> str:
+        return f"the key is {known}."
+
+    async with Peer(server) as peer:
+        assert (await peer.call("says")).text == "the key is ****."
+
+
+async def test_a_server_without_the_guard_lets_the_canary_out(tmp_path: Path) -> None:
+    """The twin: what is looked for above can be found."""
+    known = canary()
+    server = planted(known, tmp_path)
+    server.guard(sanitize=None)
+    async with Peer(server) as peer:
+        assert known in (await peer.call("says")).text
