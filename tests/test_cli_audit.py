@@ -35,6 +35,12 @@ def state(home: Path) -> State:
     return State(home / "state" / "handrail")
 
 
+def append(state: State, line: Object) -> None:
+    state.prepare()
+    with (state.folder / FILE).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def audit(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return handrail("audit", *words, home=home, env={"XDG_STATE_HOME": str(home / "state")})
 
@@ -48,8 +54,8 @@ def tools(home: Path, *words: str) -> list[str]:
 @requirement("APP-13", everywhere=True)
 def test_calls_are_shown_one_a_line(home: Path, state: State) -> None:
     assert audit(home).stdout == ""
-    state.append(FILE, record("forecast", arguments={"city": "Paris", "api_key": "canary"}))
-    state.append(FILE, record("delete", outcome="denied", confirmed="", seconds=None))
+    append(state, record("forecast", arguments={"city": "Paris", "api_key": "canary"}))
+    append(state, record("delete", outcome="denied", confirmed="", seconds=None))
     done = audit(home)
     assert done.stdout.splitlines() == [
         "2026-07-28T09:30:00+00:00  weather  forecast  ok  0.250 s  confirmed",
@@ -61,11 +67,11 @@ def test_calls_are_shown_one_a_line(home: Path, state: State) -> None:
 @requirement("APP-13", everywhere=True)
 def test_calls_are_filtered(home: Path, state: State) -> None:
     now = datetime.now(UTC)
-    state.append(FILE, record("old_a"))
-    state.append(FILE, record("old_b", server="files", outcome="error"))
-    state.append(FILE, record("hour", time=(now - timedelta(minutes=90)).isoformat()))
-    state.append(FILE, record("now", time=now.isoformat()))
-    state.append(FILE, record("never", time="no time"))
+    append(state, record("old_a"))
+    append(state, record("old_b", server="files", outcome="error"))
+    append(state, record("hour", time=(now - timedelta(minutes=90)).isoformat()))
+    append(state, record("now", time=now.isoformat()))
+    append(state, record("never", time="no time"))
     assert tools(home) == ["old_a", "old_b", "hour", "now", "never"]
     assert tools(home, "--tail", "2") == ["now", "never"]
     assert tools(home, "--tool", "old_*") == ["old_a", "old_b"]
@@ -81,16 +87,16 @@ def test_calls_are_filtered(home: Path, state: State) -> None:
 
 def test_the_last_twenty_are_shown_unless_told_otherwise(home: Path, state: State) -> None:
     for i in range(25):
-        state.append(FILE, record(f"t{i}"))
+        append(state, record(f"t{i}"))
     assert len(tools(home)) == 20
     assert len(tools(home, "--tail", "0")) == 25
 
 
 def test_lines_that_are_no_records_are_skipped_and_a_torn_one_waited_for(home: Path, state: State) -> None:
-    state.append(FILE, record("first"))
+    append(state, record("first"))
     with (state.folder / FILE).open("ab") as file:
         file.write(b"nonsense\n[1]\n\xff\xfe\n" + b"[" * 100_000 + b"\n")
-    state.append(FILE, record("second"))
+    append(state, record("second"))
     with (state.folder / FILE).open("ab") as file:
         file.write(b'{"tool": "torn')
     done = audit(home, "--json")
@@ -100,8 +106,8 @@ def test_lines_that_are_no_records_are_skipped_and_a_torn_one_waited_for(home: P
 
 @requirement("APP-13", everywhere=True)
 def test_calls_are_exported(home: Path, state: State) -> None:
-    state.append(FILE, record("=cmd|'/c calc'!A1", arguments={"token": "canary", "n": 1}))
-    state.append(FILE, record('"quoted", and\nmore'))
+    append(state, record("=cmd|'/c calc'!A1", arguments={"token": "canary", "n": 1}))
+    append(state, record('"quoted", and\nmore'))
     found = json.loads(audit(home, "--export", "json").stdout)
     assert found[0]["arguments"] == {"token": "****", "n": 1}
     rows = [*csv.DictReader(io.StringIO(audit(home, "--export", "csv").stdout))]
@@ -116,7 +122,7 @@ def test_calls_are_exported(home: Path, state: State) -> None:
 def test_what_was_recorded_cannot_act(home: Path, state: State) -> None:
     evil = "\x1b[2J\u202e\x9b\x7f\n"
     names = ("time", "server", "tool", "outcome", "revision", "arguments_digest")
-    state.append(FILE, {**dict.fromkeys(names, evil), "arguments": {evil: evil}, "seconds": evil})
+    append(state, {**dict.fromkeys(names, evil), "arguments": {evil: evil}, "seconds": evil})
     for words in ([], ["--json"], ["--export", "json"], ["--export", "csv"]):
         done = audit(home, *words)
         assert not {"\x1b", "\u202e", "\x9b", "\x7f"} & set(done.stdout + done.stderr)
@@ -124,7 +130,7 @@ def test_what_was_recorded_cannot_act(home: Path, state: State) -> None:
 
 
 def test_calls_are_followed_as_they_are_made_also_into_a_new_file(home: Path, state: State) -> None:
-    state.append(FILE, record("before"))
+    append(state, record("before"))
     process = subprocess.Popen(
         [*COMMAND, "audit", "-f", "--json", "--tool", "[!x]*"],
         stdout=subprocess.PIPE,
@@ -141,8 +147,8 @@ def test_calls_are_followed_as_they_are_made_also_into_a_new_file(home: Path, st
                 return name
 
             assert tool() == "before"
-            state.append(FILE, record("x: not wanted"))
-            state.append(FILE, record("after"))
+            append(state, record("x: not wanted"))
+            append(state, record("after"))
             assert tool() == "after"
             line = json.dumps(record("in two parts")).encode()
             with (state.folder / FILE).open("ab", buffering=0) as file:
@@ -150,7 +156,7 @@ def test_calls_are_followed_as_they_are_made_also_into_a_new_file(home: Path, st
                 file.write(line[20:] + b"\n")
             assert tool() == "in two parts"
             (state.folder / FILE).rename(state.folder / "audit.old")
-            state.append(FILE, record("rotated"))
+            append(state, record("rotated"))
             assert tool() == "rotated"
             process.send_signal(signal.SIGINT)
             assert process.wait(SECONDS) == 130

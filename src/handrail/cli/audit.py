@@ -1,4 +1,7 @@
-"""`handrail audit`: which tools were called from here, by the records under the state folder (APP-13)."""
+"""`handrail audit`: which tools were called from here, by the records under the state folder (APP-13).
+
+`verify` and `export` are about the trails of servers: `trails.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,10 @@ _AGO = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 def run(args: Namespace, screen: Screen) -> int:
+    if args.what is not None:
+        from handrail.cli import trails  # which needs SQLite, and `handrail call` needs this module
+
+        return trails.run(args, screen)
     if args.follow and args.export:
         raise Usage("--follow: goes on without end, and --export is one document; choose one of them")
     path = state_folder(os.environ) / FILE

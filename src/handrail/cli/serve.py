@@ -6,27 +6,32 @@ import sys
 from argparse import Namespace
 
 from handrail.cli.codes import Code, Usage
+from handrail.cli.guarded import Guarded
 from handrail.cli.reload import follow
 from handrail.cli.screen import Screen
-from handrail.cli.source import Source
 from handrail.errors import TransportError
 from handrail.guards.inert import inert
+from handrail.transports.http import HttpOptions
 
 __all__ = ["run"]
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    if args.http is None and args.workers > 1:
+    if args.http is None and (args.workers or 1) > 1:
         raise Usage("--workers: several processes share an address, not a pipe; add --http")
-    if args.reload and args.workers > 1:
+    if args.reload and (args.workers or 1) > 1:
         raise Usage("--reload: works in one process only; leave --workers out")
-    source = Source(args.target)
+    guarded = Guarded(args)
+    source = guarded.source(args.target)
     if args.reload:
         sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for the first one
     server = source.load()
     if args.reload:
         server = follow(source, server, screen.note)
-    if args.http is None:
+    guarded.guard(server)
+    http = guarded.config.http
+    address = args.http or http.listen or None
+    if address is None:
         server.run()
         return Code.OK
 
@@ -37,7 +42,14 @@ def run(args: Namespace, screen: Screen) -> int:
             print(f"Serving {inert(server.name, lines=False)} on {url}", file=sys.stderr, flush=True)
 
     try:
-        server.run(http=args.http, workers=args.workers, ready=ready)
+        options: HttpOptions = {"workers": args.workers or http.workers, "ready": ready}
+        options |= {"hosts": http.hosts} if http.hosts else {}
+        options |= {"origins": http.origins} if http.origins else {}
+        options |= {"metrics": http.metrics} if http.metrics else {}
+        verifier = guarded.config.identities.verifier()
+        options |= {"auth": verifier} if verifier is not None else {}
+        options |= {"access_log": True} if http.access_log else {}
+        server.run(http=address, **options)
     except OSError as problem:
         raise TransportError(str(problem.strerror or problem)) from None
     except (ValueError, ModuleNotFoundError) as problem:  # an address, or the extra that is not installed

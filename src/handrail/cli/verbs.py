@@ -56,11 +56,13 @@ def parser() -> Parser:
         "handrail serve weather.py:server --reload    and its tools follow the file while you edit it",
         "handrail serve weather.py --http             http://127.0.0.1:8000/mcp",
         "handrail serve weather.py --http 127.0.0.1:9000 --workers 4",
+        "handrail serve --config handrail.toml        with its guards, and the server it names",
     )
-    serve.add_argument("target", metavar="FILE[:OBJECT]", help=_TARGET)
+    serve.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
+    _configured(serve)
     http = "serve over HTTP instead (127.0.0.1:8000)"
     serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
-    serve.add_argument("--workers", type=_count, default=1, metavar="N", help="processes, with --http (1)")
+    serve.add_argument("--workers", type=_count, metavar="N", help="processes, with --http (1)")
     serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
 
     listing = verb(
@@ -137,7 +139,15 @@ def parser() -> Parser:
         "handrail audit -f --server 'weather*'   and those to come",
         "handrail audit --since 2h --outcome denied",
         "handrail audit --tail 0 --export csv > calls.csv",
+        "handrail audit verify                   whether the trail of `handrail serve` is whole, and its head",
+        "handrail audit verify trail.jsonl --head 5f3c…",
+        "handrail audit export broken.db --salvage > trail.jsonl",
     )
+    what = "check the trail of a server, or print its records as they are"
+    audit.add_argument("what", nargs="?", choices=("verify", "export"), help=what)
+    audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
+    audit.add_argument("--head", metavar="HASH", help="verify: the hash of a record that must be in it")
+    audit.add_argument("--salvage", action="store_true", help="export: all that can be read of a damaged file")
     audit.add_argument("--tail", type=_number, default=20, metavar="N", help="only the last N; 0: all (20)")
     audit.add_argument("--server", metavar="GLOB", help="only calls of these servers")
     audit.add_argument("--tool", metavar="GLOB", help="only calls of these tools")
@@ -145,6 +155,62 @@ def parser() -> Parser:
     audit.add_argument("--since", metavar="TIME", help="2026-07-28, 2026-07-28T09:30, or 30m, 2h, 7d")
     audit.add_argument("--export", choices=("json", "csv"), help="one document with all there is of each call")
     audit.add_argument("-f", "--follow", action="store_true", help="go on with calls as they are made")
+
+    check = verb(
+        "check",
+        "say whether a configuration is right, what is in force, and from where",
+        "handrail check",
+        "handrail check --config handrail.toml weather.py    and whether its rules meet any tool",
+    )
+    check.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
+    _configured(check)
+
+    explain = verb(
+        "explain",
+        "say what each guard would do with a call, and which rule decides, without calling",
+        "handrail explain --as alice --server shop.py call cancel_order order=7",
+        "handrail explain --as bob --scope orders:write call cancel_order order=7 --json",
+    )
+    explain.add_argument("call", metavar="call", help="the word `call`")
+    explain.add_argument("tool", metavar="TOOL")
+    explain.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema")
+    explain.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON")
+    explain.add_argument("--as", dest="as_", default="local", metavar="WHO", help="the caller (local)")
+    explain.add_argument("--scope", action="append", default=[], metavar="SCOPE", help="one that the caller has")
+    explain.add_argument("--revision", default="2026-07-28", metavar="NAME", help="the caller speaks (2026-07-28)")
+    explain.add_argument("--server", metavar="FILE[:OBJECT]", help=_TARGET)
+    _configured(explain)
+
+    approve = verb(
+        "approve",
+        "show the calls that wait for a person, and say yes or no",
+        "handrail approve                            all that waits, one after the other",
+        "handrail approve --watch                    and what is still to come",
+        "handrail approve 3f9a1c0b7d yes --remember 2h",
+        "handrail approve 3f9a1c0b7d no --note 'wrong order'",
+        "handrail approve 3f9a1c0b7d edit --arguments '{\"order\": 8}'",
+        "handrail approve --remembered               what need not be asked again; --revoke ID ends it",
+    )
+    approve.add_argument("id", nargs="?", metavar="ID")
+    approve.add_argument("answer", nargs="?", choices=("yes", "no", "edit"))
+    approve.add_argument("--note", metavar="TEXT", help="why; the caller is told")
+    approve.add_argument("--remember", metavar="TIME", help="do not ask again for the same call: 30m, 2h, 7d")
+    approve.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="to run with instead, with edit")
+    approve.add_argument("--watch", action="store_true", help="go on with those to come")
+    approve.add_argument("--remembered", action="store_true", help="list what is remembered")
+    approve.add_argument("--revoke", metavar="ID", help="forget something that is remembered")
+    _configured(approve)
+
+    lock = verb(
+        "lock",
+        "write the tools of servers to a file, or say what has changed in them since",
+        "handrail lock weather.py https://example.org/mcp    into tools.lock, to be read and committed",
+        "handrail lock --check weather.py                    what is not as tools.lock has it; then the code is 5",
+        "handrail lock --check --yes                         every server in it, in a script",
+    )
+    _reaching(lock, several=True)
+    lock.add_argument("--check", action="store_true", help="write nothing, and show what has changed")
+    lock.add_argument("--file", default="tools.lock", metavar="PATH", help="the file (tools.lock)")
 
     completion = verb(
         "completion",
@@ -156,10 +222,17 @@ def parser() -> Parser:
     return root
 
 
-def _reaching(one: Parser) -> None:
+def _configured(one: Parser) -> None:
+    one.add_argument("--config", metavar="FILE", help="the guards' configuration (handrail.toml here, if there is one)")
+
+
+def _reaching(one: Parser, *, several: bool = False) -> None:
     """The options of every verb that talks to a server."""
     server = "an address, a .py or .json file, a command in quotes, or a name out of a configuration"
-    one.add_argument("server", metavar="SERVER", help=server)
+    if several:
+        one.add_argument("servers", nargs="*", metavar="SERVER", help=f"{server} (those in the file)")
+    else:
+        one.add_argument("server", metavar="SERVER", help=server)
     one.add_argument("--revision", default="auto", metavar="NAME", help="auto, legacy, or one revision (auto)")
     one.add_argument("--timeout", type=float, metavar="SECONDS", help="the most a call may take (600)")
     one.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")

@@ -1,0 +1,194 @@
+"""One file for a server's guards and listener: `handrail.toml`.
+
+Every section is a value of a class that Python code can make too; `Config.guards()` is what `Server.guard(**…)` takes.
+A key nobody knows is an error that names the closest one: a misspelled rule must not be a rule that is not there.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from msgspec import Meta, Struct, ValidationError, convert
+
+from handrail.engine.gate import GuardOptions
+from handrail.errors import HandrailError
+from handrail.guards.approval import Approvals
+from handrail.guards.identity import ApiKeys, Verifier
+from handrail.guards.policy import Policy
+from handrail.guards.rates import Rates
+from handrail.guards.rules import Rule
+from handrail.guards.sanitize import Sanitize
+from handrail.guards.trail import TrailSettings
+from handrail.schema.explain import closest
+
+__all__ = ["Access", "Audit", "Config", "ConfigError", "Http", "Identities", "Repair", "load"]
+
+NAME = "handrail.toml"
+STATE = "state.db"  # in the state folder: audit and approvals
+MAX_BYTES = 1024 * 1024
+
+
+class ConfigError(HandrailError, ValueError):
+    """The configuration cannot be used; says where and why."""
+
+
+class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Target(_Section, frozen=True):
+    """Which server the file is for."""
+
+    target: Annotated[str, Meta(description="FILE[:OBJECT], from this file's folder, for commands that name none.")] = (
+        ""
+    )
+
+
+class Http(_Section, frozen=True):
+    """Where the server listens, if it is to listen over HTTP."""
+
+    listen: Annotated[str, Meta(description="Address and port, such as 127.0.0.1:8000; empty: standard input.")] = ""
+    hosts: Annotated[list[str], Meta(description="Names it answers to beside those of the local machine.")] = []
+    origins: Annotated[list[str], Meta(description="Web pages that may talk to it beside its own.")] = []
+    workers: Annotated[int, Meta(description="Processes on one port.", ge=1)] = 1
+    metrics: Annotated[str, Meta(description="An address of its own for the numbers of Prometheus.")] = ""
+    access_log: Annotated[bool, Meta(description="A line for each request.")] = False
+
+
+class Identities(_Section, frozen=True):
+    """Who may come in over HTTP. Without any key, and without a token's issuer: everybody who reaches the address."""
+
+    keys: Annotated[dict[str, str], Meta(description="Hashes of API keys by the name of their holder: sha256:…")] = {}
+    scopes: Annotated[dict[str, list[str]], Meta(description="What each holder of a key may be told apart by.")] = {}
+    issuer: Annotated[str, Meta(description="Who issues the JSON Web Tokens that are taken.")] = ""
+    audience: Annotated[str, Meta(description="What those tokens must have been issued for.")] = ""
+    jwks_url: Annotated[str, Meta(description="Where the issuer's public keys are.")] = ""
+
+    def __post_init__(self) -> None:
+        if self.keys and self.issuer:
+            raise ValueError("identities: keys and issuer: choose one of them")
+        if bool(self.issuer) != bool(self.audience and self.jwks_url):
+            raise ValueError("identities: issuer, audience and jwks_url belong together")
+
+    def verifier(self) -> Verifier | None:
+        if self.keys:
+            return ApiKeys(self.keys, scopes=self.scopes)
+        if not self.issuer:
+            return None
+        from handrail.oauth.verify import JwtVerifier
+
+        return JwtVerifier(issuer=self.issuer, audience=self.audience, jwks_url=self.jwks_url)
+
+
+class Access(_Section, frozen=True):
+    """What holds where no rule does."""
+
+    default: Annotated[Literal["allow", "deny", "ask"], Meta(description="For a tool no rule speaks of.")] = "allow"
+    destructive: Annotated[
+        Literal["allow", "deny", "ask"], Meta(description="For one that its author calls destructive.")
+    ] = "ask"
+
+
+class Repair(_Section, frozen=True):
+    """Arguments of the wrong type that have exactly one lossless reading, such as "5" for a number."""
+
+    on: Annotated[bool, Meta(description="Read them so, and say that it was done.")] = False
+
+
+class Audit(_Section, frozen=True):
+    """The record of each call."""
+
+    on: Annotated[bool, Meta(description="Write it.")] = True
+    file: Annotated[str, Meta(description="A .db or .jsonl file; empty: state.db in the state folder.")] = ""
+    arguments: Annotated[bool, Meta(description="With the arguments, secrets masked; else only their digest.")] = False
+    kept: TrailSettings = TrailSettings()
+
+
+class Config(_Section, frozen=True):
+    """The whole file."""
+
+    server: Target = Target()
+    http: Http = Http()
+    identities: Identities = Identities()
+    groups: Annotated[dict[str, list[str]], Meta(description="Principals by the name of their group.")] = {}
+    access: Access = Access()
+    rules: Annotated[list[Rule], Meta(description="In their order; a deny counts wherever it stands.")] = []
+    limits: Rates = Rates()
+    approvals: Approvals = Approvals()
+    sanitize: Sanitize = Sanitize()
+    repair: Repair = Repair()
+    audit: Audit = Audit()
+
+    def policy(self) -> Policy:
+        return Policy(self.rules, groups=self.groups, default=self.access.default, destructive=self.access.destructive)
+
+    def guards(self, state: Path | None) -> GuardOptions:
+        """For `Server.guard`; what has to be kept is kept in the folder `state`. Without one there is no audit."""
+        options: GuardOptions = {
+            "policy": self.policy(),
+            "rates": self.limits,
+            "approvals": self.approvals,
+            "sanitize": self.sanitize,
+            "repair": self.repair.on,
+        }
+        if self.audit.on and state is not None:
+            options["audit"] = Path(self.audit.file) if self.audit.file else state / STATE
+            options["trail"] = self.audit.kept
+            options["audit_arguments"] = self.audit.arguments
+        return options
+
+
+def load(path: str | Path) -> Config:
+    """What a file says; ConfigError says where it is wrong."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes")
+        given = tomllib.loads(text.decode())
+    except OSError as problem:
+        raise ConfigError(f"{path}: {problem.strerror}") from None
+    except ValueError as problem:
+        raise problem if isinstance(problem, ConfigError) else ConfigError(f"{path}: not TOML: {problem}") from None
+    return read(given, str(path))
+
+
+def read(given: dict[str, Any], where: str = NAME) -> Config:
+    """A configuration from what TOML, or any other such file, says."""
+    for problem in _unknown(given, Config, ""):
+        raise ConfigError(f"{where}: {problem}")
+    try:
+        made = convert(given, Config)
+        made.policy()
+        made.identities.verifier()
+    except (ValidationError, ValueError) as problem:
+        raise ConfigError(f"{where}: {problem}") from None
+    return made
+
+
+def _unknown(given: Any, kind: Any, path: str) -> Iterator[str]:
+    """Keys that mean nothing, each with the closest that would."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(given, dict):
+        hints = get_type_hints(kind, include_extras=True)
+        known = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+        for key, value in given.items():
+            here = f"{path}.{key}" if path else key
+            if key not in known:
+                near = closest(key, known)
+                yield f"{here}: unknown key" + (
+                    f"; did you mean {near!r}?" if near else f"; known are {', '.join(known)}"
+                )
+            else:
+                yield from _unknown(value, hints[known[key]], here)
+    elif origin is list and isinstance(given, list):
+        for number, value in enumerate(given, 1):
+            yield from _unknown(value, inner[0], f"{path}[{number}]")
+    elif origin is dict and isinstance(given, dict):
+        for key, value in given.items():
+            yield from _unknown(value, inner[1], f"{path}.{key}")
