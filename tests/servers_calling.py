@@ -291,7 +291,7 @@ def noisy() -> Server:
 
 def census() -> Server:
     """The usual tools, and one that counts what is alive inside the process."""
-    server = Server("census", limits=Limits(max_calls=2_000))
+    server = Server("census", limits=Limits(max_calls=2_000), rates=None)
     add_tools(server)
 
     @server.tool

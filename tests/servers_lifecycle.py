@@ -307,6 +307,7 @@ def golden() -> Server:
         icons=[ICON],
         website_url="https://example.org/",
         instructions="Compare byte by byte.",
+        sanitize=None,  # what is compared is how things are written
         page_size=9,
         keys=[b"k" * 32],
     )

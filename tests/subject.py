@@ -374,6 +374,7 @@ async def lifespan(server: Server) -> AsyncIterator[str]:
 
 def _default() -> Server:
     server = Server("subject", version="1.2.3", title="The subject", instructions="Be kind.", lifespan=lifespan)
+    server.guard(sanitize=None)  # what is tested with it is the wire
     add_tools(server)
     return server
 

@@ -326,11 +326,11 @@ def test_p30_the_defaults_stop_a_flood_and_nobody_else(clock: Clock) -> None:
 
     assert let_through("alice", "tool") == 5000
     assert let_through("anonymous", "tool", "10.0.0.1") == 2000
-    assert let_through("alice", "") == 500
+    assert let_through("alice", "") == 2000
     clock.advance(1)
     assert let_through("alice", "tool") == 1000
     assert let_through("anonymous", "tool", "10.0.0.1") == 200
-    assert let_through("alice", "") == 50
+    assert let_through("alice", "") == 200
 
 
 # Against a model, in exact arithmetic

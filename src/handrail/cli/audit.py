@@ -34,15 +34,17 @@ _AGO = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    if args.what is not None:
+    if args.what in ("verify", "export"):
         from handrail.cli import trails  # which needs SQLite, and `handrail call` needs this module
 
         return trails.run(args, screen)
+    if args.follow and args.what:
+        raise Usage("--follow: for calls that were made from here; served ones are listed as they are now")
     if args.follow and args.export:
         raise Usage("--follow: goes on without end, and --export is one document; choose one of them")
     path = state_folder(os.environ) / FILE
     wanted = _filter(args)
-    log = _Log(path)
+    log: _Log | _Served = _Served(args.files) if args.what else _Log(path)
     records: Iterable[Object] = (record for record in log.read() if wanted(record))
     if args.tail:
         records = deque(records, args.tail)
@@ -60,6 +62,31 @@ def run(args: Namespace, screen: Screen) -> int:
             if wanted(record):
                 _show(record, screen)
     return Code.OK
+
+
+class _Served:
+    """The calls that servers here have on record, each as one: how it was agreed to, and what became of it."""
+
+    unread = 0
+
+    def __init__(self, files: list[str]) -> None:
+        from handrail.cli import trails
+
+        self._trails = trails.opened(files)
+
+    def read(self) -> Iterator[Object]:
+        begun: dict[str, Object] = {}
+        for record in (json.loads(line) for trail in self._trails for _, line in trail.lines()):
+            if record["event"] == "intent":
+                begun[record["call"]] = record
+            elif record["event"] in ("outcome", "refusal", "answered"):
+                yield _as_one({**begun.pop(record.get("call", ""), {}), **record})
+        for record in begun.values():
+            yield _as_one({**record, "outcome": "unknown: it was begun, and nothing more is on record"})
+
+
+def _as_one(record: Object) -> Object:
+    return mask_secrets({**record, "confirmed": record.get("agreed") or record.get("rule", "")})  # type: ignore[no-any-return]  # a dict stays one
 
 
 class _Log:

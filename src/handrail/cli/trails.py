@@ -20,8 +20,16 @@ from handrail.guards.trail_reading import TrailFile
 __all__ = ["run"]
 
 
+def opened(files: list[str]) -> list[TrailFile]:
+    return [TrailFile(path) for path in _paths(files)]
+
+
+def _paths(files: list[str]) -> list[Path]:
+    return [Path(file) for file in files] or [state_folder(os.environ) / STATE]
+
+
 def run(args: Namespace, screen: Screen) -> int:
-    paths = [Path(file) for file in args.files] or [state_folder(os.environ) / STATE]
+    paths = _paths(args.files)
     if args.what == "verify":
         return max([_verify(path, args.head or "", screen) for path in paths])
     if sys.stdout.isatty():

@@ -139,12 +139,13 @@ def parser() -> Parser:
         "handrail audit -f --server 'weather*'   and those to come",
         "handrail audit --since 2h --outcome denied",
         "handrail audit --tail 0 --export csv > calls.csv",
+        "handrail audit served                   the calls that `handrail serve` has answered",
         "handrail audit verify                   whether the trail of `handrail serve` is whole, and its head",
         "handrail audit verify trail.jsonl --head 5f3c…",
         "handrail audit export broken.db --salvage > trail.jsonl",
     )
-    what = "check the trail of a server, or print its records as they are"
-    audit.add_argument("what", nargs="?", choices=("verify", "export"), help=what)
+    what = "the trail of a server: its calls, whether it is whole, its records as they are"
+    audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
     audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
     audit.add_argument("--head", metavar="HASH", help="verify: the hash of a record that must be in it")
     audit.add_argument("--salvage", action="store_true", help="export: all that can be read of a damaged file")

@@ -97,6 +97,10 @@ class Call(Struct, eq=False, dict=True):
         return {name: ended - begun for (_, begun), (name, ended) in pairwise(marks)}
 
     @property
+    def server(self) -> str:
+        return self._flight.engine.gate.name
+
+    @property
     def address(self) -> str:
         """Where it came from: an address, `stdio` or `memory`."""
         return self._flight.address

@@ -89,18 +89,19 @@ class Conversation(Flight):
             params = connection.typed(request, revision)
             return _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
-            self._turned_away(request, refused)
+            self._turned_away(request, revision, refused)
             return self.refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
             return self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
 
-    def _turned_away(self, request: Request, refused: Refused) -> None:
+    def _turned_away(self, request: Request, revision: Revision, refused: Refused) -> None:
         if self.engine.metrics is not None:
             count_refused(self.engine.metrics, self.engine.catalog, request, refused)
-        trail = self.engine.gate.trail
-        if trail is not None and request.method == "tools/call":
-            trail.note(turned_away(request, self.principal, self.address, refused))
+        gate = self.engine.gate
+        if gate.trail is not None and request.method == "tools/call":
+            where: Object = {"principal": self.principal.id, "from": self.address, "server": gate.name}
+            gate.trail.note(turned_away(request, {**where, "revision": revision.name}, refused))
 
     def _notified(self, message: Notification) -> None:
         if message.method == CANCELLED:

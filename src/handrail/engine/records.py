@@ -11,7 +11,7 @@ from handrail.engine.call import Call
 from handrail.errors import Refused
 from handrail.guards.inert import mask_secrets
 from handrail.jsonrpc import Request
-from handrail.model import Object, Principal
+from handrail.model import Object
 
 _canonical = Encoder(order="sorted").encode
 
@@ -33,15 +33,15 @@ def intent(call: Call, secrets: frozenset[str] | None) -> Object:
     return record
 
 
-def turned_away(request: Request, principal: Principal, address: str, refused: Refused) -> Object:
+def turned_away(request: Request, where: Object, refused: Refused) -> Object:
     """Of a call that was turned away before it was one."""
-    name = request.params.get("name")
+    name, arguments = request.params.get("name"), request.params.get("arguments")
     return {
         "event": "refusal",
         "call": token_hex(8),
-        "principal": principal.id,
-        "from": address,
+        **where,
         "tool": name[:200] if type(name) is str else "",
+        "arguments_digest": _digest(arguments if type(arguments) is dict else {}),
         "outcome": refused.kind.value,
     }
 
@@ -52,6 +52,7 @@ def about(call: Call, event: str) -> Object:
         "call": call.serial,
         "principal": call.principal.id,
         "from": call.address,
+        "server": call.server,
         "client": call.client.name[:100],
         "revision": call.revision.name,
         "tool": call.name,
