@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clients import ALL, R0, R1, R2, R5
-from handrail import Call, Principal, Server
+from handrail import Call, Principal, Server, Text, ToolError, ToolResult
 from handrail.errors import RemoteProtocolError
 from handrail.guards.approval import ApprovalError, Approvals, Desk
 from handrail.guards.policy import Policy, Rule
@@ -225,6 +225,52 @@ async def test_what_is_remembered_is_narrow_ends_and_can_be_revoked(revision: st
         assert await shop.desk.revoke(grant.id, by="operator") and not await shop.desk.revoke(grant.id, by="operator")
         assert (await peer.call("cancel", {"order": 7})).is_error and len(asked) == 4
     assert shop.cancelled == [7, 7, 7]
+
+
+async def test_a_yes_that_was_remembered_and_revoked_is_no_yes_any_more() -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
+    async with shop.peer(R1) as peer:
+        for revoked_first in (True, False):
+            assert (await peer.call("cancel", {"order": 7})).is_error
+            await shop.desk.decide(await shop.only(), True, by="operator", remember=3600)
+            (grant,) = await shop.desk.grants()
+            if not revoked_first:  # the yes itself is used before what is remembered
+                assert not (await peer.call("cancel", {"order": 7})).is_error
+                assert not (await peer.call("cancel", {"order": 7})).is_error
+            assert await shop.desk.revoke(grant.id, by="operator")
+            assert (await peer.call("cancel", {"order": 7})).is_error
+            waiting = await shop.desk.open()
+            assert len(waiting) == 1
+            await shop.desk.decide(waiting[0].id, False, by="local")
+    assert shop.cancelled == [7, 7]
+
+
+async def test_a_trail_of_lines_has_approvals_of_this_process_only(tmp_path: Path) -> None:
+    shop = Shop(audit=tmp_path / "audit.jsonl", store=None)
+    async with shop.peer(R1) as peer:
+        assert "nobody can be asked" in (await peer.call("cancel", {"order": 7})).text
+    async with shop.peer(R5, YES) as peer:
+        assert not (await peer.call("cancel", {"order": 7})).is_error
+
+
+@requirement("P-34")
+async def test_p34_what_middleware_makes_of_a_result_is_cleaned_too() -> None:
+    server = Server("s", secrets=["canary-8d1f2c"])
+
+    @server.tool
+    async def tool(how: str) -> str:
+        return how
+
+    @server.middleware
+    async def spoils(call: Call, following: Any) -> ToolResult:
+        result: ToolResult = await following(call)
+        if result.text == "raise":
+            raise ToolError("it was canary-8d1f2c\x1b[31m")
+        return ToolResult([*result.content, Text("canary-8d1f2c\x1b[31m")])
+
+    async with Peer(server) as peer:
+        assert (await peer.call("tool", {"how": "add"})).text == "add\n****"
+        assert (await peer.call("tool", {"how": "raise"})).text == "it was ****"
 
 
 async def test_a_question_says_what_has_changed_since_the_last_yes() -> None:

@@ -2,7 +2,8 @@
 
 A block is left out when an HTML comment above it says why: `<!-- not run: reason -->`. Functions called `test_…` are
 called after the last block, as pytest would. A page that says `<!-- shell: run -->` is run in a folder of its own, its
-blocks for a shell too, in their place; a block below `<!-- file: NAME -->` is written to that file instead.
+blocks for a shell too, in their place; a block of it below `<!-- file: NAME -->`, in whichever language, is written to
+that file instead.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def python_blocks(text: str) -> list[Block]:
         start = number + 1
         number = next(i for i in range(start, len(lines)) if lines[i].strip() == "```")
         shell = shells and opening["language"] == "sh"
-        if opening["language"] in ("python", "py") or shell:
-            reason, file = NOT_RUN.fullmatch(before), FILE.fullmatch(before)
+        reason, file = NOT_RUN.fullmatch(before), FILE.fullmatch(before) if shells else None
+        if opening["language"] in ("python", "py") or shell or file:
             code = "\n".join(line.removeprefix(opening["indent"]) for line in lines[start:number])
             why, name = reason["reason"] if reason else None, file["name"] if file else ""
             blocks.append(Block(start + 1, code, why, name, shell))

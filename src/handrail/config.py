@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.structs import replace
 
 from handrail.engine.gate import GuardOptions
 from handrail.errors import HandrailError
@@ -154,7 +155,9 @@ def load(path: str | Path) -> Config:
         raise ConfigError(f"{path}: {problem.strerror}") from None
     except ValueError as problem:
         raise problem if isinstance(problem, ConfigError) else ConfigError(f"{path}: not TOML: {problem}") from None
-    return read(given, str(path))
+    made = read(given, str(path))
+    audit = replace(made.audit, file=str(path.parent / made.audit.file)) if made.audit.file else made.audit
+    return replace(made, audit=audit)
 
 
 def read(given: dict[str, Any], where: str = NAME) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import signal
 import sys
 from argparse import Namespace
 from datetime import UTC, datetime
@@ -26,10 +27,18 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    return asyncio.run(_run(args, screen))
+    try:
+        return asyncio.run(_run(args, screen))
+    except asyncio.CancelledError:  # by a request to end
+        return Code.INTERRUPTED
 
 
 async def _run(args: Namespace, screen: Screen) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            asyncio.get_running_loop().add_signal_handler(getattr(signal, name), task.cancel)
     file = state_file(args)
     if not file.exists():
         screen.note(f"{file}: nothing has been served with an audit here, so nothing can wait")
@@ -129,11 +138,19 @@ class _Clerk:
             say(f"  since it was last allowed: {inert(line, lines=False)}")
 
     async def _ask(self, approval: Approval) -> int:
-        answer = await asyncio.to_thread(self._screen.read, "Allow it? [y/N/e(dit)/s(kip)] ")
+        answer = self._read("Allow it? [y/N/e(dit)/s(kip)] ")
         word = (answer or "").lower()
         if answer is None or word in ("s", "skip"):
             return Code.OK
         return await self._decide(approval, {"y": "yes", "yes": "yes", "e": "edit", "edit": "edit"}.get(word, "no"))
+
+    def _read(self, prompt: str) -> str | None:
+        """Nothing else goes on meanwhile, so that Ctrl-C ends it at once."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return self._screen.read(prompt)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     async def _decide(self, approval: Approval, answer: str) -> int:
         edited: Object | None = None
@@ -149,7 +166,7 @@ class _Clerk:
     async def _edited(self, approval: Approval) -> Object:
         text = self._args.arguments_json
         if text is None:
-            text = await asyncio.to_thread(self._screen.read, "Arguments to run with, as JSON: ")
+            text = self._read("Arguments to run with, as JSON: ")
         try:
             value = json.loads(text or "")
         except ValueError as problem:

@@ -18,7 +18,8 @@ __all__ = ["run"]
 def run(args: Namespace, screen: Screen) -> int:
     guarded = Guarded(args)
     config, policy = guarded.config, guarded.config.policy()
-    names = [tool.name for tool in guarded.source(args.target).load().tools] if args.target else []
+    is_named = args.target or config.server.target
+    names = [tool.name for tool in guarded.source(args.target).load().tools] if is_named else []
     doubts = [*policy.warnings, *(policy.warnings_for(names) if names else [])]
     if screen.as_json:
         screen.data({"file": str(guarded.path or ""), "config": to_builtins(config), "warnings": doubts})

@@ -56,7 +56,10 @@ def _stages(server: Server, entry: Entry, who: Principal, given: Object, revisio
         return [("find", "hidden" if entry.hide else "forbidden", f"its author wants the scope {lacking}")], False
     stages.append(("find", "listed", "for this caller"))
     rates = server.engine.guards.get("rates", Rates())
-    stages.append(("limit", "off", "") if rates is None else ("limit", "on", f"{rates.principal} for each caller"))
+    if rates is None or (who.id == "local" and not rates.local):
+        stages.append(("limit", "off", "" if rates is None else "for the user of this machine, but for a tool's own"))
+    else:
+        stages.append(("limit", "on", f"{rates.principal or 'any number'} for each caller"))
     if entry.input.valid(given):
         stages.append(("validate", "valid", ""))
     else:

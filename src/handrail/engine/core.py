@@ -135,7 +135,9 @@ class Engine:
 
     def _compose(self) -> None:
         self.inner = self._observed(self._pipeline)
-        self.handle = self._observed(compose(self.middleware, self._pipeline)) if self.middleware else self.inner
+        self.handle = (
+            self._observed(compose(self.middleware, self._pipeline, self.gate)) if self.middleware else self.inner
+        )
 
     def _observed(self, handler: Handler) -> Handler:
         recording = [recorded(self.gate)] if "audit" in self.guards else []
@@ -146,7 +148,7 @@ class Engine:
     def handler_through(self, servers: tuple[Any, ...]) -> Handler:
         """The handler of a tool that other servers brought along: their middleware inside ours."""
         theirs = [each for server in servers for each in server.engine.middleware]
-        return self._observed(compose([*self.middleware, *theirs], self._pipeline))
+        return self._observed(compose([*self.middleware, *theirs], self._pipeline, self.gate))
 
     def starter(self, loop: asyncio.AbstractEventLoop) -> Start:
         """How calls are started on a loop; there is one, as a rule."""

@@ -289,7 +289,6 @@ class Flight:
         form = self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
         self.status = form.status
         self.retry_after = refused.retry_after
-        self.retry_after = refused.retry_after
         if form.code:
             return revision.error(ident, form.code, refused)
         result = revision.result(failed(refused.prefix + refused.text), False)

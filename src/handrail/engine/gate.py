@@ -97,29 +97,39 @@ class Gate:
     async def open(self) -> None:
         """What has to be open while the server serves."""
         audit, store = self._options.get("audit"), self._options.get("store")
-        settings = self._options.get("trail")
+        if isinstance(audit, str | Path):
+            store = self._open_trail(Path(audit), store)
+        else:
+            self.trail = audit
+            self._place_desk(store)
+        rates = self._options.get("rates")
+        if rates is not None and rates.shared:
+            from handrail.guards.shared_limits import StoreLimiter
+
+            if store is None:
+                raise ValueError(
+                    "rates: shared: nothing to share them by; give the server an audit in SQLite, or a store"
+                )
+            self.limiter = self._shared = StoreLimiter(store, rates)
+
+    def _open_trail(self, path: Path, store: Store | None) -> Store | None:
+        """With approvals in the same file, where that can be: then one transaction uses them up and records it."""
         from handrail.guards.trail import DATABASES, open_trail
         from handrail.stores.sqlite import SqliteStore
 
-        if not isinstance(audit, str | Path):
-            self.trail = audit
-        elif store is None and Path(audit).suffix in DATABASES:
-            durable = settings is None or settings.sync == "every-call"
-            store = self._opened = SqliteStore(audit, durable=durable, clock=self._clock)  # one file: one transaction
-            self.trail = open_trail(store, settings, clock=self._clock)
-        else:
-            store = MemoryStore() if store is None else store
-            self.trail = open_trail(audit, settings, store=store, clock=self._clock)
-        self._place_desk(store)
-        rates = self._options.get("rates")
-        if rates is not None and rates.shared:
-            if store is None:
-                raise ValueError(
-                    "rates: shared: there is nothing to share them by; give the server an audit or a store"
-                )
-            from handrail.guards.shared_limits import StoreLimiter
-
-            self.limiter = self._shared = StoreLimiter(store, rates)
+        settings = self._options.get("trail")
+        if path.suffix not in DATABASES:
+            kept = MemoryStore() if store is None else store
+            self.trail = open_trail(path, settings, store=kept, clock=self._clock)
+            self._place_desk(kept, shared=store is not None)
+            return store
+        if store is not None:
+            raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
+        durable = settings is None or settings.sync == "every-call"
+        opened = self._opened = SqliteStore(path, durable=durable, clock=self._clock)
+        self.trail = open_trail(opened, settings, clock=self._clock)
+        self._place_desk(opened)
+        return opened
 
     async def close(self) -> None:
         if self._shared is not None:
@@ -131,11 +141,12 @@ class Gate:
         if self._opened is not None:
             await self._opened.close()
             self._opened = None
+            self._place_desk(self._options.get("store"))
 
-    def _place_desk(self, store: Store | None) -> None:
-        options = self._options.get("approvals")
-        kept = MemoryStore() if store is None else store
-        self.desk = Desk(kept, options, trail=self.trail, clock=self._clock, shared=store is not None)
+    def _place_desk(self, store: Store | None, shared: bool = True) -> None:
+        options, kept = self._options.get("approvals"), MemoryStore() if store is None else store
+        shared = shared and store is not None
+        self.desk = Desk(kept, options, trail=self.trail, clock=self._clock, shared=shared)
 
     def may_wait(self, entry: Entry) -> bool:
         """Whether a call of this tool can be held up by its guards."""
@@ -197,7 +208,7 @@ class Gate:
             why=decision.why,
             client=call.client.name,
         )
-        grant = await self.desk.granted(asked)
+        grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
         if grant is not None:
             call.agreed = f"remembered {grant.id}"
             return
@@ -247,8 +258,9 @@ class Gate:
             result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
         if self.sanitizer is None:
             return result
-        result, call.findings = self.sanitizer.clean(call.name, result)
-        reason = risk(call.findings) if call.findings else None
+        result, findings = self.sanitizer.clean(call.name, result)
+        call.findings += findings
+        reason = risk(findings) if findings else None
         known = {} if result.meta is UNSET else result.meta
         if reason is not None and RISK not in known:  # the author's own words win
             result = replace(result, meta={**known, RISK: {"level": "dangerous", "reason": reason}})

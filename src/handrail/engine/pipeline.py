@@ -79,7 +79,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
             if marks is not None:
                 marks.append(("run", perf_counter()))
             if gate.sanitizer is not None or call.repairs:
-                result = gate.cleaned(call, result)
+                call.leaving = result = gate.cleaned(call, result)
             if marks is not None:
                 marks.append(("sanitize", perf_counter()))
             return result
@@ -99,11 +99,19 @@ def told(name: str, failure: ToolError) -> ToolResult:
         return failed(failure.text)
 
 
-def compose(middleware: list[Middleware], inner: Handler) -> Handler:
-    """Middleware around a handler, the first one outermost."""
+def compose(middleware: list[Middleware], inner: Handler, gate: Gate) -> Handler:
+    """Middleware around a handler, the first one outermost; what it makes of a result is cleaned as well."""
     for each in reversed(middleware):
         inner = _around(each, inner)
-    return inner
+
+    async def handle(call: Call) -> ToolResult:
+        try:
+            result = await inner(call)
+        except ToolError as failure:
+            result = told(call.name, failure)
+        return result if gate.sanitizer is None or result is call.leaving else gate.cleaned(call, result)
+
+    return handle
 
 
 def _around(middleware: Middleware, inner: Handler) -> Handler:

@@ -110,6 +110,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     fingerprint: str
     arguments: Object  # these, with exactly these values; others may be anything only if `any_other`
     any_other: bool = False
+    approval: str  # that it came from
     until: float
     by: str
     made: float
@@ -179,7 +180,14 @@ class Desk:
 
     def _is_live(self, known: Approval) -> bool:
         denied = known.state == "denied" and known.by != known.asked.principal  # one's own no binds nobody later
-        return (known.state in OPEN or denied) and self._clock() < known.expires
+        mine = known.state in OPEN and not known.ticket  # with one it belongs to a call that goes on
+        return (mine or denied) and self._clock() < known.expires
+
+    async def is_approved(self, asked: Asked) -> bool:
+        """Whether there is a yes for this very call that was not used yet."""
+        index = await self._store.get(f"approval-for:{asked.digest()}")
+        known = await self._read(index.decode()) if index is not None else None
+        return known is not None and known[1].state == "approved" and self._is_live(known[1])
 
     async def _file(self, asked: Asked, digest: str, index: bytes | None) -> Approval | None:
         waiting = await self.open()
@@ -295,6 +303,7 @@ class Desk:
             server=asked.server,
             fingerprint=asked.fingerprint,
             arguments=asked.arguments,
+            approval=approval.id,
             until=now + seconds,
             by=approval.by,
             made=now,
@@ -309,9 +318,14 @@ class Desk:
         return [decode(raw, type=Grant) for _, raw in await self._store.scan("grant:", limit=10 * MAX_OPEN)]
 
     async def revoke(self, ident: str, *, by: str) -> bool:
+        """Forget a grant, and the yes it came from, if that was not used."""
         record: Object = {"event": "approval", "step": "revoked", "grant": ident, "by": by}
-        if await self._store.get(f"grant:{ident}") is None:
+        raw = await self._store.get(f"grant:{ident}")
+        if raw is None:
             return False
+        first = await self._read(decode(raw, type=Grant).approval)
+        if first is not None and first[1].state == "approved":
+            await self._step(first[0], replace(first[1], state="cancelled", by=by, at=self._clock()), "cancelled")
         if self._trail is not None:
             return await self._trail.write(record, more=[Delete(f"grant:{ident}")])
         return await self._store.delete(f"grant:{ident}")
