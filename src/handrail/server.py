@@ -17,11 +17,13 @@ from handrail.engine.catalog import Entry, make_entry
 from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.gate import GuardOptions
 from handrail.engine.pipeline import Middleware
+from handrail.engine.reading_on import read_more
 from handrail.errors import SchemaError
 from handrail.model import Object, Principal, Tool
 from handrail.schema.derive import derive
 from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
+from handrail.transports.post import post
 from handrail.transports.stdio import Pipe, private_descriptors, take_descriptors
 
 if TYPE_CHECKING:
@@ -169,7 +171,7 @@ class Server:
         copied: dict[str, Entry] = {}
 
         def follow() -> None:
-            theirs = {entry.tool.name: entry for entry in other.engine.catalog}
+            theirs = {entry.tool.name: entry for entry in other.engine.catalog if entry.invoke is not read_more}
             for name, ours in list(copied.items()):
                 if theirs.get(name) is not ours.origin:
                     with contextlib.suppress(KeyError):  # taken away here before
@@ -273,10 +275,12 @@ class Server:
         try:
             for other in self._included:
                 await self._stack.enter_async_context(other.serving())
-            await self.engine.gate.open()
+            await self.engine.gate.open(post)
             self._stack.push_async_callback(self.engine.gate.close)
             if self._lifespan is not None:
                 self.state = await self._stack.enter_async_context(self._lifespan(self))
+            self.engine.gate.read_on(self.engine.catalog, self)
+            self._stack.callback(self.engine.gate.end_reading, self.engine.catalog)
         except BaseException:
             await self._stack.aclose()
             raise

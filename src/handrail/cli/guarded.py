@@ -35,7 +35,10 @@ class Guarded:
         state = State(state_folder(os.environ))
         state.prepare()
         if self.path is not None:
-            server.guard(**self.config.guards(state.folder))
+            try:
+                server.guard(**self.config.guards(state.folder))
+            except ValueError as problem:  # what the file is right to name, and is not there: a secret
+                raise Usage(f"{self.path}: {problem}") from None
         elif "audit" not in server.engine.guards:
             server.guard(audit=state.folder / STATE)
 

@@ -87,10 +87,14 @@ class _Following:
             await task
 
     async def counted(self, call: Call, next: Callable[[Call], Any]) -> ToolResult:
+        result: ToolResult
+        if not call.entry.via:  # a tool of ours: it does not change with the file
+            result = await next(call)
+            return result
         version = self._versions[call.entry.via[0]]
         version.calls += 1
         try:
-            result: ToolResult = await next(call)
+            result = await next(call)
             return result
         finally:
             version.calls -= 1
@@ -129,9 +133,10 @@ class _Following:
     def _exchange(self, shell: Server, old: _Version, new: _Version) -> None:
         """In one go, without awaiting: no message is handled in between."""
         before = shell.tools
-        for tool in before:
-            with suppress(KeyError):  # the old version has taken it away itself
-                shell.remove(tool.name)
+        for entry in shell.engine.catalog:
+            if entry.via:
+                with suppress(KeyError):  # the old version has taken it away itself
+                    shell.remove(entry.tool.name)
         shell.include(new.server)
         for name in _FOLLOWS:
             setattr(shell.engine, name, getattr(new.server.engine, name))

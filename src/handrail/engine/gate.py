@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from handrail.engine.approving import Agreement
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog, Entry
+from handrail.engine.reading_on import NAME, ReadingOn, offered, read_more, smallest_cap
 from handrail.engine.records import intent
 from handrail.errors import Kind, Refused
 from handrail.guards.approval import Approvals, Asked, Desk
@@ -26,6 +27,7 @@ from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
 from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, risk, secrets_in
+from handrail.guards.webhook import Post, Sender
 from handrail.model import RISK, Principal, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
@@ -69,6 +71,8 @@ class Gate:
     masked: bool
     desk: Desk
     trail: Trail | None = None  # while the server serves
+    reading: ReadingOn | None = None  # while the server serves, and results may be cut
+    _sender: Sender | None = None
     _opened: Store | None = None
     _shared: StoreLimiter | None = None
 
@@ -83,7 +87,9 @@ class Gate:
         self._ruled = not self.policy.is_open
         rates = options.get("rates", Rates())
         self.limiter = self.others = None if rates is None else MemoryLimiter(rates)
-        self.secrets = secrets_in(os.environ) | frozenset(options.get("secrets", ()))
+        webhook = (options.get("approvals") or Approvals()).webhook
+        signing = [webhook.secret()] if webhook.url else []
+        self.secrets = secrets_in(os.environ) | frozenset([*options.get("secrets", ()), *signing])
         keep_out_of_logs(self.secrets)
         wanted = options.get("sanitize", Sanitize())
         if wanted is None:
@@ -94,8 +100,8 @@ class Gate:
         self.masked = options.get("audit_arguments", False)
         self._place_desk(options.get("store"))
 
-    async def open(self) -> None:
-        """What has to be open while the server serves."""
+    async def open(self, post: Post) -> None:
+        """What has to be open while the server serves; `post` is how a webhook is asked."""
         audit, store = self._options.get("audit"), self._options.get("store")
         if isinstance(audit, str | Path):
             store = self._open_trail(Path(audit), store)
@@ -111,6 +117,23 @@ class Gate:
                     "rates: shared: nothing to share them by; give the server an audit in SQLite, or a store"
                 )
             self.limiter = self._shared = StoreLimiter(store, rates)
+        if self.desk.options.webhook.url:
+            self._sender = Sender(self.desk.options.webhook, self.desk, post)
+            self.desk.filed = self._sender.ask
+
+    def read_on(self, catalog: Catalog, owner: Any) -> None:
+        """Let callers read on where results are cut, if any are."""
+        cap = smallest_cap(self._options.get("sanitize") or Sanitize())
+        if self.sanitizer is not None and cap and offered(catalog, owner):
+            self.reading = ReadingOn(self.name, cap, self._store)
+            self.sanitizer.keep = self.reading.keep
+
+    def end_reading(self, catalog: Catalog) -> None:
+        if self.reading is not None and self.sanitizer is not None:
+            self.reading = self.sanitizer.keep = None
+            entry = catalog.get(NAME)
+            if entry is not None and entry.invoke is read_more:
+                catalog.remove(NAME)
 
     def _open_trail(self, path: Path, store: Store | None) -> Store | None:
         """With approvals in the same file, where that can be: then one transaction uses them up and records it."""
@@ -119,7 +142,7 @@ class Gate:
 
         settings = self._options.get("trail")
         if path.suffix not in DATABASES:
-            kept = MemoryStore() if store is None else store
+            kept = MemoryStore(clock=self._clock) if store is None else store
             self.trail = open_trail(path, settings, store=kept, clock=self._clock)
             self._place_desk(kept, shared=store is not None)
             return store
@@ -132,6 +155,9 @@ class Gate:
         return opened
 
     async def close(self) -> None:
+        if self._sender is not None:
+            await self._sender.close()
+            self._sender = None
         if self._shared is not None:
             await self._shared.close()
             self._shared = None
@@ -144,13 +170,14 @@ class Gate:
             self._place_desk(self._options.get("store"))
 
     def _place_desk(self, store: Store | None, shared: bool = True) -> None:
-        options, kept = self._options.get("approvals"), MemoryStore() if store is None else store
-        shared = shared and store is not None
-        self.desk = Desk(kept, options, trail=self.trail, clock=self._clock, shared=shared)
+        options = self._options.get("approvals")
+        self._store = MemoryStore(clock=self._clock) if store is None else store
+        shared = (shared and store is not None) or bool(options and options.webhook.url)
+        self.desk = Desk(self._store, options, trail=self.trail, clock=self._clock, shared=shared)
 
     def may_wait(self, entry: Entry) -> bool:
         """Whether a call of this tool can be held up by its guards."""
-        return self.trail is not None or self.decides(entry) or self._shared is not None
+        return self.trail is not None or self.decides(entry) or self._shared is not None or self.reading is not None
 
     def decides(self, entry: Entry) -> bool:
         """Whether there is anything to decide about it."""
@@ -251,12 +278,12 @@ class Gate:
             ticket = await self.desk.continued(call.approval)
             call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
 
-    def cleaned(self, call: Call, result: ToolResult) -> ToolResult:
+    def cleaned(self, call: Call, result: ToolResult, is_clean: bool = False) -> ToolResult:
         """What may leave."""
         if call.repairs:
             told = [{"path": each.path, "sent": each.sent, "became": each.became} for each in call.repairs]
             result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
-        if self.sanitizer is None:
+        if self.sanitizer is None or is_clean:
             return result
         result, findings = self.sanitizer.clean(call.name, result)
         call.findings += findings

@@ -20,6 +20,7 @@ from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.catalog import Entry
 from handrail.engine.gate import Gate
+from handrail.engine.reading_on import read_more
 from handrail.engine.workers import Workers
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
@@ -79,7 +80,10 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
             if marks is not None:
                 marks.append(("run", perf_counter()))
             if gate.sanitizer is not None or call.repairs:
-                call.leaving = result = gate.cleaned(call, result)
+                # What can be read on was cleaned before it was cut.
+                call.leaving = result = gate.cleaned(call, result, entry.invoke is read_more)
+                if gate.reading is not None and gate.reading.fresh:
+                    await gate.reading.save(call.principal.id, result)
             if marks is not None:
                 marks.append(("sanitize", perf_counter()))
             return result
@@ -109,7 +113,11 @@ def compose(middleware: list[Middleware], inner: Handler, gate: Gate) -> Handler
             result = await inner(call)
         except ToolError as failure:
             result = told(call.name, failure)
-        return result if gate.sanitizer is None or result is call.leaving else gate.cleaned(call, result)
+        if gate.sanitizer is not None and result is not call.leaving:
+            result = gate.cleaned(call, result)
+            if gate.reading is not None and gate.reading.fresh:
+                await gate.reading.save(call.principal.id, result)
+        return result
 
     return handle
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from handrail.errors import HandrailError
 from handrail.guards.inert import one_line
+from handrail.guards.webhook import Webhook
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
 
@@ -58,8 +59,11 @@ class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     remember: Annotated[float, Meta(description="Seconds the longest remembered yes may live; 0: none may.")] = (
         30 * 86400.0
     )
+    webhook: Annotated[Webhook, Meta(description="Who else is told of each question, and may decide it.")] = Webhook()
 
     def __post_init__(self) -> None:
+        if self.webhook.url and self.by == "caller":
+            raise ValueError("approvals.webhook: has nothing to decide while by = 'caller'")
         for name in ("wait", "round", "expires"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"approvals.{name}: {getattr(self, name)!r} is not a number of seconds above 0")
@@ -164,6 +168,7 @@ class Desk:
         self._store = store
         self._trail = trail
         self._clock = clock
+        self.filed: Callable[[Approval], None] | None = None  # is told of each question that is new, and our own
 
     async def claim(self, asked: Asked) -> Approval:
         """The question that is open for this very call, or decided and not used; else a new one."""
@@ -181,7 +186,7 @@ class Desk:
     def _is_live(self, known: Approval) -> bool:
         denied = known.state == "denied" and known.by != known.asked.principal  # one's own no binds nobody later
         mine = known.state in OPEN and not known.ticket  # with one it belongs to a call that goes on
-        return (mine or denied) and self._clock() < known.expires
+        return (mine or denied) and self.now() < known.expires
 
     async def is_approved(self, asked: Asked) -> bool:
         """Whether there is a yes for this very call that was not used yet."""
@@ -194,7 +199,7 @@ class Desk:
         theirs = [each for each in waiting if each.asked.principal == asked.principal]
         if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
             raise ApprovalError("too many calls wait for an approval; wait until some are decided")
-        now = self._clock()
+        now = self.now()
         last = await self._store.get(_last(asked))
         before = [] if last is None else differences(decode(last, type=Asked), asked)
         made = Approval(
@@ -213,6 +218,8 @@ class Desk:
         if not await self._commit(made, "asked", *changes):
             return None
         await self._store.publish("approvals", made.id.encode())
+        if self.filed is not None:
+            self.filed(made)
         return made
 
     async def decide(
@@ -223,7 +230,7 @@ class Desk:
         if known is None:
             raise ApprovalError(f"{ident}: there is no such approval")
         raw, approval = known
-        now = self._clock()
+        now = self.now()
         if approval.state == "pending" and now >= approval.expires:
             await self._step(raw, replace(approval, state="expired", at=now), "expired")
             raise ApprovalError(f"{ident}: nobody decided in time; it has expired")
@@ -261,21 +268,21 @@ class Desk:
     async def continued(self, approval: Approval) -> str:
         """The tool has asked something: the yes is good once more, for whoever brings this back with the answer."""
         used, ticket = replace(approval, state="consumed"), secrets.token_urlsafe(16)
-        more = replace(approval, state="approved", ticket=ticket, expires=self._clock() + self.options.expires)
+        more = replace(approval, state="approved", ticket=ticket, expires=self.now() + self.options.expires)
         return ticket if await self._step(_canonical(used), more, "continued") else ""
 
     async def cancel(self, approval: Approval) -> None:
         """The caller does not want it any more."""
         known = await self._read(approval.id)
         if known is not None and known[1].state == "pending":
-            await self._step(known[0], replace(known[1], state="cancelled", at=self._clock()), "cancelled")
+            await self._step(known[0], replace(known[1], state="cancelled", at=self.now()), "cancelled")
 
     async def commit(self, changes: Sequence[Put | Delete]) -> bool:
         """Make steps whose record is nobody's business: there is no trail."""
         return await self._store.commit(changes)
 
     def now(self) -> float:
-        return self._clock()
+        return float(self._clock())  # an approval is compared as it is written, and 1 is not 1.0
 
     async def get(self, ident: str) -> Approval | None:
         known = await self._read(ident)
@@ -283,7 +290,7 @@ class Desk:
 
     async def open(self) -> list[Approval]:
         """What waits, oldest first."""
-        now = self._clock()
+        now = self.now()
         rows = await self._store.scan("approval:", limit=10 * MAX_OPEN)
         found = [decode(raw, type=Approval) for _, raw in rows]
         return sorted(
@@ -293,7 +300,7 @@ class Desk:
     # What is remembered
 
     async def _remember(self, approval: Approval, seconds: float) -> None:
-        asked, now = approval.asked, self._clock()
+        asked, now = approval.asked, self.now()
         if seconds <= 0:
             return
         grant = Grant(
@@ -311,7 +318,7 @@ class Desk:
         await self._commit(approval, "remembered", Put(f"grant:{grant.id}", _canonical(grant), seconds + LEEWAY))
 
     async def granted(self, asked: Asked) -> Grant | None:
-        now = self._clock()
+        now = self.now()
         return next((each for each in await self.grants() if each.covers(asked, now)), None)
 
     async def grants(self) -> list[Grant]:
@@ -325,7 +332,7 @@ class Desk:
             return False
         first = await self._read(decode(raw, type=Grant).approval)
         if first is not None and first[1].state == "approved":
-            await self._step(first[0], replace(first[1], state="cancelled", by=by, at=self._clock()), "cancelled")
+            await self._step(first[0], replace(first[1], state="cancelled", by=by, at=self.now()), "cancelled")
         if self._trail is not None:
             return await self._trail.write(record, more=[Delete(f"grant:{ident}")])
         return await self._store.delete(f"grant:{ident}")
@@ -333,7 +340,7 @@ class Desk:
     # Steps
 
     async def _step(self, before: bytes, after: Approval, step: str, more: Put | None = None) -> bool:
-        ttl = max(after.expires - self._clock(), 0.0) + KEPT
+        ttl = max(after.expires - self.now(), 0.0) + KEPT
         changes = [Put(f"approval:{after.id}", _canonical(after), ttl, if_equals=before)]
         done = await self._commit(after, step, *changes, *([more] if more is not None else []))
         if done:

@@ -115,7 +115,7 @@ class Sanitizer:
         self._options = options or Sanitize()
         self._sight = Sight(Secrets(secrets, self._options.patterns))
         self._inspectors = inspectors
-        self._keep = keep
+        self.keep = keep
         self._policies: dict[str, tuple[Policy, int]] = {}
 
     def clean(self, tool: str, result: ToolResult) -> tuple[ToolResult, tuple[Finding, ...]]:
@@ -133,7 +133,7 @@ class Sanitizer:
             if not why:
                 for inspect in self._inspectors:
                     cleaning.findings += islice(inspect(tool, made) or (), _FINDINGS)
-                return cleaning.capped(made, self._keep), tuple(cleaning.findings)
+                return cleaning.capped(made, self.keep), tuple(cleaning.findings)
         except Blocked as problem:
             why = self.text(str(problem))
         except RecursionError:

@@ -1,0 +1,127 @@
+"""Reading on: the rest of a result that was too long to send, kept for a while for whoever called (P-25).
+
+Rests are in the server's store, where any process that shares it finds them; without one, in memory. They have been
+cleaned. The tool gives them out part by part, under the same handle.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from secrets import token_hex
+from typing import Any
+
+from msgspec import UNSET, Struct
+from msgspec.msgpack import decode, encode
+
+from handrail.engine.call import Call
+from handrail.engine.catalog import Catalog, make_entry
+from handrail.errors import SchemaError, ToolError
+from handrail.guards.sanitize import Sanitize, ToolSanitize
+from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
+from handrail.stores import Delete, Put, Store, StoreError
+
+log = logging.getLogger("handrail")
+
+NAME = "read_more"
+SECONDS = 900.0
+MAX_HANDLES, MAX_BYTES = 1_000, 64 * 1024 * 1024  # of one process; the oldest go first
+MAX_REST = 8 * 1024 * 1024  # characters
+NOTICE = 200  # characters kept free for it
+
+_PLACE = {"type": "integer", "minimum": 0, "default": 0, "description": "How many characters of the rest to leave out"}
+TOOL = Tool(
+    name=NAME,
+    description="Reads on where the result of a tool was cut. The notice at the cut names the handle, and the offset.",
+    input_schema={
+        "type": "object",
+        "properties": {"handle": {"type": "string"}, "offset": _PLACE},
+        "required": ["handle"],
+        "additionalProperties": False,
+    },
+    annotations={"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+)
+
+
+class Rest(Struct, frozen=True):
+    principal: str
+    text: bytes
+    total: int  # characters there were
+    risk: Json  # how the result it belongs to is marked
+
+
+class ReadingOn:
+    """The rests of one server's results, while it serves."""
+
+    def __init__(self, server: str, cap: int, store: Store) -> None:
+        self._prefix = f"rest:{server}:"
+        self._size = cap - NOTICE
+        self._store = store
+        self._held: deque[tuple[str, int]] = deque()
+        self._bytes = 0
+        self.fresh: list[tuple[str, str]] = []  # kept a moment ago, by the result that is being cleaned
+
+    def keep(self, rest: str) -> str:
+        """A handle for it, which is good once `save` is done."""
+        self.fresh.append((token_hex(16), rest))
+        return self.fresh[-1][0]
+
+    async def save(self, principal: str, result: ToolResult) -> None:
+        """Put away what was cut off this result."""
+        fresh, self.fresh = self.fresh, []
+        risk = None if result.meta is UNSET else result.meta.get(RISK)
+        for handle, rest in fresh:
+            text = rest[:MAX_REST].encode("utf-8", "surrogatepass")
+            key, value = self._prefix + handle, encode(Rest(principal, text, len(rest), risk))
+            self._held.append((key, len(value)))
+            self._bytes += len(value)
+            gone: list[Delete] = []
+            while len(self._held) > MAX_HANDLES or self._bytes > MAX_BYTES:
+                oldest, size = self._held.popleft()
+                self._bytes -= size
+                gone.append(Delete(oldest))
+            try:
+                await self._store.commit([*gone, Put(key, value, SECONDS)])
+            except StoreError as problem:
+                log.error("the rest of a result could not be kept: %s", problem)
+
+    async def part(self, principal: str, handle: str, offset: int) -> ToolResult:
+        """What comes after `offset` characters of a rest, as much of it as may be sent at once."""
+        value = await self._store.get(self._prefix + handle)
+        rest = None if value is None else decode(value, type=Rest)
+        if rest is None or rest.principal != principal:
+            raise ToolError("Unknown handle, or too old. Call the tool again that the result was of.")
+        text = rest.text.decode("utf-8", "surrogatepass")
+        if offset >= len(text):
+            raise ToolError(f"offset: {offset} is past the end; there are {len(text)} characters")
+        end = min(offset + self._size, len(text))
+        shown = text[offset:end]
+        if end < len(text):
+            shown += f"\n[… {offset:,} to {end:,} of {rest.total:,} characters shown; "
+            shown += f'call {NAME} with handle "{handle}" and offset {end} for the rest]'
+        elif end < rest.total:
+            shown += f"\n[… the last {rest.total - end:,} characters were cut, so ask for less at a time]"
+        return ToolResult([Text(shown)], meta={RISK: rest.risk} if rest.risk else UNSET)
+
+
+async def read_more(arguments: Object, call: Call) -> ToolResult:
+    reading = call._flight.engine.gate.reading
+    assert reading is not None  # it is listed only then
+    return await reading.part(call.principal.id, arguments["handle"], int(arguments.get("offset", 0)))
+
+
+def offered(catalog: Catalog, owner: Any) -> bool:
+    """Whether the tool is listed now; it is not if the author has one of that name."""
+    rest: Object = {"idle": 60.0, "total": 600.0, "dangerous": UNSET, "tags": frozenset(), "owner": owner}
+    try:
+        catalog.add(make_entry(TOOL, invoke=read_more, mode="async", **rest))
+    except SchemaError:
+        log.warning("there is a tool %r already: results that are too long are cut, and cannot be read on", NAME)
+        return False
+    return True
+
+
+def smallest_cap(options: Sanitize) -> int:
+    """The fewest characters that a text or a result is cut at; 0: none is."""
+    policies: list[Sanitize | ToolSanitize] = [options, *options.tools.values()]
+    return min((cap for each in policies for cap in (each.max_text, each.max_result) if cap), default=0)
