@@ -103,7 +103,7 @@ class Caller(Client):
                 return found
 
 
-@requirement("SRV-606", "SRV-608")
+@requirement("SRV-606", "SRV-608", "P-24")
 @pytest.mark.parametrize("revision", EVERY)
 @pytest.mark.parametrize(
     "authorization",
@@ -197,7 +197,7 @@ async def test_a_list_that_depends_on_the_caller_is_not_for_everybodys_cache(url
 
 @requirement("P-25")
 @pytest.mark.parametrize("revision", [*STREAMABLE, "pocket"])
-async def test_the_session_of_another_is_no_session(url: str, revision: str, ran: Ran) -> None:
+async def test_p25_the_session_of_another_is_no_session(url: str, revision: str, ran: Ran) -> None:
     ran(revision, "http")
     alice, bob = Caller(url, revision, ALICE), Caller(url, revision, BOB)
     await alice.open()
@@ -217,7 +217,7 @@ async def test_the_session_of_another_is_no_session(url: str, revision: str, ran
 
 @requirement("P-25")
 @pytest.mark.parametrize("revision", [*STREAMABLE, "pocket", R5])
-async def test_the_cursor_of_another_is_refused(url: str, revision: str, ran: Ran) -> None:
+async def test_p25_the_cursor_of_another_is_refused(url: str, revision: str, ran: Ran) -> None:
     ran(revision, "http")
     alice, bob = Caller(url, revision, ALICE), Caller(url, revision, BOB)
     await alice.open()
@@ -231,7 +231,7 @@ async def test_the_cursor_of_another_is_refused(url: str, revision: str, ran: Ra
 
 
 @requirement("P-25")
-async def test_the_request_state_of_another_is_refused(url: str, ran: Ran) -> None:
+async def test_p25_the_request_state_of_another_is_refused(url: str, ran: Ran) -> None:
     ran(R5, "http")
     alice, bob = Caller(url, R5, ALICE), Caller(url, R5, BOB)
     able: Object = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}

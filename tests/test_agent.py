@@ -740,7 +740,7 @@ async def test_whoever_else_comes_is_refused_and_the_waiting_goes_on(
 
 
 @requirement("P-26")
-async def test_a_state_counts_once(receiver: Receiver) -> None:
+async def test_p26_a_state_counts_once(receiver: Receiver) -> None:
     waiting = asyncio.create_task(receiver.wait("state"))
     await asyncio.sleep(0)
     good = "GET /callback?code={n}&state=state HTTP/1.1\r\nHost: {}\r\n\r\n"

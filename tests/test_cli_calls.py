@@ -15,7 +15,7 @@ SERVER = '''
 import asyncio
 from handrail import Image, Server, ToolError
 
-server = Server("shop", instructions="Be kind.\\x1b[2J")
+server = Server("shop", instructions="Be kind.\\x1b[2J", sanitize=None)
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000a49444154789c6360000002"
                     "000154a24f5f0000000049454e44ae426082")
 
@@ -130,7 +130,7 @@ def test_a_doctor_says_what_is_wrong_and_what_to_try(home: Path) -> None:
 
 
 @requirement("P-28", everywhere=True)
-def test_a_command_of_a_configuration_is_agreed_to_once(home: Path) -> None:
+def test_p28_a_command_of_a_configuration_is_agreed_to_once(home: Path) -> None:
     def configure(*more: str) -> None:
         entry = {"command": sys.executable, "args": ["shop.py", *more], "cwd": str(home)}
         (home / ".mcp.json").write_text(json.dumps({"mcpServers": {"shop": entry}}))
@@ -193,7 +193,7 @@ for line in sys.stdin:
 
 @requirement("P-33", everywhere=True)
 @pytest.mark.parametrize("verb", ["list", "doctor", "inspect"])
-def test_a_terminal_obeys_no_name(home: Path, verb: str) -> None:
+def test_p33_a_terminal_obeys_no_name(home: Path, verb: str) -> None:
     (home / "raw.py").write_text(RAW)
     done = handrail(verb, "raw.py", "--revision", "legacy", home=home)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from handrail import Call, Server, ToolError
 
-server = Server("terminal")
+server = Server("terminal", sanitize=None)  # it may say anything: the terminal obeys nothing
 log = Path(__file__).with_name("log")
 
 
@@ -80,11 +80,11 @@ class Terminal:
         env |= {"PYTHONPATH": str(SOURCE), "PS1": "$ "}
         command = ["new-session", "-d", "-x", "120", "-y", "50", "-c", str(folder), "sh"]
         subprocess.run(["tmux", "-S", self._socket, "-f", "/dev/null", *command], env=env, check=True)
+        self._wait(lambda shown: bool(shown.strip()), "a prompt")
 
     def run(self, *words: str) -> None:
         """`handrail` with these words on an empty screen, and its exit code after it."""
-        self.type("clear")
-        self._wait(lambda shown: len(shown.strip()) < 3, "an empty screen")
+        self._tmux("send-keys", "-R")
         line = shlex.join([sys.executable, "-m", "handrail", *words])
         self.type(f"{line}; echo EXIT=$?")
         self._wait(lambda shown: "EXIT=$?" in shown, line)
@@ -149,11 +149,34 @@ def test_a_destructive_call_is_shown_and_asked_for(terminal: Terminal, tmp_path:
     terminal.run("call", "server.py", "wipe", "folder=/srv/data")
     terminal.until("Send it? [y/N]")
     terminal.type("y")
+    shown = terminal.until("Allow this call? [y/N/more]")  # the server's own guard asks as well
+    assert "| Allow wipe on terminal?" in shown and '| {"folder":"/srv/data"}' in shown
+    assert log_of(tmp_path) == []
+    terminal.type("y")
     assert "wiped /srv/data" in terminal.until("EXIT=0")
     assert log_of(tmp_path) == ["wiped /srv/data False"]
     terminal.run("audit")
     shown = terminal.until("EXIT=0")
     assert "denied" in shown and "confirmed" in shown
+
+
+@requirement("APP-03", "P-19", everywhere=True)
+@pytest.mark.parametrize("answer", ["n", "", "more"])
+def test_what_the_server_asks_can_be_refused_after_all(terminal: Terminal, tmp_path: Path, answer: str) -> None:
+    terminal.run("call", "server.py", "wipe", "folder=/srv/data")
+    terminal.until("Send it? [y/N]")
+    terminal.type("y")
+    terminal.until("Allow this call? [y/N/more]")
+    terminal.type(answer)
+    if answer == "more":
+        terminal.until("allow (boolean)")
+        terminal.type("false")
+        terminal.until("remember (")
+        terminal.type("for an hour")
+        terminal.until("Send it? [y/N/again]")
+        terminal.type("y")
+    assert "was not approved by its user" in terminal.until("EXIT=1")
+    assert log_of(tmp_path) == []
 
 
 @requirement("APP-02", "APP-12", everywhere=True)

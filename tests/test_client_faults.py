@@ -366,7 +366,7 @@ async def test_a_call_whose_list_is_bad_was_not_sent(open_fault: OpenFault) -> N
 
 
 @requirement("P-35")
-async def test_a_list_of_10_mb_is_not_read(open_fault: OpenFault) -> None:
+async def test_p35_a_list_of_10_mb_is_not_read(open_fault: OpenFault) -> None:
     async def one(place: Place) -> None:
         async with open_fault("list_of_10_mb", place) as (client, _), within(PROMPTLY):
             if place[1] == "http":  # asked for once more, as after any broken connection
@@ -630,7 +630,7 @@ async def test_questions_without_end_are_answered_a_few_at_a_time(open_fault: Op
 
 
 @requirement("P-35", "CLI-30")
-async def test_5000_questions_at_once_are_none(open_fault: OpenFault) -> None:
+async def test_p35_5000_questions_at_once_are_none(open_fault: OpenFault) -> None:
     asked: list[object] = []
 
     async def one(place: Place) -> None:

@@ -165,7 +165,7 @@ async def test_the_names_of_the_local_machine_are_ours(desk: Desk, ran: Ran, hos
 
 @requirement("P-22")
 @pytest.mark.parametrize("host", NOT_OURS)
-async def test_no_other_name_is_ours(desk: Desk, ran: Ran, host: str) -> None:
+async def test_p22_no_other_name_is_ours(desk: Desk, ran: Ran, host: str) -> None:
     ran(R5, "http")
     await refused(desk, [("Host", host)])
     # Neither if the page came from there: a name can be made to point here.
@@ -276,7 +276,7 @@ async def test_a_page_of_ours_may_talk_to_us(desk: Desk, ran: Ran, host: str, or
 
 @requirement("SRV-201", "P-22")
 @pytest.mark.parametrize("origin", FOREIGN)
-async def test_a_page_from_elsewhere_may_not(desk: Desk, ran: Ran, origin: str) -> None:
+async def test_p22_a_page_from_elsewhere_may_not(desk: Desk, ran: Ran, origin: str) -> None:
     ran(R5, "http")
     await refused(desk, [("Origin", origin)])
 
@@ -360,7 +360,7 @@ TWICE = [
 
 @requirement("P-22")
 @pytest.mark.parametrize("lines", TWICE, ids=[" + ".join(f"{n} {v}" for n, v in each) for each in TWICE])
-async def test_what_stands_twice_is_refused(desk: Desk, ran: Ran, lines: Lines) -> None:
+async def test_p22_what_stands_twice_is_refused(desk: Desk, ran: Ran, lines: Lines) -> None:
     ran(R5, "http")
     await refused(desk, lines, (400, 403, 415))
 

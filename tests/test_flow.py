@@ -541,8 +541,8 @@ def test_an_answer_to_an_earlier_request_is_refused() -> None:
         (back(error="\x1b[2Jx", error_description="\x1b]0;x\x07"), "no reason that can be shown$"),
     ],
 )
-@requirement("CLI-42", "P-26")
-def test_what_comes_back_is_checked_before_a_code_is_sent_anywhere(reply: Any, complaint: str) -> None:
+@requirement("CLI-42", "P-26", everywhere=True)
+def test_p26_what_comes_back_is_checked_before_a_code_is_sent_anywhere(reply: Any, complaint: str) -> None:
     with pytest.raises(AuthorizationError, match=complaint):
         steps(code_flow(), reply)
 
@@ -568,8 +568,8 @@ def test_an_error_of_another_issuer_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("methods", [None, [], ["plain"], ["s256"]])
-@requirement("CLI-42", "P-26")
-def test_without_s256_nobody_is_asked(methods: list[str] | None) -> None:
+@requirement("CLI-42", "P-26", everywhere=True)
+def test_p26_without_s256_nobody_is_asked(methods: list[str] | None) -> None:
     with pytest.raises(AuthorizationError, match="PKCE with S256"):
         next(code_flow(code_challenge_methods_supported=methods))
 

@@ -32,7 +32,7 @@ async def test_a_key_is_its_principal_with_its_scopes() -> None:
 
 @requirement("P-24", "SRV-606")
 @pytest.mark.parametrize("change", ["", "{key} ", "{key}x", "{hashed}", "hk_", "\udc80", "é" * 40, "x" * 100_000, "\0"])
-async def test_anything_else_is_nobody(change: str) -> None:
+async def test_p24_anything_else_is_nobody(change: str) -> None:
     key, hashed = ApiKeys.new()
     verifier = ApiKeys({"alice": hashed})
     assert await verifier.verify(change.format(key=key, hashed=hashed)) is None

@@ -330,7 +330,8 @@ def test_workers_stand_side_by_side() -> None:
 # Who may read them
 
 
-async def test_without_a_token_there_is_no_page() -> None:
+@requirement("P-23", everywhere=True)
+async def test_p23_without_a_token_there_is_no_page() -> None:
     async with served(outcomes().asgi()) as url:
         assert await status(url.replace("/mcp", "/metrics")) == 404
     async with served(outcomes().asgi(access_log=True)) as url:
@@ -403,7 +404,8 @@ async def test_mounted_the_page_is_beside_the_endpoint(path: str) -> None:
     assert said[0]["status"] == 200 and b"handrail_tools" in said[1]["body"]
 
 
-async def test_the_token_of_the_page_opens_nothing_else() -> None:
+@requirement("P-23", everywhere=True)
+async def test_p23_the_token_of_the_page_opens_nothing_else() -> None:
     key, stored = ApiKeys.new()
     async with served(outcomes().asgi(metrics_token=TOKEN, auth=ApiKeys({"alice": stored}))) as url:
         client = Client(url, R5)

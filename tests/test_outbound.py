@@ -138,7 +138,7 @@ async def test_odd_spellings_of_an_address_lead_nowhere(stranger: Stranger, host
 
 
 @requirement("P-27")
-async def test_one_bad_address_among_good_ones_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_p27_one_bad_address_among_good_ones_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve, _ = book(mcp=PUBLIC, evil=f"{PUBLIC} 127.0.0.1")
     connected: list[object] = []
 
@@ -153,7 +153,7 @@ async def test_one_bad_address_among_good_ones_is_enough(monkeypatch: pytest.Mon
 
 
 @requirement("P-27")
-async def test_a_resolver_that_changes_its_answer_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_p27_a_resolver_that_changes_its_answer_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is connected to is what was checked: there is no second look-up for it to differ in."""
     answers = iter([PUBLIC, "127.0.0.1"])
     asked: list[str] = []
@@ -208,7 +208,7 @@ async def test_what_is_asked_is_all_that_is_said(stranger: Stranger) -> None:
 
 @pytest.mark.parametrize("to", ["{}/", "https://evil.example/", "http://169.254.169.254/"])
 @requirement("P-27")
-async def test_a_redirect_is_not_followed(stranger: Stranger, to: str) -> None:
+async def test_p27_a_redirect_is_not_followed(stranger: Stranger, to: str) -> None:
     target = to.format(stranger.url)
     stranger.answer = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
     assert await Outbound(stranger.url).ask(Get(stranger.url)) == Answer(302)

@@ -256,7 +256,7 @@ BAD: dict[str, Callable[[], str]] = {
 
 @requirement("P-24", "SRV-608")
 @pytest.mark.parametrize("name", BAD)
-async def test_a_bad_token_is_nobody(verifier: JwtVerifier, name: str) -> None:
+async def test_p24_a_bad_token_is_nobody(verifier: JwtVerifier, name: str) -> None:
     assert await verifier.verify(BAD[name]()) is None
     assert await verifier.verify(token()) == ALICE  # a bad one leaves nothing behind
 

@@ -22,7 +22,7 @@ from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
 from handrail.guards.rules import Rule
 from handrail.guards.sanitize import Sanitize
-from handrail.guards.trail import TrailSettings
+from handrail.guards.trail import DATABASES, TrailSettings
 from handrail.schema.explain import closest
 
 __all__ = ["Access", "Audit", "Config", "ConfigError", "Http", "Identities", "Repair", "load"]
@@ -30,6 +30,13 @@ __all__ = ["Access", "Audit", "Config", "ConfigError", "Http", "Identities", "Re
 NAME = "handrail.toml"
 STATE = "state.db"  # in the state folder: audit and approvals
 MAX_BYTES = 1024 * 1024
+SECTIONS = {  # that a guard is made of, where that is not the section of its name
+    "policy": {"groups", "access", "rules"},
+    "rates": {"limits"},
+    "trail": {"audit"},
+    "audit_arguments": {"audit"},
+    "store": {"audit"},
+}
 
 
 class ConfigError(HandrailError, ValueError):
@@ -57,6 +64,15 @@ class Http(_Section, frozen=True):
     workers: Annotated[int, Meta(description="Processes on one port.", ge=1)] = 1
     metrics: Annotated[str, Meta(description="An address of its own for the numbers of Prometheus.")] = ""
     access_log: Annotated[bool, Meta(description="A line for each request.")] = False
+
+    def __post_init__(self) -> None:
+        for name in filter(self.__getattribute__, ("listen", "metrics")):
+            from handrail.transports.listen import Address  # and a good deal more, which stdio does without
+
+            try:
+                Address.parse(getattr(self, name))
+            except ValueError as problem:
+                raise ValueError(f"http.{name}: {problem}") from None
 
 
 class Identities(_Section, frozen=True):
@@ -103,9 +119,15 @@ class Audit(_Section, frozen=True):
     """The record of each call."""
 
     on: Annotated[bool, Meta(description="Write it.")] = True
-    file: Annotated[str, Meta(description="A .db or .jsonl file; empty: state.db in the state folder.")] = ""
+    file: Annotated[
+        str, Meta(description="A .db or .jsonl file, from this file's folder; empty: state.db in the state folder.")
+    ] = ""
     arguments: Annotated[bool, Meta(description="With the arguments, secrets masked; else only their digest.")] = False
     kept: TrailSettings = TrailSettings()
+
+    def __post_init__(self) -> None:
+        if self.file and Path(self.file).suffix not in (".jsonl", *DATABASES):
+            raise ValueError(f"audit.file: {self.file!r} does not end in .jsonl, or in {', '.join(DATABASES)}")
 
 
 class Config(_Section, frozen=True):
@@ -135,29 +157,36 @@ class Config(_Section, frozen=True):
             "sanitize": self.sanitize,
             "repair": self.repair.on,
         }
-        if self.audit.on and state is not None:
-            options["audit"] = Path(self.audit.file) if self.audit.file else state / STATE
-            options["trail"] = self.audit.kept
-            options["audit_arguments"] = self.audit.arguments
+        if state is None:
+            return options
+        file = Path(self.audit.file) if self.audit.file else state / STATE
+        if self.audit.on:
+            options |= {"audit": file, "trail": self.audit.kept, "audit_arguments": self.audit.arguments}
+        if not self.audit.on or file.suffix not in DATABASES:
+            options["store"] = state / STATE
         return options
 
 
 def load(path: str | Path) -> Config:
     """What a file says; ConfigError says where it is wrong."""
+    made = read(document(path), str(path))
+    audit = replace(made.audit, file=str(Path(path).parent / made.audit.file)) if made.audit.file else made.audit
+    return replace(made, audit=audit)
+
+
+def document(path: str | Path) -> dict[str, Any]:
+    """The sections of a file, as they are written."""
     path = Path(path)
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes")
-        given = tomllib.loads(text.decode())
+        return tomllib.loads(text.decode())
     except OSError as problem:
         raise ConfigError(f"{path}: {problem.strerror}") from None
     except ValueError as problem:
         raise problem if isinstance(problem, ConfigError) else ConfigError(f"{path}: not TOML: {problem}") from None
-    made = read(given, str(path))
-    audit = replace(made.audit, file=str(path.parent / made.audit.file)) if made.audit.file else made.audit
-    return replace(made, audit=audit)
 
 
 def read(given: dict[str, Any], where: str = NAME) -> Config:

@@ -275,8 +275,8 @@ class Server:
         try:
             for other in self._included:
                 await self._stack.enter_async_context(other.serving())
-            await self.engine.gate.open(post)
             self._stack.push_async_callback(self.engine.gate.close)
+            await self.engine.gate.open(post)
             if self._lifespan is not None:
                 self.state = await self._stack.enter_async_context(self._lifespan(self))
             self.engine.gate.read_on(self.engine.catalog, self)

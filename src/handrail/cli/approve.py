@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import os
 import signal
 import sys
 from argparse import Namespace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from msgspec import to_builtins
 
 from handrail.cli.codes import Code, Usage
-from handrail.cli.guarded import state_file
+from handrail.cli.guarded import Guarded
 from handrail.cli.screen import Screen
-from handrail.guards.approval import Approval, Approvals, Desk
+from handrail.client.state import state_folder
+from handrail.guards.approval import Approval, ApprovalError, Desk
 from handrail.guards.inert import inert, one_line
 from handrail.guards.trail import open_trail
 from handrail.model import Object
@@ -39,17 +42,23 @@ async def _run(args: Namespace, screen: Screen) -> int:
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             asyncio.get_running_loop().add_signal_handler(getattr(signal, name), task.cancel)
-    file = state_file(args)
+    config = Guarded(args).config
+    kept = config.guards(state_folder(os.environ))
+    audit = kept.get("audit")
+    file = kept.get("store", audit)
+    assert isinstance(file, Path)
     if not file.exists():
-        screen.note(f"{file}: nothing has been served with an audit here, so nothing can wait")
+        screen.note(f"{file}: nothing has been served from here, so nothing can wait")
         return Code.OK
-    store = SqliteStore(file)
-    trail = open_trail(store)
+    store = SqliteStore(file, durable=config.audit.kept.sync == "every-call")
+    trail = None
+    if isinstance(audit, Path):
+        trail = open_trail(store if audit == file else audit, config.audit.kept, store=store)
     try:
-        clerk = _Clerk(Desk(store, Approvals(), trail=trail), store, args, screen)
-        return await clerk.work()
+        return await _Clerk(Desk(store, config.approvals, trail=trail), store, args, screen).work()
     finally:
-        await trail.close()
+        if trail is not None:
+            await trail.close()
         await store.close()
 
 
@@ -142,7 +151,11 @@ class _Clerk:
         word = (answer or "").lower()
         if answer is None or word in ("s", "skip"):
             return Code.OK
-        return await self._decide(approval, {"y": "yes", "yes": "yes", "e": "edit", "edit": "edit"}.get(word, "no"))
+        try:
+            return await self._decide(approval, {"y": "yes", "yes": "yes", "e": "edit", "edit": "edit"}.get(word, "no"))
+        except (ApprovalError, Usage) as problem:  # others may still wait
+            self._screen.note(str(problem))
+            return Code.USAGE
 
     def _read(self, prompt: str) -> str | None:
         """Nothing else goes on meanwhile, so that Ctrl-C ends it at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 from handrail.cli.codes import Code, Usage
 from handrail.cli.guarded import Guarded
@@ -11,6 +12,7 @@ from handrail.cli.words import arguments, document
 from handrail.engine.catalog import Entry
 from handrail.guards.rates import Rates
 from handrail.model import Object, Principal
+from handrail.revisions import REVISIONS
 from handrail.schema.explain import closest
 from handrail.schema.repair import repair
 from handrail.server import Server
@@ -25,8 +27,9 @@ def run(args: Namespace, screen: Screen) -> int:
         raise Usage(f"explain: {args.call!r}: only a call can be explained: handrail explain call TOOL KEY=VALUE")
     guarded = Guarded(args)
     server = guarded.source(args.server).load()
-    if guarded.path is not None:
-        server.guard(**guarded.config.guards(None))
+    guarded.rule(server)
+    if args.revision not in REVISIONS:
+        raise Usage(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")
     entry = server.engine.catalog.get(args.tool)
     if entry is None:
         near = closest(args.tool, (each.name for each in server.tools))
@@ -36,13 +39,19 @@ def run(args: Namespace, screen: Screen) -> int:
     else:
         given = document(args.arguments_json)
     stages, allowed = _stages(server, entry, Principal(args.as_, frozenset(args.scope)), given, args.revision)
-    audit = guarded.config.audit
-    stages.append(("audit", "on" if audit.on else "off", audit.file or "in the state folder"))
+    stages.append(_audit(guarded, server))
     if screen.as_json:
         screen.data([{"stage": stage, "verdict": verdict, "why": why} for stage, verdict, why in stages])
     else:
         screen.table(stages, styles=("bold",))
     return Code.OK if allowed else Code.DENIED
+
+
+def _audit(guarded: Guarded, server: Server) -> Stage:
+    audit, own = guarded.config.audit, server.engine.guards.get("audit")
+    if own is not None and not guarded.speaks_of("audit"):
+        return "audit", "on", str(own) if isinstance(own, str | Path) else "where its author wants it"
+    return "audit", "on" if audit.on else "off", audit.file or "in the state folder"
 
 
 def _stages(server: Server, entry: Entry, who: Principal, given: Object, revision: str) -> tuple[list[Stage], bool]:

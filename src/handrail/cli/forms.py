@@ -43,10 +43,17 @@ class Forms:
     def _filled(self, question: Elicitation) -> Any:
         self._introduce(question)
         fields = question.schema.get("properties")
-        if not self._screen.ask("Answer it?"):
-            return DECLINE
         fields = fields if type(fields) is dict else {}
         answers = dict(question.defaults)
+        only = _only_a_yes(question.schema.get("required"), fields)
+        if only:
+            said = self._screen.read(f"{one_line(str(fields[only].get('title') or only), 60)}? [y/N/more] ")
+            if said is None:
+                return DECLINE
+            if said.lower() not in ("m", "more"):
+                return {**answers, only: said.lower() in ("y", "yes")}
+        elif not self._screen.ask("Answer it?"):
+            return DECLINE
         while True:
             for name, field in fields.items():
                 if not self._field(name, field if type(field) is dict else {}, question.schema, answers):
@@ -95,6 +102,16 @@ class Forms:
 
     def _say(self, text: str) -> None:
         self._screen.tell(text)
+
+
+def _only_a_yes(required: Any, fields: Object) -> str:
+    """The name of the one thing a form wants to know, if a yes or a no says it and the rest need not be said."""
+    if type(required) is not list or len(required) != 1:
+        return ""
+    others = {name: field for name, field in fields.items() if name != required[0]}
+    wanted = fields.get(required[0]) if type(required[0]) is str else None
+    is_one = type(wanted) is dict and wanted.get("type") == "boolean"
+    return required[0] if is_one and all(type(it) is dict and "default" in it for it in others.values()) else ""
 
 
 async def aside(work: Callable[[Any], Any], question: Any) -> Any:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from pathlib import Path
+from typing import cast
 
 from handrail.cli.codes import Usage
 from handrail.cli.source import Source
 from handrail.client.state import State, state_folder
-from handrail.config import NAME, STATE, Config, load
+from handrail.config import NAME, SECTIONS, Config, document, load
+from handrail.engine.gate import GuardOptions
 from handrail.server import Server
 
-__all__ = ["Guarded", "state_file"]
+__all__ = ["Guarded"]
 
 
 class Guarded:
-    """`--config`, or the `handrail.toml` of the working folder, or neither: then what is built in."""
+    """`--config`, or the `handrail.toml` of the working folder, or neither: then what is built in.
+
+    `written` is what the file itself says.
+    """
 
     def __init__(self, args: Namespace) -> None:
         given = args.config or (NAME if Path(NAME).is_file() else None)
         self.path = None if given is None else Path(given)
         self.config = Config() if self.path is None else load(self.path)
+        self.written = {} if self.path is None else document(self.path)
 
     def source(self, target: str | None) -> Source:
         if target:
@@ -31,21 +37,24 @@ class Guarded:
         return Source(str(self.path.parent / self.config.server.target))
 
     def guard(self, server: Server) -> None:
-        """What the file says wins over what the server's author said; without a file only the audit is added."""
+        """Guard a server that is to be served: what it does is on record, unless somebody said otherwise."""
         state = State(state_folder(os.environ))
         state.prepare()
-        if self.path is not None:
-            try:
-                server.guard(**self.config.guards(state.folder))
-            except ValueError as problem:  # what the file is right to name, and is not there: a secret
-                raise Usage(f"{self.path}: {problem}") from None
-        elif "audit" not in server.engine.guards:
-            server.guard(audit=state.folder / STATE)
+        self.rule(server, state.folder)
 
+    def rule(self, server: Server, state: Path | None = None) -> None:
+        """What the file says wins over what the server's author said; where it is silent, the author's word holds."""
+        is_ours = server.engine.guards.keys().isdisjoint({"audit", "store"})
+        options = {
+            name: value
+            for name, value in self.config.guards(state).items()
+            if self.speaks_of(name) or (is_ours and name in ("audit", "store"))
+        }
+        try:
+            server.guard(**cast(GuardOptions, options))
+        except ValueError as problem:  # what the file is right to name, and is not there: a secret
+            raise Usage(f"{self.path}: {problem}") from None
 
-def state_file(args: Namespace) -> Path:
-    """Where approvals wait."""
-    config = Guarded(args).config
-    if config.audit.file and not config.audit.file.endswith(".jsonl"):
-        return Path(config.audit.file)
-    return state_folder(os.environ) / STATE
+    def speaks_of(self, guard: str) -> bool:
+        """Whether the file says anything of it."""
+        return not self.written.keys().isdisjoint(SECTIONS.get(guard, {guard}))

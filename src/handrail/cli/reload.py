@@ -34,6 +34,7 @@ def follow(source: Source, server: Server, note: Callable[[str], None]) -> Serve
     shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.workers.size)
     for name in _FOLLOWS + _STAYS:
         setattr(shell.engine, name, getattr(server.engine, name))
+    shell.guard(**server.engine.guards)
     shell.middleware(following.counted)
     return shell
 
@@ -141,6 +142,8 @@ class _Following:
         for name in _FOLLOWS:
             setattr(shell.engine, name, getattr(new.server.engine, name))
         self._note(f"{self._source.shown} was read again: {_difference(before, shell.tools)}")
+        if _guards(old.server) != _guards(new.server):
+            self._note("its guards are others now; those it was started with hold until it is started again")
         old.replaced = True
         old.rest()
         self._versions = {server: each for server, each in self._versions.items() if not each.over.is_set()}
@@ -162,6 +165,11 @@ async def _happens(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _guards(server: Server) -> dict[str, Any]:
+    """What can be compared: rules by what they say."""
+    return {**server.engine.guards, "policy": server.engine.gate.policy.version}
 
 
 def _difference(before: list[Tool], after: list[Tool]) -> str:

@@ -15,7 +15,7 @@ import asyncio
 
 from handrail.engine.ask import Answer, Later
 from handrail.engine.call import Call
-from handrail.errors import Kind, Refused, ToolError
+from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk
 from handrail.guards.inert import inert
 from handrail.jsonrpc import encode
@@ -47,6 +47,7 @@ class Agreement:
             raise Refused(Kind.DENIED, f"{text} Nothing was done.")
         try:
             approval = await self._brought() or await self._desk.claim(self._asked)
+            self._call.agreed = f"approval {approval.id}"
             if approval.state == "pending":
                 approval = await self._decided(approval)
         except ApprovalError as problem:
@@ -89,6 +90,8 @@ class Agreement:
             return await self._call.ask(_wording(approval), _form(self._desk), key=f"approval-{approval.id}")
         except ToolError:  # an answer that does not fit the form is no yes
             return Answer("decline")
+        except TransportError:  # the client has gone, and its call with it
+            raise asyncio.CancelledError from None
 
     async def _said(self, approval: Approval, answer: Answer) -> Approval:
         """What the person at the client said, as a decision; unless somebody else was quicker."""

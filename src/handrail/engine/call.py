@@ -62,7 +62,7 @@ class Call(Struct, eq=False, dict=True):
     leaving: ToolResult | None = None  # the result as it was cleaned
     decision: Decision | None = None  # of the rules, where there was something to decide
     approval: Approval | None = None
-    agreed: str = ""  # what made a person's yes unnecessary, or which it was
+    agreed: str = ""  # which question it was to a person, or what made one unnecessary
     intended: bool = False  # from here on it may have had an effect
     recorded: bool = False
     serial: str = ""  # in the audit

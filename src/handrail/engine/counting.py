@@ -13,7 +13,7 @@ from handrail.engine.pipeline import Handler
 from handrail.errors import Kind, Refused, ToolError
 from handrail.jsonrpc import Request
 from handrail.metrics import Metrics
-from handrail.model import ToolResult
+from handrail.model import Principal, ToolResult
 
 Observer = Callable[[Handler], Handler]
 """Goes around a whole call, middleware included. It looks on: results and exceptions pass unchanged."""
@@ -63,9 +63,9 @@ def counted(metrics: Metrics) -> Observer:
     return around
 
 
-def count_refused(metrics: Metrics, catalog: Catalog, request: Request, refused: Refused) -> None:
+def count_refused(metrics: Metrics, catalog: Catalog, request: Request, principal: Principal, refused: Refused) -> None:
     """Count a call that never began. A name that is no tool's is not repeated: anybody could make up any number."""
-    if request.method == "tools/call":
-        name = request.params.get("name")
-        known = refused.kind is not Kind.UNKNOWN_TOOL and type(name) is str and catalog.get(name) is not None
-        metrics.calls.add(str(name) if known else "", refused.kind.value)
+    name = request.params.get("name")
+    known = refused.kind is not Kind.UNKNOWN_TOOL and type(name) is str and catalog.get(name) is not None
+    metrics.calls.add(str(name) if known else "", refused.kind.value)
+    metrics.called_by(principal.id, refused.kind.value)

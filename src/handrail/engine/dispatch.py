@@ -80,7 +80,9 @@ class Conversation(Flight):
         try:
             revision = connection.speaker(request)
         except Refused as refused:
-            return self.refusal(connection.voice_for(request), request.id, refused)
+            voice = connection.voice_for(request)
+            self.turned_away(request, voice, refused)
+            return self.refusal(voice, request.id, refused)
         try:
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
@@ -89,19 +91,24 @@ class Conversation(Flight):
             params = connection.typed(request, revision)
             return _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
-            self._turned_away(request, revision, refused)
+            self.turned_away(request, revision, refused)
             return self.refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
-            return self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
+            bug = Refused(Kind.INTERNAL, "Internal error")
+            self.turned_away(request, revision, bug)
+            return self.refusal(revision, request.id, bug)
 
-    def _turned_away(self, request: Request, revision: Revision, refused: Refused) -> None:
-        if self.engine.metrics is not None:
-            count_refused(self.engine.metrics, self.engine.catalog, request, refused)
-        gate = self.engine.gate
-        if gate.trail is not None and request.method == "tools/call":
+    def turned_away(self, request: Request, revision: Revision, refused: Refused) -> None:
+        """Count and record a call that never became one."""
+        if request.method != "tools/call":
+            return
+        engine, gate = self.engine, self.engine.gate
+        if engine.metrics is not None:
+            count_refused(engine.metrics, engine.catalog, request, self.principal, refused)
+        if gate.trail is not None:
             where: Object = {"principal": self.principal.id, "from": self.address, "server": gate.name}
-            gate.trail.note(turned_away(request, {**where, "revision": revision.name}, refused))
+            gate.trail.note(turned_away(request, {**where, "revision": revision.name}, self.traced, refused))
 
     def _notified(self, message: Notification) -> None:
         if message.method == CANCELLED:
@@ -183,9 +190,11 @@ class Conversation(Flight):
         engine, gate = self.engine, self.engine.gate
         entry = engine.catalog.get(params.name)
         if entry is None or not entry.shown_to(self.principal.scopes) or gate.hides(entry, self.principal, revision):
+            gate.allow(self.principal, self.address)  # there is no tool whose limit would hold
             hidden = gate.hidden(engine.catalog, self.principal, revision)
             raise engine.catalog.unknown(params.name, self.principal.scopes, hidden)
         if not entry.scopes <= self.principal.scopes:
+            gate.allow(self.principal, self.address)
             self.needed = entry.scopes
             raise Refused(Kind.FORBIDDEN, f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}")
         if len(self.connection.in_flight) >= engine.limits.max_calls:

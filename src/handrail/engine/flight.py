@@ -155,7 +155,7 @@ class Flight:
         call.timed_out = True
         call.stop()
         answer = self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}."))
-        if not call.intended:
+        if not call.intended or call.recorded:
             call.reply(answer)
             return
         call.recorded = True

@@ -31,12 +31,13 @@ from handrail.guards.webhook import Post, Sender
 from handrail.model import RISK, Principal, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
-from handrail.stores import Store
+from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from handrail.guards.shared_limits import StoreLimiter
     from handrail.guards.trail import Trail, TrailSettings
+    from handrail.stores.sqlite import SqliteStore
 
 log = logging.getLogger("handrail")
 
@@ -56,7 +57,7 @@ class GuardOptions(TypedDict, total=False):
     audit: str | Path | Trail  # a file for the record of each call: `.db` or `.jsonl`
     trail: TrailSettings  # how that file is kept
     audit_arguments: bool  # with their arguments, masked (False: with a digest of them)
-    store: Store  # where approvals wait, if not in the file of the audit
+    store: Store | str | Path  # where approvals wait (a `.db` file), if not in the file of the audit
 
 
 class Gate:
@@ -73,7 +74,7 @@ class Gate:
     trail: Trail | None = None  # while the server serves
     reading: ReadingOn | None = None  # while the server serves, and results may be cut
     _sender: Sender | None = None
-    _opened: Store | None = None
+    _opened: SqliteStore | None = None
     _shared: StoreLimiter | None = None
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
@@ -98,16 +99,22 @@ class Gate:
             self.sanitizer = Sanitizer(wanted, secrets=self.secrets, inspectors=options.get("inspectors", ()))
         self.repairs = options.get("repair", False)
         self.masked = options.get("audit_arguments", False)
-        self._place_desk(options.get("store"))
+        self._place_desk(self._given_store)
 
     async def open(self, post: Post) -> None:
         """What has to be open while the server serves; `post` is how a webhook is asked."""
-        audit, store = self._options.get("audit"), self._options.get("store")
-        if isinstance(audit, str | Path):
-            store = self._open_trail(Path(audit), store)
-        else:
-            self.trail = audit
-            self._place_desk(store)
+        audit, kept = self._options.get("audit"), self._options.get("store")
+        try:
+            store = self._open_store(kept) if isinstance(kept, str | Path) else kept
+            if isinstance(audit, str | Path):
+                store = self._open_trail(Path(audit), store)
+            else:
+                self.trail = audit
+                self._place_desk(store)
+        except (OSError, StoreError) as problem:
+            files = " and ".join(str(each) for each in (audit, kept) if isinstance(each, str | Path))
+            told = problem.strerror if isinstance(problem, OSError) else problem
+            raise StoreError(f"{files}: records and approvals cannot be kept there: {told}") from problem
         rates = self._options.get("rates")
         if rates is not None and rates.shared:
             from handrail.guards.shared_limits import StoreLimiter
@@ -138,7 +145,6 @@ class Gate:
     def _open_trail(self, path: Path, store: Store | None) -> Store | None:
         """With approvals in the same file, where that can be: then one transaction uses them up and records it."""
         from handrail.guards.trail import DATABASES, open_trail
-        from handrail.stores.sqlite import SqliteStore
 
         settings = self._options.get("trail")
         if path.suffix not in DATABASES:
@@ -148,11 +154,18 @@ class Gate:
             return store
         if store is not None:
             raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
-        durable = settings is None or settings.sync == "every-call"
-        opened = self._opened = SqliteStore(path, durable=durable, clock=self._clock)
+        opened = self._open_store(path)
         self.trail = open_trail(opened, settings, clock=self._clock)
         self._place_desk(opened)
         return opened
+
+    def _open_store(self, path: str | Path) -> SqliteStore:
+        from handrail.stores.sqlite import SqliteStore
+
+        settings = self._options.get("trail")
+        durable = settings is None or settings.sync == "every-call"
+        self._opened = SqliteStore(path, durable=durable, clock=self._clock)
+        return self._opened
 
     async def close(self) -> None:
         if self._sender is not None:
@@ -167,7 +180,12 @@ class Gate:
         if self._opened is not None:
             await self._opened.close()
             self._opened = None
-            self._place_desk(self._options.get("store"))
+            self._place_desk(self._given_store)
+
+    @property
+    def _given_store(self) -> Store | None:
+        store = self._options.get("store")
+        return None if isinstance(store, str | Path) else store  # a file is opened with the server
 
     def _place_desk(self, store: Store | None, shared: bool = True) -> None:
         options = self._options.get("approvals")
@@ -220,7 +238,7 @@ class Gate:
 
     async def admit(self, call: Call) -> None:
         """By rule, or by a person: the approval is used up when the intent is written."""
-        call.decision = decision = self._decide(call)
+        decision = self._decide(call)
         if decision.verdict != "ask":
             return
         entry = call.entry
@@ -240,7 +258,6 @@ class Gate:
             call.agreed = f"remembered {grant.id}"
             return
         call.approval = approval = await Agreement(call, asked, self.desk).reached()
-        call.agreed = f"approval {approval.id}"
         if approval.edited is not None:
             call.sent = call.sent or call.arguments
             call.arguments = approval.edited
@@ -249,7 +266,8 @@ class Gate:
             self._decide(call)
 
     def _decide(self, call: Call) -> Decision:
-        decision = self.policy.decide(call.principal, call.entry.facts, call.arguments, call.revision.name)
+        who, facts = call.principal, call.entry.facts
+        call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
         if decision.verdict == "deny":
             raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed like this for this caller")  # why is not theirs
         if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
@@ -259,18 +277,20 @@ class Gate:
     async def intend(self, call: Call) -> None:
         """Write down what is about to be done, and use the approval up, in one step."""
         changes = [self.desk.consuming(call.approval)] if call.approval is not None else []
+        call.intended = True  # whoever is cancelled while it is written may find it written
         try:
             if self.trail is not None:
                 done = await self.trail.write(intent(call, self.secrets if self.masked else None), more=changes)
             else:
                 done = await self.desk.commit(changes)
         except TrailError as problem:
+            call.intended = False
             raise Refused(
                 Kind.UNRECORDED, f"{call.name} was not called: it cannot be recorded now ({problem})"
             ) from None
         if not done:
+            call.intended = False
             raise Refused(Kind.DENIED, f"{call.name}: its approval has just been used by another call")
-        call.intended = True
 
     async def continued(self, call: Call) -> None:
         """The tool has asked something by ending its try: the approval is good for the next one too."""

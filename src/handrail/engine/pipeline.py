@@ -40,6 +40,8 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
 
     async def run(call: Call) -> ToolResult:
         entry, leave, marks = call.entry, None, call.marks
+        if marks is not None:
+            marks.append(("middleware", perf_counter()))
         if gate.limiter is not None:
             taken = gate.limiter.take(call.principal.id, entry.tool.name, call.address)
             leave = None if taken is None else await gate.entered(taken)

@@ -39,8 +39,11 @@ def recorded(gate: Gate) -> Observer:
                     trail.note(ended(call, problem))
                 raise
             except BaseException as problem:
-                await end(trail, call, problem)
+                if not call.recorded:
+                    await end(trail, call, problem)
                 raise
+            if call.recorded:  # it has outlived its time, and nobody waits for it any more
+                return result
             return result if await end(trail, call, result) else failed(_UNRECORDED % call.name)
 
         return handle
@@ -52,6 +55,7 @@ _UNRECORDED = "%s was carried out, but what came of it could not be recorded and
 
 
 async def end(trail: Trail, call: Call, how: ToolResult | BaseException) -> bool:
+    call.recorded = True
     record = ended(call, how)
     if not call.intended:  # nothing has happened: nobody needs to wait for the disk
         trail.note(record)
@@ -69,8 +73,6 @@ def ended(call: Call, how: ToolResult | BaseException) -> Object:
         record: Object = {"event": "outcome", "call": call.serial}
     else:
         record = about(call, "answered" if isinstance(how, ToolResult) else "refusal")
-        if call.decision is not None:
-            record["rule"] = call.decision.rule
     record["outcome"] = outcome = ending(call, how)
     if outcome == "input_required" and not call.intended:
         record["event"] = "asked"

@@ -11,7 +11,9 @@ from handrail.engine.call import Call
 from handrail.errors import Refused
 from handrail.guards.inert import mask_secrets
 from handrail.jsonrpc import Request
-from handrail.model import Object
+from handrail.model import Json, Object
+from handrail.protocol.http import Headers
+from handrail.protocol.trace import read as read_trace, read_headers
 
 _canonical = Encoder(order="sorted").encode
 
@@ -19,29 +21,27 @@ _canonical = Encoder(order="sorted").encode
 def intent(call: Call, secrets: frozenset[str] | None) -> Object:
     """With the arguments, if it is known what to mask in them."""
     record = about(call, "intent")
-    record["fingerprint"] = call.entry.fingerprint
     if secrets is not None:
         record["arguments"] = mask_secrets(call.arguments, secrets)
-    if call.decision is not None:
-        record["rule"] = call.decision.rule
-    if call.agreed:
-        record["agreed"] = call.agreed
     if call.approval is not None and call.approval.edited is not None:
-        record["asked_digest"] = _digest(call.approval.asked.arguments)
+        record["asked_digest"] = _digest(_canonical(call.approval.asked.arguments))
     if call.repairs:
         record["repaired"] = [each.path for each in call.repairs]
     return record
 
 
-def turned_away(request: Request, where: Object, refused: Refused) -> Object:
-    """Of a call that was turned away before it was one."""
-    name, arguments = request.params.get("name"), request.params.get("arguments")
+def turned_away(request: Request, where: Object, headers: Headers | None, refused: Refused) -> Object:
+    """Of a call that was turned away before it was one: what it says of itself may be anything."""
+    name, arguments, meta = (request.params.get(each) for each in ("name", "arguments", "_meta"))
+    named = read_trace(meta.get("traceparent")) if type(meta) is dict else None
+    trace = named or read_headers(headers)
     return {
         "event": "refusal",
         "call": token_hex(8),
         **where,
         "tool": name[:200] if type(name) is str else "",
-        "arguments_digest": _digest(arguments if type(arguments) is dict else {}),
+        **_weighed({} if arguments is None else arguments),
+        **({} if trace is None else {"trace": trace.trace_id}),
         "outcome": refused.kind.value,
     }
 
@@ -56,12 +56,22 @@ def about(call: Call, event: str) -> Object:
         "client": call.client.name[:100],
         "revision": call.revision.name,
         "tool": call.name,
-        "arguments_digest": _digest(call.arguments),
+        "fingerprint": call.entry.fingerprint,
+        **_weighed(call.arguments),
     }
+    if call.decision is not None:
+        record["rule"] = call.decision.rule
+    if call.agreed:
+        record["agreed"] = call.agreed
     if call.trace is not None:
         record["trace"] = call.trace.trace_id
     return record
 
 
-def _digest(arguments: Object) -> str:
-    return "sha256:" + sha256(_canonical(arguments)).hexdigest()
+def _weighed(arguments: Json) -> Object:
+    written = _canonical(arguments)
+    return {"arguments_digest": _digest(written), "arguments_bytes": len(written)}
+
+
+def _digest(written: bytes) -> str:
+    return "sha256:" + sha256(written).hexdigest()

@@ -304,7 +304,10 @@ class Post(Exchange):
     def _refuse(self, ident: Id | UnsetType, refused: Refused) -> Rest:
         """Refuse a message in the words of whoever speaks, as far as that is known."""
         conversation = self.conversation or self._converse()
-        return self._say(conversation.refusal(conversation.connection.voice, ident, refused))
+        connection = conversation.connection
+        if type(self.message) is Request:
+            conversation.turned_away(self.message, connection.voice_for(self.message), refused)
+        return self._say(conversation.refusal(connection.voice, ident, refused))
 
     def _answer(self, conversation: Conversation, message: Message | list[Json], session: Session | None) -> Rest:
         """Handle a message, and say what there is to say in the shortest form that will do."""
