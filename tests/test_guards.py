@@ -22,7 +22,7 @@ from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates
 from handrail.guards.trail_reading import TrailFile
 from handrail.metrics import MAX_CALLERS
-from handrail.stores import Delete, Put
+from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from requirements import requirement
@@ -339,12 +339,13 @@ class Book:
 
     def __init__(self, store: MemoryStore) -> None:
         self.records: list[Object] = []
-        self._store = store
+        self.store: Store | None = store
 
     async def write(
         self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
     ) -> bool:
-        done = await self._store.commit([*more, *([change] if change else [])]) if change or more else True
+        assert self.store is not None
+        done = await self.store.commit([*more, *([change] if change else [])]) if change or more else True
         if done:
             self.records.append(record)
         return done

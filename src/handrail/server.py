@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from handrail.transports.http import HttpOptions
 
 __all__ = ["Server"]
+
+log = logging.getLogger("handrail")
 
 F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound=Middleware)
@@ -167,6 +170,10 @@ class Server:
         taken = {entry.tool.name for entry in self.engine.catalog} & {prefix + each.name for each in other.tools}
         if taken:
             raise SchemaError(f"server {other.name!r}: tool {min(taken)!r} exists already; choose another prefix")
+        if unheard := sorted(other.engine.guards.keys() - self.engine.guards.keys()):
+            log.warning(
+                "server %r: %s of %r do not hold here; guard this one too", self.name, ", ".join(unheard), other.name
+            )
         self._included.append(other)
         copied: dict[str, Entry] = {}
 

@@ -106,16 +106,16 @@ class _Clerk:
 
     async def _watch(self) -> int:
         seen: set[str] = set()
-        async with self._store.subscribe("approvals") as news:
-            while True:
-                for approval in await self._desk.open():
-                    if approval.id in seen:
-                        continue
-                    seen.add(approval.id)
-                    self._show(approval)
-                    if not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty():
-                        await self._ask(approval)
-                await anext(news)
+        while True:
+            async with self._store.subscribe("approvals") as news:
+                fresh = [each for each in await self._desk.open() if each.id not in seen]
+                if not fresh:
+                    await anext(news)
+            for approval in fresh:  # not while listening: a person may take longer than news are kept
+                seen.add(approval.id)
+                self._show(approval)
+                if not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty():
+                    await self._ask(approval)
 
     async def _remembered(self) -> int:
         grants = await self._desk.grants()

@@ -44,7 +44,7 @@ def run(args: Namespace, screen: Screen) -> int:
         raise Usage("--follow: goes on without end, and --export is one document; choose one of them")
     path = state_folder(os.environ) / FILE
     wanted = _filter(args)
-    log: _Log | _Served = _Served(args.files) if args.what else _Log(path)
+    log: _Log | _Served = _Served(args) if args.what else _Log(path)
     records: Iterable[Object] = (record for record in log.read() if wanted(record))
     if args.tail:
         records = deque(records, args.tail)
@@ -69,14 +69,19 @@ class _Served:
 
     unread = 0
 
-    def __init__(self, files: list[str]) -> None:
+    def __init__(self, args: Namespace) -> None:
         from handrail.cli import trails
 
-        self._trails = trails.opened(files)
+        self._trails = trails.opened(args)
 
     def read(self) -> Iterator[Object]:
         begun: dict[str, Object] = {}
-        for record in (json.loads(line) for trail in self._trails for _, line in trail.lines()):
+        for line in (line for trail in self._trails for _, line in trail.lines()):
+            try:
+                record = {"event": "", **json.loads(line)}
+            except (ValueError, TypeError):  # never finished, or damaged: `verify` says which
+                self.unread += 1
+                continue
             if record["event"] == "intent":
                 begun[record["call"]] = record
             elif record["event"] in ("outcome", "refusal", "answered"):

@@ -32,6 +32,7 @@ def follow(source: Source, server: Server, note: Callable[[str], None]) -> Serve
     """A server with the tools that the file has at the time, beginning with those of `server`."""
     following = _Following(source, server, note)
     shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.workers.size)
+    shell.guard(**server.engine.guards)  # of the first reading: they cannot be changed while it serves
     for name in _FOLLOWS + _STAYS:
         setattr(shell.engine, name, getattr(server.engine, name))
     shell.guard(**server.engine.guards)

@@ -17,11 +17,13 @@ __all__ = ["run"]
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    if args.http is None and (args.workers or 1) > 1:
-        raise Usage("--workers: several processes share an address, not a pipe; add --http")
-    if args.reload and (args.workers or 1) > 1:
-        raise Usage("--reload: works in one process only; leave --workers out")
     guarded = Guarded(args)
+    http = guarded.config.http
+    address, workers = args.http or http.listen or None, args.workers or http.workers
+    if address is None and (args.workers or 1) > 1:
+        raise Usage("--workers: several processes share an address, not a pipe; add --http")
+    if args.reload and address is not None and workers > 1:
+        raise Usage("--reload: works in one process only; leave --workers out")
     source = guarded.source(args.target)
     if args.reload:
         sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for the first one
@@ -29,8 +31,6 @@ def run(args: Namespace, screen: Screen) -> int:
     if args.reload:
         server = follow(source, server, screen.note)
     guarded.guard(server)
-    http = guarded.config.http
-    address = args.http or http.listen or None
     if address is None:
         server.run()
         return Code.OK
@@ -42,7 +42,7 @@ def run(args: Namespace, screen: Screen) -> int:
             print(f"Serving {inert(server.name, lines=False)} on {url}", file=sys.stderr, flush=True)
 
     try:
-        options: HttpOptions = {"workers": args.workers or http.workers, "ready": ready}
+        options: HttpOptions = {"workers": workers, "ready": ready}
         options |= {"hosts": http.hosts} if http.hosts else {}
         options |= {"origins": http.origins} if http.origins else {}
         options |= {"metrics": http.metrics} if http.metrics else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from handrail.cli.codes import Code, Usage
+from handrail.cli.guarded import Guarded
 from handrail.cli.screen import Screen
 from handrail.client.state import state_folder
 from handrail.config import STATE
@@ -20,16 +21,18 @@ from handrail.guards.trail_reading import TrailFile
 __all__ = ["run"]
 
 
-def opened(files: list[str]) -> list[TrailFile]:
-    return [TrailFile(path) for path in _paths(files)]
+def opened(args: Namespace) -> list[TrailFile]:
+    return [TrailFile(path) for path in _paths(args)]
 
 
-def _paths(files: list[str]) -> list[Path]:
-    return [Path(file) for file in files] or [state_folder(os.environ) / STATE]
+def _paths(args: Namespace) -> list[Path]:
+    """Those that are named, or the one that `handrail serve` would write to from here."""
+    file = Guarded(args).config.audit.file
+    return [Path(each) for each in args.files] or [Path(file) if file else state_folder(os.environ) / STATE]
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    paths = _paths(args.files)
+    paths = _paths(args)
     if args.what == "verify":
         return max([_verify(path, args.head or "", screen) for path in paths])
     if sys.stdout.isatty():

@@ -147,6 +147,7 @@ def parser() -> Parser:
     what = "the trail of a server: its calls, whether it is whole, its records as they are"
     audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
     audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
+    _configured(audit)
     audit.add_argument("--head", metavar="HASH", help="verify: the hash of a record that must be in it")
     audit.add_argument("--salvage", action="store_true", help="export: all that can be read of a damaged file")
     audit.add_argument("--tail", type=_number, default=20, metavar="N", help="only the last N; 0: all (20)")

@@ -23,7 +23,7 @@ from handrail.model import Json, Object
 
 ROUNDS = 9  # of "ask again": clients give up after the tenth
 BEAT_SECONDS = 5.0
-MAX_SHOWN = 4_000  # characters of arguments in a question
+MAX_SHOWN = 100_000  # characters of arguments in a question: what cannot be shown whole cannot be agreed to there
 
 REMEMBER = {"no": 0.0, "for an hour": 3600.0, "for a day": 86400.0, "for 30 days": 30 * 86400.0}
 
@@ -35,8 +35,9 @@ class Agreement:
         self._call = call
         self._asked = asked
         self._desk = desk
-        self._may_ask = desk.options.by != "operator" and call.can_ask("elicitation.form")
-        self._others = desk.shared and desk.options.by != "caller"
+        can = desk.options.by != "operator" and call.can_ask("elicitation.form")
+        self._may_ask = can and len(_shown(asked)) <= MAX_SHOWN
+        self._others = desk.options.by == "operator" or (desk.shared and desk.options.by != "caller")
 
     async def reached(self) -> Approval:
         """An approval that is good for this call; what was not agreed to is refused."""
@@ -45,11 +46,14 @@ class Agreement:
                 f"{self._call.name} needs somebody's approval, and nobody can be asked: the client takes no questions."
             )
             raise Refused(Kind.DENIED, f"{text} Nothing was done.")
+        call, seconds = self._call, self._desk.options.expires
         try:
             approval = await self._brought() or await self._desk.claim(self._asked)
             self._call.agreed = f"approval {approval.id}"
             if approval.state == "pending":
+                call.deadline = call.now() + seconds + call.entry.total  # a person's time is not the tool's
                 approval = await self._decided(approval)
+                call.deadline = call.now() + call.entry.total
         except ApprovalError as problem:
             raise Refused(Kind.DENIED, f"{self._call.name} was not approved: {problem}") from None
         if approval.state == "approved":
@@ -74,7 +78,7 @@ class Agreement:
             answer = await self._question(approval)  # ends this try if there is no answer yet
             return await self._said(approval, answer)
         asking = asyncio.ensure_future(self._question(approval))
-        waiting = asyncio.ensure_future(self._desk.wait(approval, self._call.entry.total))
+        waiting = asyncio.ensure_future(self._desk.wait(approval, approval.expires - self._desk.now()))
         try:
             await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else await self._said(approval, asking.result())
@@ -110,7 +114,7 @@ class Agreement:
         call, options = self._call, self._desk.options
         key = f"approval-{approval.id}"
         stateless = call.revision.asks == "retry"
-        ends = call.now() + (options.round if stateless else options.wait)
+        ends = call.now() + min(options.round if stateless else options.wait, approval.expires - self._desk.now())
         beats = 0
         call.waiting += 1
         try:
@@ -120,7 +124,7 @@ class Agreement:
                 await call.progress(beats * 1e-6, message=f"waits for approval {approval.id}")
         finally:
             call.waiting -= 1
-        if approval.state == "pending":
+        if approval.state == "pending" and self._desk.now() < approval.expires:
             said = call.answers.get(key)
             turn = said.get("round", 1) if type(said) is dict else 1
             if stateless and type(turn) is int and turn < ROUNDS:
@@ -140,11 +144,13 @@ class Agreement:
         return Refused(Kind.DENIED, f"{name} was not approved in time. Nothing was done; call again to ask again.")
 
 
+def _shown(asked: Asked) -> str:
+    return inert(encode(asked.arguments).decode(), lines=False)
+
+
 def _wording(approval: Approval) -> str:
     asked = approval.asked
-    shown = inert(encode(asked.arguments).decode(), lines=False)
-    if len(shown) > MAX_SHOWN:
-        shown = f"{shown[:MAX_SHOWN]}… ({len(shown):,} characters in all)"
+    shown = _shown(asked)
     # What a rule of the operator's looks at is not the caller's business; its name has to do.
     why = f"because {asked.why}" if asked.rule.startswith("built in") else f"by the rule {asked.rule!r}"
     tool, server, why = (inert(each, lines=False) for each in (asked.tool, asked.server, why))

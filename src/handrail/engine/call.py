@@ -22,7 +22,7 @@ from handrail.guards.approval import Approval
 from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id
-from handrail.model import ClientInfo, InputRequest, Json, Object, Principal, ToolResult
+from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
@@ -59,7 +59,6 @@ class Call(Struct, eq=False, dict=True):
     sent: Object | None = None  # the arguments as they came, if they are others by now
     repairs: tuple[Repair, ...] = ()  # of the arguments
     findings: tuple[Finding, ...] = ()  # in the result
-    leaving: ToolResult | None = None  # the result as it was cleaned
     decision: Decision | None = None  # of the rules, where there was something to decide
     approval: Approval | None = None
     agreed: str = ""  # which question it was to a person, or what made one unnecessary

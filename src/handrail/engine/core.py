@@ -114,6 +114,8 @@ class Engine:
     def guard(self, options: GuardOptions) -> None:
         """Set guards; those that are not named stay as they are."""
         self.guards = {**self.guards, **options}
+        if "secrets" in options:
+            self.guards["secrets"] = frozenset(options["secrets"])  # they are read again by the next who sets a guard
         self.gate.configure(self.guards)
         self._compose()
 
@@ -140,7 +142,7 @@ class Engine:
         )
 
     def _observed(self, handler: Handler) -> Handler:
-        recording = [recorded(self.gate)] if "audit" in self.guards else []
+        recording = [recorded(self.gate)] if self.guards.get("audit") is not None else []
         for each in reversed([*self._observers, *recording]):
             handler = each(handler)
         return handler

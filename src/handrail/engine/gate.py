@@ -9,7 +9,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from msgspec import UNSET
+from msgspec import UNSET, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from handrail.engine.approving import Agreement
@@ -54,7 +54,7 @@ class GuardOptions(TypedDict, total=False):
     secrets: Iterable[str]  # that must not leave, beside those of the environment
     approvals: Approvals  # who is asked, and for how long
     repair: bool  # read `"5"` as 5 where only that fits (False)
-    audit: str | Path | Trail  # a file for the record of each call: `.db` or `.jsonl`
+    audit: str | Path | Trail | None  # a file for the record of each call: `.db` or `.jsonl`
     trail: TrailSettings  # how that file is kept
     audit_arguments: bool  # with their arguments, masked (False: with a digest of them)
     store: Store | str | Path  # where approvals wait (a `.db` file), if not in the file of the audit
@@ -83,6 +83,17 @@ class Gate:
         self._options: GuardOptions = {}
 
     def configure(self, options: GuardOptions) -> None:
+        for name in (
+            "rates",
+            "sanitize",
+            "approvals",
+            "trail",
+        ):  # as a file would be read: a misspelled word is an error
+            try:
+                if (given := options.get(name)) is not None:
+                    convert(to_builtins(given), type(given))
+            except ValidationError as problem:
+                raise ValueError(f"{name}: {problem}") from None
         self._options = options
         self.policy = options.get("policy") or Policy(clock=self._clock)
         self._ruled = not self.policy.is_open
@@ -110,6 +121,10 @@ class Gate:
                 store = self._open_trail(Path(audit), store)
             else:
                 self.trail = audit
+                if audit is not None:
+                    if audit.store is None:
+                        raise ValueError("audit: this trail has no store to keep approvals in; open_trail(…, store=…)")
+                    store = audit.store
                 self._place_desk(store)
         except (OSError, StoreError) as problem:
             files = " and ".join(str(each) for each in (audit, kept) if isinstance(each, str | Path))
@@ -174,6 +189,7 @@ class Gate:
         if self._shared is not None:
             await self._shared.close()
             self._shared = None
+            self.limiter = self.others
         trail, self.trail = self.trail, None
         if trail is not None and trail is not self._options.get("audit"):
             await trail.close()
@@ -257,12 +273,17 @@ class Gate:
         if grant is not None:
             call.agreed = f"remembered {grant.id}"
             return
-        call.approval = approval = await Agreement(call, asked, self.desk).reached()
+        try:
+            call.approval = approval = await Agreement(call, asked, self.desk).reached()
+        except (TrailError, StoreError) as problem:
+            raise _unrecorded(call, problem) from None
         if approval.edited is not None:
             call.sent = call.sent or call.arguments
             call.arguments = approval.edited
             if not entry.input.valid(call.arguments):
-                raise entry.bad_arguments(call.arguments)
+                await self.desk.cancel(approval)
+                why = entry.bad_arguments(call.arguments).text
+                raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
             self._decide(call)
 
     def _decide(self, call: Call) -> Decision:
@@ -283,11 +304,9 @@ class Gate:
                 done = await self.trail.write(intent(call, self.secrets if self.masked else None), more=changes)
             else:
                 done = await self.desk.commit(changes)
-        except TrailError as problem:
+        except (TrailError, StoreError) as problem:
             call.intended = False
-            raise Refused(
-                Kind.UNRECORDED, f"{call.name} was not called: it cannot be recorded now ({problem})"
-            ) from None
+            raise _unrecorded(call, problem) from None
         if not done:
             call.intended = False
             raise Refused(Kind.DENIED, f"{call.name}: its approval has just been used by another call")
@@ -312,3 +331,8 @@ class Gate:
         if reason is not None and RISK not in known:  # the author's own words win
             result = replace(result, meta={**known, RISK: {"level": "dangerous", "reason": reason}})
         return result
+
+
+def _unrecorded(call: Call, problem: Exception) -> Refused:
+    log.error("tool %r was not called: %s", call.name, problem)  # which names the file: that is not for a peer
+    return Refused(Kind.UNRECORDED, f"{call.name} was not called: it cannot be recorded now; the server's log says why")

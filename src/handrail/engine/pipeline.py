@@ -83,7 +83,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 marks.append(("run", perf_counter()))
             if gate.sanitizer is not None or call.repairs:
                 # What can be read on was cleaned before it was cut.
-                call.leaving = result = gate.cleaned(call, result, entry.invoke is read_more)
+                result = gate.cleaned(call, result, entry.invoke is read_more)
                 if gate.reading is not None and gate.reading.fresh:
                     await gate.reading.save(call.principal.id, result)
             if marks is not None:
@@ -115,13 +115,13 @@ def compose(middleware: list[Middleware], inner: Handler, gate: Gate) -> Handler
             result = await inner(call)
         except ToolError as failure:
             result = told(call.name, failure)
-        if gate.sanitizer is not None and result is not call.leaving:
+        if gate.sanitizer is not None:  # also what comes back as it went: there may be more in it by now
             result = gate.cleaned(call, result)
             if gate.reading is not None and gate.reading.fresh:
                 await gate.reading.save(call.principal.id, result)
         return result
 
-    return handle
+    return handle if middleware else inner
 
 
 def _around(middleware: Middleware, inner: Handler) -> Handler:

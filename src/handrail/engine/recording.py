@@ -13,6 +13,7 @@ from handrail.engine.counting import Observer, ending
 from handrail.engine.gate import Gate
 from handrail.engine.pipeline import Handler, failed
 from handrail.engine.records import about
+from handrail.errors import Kind, Refused
 from handrail.guards.chain import TrailError
 from handrail.model import Object, Text, ToolResult
 
@@ -29,7 +30,7 @@ def recorded(gate: Gate) -> Observer:
         async def handle(call: Call) -> ToolResult:
             trail = gate.trail
             if trail is None:
-                return await inner(call)
+                raise Refused(Kind.UNRECORDED, f"{call.name} was not called: nobody has opened the record of it")
             call.serial = token_hex(8)
             call.marks = call.marks or [("", perf_counter())]
             try:

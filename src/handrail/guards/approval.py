@@ -195,8 +195,8 @@ class Desk:
         return known is not None and known[1].state == "approved" and self._is_live(known[1])
 
     async def _file(self, asked: Asked, digest: str, index: bytes | None) -> Approval | None:
-        waiting = await self.open()
-        theirs = [each for each in waiting if each.asked.principal == asked.principal]
+        waiting = await self._store.scan("approval-open:", limit=MAX_OPEN)
+        theirs = [who for _, who in waiting if who == asked.principal.encode()]
         if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
             raise ApprovalError("too many calls wait for an approval; wait until some are decided")
         now = self.now()
@@ -213,6 +213,7 @@ class Desk:
         ttl = self.options.expires + KEPT
         changes = [
             Put(f"approval:{made.id}", _canonical(made), ttl, if_absent=True),
+            Put(f"approval-open:{made.id}", asked.principal.encode(), self.options.expires),
             Put(f"approval-for:{digest}", made.id.encode(), ttl, if_absent=index is None, if_equals=index),
         ]
         if not await self._commit(made, "asked", *changes):
@@ -272,9 +273,9 @@ class Desk:
         return ticket if await self._step(_canonical(used), more, "continued") else ""
 
     async def cancel(self, approval: Approval) -> None:
-        """The caller does not want it any more."""
+        """Nobody wants it any more, or it cannot be used."""
         known = await self._read(approval.id)
-        if known is not None and known[1].state == "pending":
+        if known is not None and known[1].state in OPEN:
             await self._step(known[0], replace(known[1], state="cancelled", at=self.now()), "cancelled")
 
     async def commit(self, changes: Sequence[Put | Delete]) -> bool:
@@ -290,12 +291,10 @@ class Desk:
 
     async def open(self) -> list[Approval]:
         """What waits, oldest first."""
-        now = self.now()
-        rows = await self._store.scan("approval:", limit=10 * MAX_OPEN)
-        found = [decode(raw, type=Approval) for _, raw in rows]
-        return sorted(
-            (each for each in found if each.state == "pending" and now < each.expires), key=lambda it: it.created
-        )
+        rows = await self._store.scan("approval-open:", limit=MAX_OPEN)
+        found = await asyncio.gather(*(self.get(key.partition(":")[2]) for key, _ in rows))
+        waiting = [each for each in found if each is not None and each.state == "pending"]
+        return sorted((each for each in waiting if self.now() < each.expires), key=lambda it: it.created)
 
     # What is remembered
 
@@ -341,7 +340,10 @@ class Desk:
 
     async def _step(self, before: bytes, after: Approval, step: str, more: Put | None = None) -> bool:
         ttl = max(after.expires - self.now(), 0.0) + KEPT
-        changes = [Put(f"approval:{after.id}", _canonical(after), ttl, if_equals=before)]
+        changes: list[Put | Delete] = [
+            Put(f"approval:{after.id}", _canonical(after), ttl, if_equals=before),
+            Delete(f"approval-open:{after.id}"),
+        ]
         done = await self._commit(after, step, *changes, *([more] if more is not None else []))
         if done:
             await self._store.publish(f"approval:{after.id}", after.state.encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from handrail.guards.inert import mask
+from handrail.guards.inert import inert, mask
 
 __all__ = ["keep_out_of_logs"]
 
@@ -23,9 +23,9 @@ class _Masking(logging.Filter):
         if record.exc_info and not record.exc_text:
             record.exc_text = _formatter.formatException(record.exc_info)
         if record.exc_text:
-            record.exc_text = mask(record.exc_text, self.known)
+            record.exc_text = inert(mask(record.exc_text, self.known))
         said = record.getMessage()
-        told = mask(said, self.known)
+        told = inert(mask(said, self.known))
         if told != said:
             record.msg, record.args = told, ()
         return True

@@ -68,6 +68,8 @@ class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Trail(Protocol):
     """Where the records of calls go. `event` says what a record is of; `call` is the same for all of one call."""
 
+    store: Store | None  # in which it makes changes
+
     async def write(
         self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
     ) -> bool:
@@ -113,15 +115,17 @@ def open_trail(
     if isinstance(where, SqliteStore):
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
-        return _Trail(SqliteSink(where, keep), settings, clock)
+        return _Trail(SqliteSink(where, keep), settings, clock, where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
-        sink: Sink = SqliteSink(SqliteStore(path, durable=durable, clock=clock), keep, path)
-        return _Trail(sink, settings, clock)
+        kept = SqliteStore(path, durable=durable, clock=clock)
+        return _Trail(SqliteSink(kept, keep, path), settings, clock, kept)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY)
-    return _Trail(JsonlFile(path, durable, rotate, keep, clock), settings, clock, store.commit if store else _unable)
+    return _Trail(
+        JsonlFile(path, durable, rotate, keep, clock), settings, clock, store, store.commit if store else _unable
+    )
 
 
 async def _unable(changes: Changes) -> bool:
@@ -134,9 +138,11 @@ class _Trail:
         sink: Sink,
         settings: TrailSettings,
         clock: Callable[[], float],
+        store: Store | None,
         change_first: Callable[[Changes], Awaitable[bool]] | None = None,
     ) -> None:
         self._sink = sink
+        self.store = store
         self._change_first = change_first  # where a sink cannot change anything with a record
         self._fail_open = settings.fail_open
         self._clock = clock
