@@ -168,7 +168,7 @@ async def test_p21_a_clock_that_jumps_extends_no_right(jump: float) -> None:
         shop.now -= jump
         shop.now += 601
         await peer.call("cancel", {"order": 7})
-    assert len(shop.cancelled) <= 1 and (jump < 0) == (shop.cancelled == [7])
+    assert shop.cancelled == []  # neither later than it was good for, nor a day before it was given
 
 
 async def test_p19_nobody_decides_twice_or_too_late() -> None:

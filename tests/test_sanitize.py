@@ -225,7 +225,7 @@ def test_shown_is_as_on_a_display() -> None:
 
 def test_keys_that_become_equal_are_both_kept() -> None:
     result, _ = DEFAULT.clean("tool", ToolResult(structured={"a": 1, "a\u200b": 2, "\u200ba": 3, "b": 4}))
-    assert result.structured == {"a": 1, "a_": 2, "a__": 3, "b": 4}
+    assert result.structured == {"a": 1, "a_2": 2, "a_3": 3, "b": 4}
 
 
 def test_the_text_of_structured_content_says_what_that_says() -> None:

@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import get_terminal_size
 
 from msgspec import to_builtins
 
@@ -137,12 +138,15 @@ class _Clerk:
         say = self._screen.say
         tool, server = inert(asked.tool, lines=False), inert(asked.server, lines=False)
         say(f"{paint(approval.id, 'bold')}  {paint(tool, 'bold')} on {server}  {approval.state}")
-        client = f" with {inert(asked.client, lines=False)}" if asked.client else ""
+        client = f" with {one_line(asked.client, 40)}" if asked.client else ""  # its own words: not a line of them
         when = f"at {_time(approval.created)}, until {_time(approval.expires)}"
         say(f"  asked by {inert(asked.principal, lines=False)}{client} {when}")
         say(f"  because {inert(asked.why, lines=False)} ({inert(asked.rule, lines=False)})")
+        room = max(20, get_terminal_size().columns - 4)
         for line in inert(json.dumps(asked.arguments, indent=2, ensure_ascii=False)).splitlines():
-            say(f"  {line}")
+            step = room if line.isascii() else room // 2
+            for at in range(0, len(line), step):  # a line the terminal breaks could pass for two of ours
+                say(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
         for line in approval.before:
             say(f"  since it was last allowed: {inert(line, lines=False)}")
 
@@ -181,7 +185,7 @@ class _Clerk:
         if text is None:
             text = self._read("Arguments to run with, as JSON: ")
         try:
-            value = json.loads(text or "")
+            value = json.loads(text or "", parse_constant=_no_number)
         except ValueError as problem:
             raise Usage(f"the arguments: not JSON: {problem}") from None
         if not isinstance(value, dict):
@@ -197,3 +201,7 @@ def _seconds(text: str) -> float:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number in JSON")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 
-from handrail.engine.ask import Answer, Later
+from handrail.engine.ask import Answer, Form, Later
 from handrail.engine.call import Call
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk
@@ -23,7 +23,7 @@ from handrail.model import Json, Object
 
 ROUNDS = 9  # of "ask again": clients give up after the tenth
 BEAT_SECONDS = 5.0
-MAX_SHOWN = 100_000  # characters of arguments in a question: what cannot be shown whole cannot be agreed to there
+LONG = 1_000  # characters of arguments, of which a person may not read all
 
 REMEMBER = {"no": 0.0, "for an hour": 3600.0, "for a day": 86400.0, "for 30 days": 30 * 86400.0}
 
@@ -35,8 +35,7 @@ class Agreement:
         self._call = call
         self._asked = asked
         self._desk = desk
-        can = desk.options.by != "operator" and call.can_ask("elicitation.form")
-        self._may_ask = can and len(_shown(asked)) <= MAX_SHOWN
+        self._may_ask = desk.options.by != "operator" and call.can_ask("elicitation.form")
         self._others = desk.options.by == "operator" or (desk.shared and desk.options.by != "caller")
 
     async def reached(self) -> Approval:
@@ -65,7 +64,7 @@ class Agreement:
         for key, said in self._call.answers.items():
             if key.startswith("approval-") and type(said) is dict:
                 found = await self._desk.get(key.removeprefix("approval-"))
-                if found is None or found.digest != self._asked.digest() or self._desk.now() >= found.expires:
+                if found is None or found.digest != self._asked.digest() or not self._desk.is_good(found):
                     continue
                 if found.state == "pending" or (found.state == "approved" and said.get("ticket", "") == found.ticket):
                     return found
@@ -90,8 +89,10 @@ class Agreement:
                 await self._desk.cancel(left)
 
     async def _question(self, approval: Approval) -> Answer:
+        key, question = f"approval-{approval.id}", Form(_wording(approval), _form(self._desk), as_is=True)
         try:
-            return await self._call.ask(_wording(approval), _form(self._desk), key=f"approval-{approval.id}")
+            answer: Answer = (await self._call.ask_all({key: question}))[key]
+            return answer
         except ToolError:  # an answer that does not fit the form is no yes
             return Answer("decline")
         except TransportError:  # the client has gone, and its call with it
@@ -144,13 +145,12 @@ class Agreement:
         return Refused(Kind.DENIED, f"{name} was not approved in time. Nothing was done; call again to ask again.")
 
 
-def _shown(asked: Asked) -> str:
-    return inert(encode(asked.arguments).decode(), lines=False)
-
-
 def _wording(approval: Approval) -> str:
     asked = approval.asked
-    shown = _shown(asked)
+    shown = inert(encode(asked.arguments).decode(), lines=False)
+    if len(shown) > LONG:  # nothing is left out, and nothing short stands behind something long
+        by_length = sorted(asked.arguments.items(), key=lambda each: len(encode(each)))
+        shown = inert(encode(dict(by_length)).decode(), lines=False)
     # What a rule of the operator's looks at is not the caller's business; its name has to do.
     why = f"because {asked.why}" if asked.rule.startswith("built in") else f"by the rule {asked.rule!r}"
     tool, server, why = (inert(each, lines=False) for each in (asked.tool, asked.server, why))

@@ -55,8 +55,9 @@ def questions_in(problem: BaseException) -> dict[str, InputRequest] | None:
 class Form:
     """A form for the user: a message, and a flat JSON Schema or a type (dataclass, TypedDict, model) to fill in."""
 
-    def __init__(self, message: str, form: type | Mapping[str, Json]) -> None:
+    def __init__(self, message: str, form: type | Mapping[str, Json], *, as_is: bool = False) -> None:
         self.capability = "elicitation.form"
+        self.as_is = as_is  # not to be cleaned: a mask would hide what is agreed to
         self._convert: Callable[[Object], Any] | None = None
         if isinstance(form, Mapping):
             schema = dict(form)

@@ -147,7 +147,7 @@ class Call(Struct, eq=False, dict=True):
             return
         params: Object = {"level": level, "data": self._cleaned(plain(data))}
         if logger is not None:
-            params["logger"] = logger
+            params["logger"] = self._cleaned(logger)
         await self._flight.tell(self, jsonrpc.notification("notifications/message", params))
 
     async def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
@@ -226,8 +226,10 @@ class Call(Struct, eq=False, dict=True):
         name = f"ask-{self._asked}" if key is None else key
         return (await self.ask_all({name: question}))[name]
 
-    def _worded(self, wanted: InputRequest) -> InputRequest:
-        return InputRequest(wanted.method, self.revision.ask(wanted.method, self._cleaned(wanted.params)))
+    def _worded(self, question: Question) -> InputRequest:
+        wanted = question.request
+        params = wanted.params if isinstance(question, Form) and question.as_is else self._cleaned(wanted.params)
+        return InputRequest(wanted.method, self.revision.ask(wanted.method, params))
 
     def _cleaned(self, value: Json) -> Json:
         sanitizer = self._flight.engine.gate.sanitizer
@@ -235,7 +237,7 @@ class Call(Struct, eq=False, dict=True):
 
     async def _by_request(self, question: Question) -> Any:
         wanted = question.request
-        asked = self._worded(wanted)
+        asked = self._worded(question)
         self.waiting += 1
         try:
             answer = await self._flight.ask(self, asked)
@@ -255,7 +257,7 @@ class Call(Struct, eq=False, dict=True):
                 found[key] = questions[key].read(self.answers[key])
                 self.answered = {**self.answered, key: self.answers[key]}
         if len(found) < len(questions):
-            raise NeedInput({key: self._worded(each.request) for key, each in questions.items() if key not in found})
+            raise NeedInput({key: self._worded(each) for key, each in questions.items() if key not in found})
         return found
 
 

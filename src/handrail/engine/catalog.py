@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from msgspec.json import decode
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from handrail.errors import Kind, Refused, SchemaError
 from handrail.guards.pins import fingerprint
 from handrail.guards.rules import Facts
 from handrail.jsonrpc import encode
-from handrail.model import Object, Tool
+from handrail.model import Json, Object, Tool
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive
 from handrail.schema.explain import closest
@@ -162,7 +162,13 @@ class Catalog:
         return Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {name[:200]}", {"didYouMean": near} if near else None)
 
     def page(
-        self, revision: Revision, after: int, size: int, held: frozenset[str], hidden: frozenset[str] = frozenset()
+        self,
+        revision: Revision,
+        after: int,
+        size: int,
+        held: frozenset[str],
+        hidden: frozenset[str] = frozenset(),
+        clean: Callable[[Json], Json] | None = None,
     ) -> tuple[Raw, int | None]:
         """The tools placed after `after`, as JSON, and the place the next page begins after, if there is one."""
         key = (revision.name, after, size, held & self.hiding, hidden)
@@ -173,7 +179,8 @@ class Catalog:
                 shown = [each for name, each in self._shown.items() if name not in hidden and each.shown_to(held)]
                 rest = [entry for entry in shown if entry.place > after]
                 page = rest[:size] if size else rest
-                tools = b",".join(encode(revision.tool(entry.tool)) for entry in page)
+                listed = [revision.tool(entry.tool) for entry in page]
+                tools = b",".join(encode(clean(to_builtins(each)) if clean else each) for each in listed)
                 self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].place if len(page) < len(rest) else None
             return self._pages[key]
 

@@ -178,7 +178,9 @@ class Conversation(Flight):
             if type(after) is not int:
                 raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
         hidden = engine.gate.hidden(engine.catalog, self.principal, revision)
-        tools, last = engine.catalog.page(revision, after, engine.size_for(revision), self.principal.scopes, hidden)
+        size, sanitizer = engine.size_for(revision), engine.gate.sanitizer
+        clean = None if sanitizer is None else sanitizer.value
+        tools, last = engine.catalog.page(revision, after, size, self.principal.scopes, hidden, clean)
         cursor: str | UnsetType = UNSET
         if last is not None:
             expires = int(engine.clock()) + CURSOR_SECONDS

@@ -21,7 +21,7 @@ from handrail.errors import Kind, Refused
 from handrail.guards.approval import Approvals, Asked, Desk
 from handrail.guards.chain import TrailError
 from handrail.guards.inert import one_line
-from handrail.guards.limits import Limiter, MemoryLimiter, Throttled
+from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Throttled, network
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
@@ -260,14 +260,14 @@ class Gate:
         entry = call.entry
         asked = Asked(
             server=self.name,
-            principal=call.principal.id,
+            principal=_whose(call),
             tool=call.name,
             fingerprint=entry.fingerprint,
             arguments=call.arguments,
             policy=self.policy.version,
             rule=decision.rule,
             why=decision.why,
-            client=call.client.name,
+            client=call.client.name[:100],
         )
         grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
         if grant is not None:
@@ -331,6 +331,12 @@ class Gate:
         if reason is not None and RISK not in known:  # the author's own words win
             result = replace(result, meta={**known, RISK: {"level": "dangerous", "reason": reason}})
         return result
+
+
+def _whose(call: Call) -> str:
+    """Whose a yes is. Callers without a name are told apart by where they are: one's yes is not another's."""
+    who = call.principal.id
+    return f"{who} from {network(call.address)}" if who == ANONYMOUS else who
 
 
 def _unrecorded(call: Call, problem: Exception) -> Refused:

@@ -66,7 +66,8 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 elif entry.mode == "inline":
                     value = entry.invoke(call.arguments, call)
                 else:
-                    value = await workers.run(entry.invoke, call.arguments, call)
+                    ended, leave = leave, None  # a thread that nobody waits for any more still has its place
+                    value = await workers.run(entry.invoke, call.arguments, call, ended=ended)
                 result = outcome(entry, value)
             except ToolError as failure:
                 result = _marked(entry, told(entry.tool.name, failure))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from secrets import token_hex
 from time import perf_counter
@@ -35,13 +34,9 @@ def recorded(gate: Gate) -> Observer:
             call.marks = call.marks or [("", perf_counter())]
             try:
                 result = await inner(call)
-            except asyncio.CancelledError as problem:
-                if not call.recorded:
-                    trail.note(ended(call, problem))
-                raise
             except BaseException as problem:
-                if not call.recorded:
-                    await end(trail, call, problem)
+                if not call.recorded and not await end(trail, call, problem):
+                    raise Refused(Kind.UNRECORDED, _UNRECORDED % call.name) from None
                 raise
             if call.recorded:  # it has outlived its time, and nobody waits for it any more
                 return result

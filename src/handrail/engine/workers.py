@@ -23,6 +23,7 @@ class _Job(Struct, eq=False):
     done: asyncio.Future[Any]
     running: bool = False
     given_up: bool = False
+    ended: Callable[[], None] | None = None
 
 
 class Workers:
@@ -38,9 +39,10 @@ class Workers:
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def run(self, function: Callable[..., Any], *args: Any, ended: Callable[[], None] | None = None) -> Any:
+        """What the function gives. `ended` is called when it has returned, also if nobody waits for it any more."""
         work = partial(copy_context().run, function, *args)
-        job = _Job(work, asyncio.get_running_loop().create_future())
+        job = _Job(work, asyncio.get_running_loop().create_future(), ended=ended)
         with self._lock:
             self.busy += 1
             if self._threads < min(self.size, self.busy):
@@ -54,6 +56,8 @@ class Workers:
                 if job.running:
                     job.given_up = True
                     self.abandoned += 1
+            if ended is not None and not job.given_up:
+                ended()
 
     def _work(self) -> None:
         while True:
@@ -76,7 +80,10 @@ class Workers:
             job.running = False
             self.abandoned -= job.given_up
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            job.done.get_loop().call_soon_threadsafe(_settle, job.done, value, problem)
+            loop = job.done.get_loop()
+            loop.call_soon_threadsafe(_settle, job.done, value, problem)
+            if job.given_up and job.ended is not None:
+                loop.call_soon_threadsafe(job.ended)
 
 
 def _settle(done: asyncio.Future[Any], value: Any, problem: BaseException | None) -> None:

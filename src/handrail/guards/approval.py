@@ -39,6 +39,7 @@ KEPT = 24 * 3600.0  # how long what is over can still be looked up
 LAST = 30 * KEPT  # and what was last allowed
 MAX_OPEN = 1000
 MAX_OPEN_EACH = 100  # of one principal
+MAX_ARGUMENTS = 100_000  # bytes of them as JSON: nobody reads more before saying yes
 
 _canonical = Encoder(order="sorted").encode
 
@@ -121,7 +122,9 @@ class Grant(Struct, frozen=True, kw_only=True):
 
     def covers(self, asked: Asked, now: float) -> bool:
         known = (self.server, self.principal, self.tool, self.fingerprint)
-        if known != (asked.server, asked.principal, asked.tool, asked.fingerprint) or now >= self.until:
+        if known != (asked.server, asked.principal, asked.tool, asked.fingerprint):
+            return False
+        if not self.made - LEEWAY <= now < self.until:
             return False
         given = asked.arguments
         if not self.any_other and given.keys() != self.arguments.keys():
@@ -186,7 +189,11 @@ class Desk:
     def _is_live(self, known: Approval) -> bool:
         denied = known.state == "denied" and known.by != known.asked.principal  # one's own no binds nobody later
         mine = known.state in OPEN and not known.ticket  # with one it belongs to a call that goes on
-        return (mine or denied) and self.now() < known.expires
+        return (mine or denied) and self.is_good(known)
+
+    def is_good(self, known: Approval) -> bool:
+        """Whether it is its time: not over yet, nor, by a clock that was set back, before it was asked (P-21)."""
+        return known.created - LEEWAY <= self.now() < known.expires
 
     async def is_approved(self, asked: Asked) -> bool:
         """Whether there is a yes for this very call that was not used yet."""
@@ -195,6 +202,8 @@ class Desk:
         return known is not None and known[1].state == "approved" and self._is_live(known[1])
 
     async def _file(self, asked: Asked, digest: str, index: bytes | None) -> Approval | None:
+        if (size := len(_canonical(asked.arguments))) > MAX_ARGUMENTS:
+            raise ApprovalError(f"its arguments are {size:,} bytes long, and nobody reads more than {MAX_ARGUMENTS:,}")
         waiting = await self._store.scan("approval-open:", limit=MAX_OPEN)
         theirs = [who for _, who in waiting if who == asked.principal.encode()]
         if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
@@ -269,7 +278,8 @@ class Desk:
     async def continued(self, approval: Approval) -> str:
         """The tool has asked something: the yes is good once more, for whoever brings this back with the answer."""
         used, ticket = replace(approval, state="consumed"), secrets.token_urlsafe(16)
-        more = replace(approval, state="approved", ticket=ticket, expires=self.now() + self.options.expires)
+        # Twice its time, however often it goes on: else whoever never answers has a yes for ever.
+        more = replace(approval, state="approved", ticket=ticket, expires=approval.at + 2 * self.options.expires)
         return ticket if await self._step(_canonical(used), more, "continued") else ""
 
     async def cancel(self, approval: Approval) -> None:

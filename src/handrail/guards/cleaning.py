@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from sys import maxsize
 from typing import Annotated, Literal
 from unicodedata import combining
@@ -135,12 +136,13 @@ class Cleaning:
         if isinstance(value, dict):
             made: Object = {}
             same = True
+            spare = count(2)  # one for all keys: the time must not grow with the square of their number
             for key, inner in value.items():
-                name = self.string(key, where)
-                new = inner if key == "blob" else self.value(inner, self._below(where, key))
+                name = plain = self.string(key, where)
+                new = self.value(inner, self._below(where, key))
                 same = same and name is key and new is inner
                 while name in made:  # two keys differed only in what was taken out
-                    name += "_"
+                    name = f"{plain}_{next(spare)}"
                 made[name] = new
             return value if same else made
         if isinstance(value, list):
@@ -224,8 +226,8 @@ class Cleaning:
         if wanted == "keep" or self._sight.is_calm(text):
             return text
         made, counts = quiet(text)
-        for rule, count in counts.items():
-            self._note("control", where, rule, count)
+        for rule, times in counts.items():
+            self._note("control", where, rule, times)
         if wanted == "show" and self._sight.secrets.absent(made):  # written out inside a secret it would hide that
             return quiet(text, show=True)[0]
         return text if wanted == "report" else made
@@ -236,8 +238,8 @@ class Cleaning:
         if wanted == "keep":
             return texts
         made, hits = self._sight.secrets.masked(texts)
-        for (at, rule), count in Counter(hits).items():
-            self._note("secret", where[at], rule, count)
+        for (at, rule), times in Counter(hits).items():
+            self._note("secret", where[at], rule, times)
         return texts if wanted == "report" else made
 
     def _note(self, kind: Kind, where: str, rule: str, count: int = 1) -> None:

@@ -170,7 +170,7 @@ def mask_secrets(value: Any, known: Collection[str] = ()) -> Any:
     if isinstance(value, str):
         return mask(value, known)
     if isinstance(value, Mapping):
-        return {key: _member(str(key), inner, known) for key, inner in value.items()}
+        return {mask(str(key), known): _member(str(key), inner, known) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         if len(value) == 2 and isinstance(value[0], str) and is_secret(value[0]):  # a header, as name and value
             return [value[0], _member(value[0], value[1], known)]
@@ -204,4 +204,4 @@ def _member(name: str, value: Any, known: Collection[str]) -> Any:
         return {key: _member(name, inner, known) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_member(name, inner, known) for inner in value]
-    return value
+    return MASK if type(value) in (int, float) else value
