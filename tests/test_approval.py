@@ -227,6 +227,21 @@ async def test_what_is_remembered_is_narrow_ends_and_can_be_revoked(revision: st
     assert shop.cancelled == [7, 7, 7]
 
 
+async def test_what_is_remembered_may_be_a_condition() -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
+    async with shop.peer(R1) as peer:
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        ident = await shop.only()
+        for wrong, says in (({"under": 5}, "does not meet"), ({"undr": 9}, "did you mean 'under'")):
+            with pytest.raises(ApprovalError, match=says):
+                await shop.desk.decide(ident, True, by="operator", remember=60, matching={"order": wrong})
+        await shop.desk.decide(ident, True, by="operator", remember=60, matching={"order": {"under": 10}})
+        assert not (await peer.call("cancel", {"order": 7})).is_error  # the yes itself
+        assert [(await peer.call("cancel", {"order": order})).is_error for order in (9, 10, 1)] == [False, True, False]
+        assert (await peer.call("cancel", {"order": 2, "fast": True})).is_error
+    assert shop.cancelled == [7, 9, 1]
+
+
 async def test_a_yes_that_was_remembered_and_revoked_is_no_yes_any_more() -> None:
     shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
     async with shop.peer(R1) as peer:

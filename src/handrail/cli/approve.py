@@ -124,7 +124,7 @@ class _Clerk:
             self._screen.data([to_builtins(each) for each in grants])
             return Code.OK
         for each in grants:
-            shown = one_line(json.dumps(each.arguments, ensure_ascii=False), 100)
+            shown = one_line(json.dumps({**each.arguments, **each.matching}, ensure_ascii=False), 100)
             who, tool = one_line(each.principal), one_line(each.tool)
             self._screen.say(f"{each.id}  {who}  {tool}  {shown}  until {_time(each.until)}, by {one_line(each.by)}")
         return Code.OK
@@ -173,9 +173,14 @@ class _Clerk:
         edited: Object | None = None
         if answer == "edit":
             edited = await self._edited(approval)
-        remember = _seconds(self._args.remember) if self._args.remember else 0.0
         made = await self._desk.decide(
-            approval.id, answer != "no", by=self._who, note=self._args.note or "", edited=edited, remember=remember
+            approval.id,
+            answer != "no",
+            by=self._who,
+            note=self._args.note or "",
+            edited=edited,
+            remember=_seconds(self._args.remember) if self._args.remember else 0.0,
+            matching=_conditions(self._args.where),
         )
         self._screen.note(f"{made.id}: {made.state}")
         return Code.OK
@@ -191,6 +196,19 @@ class _Clerk:
         if not isinstance(value, dict):
             raise Usage("the arguments: not a JSON object")
         return value
+
+
+def _conditions(words: list[str]) -> dict[str, Object]:
+    found: dict[str, Object] = {}
+    for word in words:
+        name, _, condition = word.partition("=")
+        try:
+            found[name] = json.loads(condition)
+        except ValueError:
+            found[name] = {}
+        if not isinstance(found[name], dict) or not found[name]:
+            raise Usage(f"--where: {word!r} is not an argument and its condition, such as 'amount={{\"under\": 100}}'")
+    return found
 
 
 def _seconds(text: str) -> float:

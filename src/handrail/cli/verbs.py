@@ -189,6 +189,7 @@ def parser() -> Parser:
         "handrail approve                            all that waits, one after the other",
         "handrail approve --watch                    and what is still to come",
         "handrail approve 3f9a1c0b7d yes --remember 2h",
+        "handrail approve 3f9a1c0b7d yes --remember 2h --where 'amount={\"under\": 100}'",
         "handrail approve 3f9a1c0b7d no --note 'wrong order'",
         "handrail approve 3f9a1c0b7d edit --arguments '{\"order\": 8}'",
         "handrail approve --remembered               what need not be asked again; --revoke ID ends it",
@@ -197,6 +198,8 @@ def parser() -> Parser:
     approve.add_argument("answer", nargs="?", choices=("yes", "no", "edit"))
     approve.add_argument("--note", metavar="TEXT", help="why; the caller is told")
     approve.add_argument("--remember", metavar="TIME", help="do not ask again for the same call: 30m, 2h, 7d")
+    where = "with --remember: this argument need not be the same, but meet a condition as in a rule"
+    approve.add_argument("--where", action="append", default=[], metavar="NAME=JSON", help=where)
     approve.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="to run with instead, with edit")
     approve.add_argument("--watch", action="store_true", help="go on with those to come")
     approve.add_argument("--remembered", action="store_true", help="list what is remembered")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from handrail.errors import HandrailError
 from handrail.guards.inert import one_line
+from handrail.guards.predicates import reader
 from handrail.guards.webhook import Webhook
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
@@ -113,8 +114,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     tool: str
     server: str
     fingerprint: str
-    arguments: Object  # these, with exactly these values; others may be anything only if `any_other`
-    any_other: bool = False
+    arguments: Object  # these, with exactly these values, and no others
+    matching: dict[str, Object] = {}  # but for those: they have to meet a condition, as in a rule
     approval: str  # that it came from
     until: float
     by: str
@@ -126,10 +127,17 @@ class Grant(Struct, frozen=True, kw_only=True):
             return False
         if not self.made - LEEWAY <= now < self.until:
             return False
-        given = asked.arguments
-        if not self.any_other and given.keys() != self.arguments.keys():
+        given, loose = asked.arguments, self.matching.keys()
+        if given.keys() - loose != self.arguments.keys() - loose:
             return False
-        return all(name in given and _canonical(given[name]) == _canonical(it) for name, it in self.arguments.items())
+        if any(_canonical(given[name]) != _canonical(it) for name, it in self.arguments.items() if name not in loose):
+            return False
+        return all(_meets(name, condition, given) for name, condition in self.matching.items())
+
+
+def _meets(name: str, condition: Object, given: Object) -> bool:
+    pointer = "/" + name.replace("~", "~0").replace("/", "~1")  # a name, whatever is in it
+    return reader(pointer, condition, "remember", every=True)[1](given) is True
 
 
 def differences(was: Asked, now: Asked) -> list[str]:
@@ -233,9 +241,20 @@ class Desk:
         return made
 
     async def decide(
-        self, ident: str, yes: bool, *, by: str, note: str = "", edited: Object | None = None, remember: float = 0.0
+        self,
+        ident: str,
+        yes: bool,
+        *,
+        by: str,
+        note: str = "",
+        edited: Object | None = None,
+        remember: float = 0.0,
+        matching: Mapping[str, Object] | None = None,
     ) -> Approval:
-        """Say yes or no, once. `remember`: for how many seconds the same call need not be asked about again."""
+        """Say yes or no, once. `remember`: for how many seconds the same call need not be asked about again.
+
+        `matching`: arguments that need not be the same then, but meet a condition: `{"amount": {"under": 100}}`.
+        """
         known = await self._read(ident)
         if known is None:
             raise ApprovalError(f"{ident}: there is no such approval")
@@ -248,13 +267,20 @@ class Desk:
             raise ApprovalError(
                 f"{ident}: has been {approval.state}{' by ' + approval.by if approval.by else ''} already"
             )
+        for name, condition in (matching or {}).items():
+            try:
+                met = _meets(name, condition, approval.asked.arguments)
+            except ValueError as problem:
+                raise ApprovalError(str(problem)) from None
+            if not met:
+                raise ApprovalError(f"remember: {name}: this very call does not meet that condition")
         state: State = "approved" if yes else "denied"
         decided = replace(approval, state=state, by=by, at=now, note=note[:1000], edited=edited if yes else None)
         last = Put(_last(approval.asked), _canonical(approval.asked), LAST) if yes else None
         if not await self._step(raw, decided, state, last):
             raise ApprovalError(f"{ident}: has just been decided by somebody else")
         if yes and remember > 0 and edited is None:
-            await self._remember(decided, min(remember, self.options.remember))
+            await self._remember(decided, min(remember, self.options.remember), dict(matching or {}))
         return decided
 
     async def wait(self, approval: Approval, seconds: float) -> Approval:
@@ -308,7 +334,7 @@ class Desk:
 
     # What is remembered
 
-    async def _remember(self, approval: Approval, seconds: float) -> None:
+    async def _remember(self, approval: Approval, seconds: float, matching: dict[str, Object]) -> None:
         asked, now = approval.asked, self.now()
         if seconds <= 0:
             return
@@ -319,6 +345,7 @@ class Desk:
             server=asked.server,
             fingerprint=asked.fingerprint,
             arguments=asked.arguments,
+            matching=matching,
             approval=approval.id,
             until=now + seconds,
             by=approval.by,
