@@ -22,10 +22,11 @@ import msgspec
 
 from benchmarks.client_driver import CallingClient
 from benchmarks.driver import Session
+from benchmarks.guards import guard_bars, guard_table, measure_guards
 from benchmarks.http_driver import HttpServer
-from benchmarks.process import Process, Round, beside, environment
+from benchmarks.process import Process, beside, enough, environment, run
 from benchmarks.report import CPU, LATENCY, PEERS, TWINS, Results, Row, bars, table
-from benchmarks.scenarios import HTTP_WIRES, SCENARIOS, SMALL, Part, Scenario, text_of
+from benchmarks.scenarios import GUARDED, HTTP_WIRES, SCENARIOS, SMALL, Part, Scenario, text_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -100,6 +101,10 @@ def main() -> None:
             wanted.setdefault((scenario.part, scenario.tools), []).append(scenario)
     for (part, tools), scenarios in wanted.items():
         measure_calls(results, part, tools, scenarios, programs, effort)
+    guarded = Results()
+    for part in dict.fromkeys(scenario.part for scenario in GUARDED if chosen.only in scenario.name):
+        say(f"guards, {part}")
+        measure_guards(guarded, part, effort.rounds // 2, effort.slice_s)
     if not chosen.only:
         measure_functions(results, programs)
         measure_starts(results, programs, effort)
@@ -109,11 +114,13 @@ def main() -> None:
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print()
-    print("\n".join(table(results)))
-    print()
-    print("\n".join(str(bar) for bar in bars(results) if not chosen.only or bar.verdict != "not measured"))
+    for lines, held_to in ((table(results), bars(results)), (guard_table(guarded), guard_bars(guarded))):
+        told = [str(bar) for bar in held_to if not chosen.only or bar.verdict != "not measured"]
+        if told:
+            print("\n".join([*lines, "", *told, ""]))
     if chosen.json:
-        rows = [{**msgspec.to_builtins(row), "rounds": rounds} for row, rounds in results.rounds.items()]
+        measured = {**results.rounds, **guarded.rounds}
+        rows = [{**msgspec.to_builtins(row), "rounds": rounds} for row, rounds in measured.items()]
         document = {"machine": machine, "versions": versions, "rows": rows}
         chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
 
@@ -185,7 +192,7 @@ def measure_calls(
         share_listings(servers)
         for scenario in scenarios:
             say(scenario.name)
-            calls = {slot: enough(server, scenario, effort) for slot, server in servers.items()}
+            calls = {slot: enough(server, scenario, effort.slice_s) for slot, server in servers.items()}
             for turn in range(effort.rounds):
                 for (name, count), server in servers.items():
                     if takes_part(part, name, turn):
@@ -224,26 +231,8 @@ def warm_up(server: Process, scenarios: Sequence[Scenario], seconds: float) -> N
             run(server, scenario, 5 * scenario.least_calls)
 
 
-def enough(server: Process, scenario: Scenario, effort: Effort) -> int:
-    """Warm the server up, and find how many calls fill its part of a round."""
-    run(server, scenario, scenario.least_calls)
-    warm = run(server, scenario, scenario.least_calls)
-    return max(scenario.least_calls, int(scenario.share * effort.slice_s * 1e9 * warm.calls / warm.wall_ns))
-
-
 def takes_part(part: Part, name: str, turn: int) -> bool:
     return turn % 3 == 0 or name not in SELDOM[part]
-
-
-def run(server: Process, scenario: Scenario, calls: int) -> Round:
-    with server.placed(scenario.cores):
-        taken, answers = server.play(scenario, calls)
-    assert answers and len({answer["id"] for answer in answers}) == len(answers), "an answer came twice"
-    for answer in answers:
-        result = answer.get("result", {"isError": True})
-        if result.get("isError") or not scenario.is_right(answer["id"], result):
-            raise AssertionError(f"{scenario.name}: wrong answer {str(answer)[:500]}")
-    return taken
 
 
 def measure_functions(results: Results, programs: Sequence[Program]) -> None:

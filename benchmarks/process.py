@@ -16,7 +16,7 @@ from msgspec import Struct
 from benchmarks.scenarios import Answer, Cores, Scenario
 
 __all__ = ["HANG_S", "KEEP_MEMORY", "KEPT_BYTES", "READ_BYTES"]
-__all__ += ["Process", "Round", "beside", "deadline", "environment"]
+__all__ += ["Process", "Round", "beside", "deadline", "enough", "environment", "run"]
 
 READ_BYTES = 1 << 16  # What a pipe holds. Much more, and the allocator maps and unmaps memory for every read.
 KEPT_BYTES = 1 << 24  # Answers beyond this are counted but not looked into.
@@ -158,3 +158,21 @@ def deadline() -> Iterator[None]:
         yield
     finally:
         signal.alarm(0)
+
+
+def run(server: Process, scenario: Scenario, calls: int) -> Round:
+    with server.placed(scenario.cores):
+        taken, answers = server.play(scenario, calls)
+    assert answers and len({answer["id"] for answer in answers}) == len(answers), "an answer came twice"
+    for answer in answers:
+        result = answer.get("result", {"isError": True})
+        if result.get("isError") or not scenario.is_right(answer["id"], result):
+            raise AssertionError(f"{scenario.name}: wrong answer {str(answer)[:500]}")
+    return taken
+
+
+def enough(server: Process, scenario: Scenario, slice_s: float) -> int:
+    """Warm the server up, and find how many calls fill its part of a round."""
+    run(server, scenario, scenario.least_calls)
+    warm = run(server, scenario, scenario.least_calls)
+    return max(scenario.least_calls, int(scenario.share * slice_s * 1e9 * warm.calls / warm.wall_ns))

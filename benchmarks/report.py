@@ -9,14 +9,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["CPU", "LATENCY", "PEERS", "PROGRAMS", "TWINS", "Bar", "Results", "Row", "bars", "table"]
+__all__ = ["CPU", "LATENCY", "PEERS", "PROGRAMS", "TWINS", "Bar", "Results", "Row", "bars", "judged", "table"]
 
 PEERS = ("mcp", "fastmcp", "typescript")
 PROGRAMS = ("bare", "handrail", *PEERS)
 
 # The same program under two names. Where the two differ by more than the tolerance, the machine was too noisy
 # for that line to say anything, and the line is void.
-TWINS = {"bare": ("bare", "bare twin"), "handrail": ("handrail", "handrail twin")}
+TWINS = {name: (name, f"{name} twin") for name in ("bare", "handrail", "off", "sanitize", "outcome")}
 LATENCY = 0.10
 CPU = 0.15
 
@@ -156,7 +156,7 @@ def _cell(results: Results, row: Row, program: str) -> str:
     return digits if ratio is None or program == "bare" else f"{digits} (× {ratio:.3g})"
 
 
-def _judged(results: Results, row: Row, text: str, ratio: float | None, met: bool, sign: str = "×") -> Bar:
+def judged(results: Results, row: Row, text: str, ratio: float | None, met: bool, sign: str = "×") -> Bar:
     if ratio is None:
         return Bar(text, "", "not measured")
     measured = f"{ratio:.4g} {sign}"
@@ -168,13 +168,13 @@ def _judged(results: Results, row: Row, text: str, ratio: float | None, met: boo
 def _at_most(results: Results, row: Row, program: str, base: str, limit: float) -> Bar:
     ratio = results.ratio(row, program, base)
     text = f"{row.what}, {program} at most {limit:g} × {base}"
-    return _judged(results, row, text, ratio, ratio is not None and ratio <= limit)
+    return judged(results, row, text, ratio, ratio is not None and ratio <= limit)
 
 
 def _at_least(results: Results, row: Row, program: str, base: str, limit: float) -> Bar:
     ratio = results.ratio(row, program, base)
     text = f"{row.what}, {base} at least {limit:g} × below {program}"
-    return _judged(results, row, text, ratio, ratio is not None and ratio >= limit)
+    return judged(results, row, text, ratio, ratio is not None and ratio >= limit)
 
 
 def _below_best(results: Results, row: Row, limit: float) -> Bar:
@@ -182,7 +182,7 @@ def _below_best(results: Results, row: Row, limit: float) -> Bar:
     best = min(values, key=values.__getitem__, default="none")
     ratio = results.ratio(row, best, "handrail")
     text = f"{row.what}, handrail at least {limit:g} × below the best peer ({best})"
-    return _judged(results, row, text, ratio, ratio is not None and ratio >= limit)
+    return judged(results, row, text, ratio, ratio is not None and ratio >= limit)
 
 
 def _against_itself(results: Results, row: Row, base: Row, limit: float, text: str) -> Bar:
@@ -190,7 +190,7 @@ def _against_itself(results: Results, row: Row, base: Row, limit: float, text: s
     value, floor = results.value(row, "handrail"), results.value(base, "handrail")
     ratio = value / floor if value and floor else None
     worse = max(row, base, key=results.gap)
-    return _judged(results, worse, text, ratio, ratio is not None and ratio <= limit)
+    return judged(results, worse, text, ratio, ratio is not None and ratio <= limit)
 
 
 def _same_calls(results: Results) -> Bar:
@@ -206,4 +206,4 @@ def _memory(results: Results, limit: float) -> Bar:
     row = Row("resident memory after start", "MB", CPU)
     value = results.value(row, "handrail")
     text = f"{row.what}, handrail at most {limit:g} MB"
-    return _judged(results, row, text, value, value is not None and value <= limit, "MB")
+    return judged(results, row, text, value, value is not None and value <= limit, "MB")

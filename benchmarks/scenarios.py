@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-__all__ = ["CLIENT", "ENVELOPE", "HTTP_WIRES", "REVISIONS", "SCENARIOS", "SMALL"]
+__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "HTTP_WIRES", "REVISIONS", "SCENARIOS", "SMALL", "STEPS"]
 __all__ += ["Answer", "Cores", "Part", "Scenario", "Wire", "text_of"]
 
 Answer = dict[str, Any]
@@ -143,4 +143,37 @@ SCENARIOS = [
         if cores == "two" or wire == "pipe"
         for tool, arguments, is_right in CALLS
     ),
+]
+
+STEPS = ("off", "limit", "validate", "decide", "sanitize", "intent", "outcome")
+"""The guards, in the order in which a server of the benchmark gets them."""
+
+GUARDED_CALLS: Sequence[tuple[str, Callable[[int], Answer], Callable[[int, Answer], bool]]] = (
+    (
+        "reply",
+        lambda id: {"text": f"hello {id}, how are you today?", "language": "en", "tags": ["first", "mail"]},
+        lambda id, answer: text_of(answer) == f"hello {id}, how are you today?",
+    ),
+    (
+        "total",
+        lambda id: {"a": id, "b": 0.5, "currency": "EUR"},
+        lambda id, answer: answer["structuredContent"] == {"sum": id + 0.5},
+    ),
+)
+GUARDED_WIRES: Sequence[tuple[str, Wire, Cores]] = (("stdio", "pipe", "any"), ("HTTP, stateless", "stateless", "two"))
+
+GUARDED = [
+    Scenario(
+        f"guards, {tool} over {name}",
+        calling(tool, arguments),
+        is_right,
+        (2,),
+        wire=wire,
+        window=64,
+        cores=cores,
+        least_calls=1280,
+        share=0.4,
+    )
+    for name, wire, cores in GUARDED_WIRES
+    for tool, arguments, is_right in GUARDED_CALLS
 ]

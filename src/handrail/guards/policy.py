@@ -47,6 +47,7 @@ class _Plan(Struct, frozen=True):
     steps: list[_Step]
     otherwise: Decision
     timed: bool
+    hides: bool
 
 
 class Policy:
@@ -83,6 +84,7 @@ class Policy:
             "ask", "built in: untrusted tools ask", "no rule matches, and nobody trusts its server"
         )
         self._plans: dict[tuple[Principal, Facts, str], Decision | _Plan] = {}
+        self.hides_anything = any(rule.decision.verdict == "hide" for rule in self._rules)  # else no list is filtered
 
     @property
     def decisions(self) -> list[Decision]:
@@ -100,11 +102,6 @@ class Policy:
         said = [[to_builtins(rule.rule) for rule in self._rules], self._default.verdict, self._destructive.verdict]
         return sha256(encode(said, order="sorted")).hexdigest()[:16]
 
-    @property
-    def hides_anything(self) -> bool:
-        """Whether lists need to be filtered at all."""
-        return any(rule.decision.verdict == "hide" for rule in self._rules)
-
     def decide(self, principal: Principal, facts: Facts, arguments: Object, revision: str) -> Decision:
         """The verdict on a call whose arguments are valid."""
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
@@ -114,8 +111,12 @@ class Policy:
 
     def hides(self, principal: Principal, facts: Facts, revision: str) -> Decision | None:
         """The decision that hides a tool, if there is one: it is not listed, and a call finds nothing."""
-        found = self.decide(principal, facts, {}, revision)  # hiding comes first, and looks at no argument
-        return found if found.verdict == "hide" else None
+        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        if isinstance(plan, _Plan):
+            if not plan.hides:
+                return None
+            plan = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
+        return plan if plan.verdict == "hide" else None
 
     def explain(
         self, principal: Principal, facts: Facts, arguments: Object, revision: str
@@ -164,7 +165,10 @@ class Policy:
                 holds = rule.timed[0][1] if rule.timed else None
                 asked = all_of([test for _, test in rule.asked]) if rule.asked else None
                 steps.append(_Step(rule.decision, holds, asked))
-        plan = _Plan(steps, otherwise, any(step.holds for step in steps)) if steps else otherwise
+        plan: Decision | _Plan = otherwise
+        if steps:
+            hides = "hide" in (otherwise.verdict, *(step.decision.verdict for step in steps))
+            plan = _Plan(steps, otherwise, any(step.holds for step in steps), hides)
         if len(self._plans) >= KEPT_PLANS:
             self._plans.clear()
         self._plans[principal, facts, revision] = plan

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import count, repeat, takewhile
+from itertools import chain, count, repeat, takewhile
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Annotated, Literal, Protocol, get_args
@@ -32,8 +32,11 @@ from handrail.stores.sqlite import STEP, SqliteStore, commit
 __all__ = ["DATABASES", "Trail", "TrailError", "TrailSettings", "open_trail"]
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
+TOGETHER = 16
 INSERT = "INSERT INTO audit VALUES (?, ?, ?)"
+INSERT_TOGETHER = INSERT + ", (?, ?, ?)" * (TOGETHER - 1)  # a row by itself takes a third more
 MAX_NOTES = 1000
+GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
 DAY = 86_400.0
 
 Sync = Literal["every-call", "power-cut-loses-last-calls"]
@@ -70,9 +73,9 @@ class Trail(Protocol):
 
     store: Store | None  # in which it makes changes
 
-    async def write(
+    def write(
         self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """Whether it was written, and `change` and `more` made: it is on the disk then.
 
         False: a condition of theirs did not hold, and nothing was written. A TrailError: it could not be written. A
@@ -149,38 +152,42 @@ class _Trail:
         self._writer = secrets.token_hex(8).encode()
         self._is_begun = self._is_closed = False
         self._waiting: list[Item] = []
-        self._stamp = (0, b"")
         self._notes = 0
         self._missed: Counter[str] = Counter()
         self._flushing: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop  # while flushing
 
-    async def write(
+    def write(
         self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
-    ) -> bool:
-        body = self._stamped(record)
-        changes = (*(() if change is None else (change,)), *more)
+    ) -> Awaitable[bool]:
+        body = _encoded(record)
+        if change is None and not more:
+            return self._add(body, ())
+        return self._change(body, (*(() if change is None else (change,)), *more))
+
+    async def _change(self, body: bytes, changes: Changes) -> bool:
         for each in changes:
             each.key.encode()  # what cannot be written must not stop those who share the way
-        if changes and self._change_first is not None:
-            if not await self._change_first(changes):
-                return False
-            changes = ()
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._add((body, changes, done))
-        return await done
+        if self._change_first is None:
+            return await self._add(body, changes)
+        return await self._change_first(changes) and await self._add(body, ())
+
+    def _add(self, body: bytes, changes: Changes) -> asyncio.Future[bool]:
+        if self._flushing is None or self._is_closed:
+            self._begin()
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.append((body, changes, done))
+        return done
 
     def note(self, record: Object) -> None:
         if self._is_closed or self._notes >= MAX_NOTES:
             self._missed["refusals"] += 1
             return
+        body = _encoded(record)
+        if self._flushing is None:
+            self._begin()
         self._notes += 1
-        self._add((self._stamped(record), (), None))
-
-    def _stamped(self, record: Object) -> bytes:
-        now = int(self._clock() * 1000)
-        if now != self._stamp[0]:  # many records in a millisecond, and their time costs more than all the rest
-            self._stamp = now, b'{"time":"%b",' % time_of(now / 1000).encode()
-        return self._stamp[1] + _encoded(record)[1:]
+        self._waiting.append((body, (), None))
 
     async def close(self) -> None:
         self._is_closed = True
@@ -190,17 +197,16 @@ class _Trail:
             await self._append([])
         await self._sink.close()
 
-    def _add(self, item: Item) -> None:
+    def _begin(self) -> None:
         if self._is_closed:
             raise TrailError(f"{self._sink.name}: the trail was closed")
-        self._waiting.append(item)
-        if self._flushing is None:
-            self._flushing = asyncio.get_running_loop().create_task(self._flush())
+        self._loop = asyncio.get_running_loop()
+        self._flushing = self._loop.create_task(self._flush())
 
     async def _flush(self) -> None:
         try:
             while True:
-                await asyncio.sleep(0)  # those who are about to write share the way
+                await self._gathered()
                 if not self._waiting:
                     return
                 batch, self._waiting, self._notes = self._waiting, [], 0
@@ -208,15 +214,24 @@ class _Trail:
         finally:
             self._flushing = None
 
+    async def _gathered(self) -> None:
+        """As long as every turn of the loop brings more records, they share the way, which costs most of all."""
+        end, known = self._loop.time() + GATHER_SECONDS, -1
+        while known < len(self._waiting) < GATHER_RECORDS and self._loop.time() < end:
+            known = len(self._waiting)
+            await asyncio.sleep(0)
+
     async def _append(self, batch: list[Item]) -> None:
         missed, self._missed = self._missed, Counter()
+        stamp = b'{"time":"%b",' % time_of(self._clock()).encode()
         own: list[Item] = []
         if not self._is_begun:
             own.append((notice("opened", self._clock(), version=__version__, process=os.getpid()), (), None))
         if missed:
             own.append((notice("gap", self._clock(), **missed), (), None))
         try:
-            written = await self._sink.append([*own, *batch], self._writer)
+            stamped = [(stamp + body[1:], changes, done) for body, changes, done in batch]
+            written = await self._sink.append([*own, *stamped], self._writer)
         except Exception as problem:  # whatever it is, those who wait have to hear of it
             self._missed += missed
             self._give_up(batch, problem)
@@ -242,7 +257,7 @@ class _Trail:
 
 
 def _encoded(record: Object) -> bytes:
-    if "event" not in record or not RESERVED.isdisjoint(record):
+    if type(record) is dict and ("event" not in record or not RESERVED.isdisjoint(record)):
         raise ValueError(f"a record has an event, and no {', '.join(sorted(RESERVED))} of its own: {sorted(record)}")
     body = encode(record)
     if len(body) > MAX_BYTES:
@@ -275,7 +290,11 @@ def _append(items: Sequence[Item], writer: bytes, keep: float, db: Connection, n
     if keep and (trimmed := _trim(keep, db, now)):
         bodies.append(trimmed)
     lines, _ = frame(bodies, writer, last)
-    db.executemany(INSERT, zip(count(last.number + 1), repeat(now), lines))
+    rows = list(zip(count(last.number + 1), repeat(now), lines))
+    single = len(rows) % TOGETHER
+    db.executemany(INSERT, rows[:single])
+    for at in range(single, len(rows), TOGETHER):
+        db.execute(INSERT_TOGETHER, list(chain.from_iterable(rows[at : at + TOGETHER])))
     return written
 
 

@@ -1,0 +1,70 @@
+"""What the guards of a server cost a call: servers side by side, each with one guard more than the one before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.driver import Session
+from benchmarks.http_driver import HttpServer
+from benchmarks.process import Process, enough, run
+from benchmarks.report import CPU, TWINS, Bar, Results, Row, judged
+from benchmarks.scenarios import GUARDED, STEPS, Part
+
+__all__ = ["guard_bars", "guard_table", "measure_guards"]
+
+SERVER = Path(__file__).with_name("server_guards.py")
+KEPT = SERVER.parents[1] / ".benchmarks"
+ALLOWED = {"stdio": 2.5, "http": 1.3}  # times what a call costs without guards
+AUDIT_US = 30
+
+
+def measure_guards(results: Results, part: Part, rounds: int, slice_s: float) -> None:
+    """The servers in turn, and again; those the bars are about run twice, as twins."""
+    # Beside the sources: a folder for temporary files may be memory, and a sync there costs nothing.
+    KEPT.mkdir(exist_ok=True)
+    with ExitStack() as stack, TemporaryDirectory(dir=KEPT) as folder:
+        servers: dict[str, Process] = {}
+        for step in STEPS:
+            for name in TWINS.get(step, [step]):
+                own = Path(folder, name)
+                own.mkdir()
+                argv = [sys.executable, str(SERVER), step, str(own)]
+                servers[name] = stack.enter_context(Session(argv) if part == "stdio" else HttpServer(argv))
+        for scenario in GUARDED:
+            if scenario.part == part:
+                calls = {name: enough(server, scenario, slice_s) for name, server in servers.items()}
+                for _ in range(rounds):
+                    for name, server in servers.items():
+                        taken = run(server, scenario, calls[name])
+                        results.add(Row(scenario.name, "µs", CPU), name, taken.cpu_us_per_call)
+
+
+def guard_table(results: Results) -> Iterator[str]:
+    """CPU a call, and in brackets what this guard adds to those before it."""
+    yield "| CPU a call, µs | " + " | ".join(STEPS) + " | guards ÷ off | audit | twins |"
+    yield "|---|" + "--:|" * (len(STEPS) + 2) + "---|"
+    for row in results.rounds:
+        values = [results.value(row, step) or 0.0 for step in STEPS]
+        cells = [f"{values[0]:.3g}", *(f"{now:.3g} ({now - before:+.1f})" for before, now in pairwise(values))]
+        verdict = f"{'counts' if results.counts(row) else 'void'} (differ by {results.gap(row):.0%})"
+        guards, audit = results.ratio(row, "sanitize", "off"), values[-1] - values[STEPS.index("sanitize")]
+        yield f"| {' | '.join([row.what, *cells, f'{guards:.3g}', f'{audit:+.1f}', verdict])} |"
+
+
+def guard_bars(results: Results) -> Iterator[Bar]:
+    """The bars of issue 5, acceptance 9."""
+    for scenario in GUARDED:
+        row = Row(scenario.name, "µs", CPU)
+        allowed = ALLOWED[scenario.part]
+        text = f"{row.what}: CPU with all guards but the audit at most {allowed:g} × that without any"
+        ratio = results.ratio(row, "sanitize", "off")
+        yield judged(results, row, text, ratio, ratio is not None and ratio <= allowed)
+        before, after = results.value(row, "sanitize"), results.value(row, "outcome")
+        more = None if before is None or after is None else after - before
+        text = f"{row.what}: CPU that the durable audit adds at most {AUDIT_US} µs"
+        yield judged(results, row, text, more, more is not None and more <= AUDIT_US, "µs")
