@@ -20,7 +20,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 
-.PHONY: setup demo test lint bench requirements peers lock clean
+.PHONY: setup demo test soak lint bench requirements peers lock clean
 
 setup: $(READY)
 
@@ -43,6 +43,10 @@ demo: setup
 
 test: setup peers
 	$(RUN) -m pytest -q -rs -n 2 --dist loadfile
+
+# What `make test` does a few times, as often as docs/reliability.md says; that has the figures of the last run.
+soak: setup
+	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/test_trail_faults.py tests/test_guards_fire.py
 
 lint: setup
 	.venv/bin/ruff check .

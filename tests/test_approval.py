@@ -306,8 +306,11 @@ async def test_a_question_says_what_has_changed_since_the_last_yes() -> None:
     ]
 
 
-async def test_a_client_that_cannot_be_asked_is_told_so_where_nobody_else_can_be() -> None:
-    shop = Shop(store=None)
+@pytest.mark.parametrize("audit", [None, "trail.jsonl"])
+async def test_a_client_that_cannot_be_asked_is_told_so_where_nobody_else_can_be(
+    audit: str | None, tmp_path: Path
+) -> None:
+    shop = Shop(store=None, **({"audit": tmp_path / audit} if audit else {}))
     async with shop.peer(R1) as peer:
         answer = await peer.call("cancel", {"order": 7})
     assert answer.is_error and "nobody can be asked" in answer.text and shop.cancelled == []

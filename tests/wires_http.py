@@ -282,8 +282,8 @@ def envelope_of(message: Json) -> Object | None:
 
 _STATUS_OF = {-32700: {400}, -32600: {400}, -32020: {400}, -32021: {400}, -32022: {400}, 429: {429}, 403: {403}}
 # Where a method is unknown, 404; to older clients it would mean that their session is gone.
-_MODERN_STATUS_OF = {-32601: {404}, -32602: {200, 400}, -32603: {200}}
-_LEGACY_STATUS_OF = {-32601: {200}, -32602: {200}, -32603: {200}, -32600: {200, 400, 404}}
+_MODERN_STATUS_OF = {-32601: {404}, -32602: {200, 400}, -32603: {200, 503}}
+_LEGACY_STATUS_OF = {-32601: {200}, -32602: {200}, -32603: {200, 503}, -32600: {200, 400, 404}}
 
 
 def check_status(status: int, answer: Json, *, is_modern: bool) -> None:

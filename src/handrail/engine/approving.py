@@ -142,7 +142,15 @@ class Agreement:
         if approval.state == "denied":
             who = "its user" if approval.by == approval.asked.principal else "an operator"
             return Refused(Kind.DENIED, f"{name} was not approved by {who}{note}. Nothing was done.")
+        if approval.state == "consumed":
+            return used_up(name)
         return Refused(Kind.DENIED, f"{name} was not approved in time. Nothing was done; call again to ask again.")
+
+
+def used_up(name: str) -> Refused:
+    """Of identical calls that waited for one yes, another was first."""
+    text = f"{name}: its approval has just been used by another call. Nothing was done; call again to ask again."
+    return Refused(Kind.DENIED, text)
 
 
 def _wording(approval: Approval) -> str:

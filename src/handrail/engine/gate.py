@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from msgspec import UNSET, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
-from handrail.engine.approving import Agreement
+from handrail.engine.approving import Agreement, used_up
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog, Entry
 from handrail.engine.reading_on import NAME, ReadingOn, offered, read_more, smallest_cap
@@ -234,10 +234,13 @@ class Gate:
         if isinstance(taken, Throttled):
             raise taken.refusal()
 
-    async def entered(self, taken: Any) -> Callable[[], None] | None:
+    async def entered(self, call: Call, taken: Any) -> Callable[[], None] | None:
         """What gives the call's place back, if it was within the limits and takes one."""
         if isawaitable(taken):
-            taken = await taken
+            try:
+                taken = await taken
+            except StoreError as problem:
+                raise _unrecorded(call, problem) from None
         if isinstance(taken, Throttled):
             raise taken.refusal()
         return None if taken is None else taken.release
@@ -269,11 +272,11 @@ class Gate:
             why=decision.why,
             client=call.client.name[:100],
         )
-        grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
-        if grant is not None:
-            call.agreed = f"remembered {grant.id}"
-            return
         try:
+            grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
+            if grant is not None:
+                call.agreed = f"remembered {grant.id}"
+                return
             call.approval = approval = await Agreement(call, asked, self.desk).reached()
         except (TrailError, StoreError) as problem:
             raise _unrecorded(call, problem) from None
@@ -309,7 +312,7 @@ class Gate:
             raise _unrecorded(call, problem) from None
         if not done:
             call.intended = False
-            raise Refused(Kind.DENIED, f"{call.name}: its approval has just been used by another call")
+            raise used_up(call.name)
 
     async def continued(self, call: Call) -> None:
         """The tool has asked something by ending its try: the approval is good for the next one too."""

@@ -44,7 +44,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
             marks.append(("middleware", perf_counter()))
         if gate.limiter is not None:
             taken = gate.limiter.take(call.principal.id, entry.tool.name, call.address)
-            leave = None if taken is None else await gate.entered(taken)
+            leave = None if taken is None else await gate.entered(call, taken)
         try:
             if marks is not None:
                 marks.append(("limit", perf_counter()))

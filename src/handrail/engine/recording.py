@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from secrets import token_hex
 from time import perf_counter
@@ -35,9 +36,9 @@ def recorded(gate: Gate) -> Observer:
             try:
                 result = await inner(call)
             except BaseException as problem:
-                if not call.recorded and not await end(trail, call, problem):
-                    raise Refused(Kind.UNRECORDED, _UNRECORDED % call.name) from None
-                raise
+                if call.recorded or await end(trail, call, problem) or isinstance(problem, asyncio.CancelledError):
+                    raise
+                return failed(_UNRECORDED % call.name)
             if call.recorded:  # it has outlived its time, and nobody waits for it any more
                 return result
             return result if await end(trail, call, result) else failed(_UNRECORDED % call.name)

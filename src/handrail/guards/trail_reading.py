@@ -25,9 +25,12 @@ class TrailFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.damage = ""  # what made `lines` end before the trail did
+        self._is_database = path.suffix != ".jsonl"
         try:
-            with path.open("rb") as file:
-                self._is_database = file.read(len(MAGIC)) == MAGIC or path.suffix != ".jsonl"
+            path.stat()
+            if not self._is_database:  # to open and close a database would drop the locks SQLite holds in this process
+                with path.open("rb") as file:
+                    self._is_database = file.read(len(MAGIC)) == MAGIC
         except OSError as problem:
             raise TrailError(f"{path}: {problem.strerror}") from problem
 

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
+from random import uniform
 from typing import Any, TypedDict, Unpack
 
 from msgspec.json import decode as parse
@@ -38,6 +39,9 @@ log = logging.getLogger("handrail")
 ANONYMOUS = Principal("anonymous")
 LAST_SECONDS = 0.5
 HEAR_AGAIN_SECONDS = 1.0
+PAUSE_SECONDS = (0.1, 0.4)
+"""How long whoever comes too often waits to be told so: a flood goes no faster than its answers. Of no fixed length,
+else those who were refused together would come back together, and be in everybody's way."""
 
 _PREFLIGHT: Fields = [
     (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -113,6 +117,8 @@ class Endpoint:
             rest = exchange.accept(body)
             if rest is not None:
                 return self._end(exchange, rest)
+            if exchange.comes_too_often:
+                return self._part(exchange)
             exchange.part()
         return exchange.said
 
@@ -134,6 +140,8 @@ class Endpoint:
     async def _part(self, exchange: Exchange) -> None:
         if exchange not in self.open:  # else its call goes on without the caller
             exchange.part()
+        if exchange.comes_too_often:
+            await asyncio.sleep(uniform(*PAUSE_SECONDS))
         await exchange.close()
 
     def _admit(self, scope: Scope, receive: Receive, send: Send, headers: Headers, twice: str = "") -> Exchange:

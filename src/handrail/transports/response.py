@@ -145,6 +145,10 @@ class Response(Stream):
         exposed = (b"access-control-expose-headers", b"mcp-session-id, www-authenticate")
         return [(b"access-control-allow-origin", self.headers[ORIGIN]), (b"vary", b"origin"), exposed, *fields]
 
+    @property
+    def comes_too_often(self) -> bool:
+        return self.said is not None and self.said[0] == 429
+
     async def close(self) -> None:
         """Write what was said, if it was not said in events."""
         if self.said is not None:
