@@ -231,7 +231,7 @@ def _acts_before_its_intent() -> None:
 
 def _answers_before_its_outcome() -> None:
     async def end(trail: trails.Trail, call: Call, how: Any) -> bool:
-        trail.note(recording.ended(call, how))
+        asyncio.get_running_loop().call_later(0.02, trail.note, recording.ended(call, how))
         return True
 
     put(recording, "end", end)

@@ -182,8 +182,8 @@ async def _trickled(client: Client, call: Object, part: str, seconds: float) -> 
     first = head(client.url, {**client.headers(call), **length})
     if part == "chunks":
         body = b"".join(b"1\r\n%c\r\n" % each for each in body)
+    began = time.monotonic()  # before the server's own clock can begin
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    began = time.monotonic()
     slow = {"head": first, "body": body, "chunks": body, "nothing": b""}[part]
     if part in ("body", "chunks"):
         writer.write(first)
