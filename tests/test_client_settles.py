@@ -40,8 +40,8 @@ SEED = os.environ.get("HANDRAIL_SEED", ANY)
 CUTS = 1_200 if SOAK else 115  # of each transport and revision; in memory there are fewer messages than that
 PATIENT = Clocks(connect=4, first=3, idle=3, total=5)
 CLOCKS = {  # where only a clock will do
-    "silent": Clocks(connect=4, first=1.5, idle=1.5, total=4),
-    "half": Clocks(connect=3, first=1.5, idle=1.5, total=3),
+    "silent": Clocks(connect=4, first=2.5, idle=2.5, total=4),
+    "half": Clocks(connect=4, first=2.5, idle=2.5, total=4),
     "kill": Clocks(connect=0.9, first=3, idle=3, total=5),  # nobody waits for the third start in a row
 }
 CLOSING = 4.0  # what is not connected is closed before it is told, and a process may have to be ended
