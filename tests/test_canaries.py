@@ -1,17 +1,21 @@
-"""Secrets planted everywhere a server can meet one, then looked for in everything that leaves it (P-34)."""
+"""Secrets, and characters that act or hide, planted and then looked for in everything that leaves (P-33, P-34)."""
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli_runs import handrail
 from clients import ALL
 from handrail import Call, EmbeddedResource, Image, ResourceLink, Server, Text, ToolError, ToolResult
 from handrail.errors import RemoteProtocolError
+from handrail.guards.inert import inert
 from handrail.testing import Peer
 from requirements import requirement
 
@@ -125,3 +129,65 @@ async def test_a_server_without_the_guard_lets_the_canary_out(tmp_path: Path) ->
     server.guard(sanitize=None)
     async with Peer(server) as peer:
         assert known in (await peer.call("says")).text
+
+
+def forbidden() -> str:
+    """Every code point that acts on a screen or hides, with a letter before each; what JSON cannot carry left out."""
+    category = unicodedata.category
+    points = [chr(code) for code in range(0x110000) if category(chr(code)) in ("Cc", "Cf", "Co", "Zl", "Zp")]
+    return "".join(f"x{char}" for char in points if char not in "\n\t\r" and inert(f"x{char}") != f"x{char}")
+
+
+HIDDEN = frozenset(forbidden()) - {"x"}
+
+
+@requirement("P-33", "SRV-604")
+@pytest.mark.parametrize("revision", [ALL[0], ALL[-1]])
+async def test_p33_no_code_point_that_acts_or_hides_reaches_wire_or_log(
+    revision: str, caplog: pytest.LogCaptureFixture, ran: Any
+) -> None:
+    server, text = Server("spoilt"), forbidden()
+
+    @server.tool
+    async def says() -> str:
+        return text
+
+    @server.tool
+    async def fails() -> str:
+        raise ToolError(text)
+
+    @server.tool
+    async def breaks() -> str:
+        raise ValueError(text)
+
+    with caplog.at_level(logging.DEBUG):
+        async with Peer(server, revision=revision) as peer:
+            ran(revision, "memory")
+            # Some letters belong to an escape sequence, and go with it.
+            assert (await peer.call("says")).text.count("x") > 0.99 * text.count("x")
+            for name in ("fails", "breaks"):
+                assert (await peer.call(name)).is_error
+    wire = "".join(json.dumps(json.loads(line), ensure_ascii=False) for line in peer.wire)
+    assert len(HIDDEN) > 100_000 and HIDDEN.isdisjoint(wire)
+    assert "ValueError" in caplog.text and HIDDEN.isdisjoint(caplog.text)
+
+
+SPOILT = """
+import os
+from handrail import Server
+server = Server("spoilt", sanitize=None)
+@server.tool
+async def says() -> str:
+    with open(os.path.join(os.path.dirname(__file__), "text"), encoding="utf-8", newline="") as file:
+        return file.read()
+server.run()
+"""
+
+
+@requirement("P-33", "SRV-604", everywhere=True)
+def test_p33_no_code_point_that_acts_or_hides_reaches_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "spoilt.py").write_text(SPOILT)
+    (tmp_path / "text").write_text(forbidden(), encoding="utf-8", newline="")
+    done = handrail("call", str(tmp_path / "spoilt.py"), "says", "--yes", home=tmp_path)
+    assert done.returncode == 0 and done.stdout.count("x") > 100_000
+    assert HIDDEN.isdisjoint(done.stdout) and HIDDEN.isdisjoint(done.stderr)
