@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import uvicorn
 
 from checks import check_message, strict_json
@@ -230,6 +231,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 OPEN: list[Reply] = []
 """Every response a test has asked for; closed after it."""
+
+
+@pytest.fixture(autouse=True)
+async def closed() -> AsyncIterator[None]:
+    """For every module that imports it."""
+    yield
+    for reply in OPEN:
+        await reply.gone()
+    OPEN.clear()
 
 
 async def fetch(

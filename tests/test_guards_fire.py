@@ -32,7 +32,7 @@ from handrail.guards.trail_reading import TrailFile
 from handrail.stores.sqlite import SqliteStore
 from requirements import requirement
 from servers_guarded import STEPS, Gate, Guarded, Nursery, Pipe, command
-from servers_http import OPEN, Client
+from servers_http import Client, closed as closed
 from test_load import connect, head
 from wires import Wire
 from wires_http import HttpWire
@@ -43,14 +43,6 @@ Object = dict[str, Any]
 Ran = Callable[[str, str], None]
 
 LATE = 0.03  # seconds within which a call that was approved is over, as a rule
-
-
-@pytest.fixture(autouse=True)
-async def _closed() -> AsyncIterator[None]:
-    yield
-    for reply in OPEN:
-        await reply.gone()
-    OPEN.clear()
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
 from requirements import requirement
 from servers_calling import failure, said
-from servers_http import OPEN, Client, served
+from servers_http import Client, closed as closed, served
 from servers_limits import HOUR, limited
 from wires import HERE, Open, Wire
 from wires_shared import everywhere, open_wire as open_wire, processes as processes, wire as wire
@@ -38,14 +38,6 @@ BACKENDS = ("memory", "store", "sqlite")
 SECOND = 1_000_000_000
 UNLIMITED = {"principal": "", "address": "", "lists": ""}
 Answer = Throttled | Ticket | None
-
-
-@pytest.fixture(autouse=True)
-async def _closed() -> AsyncIterator[None]:
-    yield
-    for reply in OPEN:
-        await reply.gone()
-    OPEN.clear()
 
 
 class Clock:

@@ -23,7 +23,7 @@ from handrail import Call, Principal, Server, ToolError
 from handrail.guards.identity import ApiKeys
 from handrail.metrics import BUCKETS, Metrics, text
 from requirements import requirement
-from servers_http import OPEN, PATIENCE, Client, Desk, fetch, served, until
+from servers_http import PATIENCE, Client, Desk, closed as closed, fetch, served, until
 from wires_http import send_request
 
 HERE = Path(__file__).resolve().parent
@@ -38,14 +38,6 @@ Ran = Callable[[str, str], None]
 Labels = frozenset[tuple[str, str]]
 
 posix = pytest.mark.skipif(os.name != "posix", reason="fork")
-
-
-@pytest.fixture(autouse=True)
-async def _closed() -> AsyncIterator[None]:
-    yield
-    for reply in OPEN:
-        await reply.gone()
-    OPEN.clear()
 
 
 class Page:

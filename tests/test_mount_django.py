@@ -15,18 +15,10 @@ import pytest
 
 from handrail import Call, Server
 from handrail.transports.listen import serve_http
-from servers_http import OPEN, PATIENCE, Client, fetch
+from servers_http import PATIENCE, Client, closed as closed, fetch
 
 ROOT = Path(__file__).resolve().parent.parent
 REVISIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "pocket", "2026-07-28")
-
-
-@pytest.fixture(autouse=True)
-async def _closed() -> AsyncIterator[None]:
-    yield
-    for reply in OPEN:
-        await reply.gone()
-    OPEN.clear()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,21 +22,13 @@ from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from handrail.transports.asgi import Endpoint
 from handrail.transports.response import Receive, Scope, Send
-from servers_http import OPEN, PATIENCE, Client, fetch, served, until
+from servers_http import PATIENCE, Client, closed as closed, fetch, served, until
 
 R4, R5 = "2025-11-25", "2026-07-28"
 REVISIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", R4, "pocket", R5)
 ID, PARENT, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "b7ad6b7169203331"
 GOOD = f"00-{ID}-{PARENT}-01"
 SECRET = "hunter2-canary"
-
-
-@pytest.fixture(autouse=True)
-async def _closed() -> AsyncIterator[None]:
-    yield
-    for reply in OPEN:
-        await reply.gone()
-    OPEN.clear()
 
 
 # Reading

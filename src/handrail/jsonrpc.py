@@ -29,6 +29,7 @@ MAX_KEYS = 10_000
 MAX_PARTS = 100_000  # objects and arrays in one message
 
 encode = Encoder().encode
+encode_sorted = Encoder(order="sorted").encode  # the same bytes for the same members, whatever their order
 _parse = Decoder().decode
 _TOO_MANY = f"over {MAX_PARTS:,} objects and arrays"
 _STRIDE = MAX_DIGITS // 2

@@ -12,7 +12,6 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
-from msgspec.json import Encoder
 
 from handrail import jsonrpc
 from handrail.engine.ask import questions_in
@@ -20,7 +19,7 @@ from handrail.engine.call import Call
 from handrail.engine.core import Engine
 from handrail.engine.pipeline import failed, told
 from handrail.errors import Kind, Refused, ToolError, TransportError
-from handrail.jsonrpc import Id
+from handrail.jsonrpc import Id, encode_sorted
 from handrail.model import InputRequest, Object, Principal, ToolResult
 from handrail.protocol.connection import CANCELLED, Connection
 from handrail.protocol.http import Headers
@@ -34,8 +33,6 @@ CLEANUP_SECONDS = 0.3
 LATER = b""  # in place of an answer that will come
 
 Reply = Callable[[bytes | None], None]
-
-_canonical = Encoder(order="sorted").encode
 
 
 class Outlet(Protocol):
@@ -307,4 +304,4 @@ def _drive(coroutine: Coroutine[Any, Any, ToolResult]) -> ToolResult:
 
 def _purpose(name: str, arguments: Object) -> str:
     """What a request state is good for: this call, with these arguments."""
-    return f"tools/call {blake2b(_canonical([name, arguments]), digest_size=16).hexdigest()}"
+    return f"tools/call {blake2b(encode_sorted([name, arguments]), digest_size=16).hexdigest()}"

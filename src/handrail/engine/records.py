@@ -5,17 +5,13 @@ from __future__ import annotations
 from hashlib import sha256
 from secrets import token_hex
 
-from msgspec.json import Encoder
-
 from handrail.engine.call import Call
 from handrail.errors import Refused
 from handrail.guards.inert import mask_secrets
-from handrail.jsonrpc import Request
+from handrail.jsonrpc import Request, encode_sorted
 from handrail.model import Json, Object
 from handrail.protocol.http import Headers
 from handrail.protocol.trace import read as read_trace, read_headers
-
-_canonical = Encoder(order="sorted").encode
 
 
 def intent(call: Call, secrets: frozenset[str] | None) -> Object:
@@ -24,7 +20,7 @@ def intent(call: Call, secrets: frozenset[str] | None) -> Object:
     if secrets is not None:
         record["arguments"] = mask_secrets(call.arguments, secrets)
     if call.approval is not None and call.approval.edited is not None:
-        record["asked_digest"] = _digest(_canonical(call.approval.asked.arguments))
+        record["asked_digest"] = _digest(encode_sorted(call.approval.asked.arguments))
     if call.repairs:
         record["repaired"] = [each.path for each in call.repairs]
     return record
@@ -69,7 +65,7 @@ def about(call: Call, event: str) -> Object:
 
 
 def _weighed(arguments: Json) -> Object:
-    written = _canonical(arguments)
+    written = encode_sorted(arguments)
     return {"arguments_digest": _digest(written), "arguments_bytes": len(written)}
 
 

@@ -19,13 +19,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, ValidationError
-from msgspec.json import Encoder, decode
+from msgspec.json import decode
 from msgspec.structs import replace
 
 from handrail.errors import HandrailError
 from handrail.guards.inert import one_line
 from handrail.guards.predicates import reader
 from handrail.guards.webhook import Webhook
+from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
 
@@ -41,8 +42,6 @@ LAST = 30 * KEPT  # and what was last allowed
 MAX_OPEN = 1000
 MAX_OPEN_EACH = 100  # of one principal
 MAX_ARGUMENTS = 100_000  # bytes of them as JSON: nobody reads more before saying yes
-
-_canonical = Encoder(order="sorted").encode
 
 
 class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +85,7 @@ class Asked(Struct, frozen=True):
 
     def digest(self, arguments: Object | None = None) -> str:
         bound = [self.server, self.principal, self.tool, self.fingerprint, self.policy]
-        return sha256(_canonical([*bound, self.arguments if arguments is None else arguments])).hexdigest()
+        return sha256(encode_sorted([*bound, self.arguments if arguments is None else arguments])).hexdigest()
 
 
 class Approval(Struct, frozen=True, kw_only=True):
@@ -130,7 +129,8 @@ class Grant(Struct, frozen=True, kw_only=True):
         given, loose = asked.arguments, self.matching.keys()
         if given.keys() - loose != self.arguments.keys() - loose:
             return False
-        if any(_canonical(given[name]) != _canonical(it) for name, it in self.arguments.items() if name not in loose):
+        firm = [name for name in self.arguments if name not in loose]
+        if any(encode_sorted(given[name]) != encode_sorted(self.arguments[name]) for name in firm):
             return False
         return all(_meets(name, condition, given) for name, condition in self.matching.items())
 
@@ -151,11 +151,11 @@ def differences(was: Asked, now: Asked) -> list[str]:
 
 
 def _said(arguments: Object, name: str) -> str:
-    return one_line(_canonical(arguments[name]).decode(), 200) if name in arguments else "not given"
+    return one_line(encode_sorted(arguments[name]).decode(), 200) if name in arguments else "not given"
 
 
 def _last(asked: Asked) -> str:
-    return f"approved-last:{sha256(_canonical([asked.server, asked.principal, asked.tool])).hexdigest()}"
+    return f"approved-last:{sha256(encode_sorted([asked.server, asked.principal, asked.tool])).hexdigest()}"
 
 
 class ApprovalError(HandrailError):
@@ -210,7 +210,7 @@ class Desk:
         return known is not None and known[1].state == "approved" and self._is_live(known[1])
 
     async def _file(self, asked: Asked, digest: str, index: bytes | None) -> Approval | None:
-        if (size := len(_canonical(asked.arguments))) > MAX_ARGUMENTS:
+        if (size := len(encode_sorted(asked.arguments))) > MAX_ARGUMENTS:
             raise ApprovalError(f"its arguments are {size:,} bytes long, and nobody reads more than {MAX_ARGUMENTS:,}")
         waiting = await self._store.scan("approval-open:", limit=MAX_OPEN)
         theirs = [who for _, who in waiting if who == asked.principal.encode()]
@@ -229,7 +229,7 @@ class Desk:
         )
         ttl = self.options.expires + KEPT
         changes = [
-            Put(f"approval:{made.id}", _canonical(made), ttl, if_absent=True),
+            Put(f"approval:{made.id}", encode_sorted(made), ttl, if_absent=True),
             Put(f"approval-open:{made.id}", asked.principal.encode(), self.options.expires),
             Put(f"approval-for:{digest}", made.id.encode(), ttl, if_absent=index is None, if_equals=index),
         ]
@@ -276,7 +276,7 @@ class Desk:
                 raise ApprovalError(f"remember: {name}: this very call does not meet that condition")
         state: State = "approved" if yes else "denied"
         decided = replace(approval, state=state, by=by, at=now, note=note[:1000], edited=edited if yes else None)
-        last = Put(_last(approval.asked), _canonical(approval.asked), LAST) if yes else None
+        last = Put(_last(approval.asked), encode_sorted(approval.asked), LAST) if yes else None
         if not await self._step(raw, decided, state, last):
             raise ApprovalError(f"{ident}: has just been decided by somebody else")
         if yes and remember > 0 and edited is None:
@@ -299,14 +299,14 @@ class Desk:
     def consuming(self, approval: Approval) -> Put:
         """The step that uses a yes up: for whoever writes the intent, to be made with it or not at all."""
         used = replace(approval, state="consumed")
-        return Put(f"approval:{approval.id}", _canonical(used), KEPT, if_equals=_canonical(approval))
+        return Put(f"approval:{approval.id}", encode_sorted(used), KEPT, if_equals=encode_sorted(approval))
 
     async def continued(self, approval: Approval) -> str:
         """The tool has asked something: the yes is good once more, for whoever brings this back with the answer."""
         used, ticket = replace(approval, state="consumed"), secrets.token_urlsafe(16)
         # Twice its time, however often it goes on: else whoever never answers has a yes for ever.
         more = replace(approval, state="approved", ticket=ticket, expires=approval.at + 2 * self.options.expires)
-        return ticket if await self._step(_canonical(used), more, "continued") else ""
+        return ticket if await self._step(encode_sorted(used), more, "continued") else ""
 
     async def cancel(self, approval: Approval) -> None:
         """Nobody wants it any more, or it cannot be used."""
@@ -351,7 +351,7 @@ class Desk:
             by=approval.by,
             made=now,
         )
-        await self._commit(approval, "remembered", Put(f"grant:{grant.id}", _canonical(grant), seconds + LEEWAY))
+        await self._commit(approval, "remembered", Put(f"grant:{grant.id}", encode_sorted(grant), seconds + LEEWAY))
 
     async def granted(self, asked: Asked) -> Grant | None:
         now = self.now()
@@ -378,7 +378,7 @@ class Desk:
     async def _step(self, before: bytes, after: Approval, step: str, more: Put | None = None) -> bool:
         ttl = max(after.expires - self.now(), 0.0) + KEPT
         changes: list[Put | Delete] = [
-            Put(f"approval:{after.id}", _canonical(after), ttl, if_equals=before),
+            Put(f"approval:{after.id}", encode_sorted(after), ttl, if_equals=before),
             Delete(f"approval-open:{after.id}"),
         ]
         done = await self._commit(after, step, *changes, *([more] if more is not None else []))

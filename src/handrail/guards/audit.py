@@ -11,13 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec import Struct, field
-from msgspec.json import Encoder
 
+from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
 from handrail.stores import Store
 
 logger = logging.getLogger("handrail.audit")
-_canonical = Encoder(order="sorted").encode
 
 KEPT = 100_000
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -37,12 +36,12 @@ class CallRecord(Struct):
 
     def line(self) -> bytes:
         """The record as one line of JSON."""
-        return _canonical(
+        return encode_sorted(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "server": self.server,
                 "tool": self.tool,
-                "arguments_digest": "sha256:" + hashlib.sha256(_canonical(self.arguments)).hexdigest(),
+                "arguments_digest": "sha256:" + hashlib.sha256(encode_sorted(self.arguments)).hexdigest(),
                 "confirmed": self.confirmed,
                 "outcome": self.outcome,
                 "sent": self.sent,

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from msgspec import UNSET, ValidationError, convert
-from msgspec.json import Encoder
 
+from handrail.jsonrpc import encode_sorted
 from handrail.model import Json, Object, Tool
 from handrail.revisions import REVISIONS
 
@@ -33,7 +33,6 @@ FIELDS = {
     "outputSchema": "output_schema",
     "annotations": "annotations",
 }
-_encode = Encoder(order="sorted").encode
 
 
 def definition(tool: Tool | Mapping[str, Json]) -> Object:
@@ -45,8 +44,8 @@ def definition(tool: Tool | Mapping[str, Json]) -> Object:
 
 
 def canonical(value: Json) -> bytes:
-    made = _encode(value)
-    return _encode(_whole(value)) if b".0" in made else made
+    made = encode_sorted(value)
+    return encode_sorted(_whole(value)) if b".0" in made else made
 
 
 def fingerprint(tool: Tool | Mapping[str, Json]) -> str:
