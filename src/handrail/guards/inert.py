@@ -50,8 +50,6 @@ _KEPT = (
     f"|(?<=[{_JOINING}])[\u200c\u200d](?=[{_JOINING}])|(?<=[\u1820-\u18aa])[\u180b-\u180d\u180f]"
 )
 _ACTING = {True: "\x00-\x08\x0b-\x1f\x7f-\x9f", False: "\x00-\x1f\x7f-\x9f"}
-_FIRST = {lines: re.compile(f"[{acting}{HIDDEN}]") for lines, acting in _ACTING.items()}
-_EACH = {lines: re.compile(f"(?P<kept>{_KEPT})|[{acting}{HIDDEN}]+") for lines, acting in _ACTING.items()}
 # Whole sequences of ECMA-48: control sequences, strings up to their end, and the shorter ones; colours by themselves.
 _SEQUENCE = (
     "(?P<colour>(?:\x1b\\[|\x9b)[0-9;:]*+m)|(?P<escape>(?:\x1b\\[|\x9b)[0-?]*+[ -/]*+[@-~]"
@@ -70,13 +68,23 @@ def inert(text: str, *, lines: bool = True) -> str:
     """The text, with everything that could act or hide written out; `lines=False` makes it one line, as for a log."""
     if lines and "\r" in text:
         text = text.replace("\r\n", "\n")
-    return _EACH[lines].sub(_write_out, text) if _FIRST[lines].search(text) else text
+    return _each(lines).sub(_write_out, text) if _first(lines).search(text) else text
+
+
+@cache
+def _first(lines: bool) -> re.Pattern[str]:  # these take milliseconds, and few who import this need them
+    return re.compile(f"[{_ACTING[lines]}{HIDDEN}]")
+
+
+@cache
+def _each(lines: bool) -> re.Pattern[str]:
+    return re.compile(f"(?P<kept>{_KEPT})|[{_ACTING[lines]}{HIDDEN}]+")
 
 
 def seen(text: str) -> str:
     """The text without what `inert` would write out: for models, which read what people do not see."""
     text = text.replace("\r\n", "\n")
-    return quiet(text)[0] if _FIRST[True].search(text) else text
+    return quiet(text)[0] if _first(True).search(text) else text
 
 
 def quiet(text: str, *, show: bool = False) -> tuple[str, Counter[str]]:
