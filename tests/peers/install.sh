@@ -68,11 +68,16 @@ node_peer() {
     fi
 }
 
-# A terminal for the tests of the command line, where it may be installed.
-if ! command -v tmux >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-    { limited apt-get install -y -q tmux || { limited apt-get update -q && limited apt-get install -y -q tmux; }; } \
-        >.peers/tmux.log 2>&1 && rm -f .peers/tmux.log && echo "peers: tmux installed"
-fi
+# What comes from the system, where it may be installed.
+package() {
+    if command -v "$1" >/dev/null 2>&1 || ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" != 0 ]; then return; fi
+    install="limited apt-get install -y -q --no-install-recommends $1"
+    { $install || { limited apt-get update -q && $install; }; } >".peers/$1.log" 2>&1 &&
+        rm -f ".peers/$1.log" && echo "peers: $1 installed"
+}
+
+package tmux     # a terminal for the tests of the command line
+package chromium # a browser for those of the console
 
 python_peer mcp2 &
 python_peer mcp1 &
