@@ -608,6 +608,8 @@ LONG = {
     "bearers": "Bearer " * 60_000,
     "escapes": "\x1b[31m" * 80_000,
     "titles": "\x1b]0;" * 100_000,
+    "strings": "\x90" * 400_000,
+    "strings with something in them": "a\x9d" * 200_000,
     "joiners": "\u200d" * 400_000,
     "pictures": "👩\u200d💻" * 80_000,
     "returns": "\r" * 400_000,
@@ -625,6 +627,32 @@ def test_nothing_takes_more_than_a_moment(text: str) -> None:
     cleaned(f"{text} {TOKENS['ghp']}\x1b", by)
     mask(text)
     assert time.process_time() - began < 5  # in a square of the length it would be hours
+
+
+@requirement("P-33", everywhere=True)
+@pytest.mark.parametrize(
+    "unit", ["\u200b", "a\u200b", "\x1b", "a\x1b[31m", "\0", "a\r", "a\u200d", "\U000e0041\u202e", "\x90a"]
+)
+def test_hidden_characters_by_the_million_are_not_looked_at_one_by_one(unit: str) -> None:
+    by = Sanitizer()
+
+    def steps(text: str) -> int:
+        """Calls of functions of Python."""
+        made = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        sys.setprofile(count)
+        try:
+            cleaned(text, by)
+        finally:
+            sys.setprofile(None)
+        return made
+
+    steps(unit * 100)  # tables and patterns are made when they are first needed
+    assert steps(unit * 10_000) < steps(unit * 100) + 50  # some are of the garbage collector
 
 
 # Verdicts

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, MsgspecError, Struct
 from msgspec.json import decode as parse
 from msgspec.structs import replace
 
-from handrail.guards.inert import HIDDEN, quiet
+from handrail.guards.inert import HIDDEN, quiet, written_out
 from handrail.guards.media import size_of, trouble
 from handrail.guards.secrets import SIGNS, Secrets, lacks
 from handrail.jsonrpc import encode
@@ -100,12 +100,13 @@ class Sight:
 class Cleaning:
     """One result on its way, and what has been found in it."""
 
-    __slots__ = ("_policy", "_sight", "findings")
+    __slots__ = ("_policy", "_sight", "_told", "findings")
 
     def __init__(self, sight: Sight, policy: Policy) -> None:
         self._sight = sight
         self._policy = policy
         self.findings: list[Finding] = []
+        self._told: dict[tuple[str, str, str], int] = {}  # where findings are that are told together
 
     def result(self, given: ToolResult) -> ToolResult:
         """All of it but its size; the same object when nothing had to be done."""
@@ -139,7 +140,7 @@ class Cleaning:
             spare = count(2)  # one for all keys: the time must not grow with the square of their number
             for key, inner in value.items():
                 name = plain = self.string(key, where)
-                new = self.value(inner, self._below(where, key))
+                new = self.value(inner, self._below(where, name))
                 same = same and name is key and new is inner
                 while name in made:  # two keys differed only in what was taken out
                     name = f"{plain}_{next(spare)}"
@@ -229,7 +230,7 @@ class Cleaning:
         for rule, times in counts.items():
             self._note("control", where, rule, times)
         if wanted == "show" and self._sight.secrets.absent(made):  # written out inside a secret it would hide that
-            return quiet(text, show=True)[0]
+            return written_out(text)
         return text if wanted == "report" else made
 
     def _hidden(self, texts: list[str], where: Sequence[str]) -> list[str]:
@@ -245,10 +246,10 @@ class Cleaning:
     def _note(self, kind: Kind, where: str, rule: str, count: int = 1) -> None:
         if len(self.findings) >= _MANY:
             where = where.partition("/")[0]
-            for at, known in enumerate(self.findings):
-                if (known.kind, known.where, known.rule) == (kind, where, rule):
-                    self.findings[at] = replace(known, count=known.count + count)
-                    return
+            at = self._told.setdefault((kind, where, rule), len(self.findings))
+            if at < len(self.findings):
+                self.findings[at] = replace(self.findings[at], count=self.findings[at].count + count)
+                return
         self.findings.append(Finding(kind, where, rule, count))
 
     def _below(self, where: str, key: str) -> str:

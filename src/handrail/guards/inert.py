@@ -19,12 +19,23 @@ and configurations on display; it may hide too much, and cannot know every secre
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["HIDDEN", "MASK", "inert", "is_secret", "mask", "mask_secrets", "mask_words", "one_line", "quiet", "seen"]
+__all__ = [
+    "HIDDEN",
+    "MASK",
+    "inert",
+    "is_secret",
+    "mask",
+    "mask_secrets",
+    "mask_words",
+    "one_line",
+    "quiet",
+    "seen",
+    "written_out",
+]
 
 MASK = "****"
 
@@ -38,28 +49,32 @@ _PICTURES = (
     "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2934\u2935\u2b00-\u2bff\u3030\u303d"
     "\u3297\u3299\U0001f000-\U0001faff"
 )
-_PICTURE = f"[{_PICTURES}](?:[\ufe0e\ufe0f]|[\U0001f3fb-\U0001f3ff])?"
 _JOINING = (
     "\u0620-\u06d3\u06fa-\u06ff\u0710-\u074f\u0750-\u077f\u07ca-\u07f5\u0840-\u0858\u0860-\u086a\u08a0-\u08c9\u08d3-\u08e1"
     "\u08e3-\u08ff\u0900-\u0dff\u0f00-\u0fff\u1000-\u109f\u1780-\u17b3\u17b6-\u17d3\u1820-\u18aa\u1b00-\u1b7f\ufb50-\ufdcf"
     "\ufe70-\ufefc"
 )
 _VIRAMA = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca\u0f84\u1039\u103a\u17d2\u1b44"
-_KEPT = (
-    f"{_PICTURE}(?:\u200d{_PICTURE})*|(?<=[0-9#*])\ufe0f(?=\u20e3)|(?<=[{_VIRAMA}])[\u200c\u200d]"
-    f"|(?<=[{_JOINING}])[\u200c\u200d](?=[{_JOINING}])|(?<=[\u1820-\u18aa])[\u180b-\u180d\u180f]"
-)
 _ACTING = {True: "\x00-\x08\x0b-\x1f\x7f-\x9f", False: "\x00-\x1f\x7f-\x9f"}
-# Whole sequences of ECMA-48: control sequences, strings up to their end, and the shorter ones; colours by themselves.
+# Whole sequences of ECMA-48: control sequences, strings up to their end, and the shorter ones. A string ends before the
+# next begins, and of a run of beginnings all but the last are one: the time grows with the text, whatever is in it.
+_BEGINS = "\x1b\x90\x98\x9b\x9d\x9e\x9f"
+_COLOUR = "(?:\x1b\\[|\x9b)[0-9;:]*+m"
 _SEQUENCE = (
-    "(?P<colour>(?:\x1b\\[|\x9b)[0-9;:]*+m)|(?P<escape>(?:\x1b\\[|\x9b)[0-?]*+[ -/]*+[@-~]"
-    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c]*+(?:\x07|\x1b\\\\|\x9c)"
-    "|\x1b[ -/]*+[0-~]|[\x1b\x90\x98\x9b\x9d-\x9f])"
+    "(?:\x1b\\[|\x9b)[0-?]*+[ -/]*+[@-~]"
+    f"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x9c{_BEGINS}]*+(?:\x07|\x1b\\\\|\x9c)"
+    f"|\x1b[ -/]*+[0-~]|[{_BEGINS}]+(?=[{_BEGINS}])|[{_BEGINS}]"
 )
-_REST = f"(?:[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x8f\x91-\x97\x99\x9a\x9c{HIDDEN}]|\r(?!\n))+"
-_ORDINARY = f"[^\x00-\x08\x0b-\x1f\x7f-\x9f{HIDDEN}{_PICTURES}]++"
+# What spelling and emoji sometimes need, where they do not: beside a picture, a letter, a key.
+_NEEDED = "\u180b\u180c\u180d\u180f\u200c\u200d\ufe0e\ufe0f"
+_NEEDLESS = (
+    f"(?:[\ufe0e\ufe0f](?<![{_PICTURES}].)(?<![0-9#*]\ufe0f(?=\u20e3))|[\u180b-\u180d\u180f](?<![\u1820-\u18aa].)"
+    f"|[\u200c\u200d](?<![{_VIRAMA}].)(?<![{_JOINING}].(?=[{_JOINING}]))"
+    f"(?<![{_PICTURES}]\u200d(?=[{_PICTURES}]))(?<![{_PICTURES}][\ufe0e\ufe0f]\u200d(?=[{_PICTURES}])))+"
+)
 _DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # marks of direction turn nothing around
-_BREAKS = "\r\x0b\x0c\x85\u2028\u2029"
+_BREAKS = "\x0b\x0c\x85\u2028\u2029"
+_MANY = 30_000  # characters that a table knows
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACE = re.compile(r"[ \t\r\n]+")
 
@@ -67,18 +82,13 @@ _SPACE = re.compile(r"[ \t\r\n]+")
 def inert(text: str, *, lines: bool = True) -> str:
     """The text, with everything that could act or hide written out; `lines=False` makes it one line, as for a log."""
     if lines and "\r" in text:
-        text = text.replace("\r\n", "\n")
-    return _each(lines).sub(_write_out, text) if _first(lines).search(text) else text
+        text = text.replace("\r\n", "\n").replace("\r", "\\r")
+    return _written_out(text, lines) if _first(lines).search(text) else text
 
 
-@cache
-def _first(lines: bool) -> re.Pattern[str]:  # these take milliseconds, and few who import this need them
-    return re.compile(f"[{_ACTING[lines]}{HIDDEN}]")
-
-
-@cache
-def _each(lines: bool) -> re.Pattern[str]:
-    return re.compile(f"(?P<kept>{_KEPT})|[{_ACTING[lines]}{HIDDEN}]+")
+def written_out(text: str) -> str:
+    """As `inert`, with `\\r\\n` as it is: for the eyes of models, and of programs that read lines."""
+    return _written_out(_pattern("\r(?!\n)").sub(r"\\r", text), True)
 
 
 def seen(text: str) -> str:
@@ -87,28 +97,72 @@ def seen(text: str) -> str:
     return quiet(text)[0] if _first(True).search(text) else text
 
 
-def quiet(text: str, *, show: bool = False) -> tuple[str, Counter[str]]:
-    """The text without what acts or hides (or with it written out), and how much of what that was.
+def quiet(text: str) -> tuple[str, dict[str, int]]:
+    """The text without what acts or hides, and how much of what that was.
 
-    Sequences go whole, other breaks become newlines, and `\\r\\n` stays as it is.
+    Sequences go whole, other breaks become newlines, and `\\r\\n` stays as it is. No step of this is made in Python for
+    each character that goes, for a result has room for millions.
     """
-    counts: Counter[str] = Counter()
+    colours = sequences = returns = needless = 0
+    if any(map(text.__contains__, _BEGINS)):
+        colours = len(_pattern(_COLOUR).findall(text))
+        text, sequences = _pattern(_SEQUENCE).subn("", text)
+    if "\r" in text:
+        text, returns = _pattern("\r(?!\n)").subn("\n", text)
+    if any(map(text.__contains__, _NEEDED)):
+        before, text = len(text), _pattern(_NEEDLESS).sub("", text)
+        needless = before - len(text)
+    signs = text.translate(_signs)
+    counts = {
+        "colour": colours,
+        "escape sequence": sequences - colours,
+        "control character": signs.count("c") + returns,
+        "tag character": signs.count("t"),
+        "bidirectional control": signs.count("b"),
+        "invisible character": signs.count("i") + needless,
+    }
+    return text.translate(_left), {kind: count for kind, count in counts.items() if count > 0}
 
-    def replace(found: re.Match[str]) -> str:
-        kind, run = found.lastgroup, found[0]
-        if kind == "kept":
-            return run
-        counts.update(["colour" if kind == "colour" else "escape sequence"] if kind else map(_kind, run))
-        if show:
-            return inert(run) if kind else "".join(map(_name, run))
-        return "" if kind else "".join("\n" for char in run if char in _BREAKS)
 
-    return _quiet_parts().sub(replace, text), counts
+class _Table(dict[int, str | None]):
+    """What becomes of each character, for `str.translate`; found out when it is first met."""
+
+    def __init__(self, made: Callable[[str], str | None]) -> None:
+        self._made = made
+
+    def __missing__(self, code: int) -> str | None:
+        if len(self) >= _MANY:
+            self.clear()
+        self[code] = made = self._made(chr(code))
+        return made
+
+
+def _hides(char: str) -> bool:
+    """Whether it does wherever it stands."""
+    return char >= "\U0003fffe" or (char not in _NEEDED and char != "\r" and _first(True).match(char) is not None)
+
+
+_left = _Table(lambda char: char if not _hides(char) else "\n" if char in _BREAKS else None)
+_signs = _Table(lambda char: _sign(char) if _hides(char) else None)
+_names = {
+    True: _Table(lambda char: _name(char) if _hides(char) else char),
+    False: _Table(lambda char: _name(char) if _hides(char) or char in _SHORT else char),
+}
+
+
+def _written_out(text: str, lines: bool) -> str:
+    needless = _pattern(_NEEDLESS).sub(lambda found: "".join(map(_name, found[0])), text)
+    return needless.translate(_names[lines])
 
 
 @cache
-def _quiet_parts() -> re.Pattern[str]:  # made when first needed: it takes as long as the rest of this module
-    return re.compile(f"(?P<kept>{_ORDINARY}|{_KEPT}|\r(?=\n))|{_SEQUENCE}|{_REST}")
+def _pattern(text: str) -> re.Pattern[str]:  # these take milliseconds, and few who import this need them
+    return re.compile(text, re.DOTALL)
+
+
+@cache
+def _first(lines: bool) -> re.Pattern[str]:
+    return re.compile(f"[{_ACTING[lines]}{HIDDEN}]")
 
 
 def one_line(text: str, limit: int = 80) -> str:
@@ -118,21 +172,18 @@ def one_line(text: str, limit: int = 80) -> str:
     return made if len(made) <= limit and len(start) == len(text) else made[: limit - 1] + "…"
 
 
-def _write_out(found: re.Match[str]) -> str:
-    return found[0] if found["kept"] else "".join(map(_name, found[0]))
-
-
 def _name(char: str) -> str:
     code = ord(char)
     return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0xA0 else f"<U+{code:04X}>")
 
 
-def _kind(char: str) -> str:
+def _sign(char: str) -> str:
+    """The first letter of what it is called."""
     if char < "\xa0":
-        return "control character"
+        return "c"
     if "\U000e0000" <= char < "\U000e0100":
-        return "tag character"
-    return "bidirectional control" if char in _DIRECTIONS else "invisible character"
+        return "t"
+    return "b" if char in _DIRECTIONS else "i"
 
 
 # Secrets
