@@ -21,7 +21,7 @@ from handrail.guards.pins import fingerprint
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates
 from handrail.guards.trail_reading import TrailFile
-from handrail.metrics import MAX_CALLERS
+from handrail.metrics import MAX_APART
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -609,11 +609,18 @@ async def test_stages_and_callers_are_counted() -> None:
             await peer.request("tools/call", {"name": name, "arguments": arguments})
     outcomes = ["ok", "forbidden", "bad_arguments", "unknown_tool"]
     assert metrics.callers.values == {("alice", outcome): 1 for outcome in outcomes}
-    counts = {stage: sum(row[:-1]) for (stage,), row in metrics.stages.rows.items()}
-    assert counts == {"middleware": 3, "limit": 3, "validate": 2, "approve": 1, "intent": 1, "run": 1, "sanitize": 1}
+    counts = {key: sum(row[:-1]) for key, row in metrics.stages.rows.items()}
+    begun = {"middleware": 2, "limit": 2, "end": 2}  # one of each tool was refused
+    alpha = {**begun, "validate": 1, "approve": 1, "intent": 1, "run": 1, "sanitize": 1}
+    beta = {"middleware": 1, "limit": 1, "validate": 1, "end": 1}
+    expected = {("alpha", stage): count for stage, count in alpha.items()}
+    assert counts == expected | {("beta", stage): count for stage, count in beta.items()}
+    assert sum(metrics.waits.rows["alice",][:-1]) == 3
+    stages = sum(row[-1] for row in metrics.stages.rows.values())
+    assert stages == pytest.approx(metrics.waits.rows["alice",][-1])  # nothing of a call is in none of them
     lines = [line for page in metrics.snapshot().values() for line in page]
     assert any(line.startswith('handrail_caller_calls_total{caller="alice",outcome="ok"} 1') for line in lines)
-    assert any(line.startswith('handrail_stage_seconds_count{stage="limit"} 3') for line in lines)
+    assert any(line.startswith('handrail_stage_seconds_count{tool="alpha",stage="limit"} 2') for line in lines)
 
 
 @requirement("P-30", everywhere=True)
@@ -621,11 +628,26 @@ async def test_p30_callers_without_end_are_counted_as_one() -> None:
     world = World([])
     metrics = world.server.engine.count()
     async with world.server.serving():
-        for number in range(MAX_CALLERS + 50):
+        for number in range(MAX_APART + 50):
             async with Peer(world.server, revision=R5, principal=Principal(f"caller-{number}")) as peer:
                 await peer.request("tools/call", {"name": "nothing", "arguments": {}})
-    assert len(metrics.callers.values) == MAX_CALLERS + 1
+    assert len(metrics.callers.values) == MAX_APART + 1
     assert metrics.callers.values["", "unknown_tool"] == 50
+
+
+@requirement("P-30", everywhere=True)
+async def test_p30_tools_without_end_are_counted_as_one() -> None:
+    server = Server("busy")
+    metrics = server.engine.count()
+    async with Peer(server) as peer:
+        for number in range(MAX_APART + 5):
+            server.add(lambda: "", name=f"tool-{number}", inline=True)
+            await peer.call(f"tool-{number}")
+            server.remove(f"tool-{number}")
+    assert len(metrics.calls.values) == len(metrics.seconds.rows) == MAX_APART + 1
+    assert metrics.calls.values["", "ok"] == sum(metrics.seconds.rows["",][:-1]) == 5
+    tools = {tool for tool, _ in metrics.stages.rows}
+    assert "" in tools and len(metrics.stages.rows) < MAX_APART + 10
 
 
 @requirement("P-30", "SRV-603", everywhere=True)

@@ -30,14 +30,14 @@ BUCKETS = (
     300.0,
 )
 
-MAX_CALLERS = 1_000  # and outcomes, that are counted apart
+MAX_APART = 1_000  # sets of label values, of each family
 
 Labels = tuple[str, ...]
 Snapshot = dict[str, list[str]]  # by the head of each family: its lines
 
 
 class Counter:
-    """A number for each set of label values. Those must come from us: a peer that makes them up fills the memory."""
+    """A number for each set of label values; beyond the first thousand they are one, the first value of which is empty."""
 
     kind = "counter"
 
@@ -48,6 +48,8 @@ class Counter:
         self.values: dict[Labels, float] = {}
 
     def add(self, *labels: str, by: float = 1) -> None:
+        if labels not in self.values and len(self.values) >= MAX_APART:
+            labels = ("", *labels[1:])
         self.values[labels] = self.values.get(labels, 0) + by
 
     def samples(self) -> Iterator[tuple[str, Labels, Labels, float]]:
@@ -76,7 +78,8 @@ class Histogram(Counter):
     def observe(self, number: float, *labels: str) -> None:
         row = self.rows.get(labels)
         if row is None:
-            row = self.rows[labels] = [0] * (len(BUCKETS) + 2)
+            labels = labels if len(self.rows) < MAX_APART else ("", *labels[1:])
+            row = self.rows.setdefault(labels, [0] * (len(BUCKETS) + 2))
         row[bisect_left(BUCKETS, number)] += 1
         row[-1] += number
 
@@ -97,7 +100,8 @@ class Metrics:
         self.calls = Counter("handrail_calls_total", "Calls that ended, and how.", "tool", "outcome")
         self.seconds = Histogram("handrail_call_seconds", "How long calls took.", "tool")
         self.callers = Counter("handrail_caller_calls_total", "Calls by who made them, and how.", "caller", "outcome")
-        self.stages = Histogram("handrail_stage_seconds", "How long each stage of a call took.", "stage")
+        self.waits = Histogram("handrail_caller_seconds", "How long calls took, by who made them.", "caller")
+        self.stages = Histogram("handrail_stage_seconds", "How long each stage of a call took.", "tool", "stage")
         self.in_flight = Gauge("handrail_calls_in_flight", "Calls that run.")
         self.requests = Counter("handrail_http_requests_total", "HTTP requests answered.", "method", "status")
         self.streams = Gauge("handrail_http_open_streams", "Event streams that are open.")
@@ -107,11 +111,6 @@ class Metrics:
         self.memory = Gauge("process_resident_memory_bytes", "Memory in use.")
         self.in_flight.set(0)
         self.streams.set(0)
-
-    def called_by(self, caller: str, outcome: str) -> None:
-        """Beyond the first thousand, callers are counted as one."""
-        known = (caller, outcome) in self.callers.values or len(self.callers.values) < MAX_CALLERS
-        self.callers.add(caller if known else "", outcome)
 
     def snapshot(self, worker: str = "") -> Snapshot:
         """Everything as it is now; with `worker`, as that worker's."""

@@ -52,11 +52,13 @@ def counted(metrics: Metrics) -> Observer:
                 raise
             finally:
                 metrics.in_flight.add(by=-1)
-                metrics.seconds.observe(perf_counter() - begun, call.name)
+                call.marks.append(("end", ended := perf_counter()))
+                metrics.seconds.observe(ended - begun, call.name)
+                metrics.waits.observe(ended - begun, call.principal.id)
                 metrics.calls.add(call.name, how)
-                metrics.called_by(call.principal.id, how)
+                metrics.callers.add(call.principal.id, how)
                 for stage, seconds in call.stages.items():
-                    metrics.stages.observe(seconds, stage)
+                    metrics.stages.observe(seconds, call.name, stage)
 
         return handle
 
@@ -68,4 +70,4 @@ def count_refused(metrics: Metrics, catalog: Catalog, request: Request, principa
     name = request.params.get("name")
     known = refused.kind is not Kind.UNKNOWN_TOOL and type(name) is str and catalog.get(name) is not None
     metrics.calls.add(str(name) if known else "", refused.kind.value)
-    metrics.called_by(principal.id, refused.kind.value)
+    metrics.callers.add(principal.id, refused.kind.value)
