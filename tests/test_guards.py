@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -460,6 +461,24 @@ def check(records: list[Object], ran: int, answer: Object) -> None:
         assert events == ["asked"]
     else:
         assert events == ["refusal"] and is_refused(answer)
+
+
+@requirement("SRV-602", everywhere=True)
+@pytest.mark.parametrize("hidden", [0, 1, 3, 2_000])
+async def test_pages_and_cursors_do_not_tell_of_hidden_tools(hidden: int) -> None:
+    """Neither how full they are nor how long, nor what is in a cursor for whoever takes it apart."""
+    server = Server("paged", page_size=2, policy=Policy([Rule(verdict="hide", tools=["secret*"])]), keys=[b"k" * 32])
+    for number in range(hidden):
+        server.add(lambda: "", name=f"secret{number}")
+    for name in ("one", "two", "three"):
+        server.add(lambda: "", name=name)
+    async with Peer(server) as peer:
+        first = (await peer.request("tools/list", {}))["result"]
+        assert [tool["name"] for tool in first["tools"]] == ["one", "two"]
+        rest = (await peer.request("tools/list", {"cursor": first["nextCursor"]}))["result"]
+    assert [tool["name"] for tool in rest["tools"]] == ["three"] and not rest.get("nextCursor")
+    taken_apart = urlsafe_b64decode(first["nextCursor"])
+    assert len(taken_apart) == 48 and not taken_apart[16:].isascii()  # no JSON, and as long for any number
 
 
 @requirement("SRV-602", everywhere=True)

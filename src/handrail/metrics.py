@@ -37,7 +37,7 @@ Snapshot = dict[str, list[str]]  # by the head of each family: its lines
 
 
 class Counter:
-    """A number for each set of label values; beyond the first thousand they are one, the first value of which is empty."""
+    """A number for each set of label values; beyond the first thousand, all are counted as one, with an empty name."""
 
     kind = "counter"
 

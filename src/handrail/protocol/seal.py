@@ -1,4 +1,4 @@
-"""Signed opaque strings: cursors, request state, session ids. A peer cannot change, extend or pass them on (P-25)."""
+"""Sealed strings: cursors, request state, session ids. A peer cannot read, change, extend or pass them on (P-25)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from handrail.model import Json
 
 MIN_KEY_BYTES = 16
 _MAC = 16
+_STEP = 32  # a sealed text is a multiple of it: its length tells nothing of a number in it
 
 
 class Seal:
@@ -30,7 +31,9 @@ class Seal:
 
     def close(self, purpose: str, holder: str, payload: Json, expires: int) -> str:
         body = encode([expires, payload])
-        return _text(_mac(self._keys[0], purpose, holder, body) + body)
+        body = body.ljust(-(-len(body) // _STEP) * _STEP)
+        mac = _mac(self._keys[0], purpose, holder, body)
+        return _text(mac + _veiled(self._keys[0], mac, body))
 
     def open(self, purpose: str, holder: str, text: str, now: float) -> Json | None:
         """The payload, or None if the text is not ours, not this holder's, or too old."""
@@ -43,14 +46,16 @@ class Seal:
             raw = urlsafe_b64decode(text + "==")
         except ValueError:
             return None
-        mac, body = raw[:_MAC], raw[_MAC:]
+        mac, veiled = raw[:_MAC], raw[_MAC:]
         # Base64 has spare bits: two texts can stand for the same bytes. Only the one we wrote counts.
         if _text(raw) != text:
             return None
-        if not any(hmac.compare_digest(mac, _mac(key, purpose, holder, body)) for key in self._keys):
-            return None
-        expires, payload = decode(body)
-        return expires, payload
+        for key in self._keys:
+            body = _veiled(key, mac, veiled)
+            if hmac.compare_digest(mac, _mac(key, purpose, holder, body)):
+                expires, payload = decode(body)
+                return expires, payload
+        return None
 
 
 def _text(raw: bytes) -> str:
@@ -60,3 +65,9 @@ def _text(raw: bytes) -> str:
 def _mac(key: bytes, purpose: str, holder: str, body: bytes) -> bytes:
     head = f"{len(purpose)}:{purpose}{len(holder)}:{holder}".encode()
     return hashlib.blake2b(head + body, key=key, digest_size=_MAC).digest()
+
+
+def _veiled(key: bytes, mac: bytes, body: bytes) -> bytes:
+    """The body under a stream that no other body has: its own code is what it begins with, as in RFC 5297."""
+    stream = hashlib.shake_256(b"handrail veil" + key + mac).digest(len(body))
+    return (int.from_bytes(body) ^ int.from_bytes(stream)).to_bytes(len(body))
