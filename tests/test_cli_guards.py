@@ -284,6 +284,21 @@ def test_an_audit_of_lines_lies_beside_the_file_and_approvals_are_found(home: Pa
     assert handrail("audit", "verify", "conf/trail.jsonl", home=home).returncode == 0
 
 
+def test_approvals_in_the_audit_that_the_author_chose_are_found(home: Path) -> None:
+    (home / "shop.py").write_text(SHOP.replace('Server("shop")', 'Server("shop", audit="calls.db")'))
+    with caller("shop.py", home=home) as client:
+        client.begin("cancel_order", {"order": 7})
+        one = waiting(home, "--audit", "calls.db")
+        assert handrail("approve", one["id"], "yes", "--audit", "calls.db", home=home).returncode == 0
+        assert text_of(client.hear()) == "order 7 is cancelled"
+    assert [each["step"] for each in records(home / "calls.db") if each["event"] == "approval"] == ["asked", "approved"]
+    assert not (home / STATE).exists()
+    for file in ("no.db", "shop.py", "trail.jsonl"):
+        done = handrail("approve", "--audit", file, home=home)
+        assert done.returncode == 2 and file in done.stderr
+    assert not (home / "no.db").exists()
+
+
 def test_without_an_audit_approvals_are_found_too(home: Path) -> None:
     (home / "handrail.toml").write_text("[audit]\non = false")
     with caller("shop.py", home=home) as client:

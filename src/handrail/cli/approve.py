@@ -21,7 +21,7 @@ from handrail.cli.screen import Screen
 from handrail.client.state import state_folder
 from handrail.guards.approval import Approval, ApprovalError, Desk
 from handrail.guards.inert import inert, one_line
-from handrail.guards.trail import open_trail
+from handrail.guards.trail import DATABASES, open_trail
 from handrail.model import Object
 from handrail.stores.sqlite import SqliteStore
 
@@ -47,6 +47,10 @@ async def _run(args: Namespace, screen: Screen) -> int:
     kept = config.guards(state_folder(os.environ))
     audit = kept.get("audit")
     file = kept.get("store", audit)
+    if args.audit:
+        audit = file = Path(args.audit)
+        if file.suffix not in DATABASES or not file.is_file():
+            raise Usage(f"--audit: {file}: not the file of an audit in which approvals wait ({', '.join(DATABASES)})")
     assert isinstance(file, Path)
     if not file.exists():
         screen.note(f"{file}: nothing has been served from here, so nothing can wait")

@@ -193,6 +193,7 @@ def parser() -> Parser:
         "handrail approve 3f9a1c0b7d no --note 'wrong order'",
         "handrail approve 3f9a1c0b7d edit --arguments '{\"order\": 8}'",
         "handrail approve --remembered               what need not be asked again; --revoke ID ends it",
+        "handrail approve --audit calls.db           of a server that keeps its own audit",
     )
     approve.add_argument("id", nargs="?", metavar="ID")
     approve.add_argument("answer", nargs="?", choices=("yes", "no", "edit"))
@@ -204,6 +205,7 @@ def parser() -> Parser:
     approve.add_argument("--watch", action="store_true", help="go on with those to come")
     approve.add_argument("--remembered", action="store_true", help="list what is remembered")
     approve.add_argument("--revoke", metavar="ID", help="forget something that is remembered")
+    approve.add_argument("--audit", metavar="FILE", help="a server's own: Server(audit=FILE) (what serve would use)")
     _configured(approve)
 
     lock = verb(
