@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 import unicodedata
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from clients import ALL
 from handrail import Call, EmbeddedResource, Image, ResourceLink, Server, Text, ToolError, ToolResult
 from handrail.errors import RemoteProtocolError
 from handrail.guards.inert import inert
+from handrail.guards.sanitize import Sanitize
 from handrail.testing import Peer
 from requirements import requirement
 
@@ -120,6 +122,27 @@ async def test_p34_a_secret_of_the_environment_is_known(monkeypatch: pytest.Monk
 
     async with Peer(server) as peer:
         assert (await peer.call("says")).text == "the key is ****."
+
+
+@requirement("P-34", everywhere=True)
+@pytest.mark.parametrize("verdict", ["redact", "keep"])  # of results: what is written down is another matter
+async def test_p34_what_an_operator_describes_reaches_no_record_and_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, verdict: Any
+) -> None:
+    described, known = "cust-93847561", canary()
+    sanitize = Sanitize(patterns={"customer": "cust-[0-9]{8}"}, secrets=verdict)
+    server = Server("shop", audit=tmp_path / "calls.jsonl", audit_arguments=True, secrets=[known], sanitize=sanitize)
+
+    @server.tool
+    async def find(who: Any) -> str:
+        raise RuntimeError(f"no {who}")
+
+    encoded = b64encode(known.encode()).decode()
+    async with Peer(server) as peer:
+        await peer.call("find", {"who": [f"it is {described}", {described: encoded}, known]})
+    written = b"\n".join([caplog.text.encode(), *files_of(tmp_path)]).decode()
+    assert '"arguments":{"who":["it is ****",{"****":"****"},"****"]}' in written and "no [" in written
+    assert not [each for each in (described, known, encoded) if each in written]
 
 
 async def test_a_server_without_the_guard_lets_the_canary_out(tmp_path: Path) -> None:

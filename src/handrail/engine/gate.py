@@ -27,6 +27,7 @@ from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
 from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, risk, secrets_in
+from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
 from handrail.model import RISK, Principal, ToolResult
 from handrail.revisions import Revision
@@ -69,7 +70,7 @@ class Gate:
     sanitizer: Sanitizer | None
     secrets: frozenset[str]  # that are known
     repairs: bool
-    masked: bool
+    masking: Secrets | None  # of arguments that are written down
     desk: Desk
     trail: Trail | None = None  # while the server serves
     reading: ReadingOn | None = None  # while the server serves, and results may be cut
@@ -102,14 +103,15 @@ class Gate:
         webhook = (options.get("approvals") or Approvals()).webhook
         signing = [webhook.secret()] if webhook.url else []
         self.secrets = secrets_in(os.environ) | frozenset([*options.get("secrets", ()), *signing])
-        keep_out_of_logs(self.secrets)
         wanted = options.get("sanitize", Sanitize())
+        patterns = {} if wanted is None else wanted.patterns
+        keep_out_of_logs(self.secrets, patterns)
         if wanted is None:
             self.sanitizer = None
         else:
             self.sanitizer = Sanitizer(wanted, secrets=self.secrets, inspectors=options.get("inspectors", ()))
         self.repairs = options.get("repair", False)
-        self.masked = options.get("audit_arguments", False)
+        self.masking = Secrets(self.secrets, patterns) if options.get("audit_arguments") else None
         self._place_desk(self._given_store)
 
     async def open(self, post: Post) -> None:
@@ -304,7 +306,7 @@ class Gate:
         call.intended = True  # whoever is cancelled while it is written may find it written
         try:
             if self.trail is not None:
-                done = await self.trail.write(intent(call, self.secrets if self.masked else None), more=changes)
+                done = await self.trail.write(intent(call, self.masking), more=changes)
             else:
                 done = await self.desk.commit(changes)
         except (TrailError, StoreError) as problem:

@@ -8,17 +8,18 @@ from secrets import token_hex
 from handrail.engine.call import Call
 from handrail.errors import Refused
 from handrail.guards.inert import mask_secrets
+from handrail.guards.secrets import Secrets
 from handrail.jsonrpc import Request, encode_sorted
 from handrail.model import Json, Object
 from handrail.protocol.http import Headers
 from handrail.protocol.trace import read as read_trace, read_headers
 
 
-def intent(call: Call, secrets: frozenset[str] | None) -> Object:
+def intent(call: Call, secrets: Secrets | None) -> Object:
     """With the arguments, if it is known what to mask in them."""
     record = about(call, "intent")
     if secrets is not None:
-        record["arguments"] = mask_secrets(call.arguments, secrets)
+        record["arguments"] = mask_secrets(secrets.hidden_in(call.arguments))
     if call.approval is not None and call.approval.edited is not None:
         record["asked_digest"] = _digest(encode_sorted(call.approval.asked.arguments))
     if call.repairs:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 
 from handrail.guards.inert import inert, mask
+from handrail.guards.secrets import Secrets
 
 __all__ = ["keep_out_of_logs"]
 
@@ -17,26 +18,34 @@ class _Masking(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: frozenset[str] = frozenset()
+        self.known: set[str] = set()
+        self.patterns: dict[str, str] = {}
+        self.secrets: Secrets | None = None  # made of both, when there is something to say
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and not record.exc_text:
             record.exc_text = _formatter.formatException(record.exc_info)
         if record.exc_text:
-            record.exc_text = inert(mask(record.exc_text, self.known))
+            record.exc_text = self._masked(record.exc_text)
         said = record.getMessage()
-        told = inert(mask(said, self.known))
+        told = self._masked(said)
         if told != said:
             record.msg, record.args = told, ()
         return True
+
+    def _masked(self, text: str) -> str:
+        self.secrets = self.secrets or Secrets(self.known, self.patterns)
+        return inert(mask(self.secrets.masked([text])[0][0]))
 
 
 _masking = _Masking()
 
 
-def keep_out_of_logs(secrets: Collection[str]) -> None:
+def keep_out_of_logs(secrets: Iterable[str], patterns: Mapping[str, str] | None = None) -> None:
     """From now on, and for all servers of this process."""
-    _masking.known |= frozenset(secrets)
+    _masking.known.update(secrets)
+    _masking.patterns |= {pattern: pattern for pattern in (patterns or {}).values()}
+    _masking.secrets = None
     logger = logging.getLogger("handrail")
     if _masking not in logger.filters:
         logger.addFilter(_masking)

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from handrail.errors import SchemaError
 from handrail.guards.inert import MASK, is_secret, quiet
+from handrail.model import Json
 from handrail.schema.compile import compile_schema
 
 __all__ = ["SIGNS", "Hit", "Secrets", "lacks", "secrets_in"]
@@ -147,6 +148,14 @@ class Secrets:
                 [text] = self._mask([text], hits, at)
                 made[at] = self._mask_described(text, hits, at)
         return made, hits
+
+    def hidden_in(self, value: Json) -> Json:
+        """A copy of a JSON value without them, in its keys too."""
+        if isinstance(value, str):
+            return self.masked([value])[0][0]
+        if isinstance(value, dict):
+            return {self.hidden_in(key): self.hidden_in(inner) for key, inner in value.items()}
+        return [self.hidden_in(inner) for inner in value] if isinstance(value, list) else value
 
     def _mask(self, texts: list[str], hits: list[Hit], number: int = 0) -> list[str]:
         spans = iter(sorted(self._spans("".join(texts))))
