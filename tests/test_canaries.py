@@ -18,6 +18,7 @@ from handrail import Call, EmbeddedResource, Image, ResourceLink, Server, Text, 
 from handrail.errors import RemoteProtocolError
 from handrail.guards.inert import inert
 from handrail.guards.sanitize import Sanitize
+from handrail.model import UNSET
 from handrail.testing import Peer
 from requirements import requirement
 
@@ -143,6 +144,41 @@ async def test_p34_what_an_operator_describes_reaches_no_record_and_no_log(
     written = b"\n".join([caplog.text.encode(), *files_of(tmp_path)]).decode()
     assert '"arguments":{"who":["it is ****",{"****":"****"},"****"]}' in written and "no [" in written
     assert not [each for each in (described, known, encoded) if each in written]
+
+
+KEY: Object = {"type": "string", "pattern": "^canary[0-9a-f]{24}$"}
+OBJECT: Object = {"type": "object", "properties": {"key": KEY, "name": {"type": "string"}}, "required": ["key"]}
+
+
+@requirement("P-34", "SRV-604")
+@pytest.mark.parametrize("revision", ALL)
+@pytest.mark.parametrize("around", [False, True])
+async def test_p34_data_that_no_longer_fits_its_schema_is_not_sent_as_if_it_did(
+    revision: str, around: bool, ran: Any
+) -> None:
+    known, other = canary(), canary()
+    server = Server("spilling", secrets=[known])
+
+    @server.tool(output_schema=OBJECT)
+    async def fetch(key: str) -> ToolResult:
+        return ToolResult([Text("fetched")], {"key": key, "name": "a\x1b[31mb"})
+
+    if around:
+
+        @server.middleware
+        async def passes(call: Call, forward: Any) -> ToolResult:
+            return await forward(call)  # type: ignore[no-any-return]  # a result, as every handler gives
+
+    async with Peer(server, revision=revision) as peer:
+        ran(revision, "memory")
+        withheld = await peer.call("fetch", {"key": known})
+        assert withheld.is_error and withheld.structured is UNSET
+        text = "\n".join(block.text for block in withheld.content if isinstance(block, Text))
+        assert text.startswith("The data of this result is withheld: ") and text.count("withheld") == 1
+        assert "fetched" in text and '"key":"****"' in text and known not in text
+        fits = await peer.call("fetch", {"key": other})
+        assert not fits.is_error
+        assert fits.structured in ({"key": other, "name": "ab"}, UNSET)  # which some revisions do not have
 
 
 async def test_a_server_without_the_guard_lets_the_canary_out(tmp_path: Path) -> None:

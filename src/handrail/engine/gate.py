@@ -29,7 +29,7 @@ from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, risk, secrets_in
 from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
-from handrail.model import RISK, Principal, ToolResult
+from handrail.model import RISK, Principal, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
@@ -329,13 +329,23 @@ class Gate:
             result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
         if self.sanitizer is None or is_clean:
             return result
+        sent = result.structured
         result, findings = self.sanitizer.clean(call.name, result)
         call.findings += findings
+        left, schema = result.structured, None if result.is_error else call.entry.output
+        if schema is not None and left is not sent and not schema.valid(left):
+            result = replace(result, structured=UNSET, is_error=True, content=[_UNFIT, *result.content])
         reason = risk(findings) if findings else None
         known = {} if result.meta is UNSET else result.meta
         if reason is not None and RISK not in known:  # the author's own words win
             result = replace(result, meta={**known, RISK: {"level": "dangerous", "reason": reason}})
         return result
+
+
+_UNFIT = Text(
+    "The data of this result is withheld: something in it may not leave, and without that it does not fit the tool's"
+    " output schema. Here is the rest as text:"
+)
 
 
 def _whose(call: Call) -> str:
