@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
+from handrail import Server
+from handrail.engine.door_book import DoorBook
+from handrail.guards.chain import verify
+from handrail.guards.identity import ApiKeys
+from handrail.guards.trail_reading import TrailFile
 from requirements import requirement
 from servers_http import OPEN, Client, Desk, fetch, served
 from wires_http import Reply
@@ -19,6 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Ran = Callable[[str, str], None]
 Lines = list[tuple[str, str]]
+Object = dict[str, Any]
 
 R4, R5 = "2025-11-25", "2026-07-28"
 ALL = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "pocket", R5)
@@ -559,3 +568,65 @@ async def test_one_name_in_place_of_a_list_is_not_read_letter_by_letter(option: 
     wanted = {"hosts": "tools.example", "origins": "https://app.example"}[option]
     with pytest.raises((TypeError, ValueError)):
         Desk().server.asgi(**{option: wanted})  # type: ignore[arg-type]  # the mistake is the point
+
+
+# What is on record of it
+
+
+def records(path: Path) -> list[Object]:
+    """Those of the door."""
+    told = [json.loads(line) for _, line in TrailFile(path).lines()]
+    return [each for each in told if each["event"] == "refusal"]
+
+
+@requirement("SRV-614", "P-22", "P-24", everywhere=True)
+@pytest.mark.parametrize("listener", LISTENERS)
+async def test_what_is_refused_at_the_door_is_on_record_without_the_token(listener: str, tmp_path: Path) -> None:
+    desk, (key, stored) = Desk(audit=tmp_path / "calls.db"), ApiKeys.new()
+    async with served(desk.server.asgi(auth=ApiKeys({"alice": stored})), listener) as desk.url:
+        statuses = [
+            (await knock(desk, lines)).status
+            for lines in (
+                [("Host", "evil.example")],
+                [("Origin", EVIL), ("Authorization", f"Bearer {key}")],
+                [],
+                [("Authorization", "Bearer guessed-by-somebody")],
+                [("Authorization", f"Bearer {key}")],
+            )
+        ]
+    assert statuses == [403, 403, 401, 401, 200]
+    told = records(tmp_path / "calls.db")
+    assert [(each["outcome"], each["why"]) for each in told] == [
+        ("forbidden", "Host 'evil.example' is not a name of this server; list it under `hosts`"),
+        ("forbidden", "Origin is not allowed; list it under `origins`"),
+        ("unauthenticated", "no token"),
+        ("unauthenticated", "the token is not valid"),
+    ]
+    assert {(each["from"], each["server"], each["principal"]) for each in told} == {("127.0.0.1", "desk", "anonymous")}
+    assert verify(TrailFile(tmp_path / "calls.db").lines()).flaw is None
+    assert not [each for each in map(json.dumps, told) if key in each or "guessed" in each]
+
+
+@requirement("SRV-614", "P-30", everywhere=True)
+async def test_p30_a_flood_at_the_door_fills_no_disk(tmp_path: Path) -> None:
+    """Also one from many addresses; what was left out is counted."""
+    server = Server("shop", audit=tmp_path / "calls.jsonl")
+    now = [0]
+    book = DoorBook(server.engine.gate, clock=lambda: now[0])
+    async with server.serving():
+        for number in range(2_000):
+            book.note(f"192.0.2.{number % 2}", "unauthenticated", "no token")
+        for number in range(2_000):
+            book.note(f"198.51.{number % 250}.{number // 250}", "unauthenticated", "no token")
+        now[0] += 60_000_000_000
+        book.note("203.0.113.1", "forbidden", "no such host")
+    told = records(tmp_path / "calls.jsonl")
+    assert len(told) == 101
+    assert Counter(each["from"] for each in told)["192.0.2.0"] == 10
+    assert len(told) + sum(each.get("left_out", 0) for each in told) == 4_001
+
+
+async def test_without_an_audit_nothing_is_written_of_it() -> None:
+    server = Server("shop")
+    async with server.serving():
+        DoorBook(server.engine.gate).note("192.0.2.1", "forbidden", "no such host")

@@ -20,6 +20,7 @@ from msgspec.json import decode as parse
 
 from handrail.engine.core import Engine
 from handrail.engine.dispatch import Conversation
+from handrail.engine.door_book import DoorBook
 from handrail.engine.sessions import TOPIC, Sessions
 from handrail.errors import Refused
 from handrail.guards.identity import Verifier
@@ -86,6 +87,7 @@ class Endpoint:
         self.tasks: set[asyncio.Task[None]] = set()  # of those, what outlives its request
         self.calls: Counter[str] = Counter()  # of those, by principal
         self.auth = options.get("auth")
+        self._book = DoorBook(engine.gate)
         self.watch = watch or Watch.wanted(engine, options)
         self._store = store
         self._stack: AsyncExitStack | None = None
@@ -149,7 +151,9 @@ class Endpoint:
         refusal = self.door.refusal(scope.get("scheme", "http"), headers)
         if refusal or twice:  # and not told what it may read
             exchange = Exchange(self, scope, receive, send, {})
-            exchange.text(403 if refusal else 400, refusal or f"The header {twice} stands twice")
+            why = refusal or f"The header {twice} stands twice"
+            exchange.text(403 if refusal else 400, why)
+            self._book.note(exchange.peer, "forbidden" if refusal else "invalid_request", why)
             return exchange
         root, path, kind = scope.get("root_path"), scope["path"], self._kinds.get(scope["method"], Exchange)
         exchange = kind(self, scope, receive, send, headers)
@@ -165,6 +169,7 @@ class Endpoint:
             token = http.bearer(exchange.headers)
             principal = await self.auth.verify(token) if token else None
             if principal is None:
+                self._book.note(exchange.peer, "unauthenticated", "the token is not valid" if token else "no token")
                 try:
                     self.engine.gate.allow(ANONYMOUS, exchange.peer)  # whoever guesses tokens guesses slowly
                 except Refused as refused:
