@@ -11,8 +11,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from cli_runs import Terminal, handrail
 from handrail.guards import trail as trails
 from handrail.guards.audit import CallRecord, to_file
 from handrail.guards.chain import ORIGIN, Verdict, frame, records_in, verify
-from handrail.guards.trail import Trail, TrailError, TrailSettings, open_trail
+from handrail.guards.trail import RESERVED_MEGABYTES, Trail, TrailError, TrailSettings, open_trail
 from handrail.guards.trail_reading import TrailFile
 from handrail.model import Object
 from handrail.stores import Delete, Put, StoreError
@@ -661,3 +662,47 @@ async def test_p16_all_that_is_left_of_a_damaged_database_is_exported(tmp_path: 
 
 def _fill(data: bytearray, start: int, size: int) -> None:
     data[start : start + size] = b"\xa5" * size
+
+
+# A disk that is nearly full
+
+
+@requirement("P-17", everywhere=True)
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_p17_the_last_space_is_for_calls_that_have_begun(path: Path, is_open: bool) -> None:
+    """Also in a store that was opened before; and when there is space again, the next call goes on."""
+    left, asked = [RESERVED_MEGABYTES * 1_000_000], list[str]()
+
+    def free(folder: str) -> int:
+        asked.append(folder)
+        return left[0]
+
+    store = SqliteStore(path) if path.suffix == ".db" else None
+    trail = open_trail(store or path, TrailSettings(fail_open=is_open), free=free)
+    assert await trail.write(intent(1))
+    left[0] -= 1
+    for _ in range(2):
+        with nullcontext() if is_open else pytest.raises(TrailError, match=r"3,999,999 bytes left.* recorded"):
+            await trail.write(intent(2))
+    assert await trail.write(outcome(1))
+    left[0] += 1
+    assert await trail.write(intent(3))
+    await trail.close()
+    if store is not None:
+        await store.close()
+    assert calls(path) == (["1", "2", "2", "1", "3"] if is_open else ["1", "1", "3"])
+    assert set(asked) == (set() if is_open else {str(path.parent)})
+
+
+@requirement("P-17", everywhere=True)
+async def test_p17_calls_that_share_the_way_share_the_look_at_the_disk(tmp_path: Path) -> None:
+    looks = Counter[str]()
+
+    def free(folder: str) -> int:
+        looks[folder] += 1
+        return 10**9
+
+    trail = open_trail(tmp_path / "trail.jsonl", free=free)
+    await asyncio.gather(*(trail.write(intent(i)) for i in range(100)))
+    await trail.close()
+    assert looks.total() <= 2

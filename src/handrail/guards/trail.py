@@ -13,9 +13,11 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count, repeat, takewhile
 from pathlib import Path
+from shutil import disk_usage
 from sqlite3 import Connection
 from typing import Annotated, Literal, Protocol, get_args
 
@@ -38,6 +40,7 @@ INSERT_TOGETHER = INSERT + ", (?, ?, ?)" * (TOGETHER - 1)  # a row by itself tak
 MAX_NOTES = 1000
 GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
 DAY = 86_400.0
+RESERVED_MEGABYTES = 4  # of a disk that is nearly full: for what becomes of the calls that have begun
 
 Sync = Literal["every-call", "power-cut-loses-last-calls"]
 Changes = tuple[Put | Delete, ...]
@@ -93,6 +96,7 @@ class Sink(Protocol):
     """Where lines are kept. Nobody appends while another append is on its way."""
 
     name: str
+    path: str
 
     def append(self, items: Sequence[Item], writer: bytes) -> asyncio.Future[list[bool]]:
         """Write the records, in order; which ones were written, because their changes could be made."""
@@ -106,6 +110,7 @@ def open_trail(
     *,
     store: Store | None = None,
     clock: Callable[[], float] = time.time,
+    free: Callable[[str], int] = lambda folder: disk_usage(folder).free,
 ) -> Trail:
     """The trail in a store's file, in a SQLite file (`audit.db`), or in a file of lines (`audit.jsonl`).
 
@@ -118,17 +123,16 @@ def open_trail(
     if isinstance(where, SqliteStore):
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
-        return _Trail(SqliteSink(where, keep), settings, clock, where)
+        return _Trail(SqliteSink(where, keep), settings, clock, free, where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
         kept = SqliteStore(path, durable=durable, clock=clock)
-        return _Trail(SqliteSink(kept, keep, path), settings, clock, kept)
+        return _Trail(SqliteSink(kept, keep, path), settings, clock, free, kept)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY)
-    return _Trail(
-        JsonlFile(path, durable, rotate, keep, clock), settings, clock, store, store.commit if store else _unable
-    )
+    sink = JsonlFile(path, durable, rotate, keep, clock)
+    return _Trail(sink, settings, clock, free, store, store.commit if store else _unable)
 
 
 async def _unable(changes: Changes) -> bool:
@@ -141,6 +145,7 @@ class _Trail:
         sink: Sink,
         settings: TrailSettings,
         clock: Callable[[], float],
+        free: Callable[[str], int],
         store: Store | None,
         change_first: Callable[[Changes], Awaitable[bool]] | None = None,
     ) -> None:
@@ -149,6 +154,8 @@ class _Trail:
         self._change_first = change_first  # where a sink cannot change anything with a record
         self._fail_open = settings.fail_open
         self._clock = clock
+        self._free = free
+        self._has_room = False  # as far as is known since something was written
         self._writer = secrets.token_hex(8).encode()
         self._is_begun = self._is_closed = False
         self._waiting: list[Item] = []
@@ -161,9 +168,19 @@ class _Trail:
         self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
     ) -> Awaitable[bool]:
         body = _encoded(record)
+        if record["event"] == "intent" and not (self._has_room or self._fail_open):
+            self._look_for_room()
         if change is None and not more:
             return self._add(body, ())
         return self._change(body, (*(() if change is None else (change,)), *more))
+
+    def _look_for_room(self) -> None:
+        with suppress(OSError):  # whoever writes will hear of it
+            free = self._free(os.path.dirname(self._sink.path))
+            if free < RESERVED_MEGABYTES * 1_000_000:
+                least = f"less than the {RESERVED_MEGABYTES} MB kept for calls that have begun"
+                raise TrailError(f"{self._sink.name}: the disk has {free:,} bytes left, {least}; nothing was recorded")
+        self._has_room = True
 
     async def _change(self, body: bytes, changes: Changes) -> bool:
         for each in changes:
@@ -222,7 +239,7 @@ class _Trail:
             await asyncio.sleep(0)
 
     async def _append(self, batch: list[Item]) -> None:
-        missed, self._missed = self._missed, Counter()
+        missed, self._missed, self._has_room = self._missed, Counter(), False
         stamp = b'{"time":"%b",' % time_of(self._clock()).encode()
         own: list[Item] = []
         if not self._is_begun:
@@ -270,6 +287,7 @@ class SqliteSink:
 
     def __init__(self, store: SqliteStore, keep_seconds: float, path: Path | None = None) -> None:
         self.name = str(path or "audit trail")
+        self.path = store.path
         self._store = store
         self._is_ours = path is not None
         self._keep = keep_seconds

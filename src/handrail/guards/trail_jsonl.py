@@ -54,7 +54,7 @@ class JsonlFile:
         keep_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        self.name = str(path)
+        self.name = self.path = str(path)
         self._path = path
         self._durable = durable
         self._max_bytes, self._max_seconds = rotate

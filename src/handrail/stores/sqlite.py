@@ -46,7 +46,8 @@ class SqliteStore(Store):
     def __init__(
         self, path: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] = time.time
     ) -> None:
-        opening = partial(connect, os.path.abspath(path), durable=durable)
+        self.path = os.path.abspath(path)
+        opening = partial(connect, self.path, durable=durable)
         self.durable = durable
         self.writer = Lane(opening, clock, _sweep)  # also for the audit trail, which shares its transactions
         self._reader = Lane(opening, clock)
