@@ -636,9 +636,9 @@ SHARED = {"shared": True, "principal": "20/hour", "tools": {"act": {"rate": "20/
 
 
 @requirement("SRV-603", "P-30")
-@pytest.mark.parametrize(("shared", "most"), [(True, 20), (False, 40)])
+@pytest.mark.parametrize(("shared", "most"), [(None, 20), (True, 20), (False, 40)])
 async def test_p30_two_processes_let_through_what_one_would_if_they_share_their_file(
-    shared: bool, most: int, nursery: Nursery, tmp_path: Path, ran: Ran
+    shared: bool | None, most: int, nursery: Nursery, tmp_path: Path, ran: Ran
 ) -> None:
     place, rates = Place(tmp_path), {**SHARED, "shared": shared}
     async with two(nursery, place, rates=rates) as servers:

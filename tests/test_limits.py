@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec import ValidationError, convert
 from msgspec.json import decode, encode
 
+from handrail import Server
 from handrail.errors import Kind
 from handrail.guards.limits import Limiter, MemoryLimiter, Throttled, Ticket, network
 from handrail.guards.rates import Rate, Rates, ToolRate
@@ -27,6 +28,7 @@ from handrail.guards.shared_limits import StoreLimiter
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
+from handrail.testing import Peer
 from requirements import requirement
 from servers_calling import failure, said
 from servers_http import Client, closed as closed, served
@@ -861,3 +863,101 @@ def test_the_kind_of_a_refusal_follows_from_its_scope(scope: Any, kind: Kind) ->
     refusal = Throttled(0.25, "4/second for somebody", scope).refusal()
     assert (refusal.kind, refusal.retry_after) == (kind, 0.25)
     assert str(refusal) == "Too many requests: the limit is 4/second for somebody; retry after 1 s"
+
+
+# What is shared without a word
+
+
+def shop(name: str, **options: Any) -> Server:
+    server = Server(name, **options)
+
+    @server.tool
+    async def mail() -> str:
+        return "sent"
+
+    @server.tool
+    async def look() -> str:
+        return "seen"
+
+    return server
+
+
+MAIL = {"mail": ToolRate(rate="5/hour")}
+
+
+@requirement("SRV-603", "P-30", everywhere=True)
+@pytest.mark.parametrize(
+    ("names", "given", "tool", "most"),
+    [
+        (("shop", "shop"), {"tools": MAIL}, "mail", 5),
+        (("shop", "other"), {"tools": MAIL}, "mail", 10),  # each has its own
+        (("shop", "shop"), {"tools": MAIL, "shared": False}, "mail", 10),
+        (("shop", "shop"), {"tool": ToolRate(rate="5/hour")}, "look", 5),
+        (("shop", "shop"), {"principal": "5/hour", "local": True}, "look", 5),
+        (("shop", "shop"), {"principal": "5/hour", "local": True, "shared": False}, "look", 10),
+    ],
+)
+async def test_srv603_a_limit_that_was_set_holds_for_all_processes_of_a_server(
+    names: tuple[str, str], given: dict[str, Any], tool: str, most: int, tmp_path: Path
+) -> None:
+    servers = [shop(name, rates=Rates(**given), audit=tmp_path / "state.db") for name in names]
+    async with Peer(servers[0]) as one, Peer(servers[1]) as other:
+        said = [
+            (await peer.request("tools/call", {"name": tool, "arguments": {}}))
+            for _ in range(8)
+            for peer in (one, other)
+        ]
+    assert sum("error" not in each and not each["result"].get("isError") for each in said) == most
+
+
+@requirement("SRV-603", "P-30", everywhere=True)
+async def test_srv603_workers_share_the_limits_that_were_set_without_an_audit(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "sessions.db", durable=False) for _ in range(2)]
+    endpoints = [shop("shop", rates=Rates(tools=MAIL)).asgi(store=store) for store in stores]
+    async with served(endpoints[0]) as one, served(endpoints[1]) as other:
+        clients = [Client(url, "2026-07-28") for url in (one, other)]
+        said = [(await client.ask(client.call(at, "mail")))[1] for at in range(6) for client in clients]
+    assert sum(not each["result"]["isError"] for each in said) == 5
+    for store in stores:
+        await store.close()
+
+
+@requirement("SRV-603", everywhere=True)
+@pytest.mark.parametrize(
+    ("given", "together"),
+    [
+        ({}, None),
+        ({"lists": "1/hour"}, None),
+        ({"tools": {"dear": {"cost": 5}}}, None),
+        ({"principal": ""}, None),
+        ({"tools": {"mail": {"rate": "5/hour"}, "dear": {"cost": 5}}}, ("", "", ["5/hour", ""])),
+        ({"tools": {"mail": {"concurrent": 2}}}, ("", "", [""])),
+        ({"address": "9/hour"}, ("", "9/hour", [])),
+        ({"shared": True}, ("1000/second burst 5000", "200/second burst 2000", [])),
+        ({"shared": False, "principal": "5/hour"}, None),
+    ],
+)
+def test_srv603_what_is_built_in_is_counted_by_each_process(given: dict[str, Any], together: Any) -> None:
+    """A call that nobody has set a limit for asks no file."""
+    made = convert(given, Rates)
+    alone, shared = made.divided()
+    assert (shared and (shared.principal, shared.address, [each.rate for each in shared.tools.values()])) == together
+    if shared is None:
+        assert alone == made
+        return
+    assert [alone.principal or shared.principal, alone.address or shared.address] == [made.principal, made.address]
+    assert not (alone.principal and shared.principal) and not (alone.address and shared.address)
+    assert {each.cost for each in alone.tools.values()} == {each.cost for each in made.tools.values()}
+    assert not any(each.rate or each.concurrent for each in (alone.tool, *alone.tools.values()))
+
+
+async def test_srv603_a_call_without_a_limit_asks_no_store(clock: Clock) -> None:
+    store = Interfering(clock)
+    alone, together = convert({"tools": {"mail": {"rate": "2/hour"}}}, Rates).divided()
+    assert together is not None
+    limiter = StoreLimiter(store, together, alone=MemoryLimiter(alone, clock=clock), clock=clock)
+    assert [limiter.take("alice", "look") for _ in range(5_000)] == [None] * 5_000 and store.asked == 0
+    assert isinstance(limiter.take("alice", "look"), Throttled)  # a flood is still told as such
+    clock.advance(1)
+    assert await answers(limiter, 3, "alice", "mail") == [True, True, False]
+    await limiter.close()

@@ -75,7 +75,9 @@ class Gate:
     trail: Trail | None = None  # while the server serves
     reading: ReadingOn | None = None  # while the server serves, and results may be cut
     _sender: Sender | None = None
+    meeting: Store | None = None  # where the processes of one listener meet
     _opened: SqliteStore | None = None
+    _counts: SqliteStore | None = None
     _shared: StoreLimiter | None = None
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
@@ -132,18 +134,27 @@ class Gate:
             files = " and ".join(str(each) for each in (audit, kept) if isinstance(each, str | Path))
             told = problem.strerror if isinstance(problem, OSError) else problem
             raise StoreError(f"{files}: records and approvals cannot be kept there: {told}") from problem
-        rates = self._options.get("rates")
-        if rates is not None and rates.shared:
-            from handrail.guards.shared_limits import StoreLimiter
-
-            if store is None:
-                raise ValueError(
-                    "rates: shared: nothing to share them by; give the server an audit in SQLite, or a store"
-                )
-            self.limiter = self._shared = StoreLimiter(store, rates)
+        self._count_together(store or self.meeting)
         if self.desk.options.webhook.url:
             self._sender = Sender(self.desk.options.webhook, self.desk, post)
             self.desk.filed = self._sender.ask
+
+    def _count_together(self, store: Store | None) -> None:
+        rates = self._options.get("rates", Rates())
+        alone, together = (None, None) if rates is None else rates.divided()
+        if rates is None or alone is None or together is None:
+            return
+        if store is None and rates.shared:
+            raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
+        if store is None or (isinstance(store, MemoryStore) and not rates.shared):
+            return  # there is nobody to share them with
+        from handrail.guards.shared_limits import StoreLimiter
+
+        if self._opened is not None and store is self._opened:  # counts need not wait for the disk
+            from handrail.stores.sqlite import SqliteStore
+
+            store = self._counts = SqliteStore(self._opened.path, durable=False, clock=self._clock)
+        self.limiter = self._shared = StoreLimiter(store, together, name=self.name, alone=MemoryLimiter(alone))
 
     def read_on(self, catalog: Catalog, owner: Any) -> None:
         """Let callers read on where results are cut, if any are."""
@@ -192,6 +203,9 @@ class Gate:
             await self._shared.close()
             self._shared = None
             self.limiter = self.others
+        if self._counts is not None:
+            await self._counts.close()
+            self._counts = None
         trail, self.trail = self.trail, None
         if trail is not None and trail is not self._options.get("audit"):
             await trail.close()

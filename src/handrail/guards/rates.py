@@ -7,9 +7,11 @@ import re
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 RATE = re.compile(rf"([1-9]\d{{0,8}}) ?/ ?({'|'.join(UNITS)})(?: burst ([1-9]\d{{0,8}}))?", re.ASCII)
+BUILT_IN = {"principal": "1000/second burst 5000", "address": "200/second burst 2000"}
 
 
 class Rate(Struct, frozen=True):
@@ -59,12 +61,10 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     flood that keeps to them leaves the server most of its time for others.
     """
 
-    principal: Annotated[str, Meta(description="Calls by each principal; empty: any number.")] = (
-        "1000/second burst 5000"
-    )
+    principal: Annotated[str, Meta(description="Calls by each principal; empty: any number.")] = BUILT_IN["principal"]
     address: Annotated[
         str, Meta(description="Calls by nobody in particular from each address, or IPv6 network of 64 bits.")
-    ] = "200/second burst 2000"
+    ] = BUILT_IN["address"]
     lists: Annotated[
         str, Meta(description="Requests that are not calls, as lists, handshakes and pings, by each caller.")
     ] = "200/second burst 2000"
@@ -74,7 +74,12 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[
         dict[str, ToolRate], Meta(description="By name or pattern, as 'mail_*'; the first that fits a tool holds.")
     ] = field(default_factory=dict)
-    shared: Annotated[bool, Meta(description="Count over all processes that use the same state file.")] = False
+    shared: Annotated[
+        bool | None,
+        Meta(
+            description="Count calls over all processes that use the same state file; unset: those whose limit was set."
+        ),
+    ] = None
     local: Annotated[
         bool, Meta(description="Whether the user of this machine is limited too, beyond what holds for a tool.")
     ] = False
@@ -86,6 +91,22 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             for where, each in (("tool", self.tool), *((f"tools.{key}", each) for key, each in self.tools.items())):
                 if rate is not None and each.cost > rate.burst:
                     raise ValueError(f"{where}.cost: {each.cost:g} is more than `{name}` ever has, {rate.burst}")
+
+    def divided(self) -> tuple[Rates, Rates | None]:
+        """What each process counts by itself, and what they count together.
+
+        To count together takes a look at a file. What is built in is only there against floods, which each process can
+        tell by itself; what somebody has set holds as it is set.
+        """
+        if self.shared is False:
+            return self, None
+        names = [each for each in ("principal", "address") if self.shared or getattr(self, each) != BUILT_IN[each]]
+        tools = [self.tool, *self.tools.values()]
+        if not any(getattr(self, each) for each in names) and not any(it.rate or it.concurrent for it in tools):
+            return self, None
+        free, *others = (replace(each, rate="", concurrent=None) for each in tools)
+        alone = replace(self, tool=free, tools=dict(zip(self.tools, others, strict=True)), **dict.fromkeys(names, ""))
+        return alone, replace(self, **{each: "" for each in BUILT_IN if each not in names})
 
 
 def _check(name: str, text: str) -> Rate | None:

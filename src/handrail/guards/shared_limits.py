@@ -22,6 +22,7 @@ from handrail.guards.limits import (
     LOCAL,
     MAX_BUCKETS,
     Charge,
+    MemoryLimiter,
     Plans,
     Throttled,
     Ticket,
@@ -43,13 +44,23 @@ class StoreLimiter:
     When that goes back, a bucket is at worst empty, and fills in its own time. A slot is held by a lease, renewed while
     the call runs: the slots of a process that was killed are free when its lease ends.
 
-    For one event loop. The store need not be durable: to lose some counts in a power cut does no harm.
+    For one event loop. The store need not be durable: to lose some counts in a power cut does no harm. Servers of
+    different names count apart, and `alone` says what need not be asked of the store.
     """
 
     def __init__(
-        self, store: Store, rates: Rates, *, lease_seconds: float = 30.0, clock: Callable[[], int] = time.time_ns
+        self,
+        store: Store,
+        rates: Rates,
+        *,
+        name: str = "",
+        alone: MemoryLimiter | None = None,
+        lease_seconds: float = 30.0,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._store = store
+        self._prefix = f"{len(name)}:{name}:" if name else ""
+        self._alone = alone
         self._plans = Plans(rates)
         self._lease = round(lease_seconds * 1e9)
         self._clock = clock
@@ -71,8 +82,12 @@ class StoreLimiter:
             charges, kind, caller = plan.strange, "address", network(address)
         else:
             charges, kind, caller = plan.local if principal == LOCAL else plan.known, "principal", principal
+        said = None if self._alone is None else self._alone.take(principal, tool, address)
+        if isinstance(said, Throttled):
+            return said
         if not charges and plan.slots is None:
             return None
+        caller, tool = self._prefix + caller, self._prefix + tool
         # Nobody puts tokens back, so a refusal stands until its time has come: a flood does not reach the store.
         refused = self._refused.get((kind, caller))
         if refused is not None and tool in refused:

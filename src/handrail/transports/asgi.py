@@ -217,6 +217,7 @@ class Endpoint:
                     stack.push_async_callback(store.close)
                 if self.auth is not None:
                     stack.push_async_callback(self.auth.close)
+                self.engine.gate.meeting = store
                 if not self.engine.owner.is_serving:  # else whoever serves it decides when that ends
                     await stack.enter_async_context(self.engine.owner.serving())
                 if self.watch is not None:
