@@ -7,6 +7,8 @@ import io
 import json
 import signal
 import subprocess
+import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,16 @@ from typing import Any
 import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
-from handrail.cli.audit import FILE
-from handrail.client.state import State
+from handrail.client.state import CALLS, State
 from handrail.model import Object
+from handrail.stores.database import connect
 from requirements import requirement
 
 
 def record(tool: str, **more: Any) -> Object:
-    made: Object = {"time": "2026-07-28T09:30:00+00:00", "server": "weather", "tool": tool, "arguments_digest": "ab12"}
-    return {**made, "confirmed": "confirmed", "outcome": "ok", "seconds": 0.25, "revision": "2026-07-28", **more}
+    made: Object = {"time": "2026-07-28T09:30:00+00:00", "event": "outcome", "server": "weather", "tool": tool}
+    made |= {"agreed": "confirmed", "outcome": "ok", "seconds": 0.25, "revision": "2026-07-28"}
+    return {**made, "arguments_digest": "ab12", **more}
 
 
 @pytest.fixture
@@ -35,10 +38,14 @@ def state(home: Path) -> State:
     return State(home / "state" / "handrail")
 
 
-def append(state: State, line: Object) -> None:
+def append(state: State, *lines: Object | bytes) -> None:
+    """Put lines in, whatever they are: what a trail would not write can still be found in one."""
     state.prepare()
-    with (state.folder / FILE).open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    with closing(connect(str(state.folder / CALLS), durable=False)) as db:
+        (last,) = db.execute("SELECT count(*) FROM audit").fetchone()
+        for number, line in enumerate(lines, last + 1):
+            text = line if isinstance(line, bytes) else json.dumps({**line, "number": number}).encode()
+            db.execute("INSERT INTO audit VALUES (?, 0, ?)", (number, text))
 
 
 def audit(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +62,7 @@ def tools(home: Path, *words: str) -> list[str]:
 def test_calls_are_shown_one_a_line(home: Path, state: State) -> None:
     assert audit(home).stdout == ""
     append(state, record("forecast", arguments={"city": "Paris", "api_key": "canary"}))
-    append(state, record("delete", outcome="denied", confirmed="", seconds=None))
+    append(state, record("delete", event="refusal", outcome="denied", agreed="", seconds=None))
     done = audit(home)
     assert done.stdout.splitlines() == [
         "2026-07-28T09:30:00+00:00  weather  forecast  ok  0.250 s  confirmed",
@@ -86,22 +93,71 @@ def test_calls_are_filtered(home: Path, state: State) -> None:
 
 
 def test_the_last_twenty_are_shown_unless_told_otherwise(home: Path, state: State) -> None:
-    for i in range(25):
-        append(state, record(f"t{i}"))
+    append(state, *(record(f"t{i}") for i in range(25)))
     assert len(tools(home)) == 20
     assert len(tools(home, "--tail", "0")) == 25
 
 
-def test_lines_that_are_no_records_are_skipped_and_a_torn_one_waited_for(home: Path, state: State) -> None:
-    append(state, record("first"))
-    with (state.folder / FILE).open("ab") as file:
-        file.write(b"nonsense\n[1]\n\xff\xfe\n" + b"[" * 100_000 + b"\n")
-    append(state, record("second"))
-    with (state.folder / FILE).open("ab") as file:
-        file.write(b'{"tool": "torn')
+def test_an_intent_and_an_outcome_are_one_call(home: Path, state: State) -> None:
+    intents = [record("first", event="intent", call="1"), record("killed", event="intent", call="2", agreed="allowed")]
+    append(state, {"event": "opened"}, *intents, {"event": "outcome", "call": "1", "outcome": "tool_error"})
+    done = audit(home, "--json")
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["tool"], each["confirmed"]) for each in shown] == [("first", "confirmed"), ("killed", "allowed")]
+    assert shown[0]["outcome"] == "tool_error" and shown[1]["outcome"].startswith("unknown")
+
+
+def test_lines_that_are_no_records_are_skipped(home: Path, state: State) -> None:
+    append(state, record("first"), b"nonsense", b"[1]", b"\xff\xfe", b"[" * 100_000, record("second"))
     done = audit(home, "--json")
     assert [json.loads(line)["tool"] for line in done.stdout.splitlines()] == ["first", "second"]
     assert "4 lines are not records" in done.stderr
+
+
+@requirement("P-16", everywhere=True)
+def test_p16_what_was_called_from_here_can_be_verified(home: Path) -> None:
+    (home / "shop.py").write_text(SHOP)
+    assert handrail("call", "shop.py", "price", "item=pear", "--yes", home=home).returncode == 0
+    assert handrail("call", "shop.py", "price", "item=plum", home=home).returncode == 5
+    calls = home / ".local/state/handrail" / CALLS
+    good = handrail("audit", "verify", home=home)
+    assert (good.returncode, good.stderr) == (0, "") and "good: 5 records" in good.stdout
+    exported = handrail("audit", "export", str(calls), home=home).stdout
+    told = [json.loads(line) for line in exported.splitlines() if '"side":"client"' in line]
+    assert [each["event"] for each in told] == ["intent", "refusal"] and "pear" not in exported
+    shown = [json.loads(line) for line in handrail("audit", "--json", home=home).stdout.splitlines()]
+    assert [(each["outcome"], each["confirmed"]) for each in shown] == [("ok", "allowed"), ("denied", "")]
+    with closing(connect(str(calls), durable=False)) as db:
+        db.execute("UPDATE audit SET line = CAST(replace(line, 'denied', 'okayed') AS BLOB)")
+    bad = handrail("audit", "verify", home=home)
+    assert bad.returncode == 2 and "record 5" in bad.stdout
+
+
+SHOP = """
+from handrail import Server
+
+server = Server("shop")
+
+
+@server.tool
+def price(item: str) -> int:
+    return 1
+
+
+server.run()
+"""
+
+
+@pytest.mark.parametrize("words", [["list", "shop.py"], ["show", "shop.py", "price"], ["audit"]], ids=" ".join)
+def test_who_calls_nothing_opens_no_record(home: Path, words: list[str]) -> None:
+    (home / "shop.py").write_text(SHOP)
+    probe = f"import sys; from handrail.cli import main; main({words!r})"
+    probe += "; sys.exit('handrail.guards.trail' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=home, env=environment(home), timeout=SECONDS, stdout=subprocess.DEVNULL
+    )
+    assert done.returncode == 0
+    assert not [*home.rglob(CALLS)]
 
 
 @requirement("APP-13", everywhere=True)
@@ -122,15 +178,14 @@ def test_calls_are_exported(home: Path, state: State) -> None:
 def test_what_was_recorded_cannot_act(home: Path, state: State) -> None:
     evil = "\x1b[2J\u202e\x9b\x7f\n"
     names = ("time", "server", "tool", "outcome", "revision", "arguments_digest")
-    append(state, {**dict.fromkeys(names, evil), "arguments": {evil: evil}, "seconds": evil})
+    append(state, {**dict.fromkeys(names, evil), "event": "outcome", "arguments": {evil: evil}, "seconds": evil})
     for words in ([], ["--json"], ["--export", "json"], ["--export", "csv"]):
         done = audit(home, *words)
         assert not {"\x1b", "\u202e", "\x9b", "\x7f"} & set(done.stdout + done.stderr)
     assert len(audit(home).stdout.splitlines()) == 2
 
 
-def test_calls_are_followed_as_they_are_made_also_into_a_new_file(home: Path, state: State) -> None:
-    append(state, record("before"))
+def test_calls_are_followed_as_they_are_made(home: Path, state: State) -> None:
     process = subprocess.Popen(
         [*COMMAND, "audit", "-f", "--json", "--tool", "[!x]*"],
         stdout=subprocess.PIPE,
@@ -146,18 +201,13 @@ def test_calls_are_followed_as_they_are_made_also_into_a_new_file(home: Path, st
                 name: str = json.loads(process.stdout.readline() if process.stdout else "")["tool"]
                 return name
 
-            assert tool() == "before"
-            append(state, record("x: not wanted"))
+            append(state, record("first"))
+            assert tool() == "first"
+            append(state, record("x: not wanted"), record("in two parts", event="intent", call="1"))
             append(state, record("after"))
             assert tool() == "after"
-            line = json.dumps(record("in two parts")).encode()
-            with (state.folder / FILE).open("ab", buffering=0) as file:
-                file.write(line[:20])
-                file.write(line[20:] + b"\n")
+            append(state, {"event": "outcome", "call": "1", "outcome": "ok"})
             assert tool() == "in two parts"
-            (state.folder / FILE).rename(state.folder / "audit.old")
-            append(state, record("rotated"))
-            assert tool() == "rotated"
             process.send_signal(signal.SIGINT)
             assert process.wait(SECONDS) == 130
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -591,20 +590,20 @@ async def test_pins_outlive_the_client(tmp_path: Path) -> None:
 
 @requirement("CLI-26")
 @everywhere(*ALL)
-async def test_every_call_leaves_a_record(
-    open_rig: OpenRig, revision: str, transport: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "handrail.audit")
-    async with open_rig("answers_error", revision, transport) as (client, _):
+async def test_every_call_leaves_a_record(open_rig: OpenRig, revision: str, transport: str, tmp_path: Path) -> None:
+    file = tmp_path / "calls.jsonl"
+    async with open_rig("answers_error", revision, transport, audit=file) as (client, _):
         with pytest.raises(RemoteProtocolError):
             await client.call("echo", {"code": 1, "message": "no", "password": "hunter2"})
         with pytest.raises(Denied):
             await client.call("echo", {}, confirm=lambda _: False)
-    first, second = (json.loads(each.getMessage()) for each in caplog.records if each.name == "handrail.audit")
-    assert (first["tool"], first["outcome"], first["confirmed"]) == ("echo", "protocol", "unconfirmed")
-    assert first["revision"] == revision and first["arguments_digest"].startswith("sha256:")
-    assert (second["outcome"], second["sent"]) == ("denied", "not sent")
-    assert "hunter2" not in caplog.text
+    _, intent, outcome, refusal = map(json.loads, file.read_text().splitlines())
+    assert (intent["event"], intent["side"], intent["tool"]) == ("intent", "client", "echo")
+    assert intent["revision"] == revision and intent["arguments_digest"].startswith("sha256:")
+    assert (intent["agreed"], outcome["call"]) == ("unconfirmed", intent["call"])
+    assert (outcome["event"], outcome["outcome"], outcome["sent"]) == ("outcome", "protocol", "failed")
+    assert (refusal["event"], refusal["outcome"], refusal["sent"]) == ("refusal", "denied", "not sent")
+    assert "hunter2" not in file.read_text()
 
 
 # Questions of the server

@@ -280,7 +280,7 @@ async def test_callbacks_that_fail_take_nothing_with_them(open_rig: OpenRig) -> 
     def fails(*_: Any) -> None:
         raise RuntimeError("a callback of the user's")
 
-    async with open_rig("answers_in_batches", "2025-03-26", "memory", log=fails, tap=fails, audit=fails) as (client, _):
+    async with open_rig("answers_in_batches", "2025-03-26", "memory", log=fails, tap=fails) as (client, _):
         assert (await client.call("echo", {}, progress=fails)).text == "ok"
         assert (await client.call("echo", {})).text == "ok"
 

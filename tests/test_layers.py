@@ -130,7 +130,7 @@ def test_imports_go_down(module: str, path: Path) -> None:
         ("handrail.jsonrpc", "from handrail.revisions import Revision", "above jsonrpc"),
         ("handrail.server", "from handrail.client import Client", "beside server"),
         ("handrail.schema.derive", "from handrail.protocol.seal import seal", "beside schema"),
-        ("handrail.guards.audit", "from handrail.oauth.verify import x", "beside guards"),
+        ("handrail.guards.chain", "from handrail.oauth.verify import x", "beside guards"),
         ("handrail.testing", "from handrail.cli import main", "above testing"),
         (
             "handrail.engine.dispatch",

@@ -682,12 +682,12 @@ async def test_p31_a_tool_that_turns_bad_while_somebody_is_asked(
 
 
 async def test_a_refusal_by_a_lock_is_recorded(open_rig: OpenRig, tmp_path: Path) -> None:
-    records: list[Any] = []
-    path = locked(tmp_path)
-    async with open_rig("ordinary", R5, "memory", lock=path, audit=records.append) as (client, _):
+    file = tmp_path / "calls.jsonl"
+    async with open_rig("ordinary", R5, "memory", lock=locked(tmp_path), audit=file) as (client, _):
         with pytest.raises(Denied):
             await client.call("echo", {})
-    assert [(each.tool, each.outcome, each.sent) for each in records] == [("echo", "denied", "not sent")]
+    _, refusal = map(json.loads, file.read_text().splitlines())
+    assert (refusal["tool"], refusal["outcome"], refusal["sent"]) == ("echo", "denied", "not sent")
 
 
 async def test_which_part_of_a_lock_is_a_servers(open_rig: OpenRig, tmp_path: Path) -> None:

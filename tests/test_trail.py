@@ -23,7 +23,6 @@ from msgspec import ValidationError, convert
 
 from cli_runs import Terminal, handrail
 from handrail.guards import trail as trails
-from handrail.guards.audit import CallRecord, to_file
 from handrail.guards.chain import ORIGIN, Verdict, frame, records_in, verify
 from handrail.guards.trail import RESERVED_MEGABYTES, Trail, TrailError, TrailSettings, open_trail
 from handrail.guards.trail_reading import TrailFile
@@ -206,12 +205,6 @@ def test_a_setting_that_makes_no_sense_is_refused(setting: Object, complaint: st
     with pytest.raises(ValidationError):
         convert(setting, TrailSettings)
     assert convert({"keep_days": 3}, TrailSettings) == TrailSettings(keep_days=3)
-
-
-def test_a_clients_record_is_not_written_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "aim")
-    to_file(tmp_path / "link")(CallRecord("server", "tool", {}))
-    assert not (tmp_path / "aim").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ HandrailError
 │   ├── CallFailed           the tool said that it failed, and an exception was asked for; `.result`
 │   ├── Denied               a person, or a rule, said no: nothing was sent
 │   │   └── ConfirmationRequired   nobody was there to be asked
+│   ├── Unrecorded           the call could not be written down: nothing was sent, or what came of it is withheld
 │   └── AuthorizationError   the server wants to know who is calling
 ├── LocalProtocolError       the calling code tried to send what the peer's revision does not allow
 ├── ToolError                the tool failed, and the model should be told why
@@ -159,6 +160,12 @@ class ConfirmationRequired(Denied):
     """Somebody has to be asked, and nobody is there: nothing was sent."""
 
     kind = "confirmation"
+
+
+class Unrecorded(PeerError):
+    """The call could not be written down: nothing was sent, or what came of it is withheld; `sent` says which."""
+
+    kind = "unrecorded"
 
 
 class AuthorizationError(PeerError):

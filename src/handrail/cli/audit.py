@@ -1,7 +1,4 @@
-"""`handrail audit`: which tools were called from here, by the records under the state folder (APP-13).
-
-`verify` and `export` are about the trails of servers: `trails.py`.
-"""
+"""`handrail audit`: which tools were called from here, or (`served`) by others here, each call as one line (APP-13)."""
 
 from __future__ import annotations
 
@@ -13,20 +10,21 @@ import sys
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 
 from handrail.cli.codes import Code, Usage
 from handrail.cli.screen import Screen, json_text
-from handrail.client.state import state_folder
+from handrail.client.state import CALLS, state_folder
 from handrail.guards.inert import inert, mask_secrets, one_line
+from handrail.guards.trail_reading import TrailFile
 from handrail.model import Json, Object
 
-__all__ = ["FILE", "run"]
+__all__ = ["run"]
 
-FILE = "audit.jsonl"
 LOOK_SECONDS = 0.2
 COLUMNS = "time server tool outcome seconds confirmed revision arguments_digest arguments".split()
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -34,18 +32,21 @@ _AGO = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    if args.what in ("verify", "export"):
-        from handrail.cli import trails  # which needs SQLite, and `handrail call` needs this module
+    paths = [state_folder(os.environ) / CALLS]
+    if args.what:
+        from handrail.cli import trails  # which reads configurations, and so needs all of the server
 
-        return trails.run(args, screen)
+        if args.what != "served":
+            return trails.run(args, screen)
+        paths = trails.paths(args)
+        if missing := [path for path in paths if not path.exists()]:
+            raise Usage(f"{missing[0]}: there is no such file")
     if args.follow and args.what:
         raise Usage("--follow: for calls that were made from here; served ones are listed as they are now")
     if args.follow and args.export:
         raise Usage("--follow: goes on without end, and --export is one document; choose one of them")
-    path = state_folder(os.environ) / FILE
-    wanted = _filter(args)
-    log: _Log | _Served = _Served(args) if args.what else _Log(path)
-    records: Iterable[Object] = (record for record in log.read() if wanted(record))
+    calls, wanted = _Calls(paths), _filter(args)
+    records: Iterable[Object] = filter(wanted, chain(calls.read(), calls.unfinished()))
     if args.tail:
         records = deque(records, args.tail)
     if args.export:
@@ -53,80 +54,46 @@ def run(args: Namespace, screen: Screen) -> int:
     else:
         for record in records:
             _show(record, screen)
-    if log.unread:
-        screen.note(f"{path}: {log.unread} lines are not records")
+    if calls.unread:
+        screen.note(f"{calls.unread} lines are not records; `handrail audit verify` says which")
     while args.follow:
         sys.stdout.flush()
         time.sleep(LOOK_SECONDS)
-        for record in log.read():
-            if wanted(record):
-                _show(record, screen)
+        for record in filter(wanted, calls.read()):
+            _show(record, screen)
     return Code.OK
 
 
-class _Served:
-    """The calls that servers here have on record, each as one: how it was agreed to, and what became of it."""
+class _Calls:
+    """The calls that trails have on record, each as one: how it was agreed to, and what became of it."""
 
-    unread = 0
-
-    def __init__(self, args: Namespace) -> None:
-        from handrail.cli import trails
-
-        self._trails = trails.opened(args)
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._last = dict.fromkeys(paths, 0)  # that was read
+        self._begun: dict[str, Object] = {}
+        self.unread = 0
 
     def read(self) -> Iterator[Object]:
-        begun: dict[str, Object] = {}
-        for line in (line for trail in self._trails for _, line in trail.lines()):
-            try:
-                record = {"event": "", **json.loads(line)}
-            except (ValueError, TypeError):  # never finished, or damaged: `verify` says which
-                self.unread += 1
-                continue
-            if record["event"] == "intent":
-                begun[record["call"]] = record
-            elif record["event"] in ("outcome", "refusal", "answered"):
-                yield _as_one({**begun.pop(record.get("call", ""), {}), **record})
-        for record in begun.values():
+        """Those that have ended since they were read last."""
+        for path, last in self._last.items():
+            for _, line in TrailFile(path).lines(last) if path.exists() else ():
+                try:
+                    record = {"event": "", "call": "", "number": 0, **json.loads(line)}
+                except (ValueError, TypeError, RecursionError):  # never finished, or damaged
+                    self.unread += 1
+                    continue
+                self._last[path] = record["number"]
+                if record["event"] == "intent":
+                    self._begun[record["call"]] = record
+                elif record["event"] in ("outcome", "refusal", "answered"):
+                    yield _as_one({**self._begun.pop(record["call"], {}), **record})
+
+    def unfinished(self) -> Iterator[Object]:
+        for record in self._begun.values():
             yield _as_one({**record, "outcome": "unknown: it was begun, and nothing more is on record"})
 
 
 def _as_one(record: Object) -> Object:
     return mask_secrets({**record, "confirmed": record.get("agreed") or record.get("rule", "")})  # type: ignore[no-any-return]  # a dict stays one
-
-
-class _Log:
-    """A file of JSON lines that may grow, and of which the last may not be finished."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._place = 0
-        self._file: tuple[int, int] | None = None
-        self.unread = 0
-
-    def read(self) -> Iterator[Object]:
-        """What has come since it was read last."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            found = os.fstat(file.fileno())
-            if self._file != (found.st_dev, found.st_ino) or found.st_size < self._place:  # another one by now
-                self._place = 0
-            self._file = (found.st_dev, found.st_ino)
-            file.seek(self._place)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # it is being written, or whoever wrote it was killed
-                self._place += len(line)
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    record = None
-                if isinstance(record, dict):
-                    yield mask_secrets(record)
-                else:
-                    self.unread += 1
 
 
 def _filter(args: Namespace) -> Callable[[Object], bool]:

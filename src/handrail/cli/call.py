@@ -14,6 +14,7 @@ from handrail.cli.screen import Screen
 from handrail.cli.show import find
 from handrail.cli.words import arguments, document
 from handrail.client.results import CallResult
+from handrail.client.state import CALLS, state_folder
 from handrail.guards.inert import inert, one_line
 from handrail.model import Audio, Block, EmbeddedResource, Image, ResourceLink, Text
 
@@ -25,7 +26,7 @@ _SUFFIXES |= {"audio/wav": ".wav", "audio/mpeg": ".mp3", "audio/ogg": ".ogg"}
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    with client(args, screen) as it:
+    with client(args, screen, audit=state_folder(os.environ) / CALLS) as it:
         with screen.progress(f"asking {args.server}"):
             tool = find(it.tools(), args.tool)
         if args.arguments_json is None:

@@ -10,7 +10,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from handrail.cli.audit import FILE
 from handrail.cli.codes import Usage
 from handrail.cli.forms import Forms
 from handrail.cli.screen import Screen, json_text
@@ -46,7 +45,6 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
             env=dict(map(_variable, args.env)),
             trusted=args.trusted,
             state=state.folder,
-            audit=state.folder / FILE,
             agree=_agreer(args, screen, Consents(state)),
             elicit=forms.fill,
             elicit_url=forms.visit,
@@ -74,7 +72,7 @@ def agreed(tool: ListedTool, arguments: Object, args: Namespace, screen: Screen)
     """
     if args.yes:
         return allow
-    why, _ = rule(tool, trusted=args.trusted)
+    why, _ = rule(tool)
     yes = not why or _asked(tool, arguments, why, screen)
     return lambda call: yes and (call.definition.fingerprint, call.arguments) == (tool.fingerprint, arguments)
 

@@ -1,4 +1,4 @@
-"""`handrail audit verify` and `handrail audit export`: the audit trail of a server, checked and as it is (P-16)."""
+"""`handrail audit verify` and `handrail audit export`: audit trails, checked and as they are (P-16)."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from msgspec import to_builtins
 from handrail.cli.codes import Code, Usage
 from handrail.cli.guarded import Guarded
 from handrail.cli.screen import Screen
-from handrail.client.state import state_folder
+from handrail.client.state import CALLS, state_folder
 from handrail.config import STATE
 from handrail.guards.chain import verify
 from handrail.guards.inert import inert, one_line
 from handrail.guards.trail_reading import TrailFile
 
-__all__ = ["run"]
+__all__ = ["paths", "run"]
 
 
-def opened(args: Namespace) -> list[TrailFile]:
-    return [TrailFile(path) for path in _paths(args)]
-
-
-def _paths(args: Namespace) -> list[Path]:
+def paths(args: Namespace) -> list[Path]:
     """Those that are named, or the one that `handrail serve` would write to from here."""
     file = Guarded(args).config.audit.file
     return [Path(each) for each in args.files] or [Path(file) if file else state_folder(os.environ) / STATE]
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    paths = _paths(args)
+    found = paths(args)
     if args.what == "verify":
-        return max([_verify(path, args.head or "", screen) for path in paths])
+        made = state_folder(os.environ) / CALLS
+        if not args.files and not args.head and made.exists():
+            found = [path for path in found if path.exists()] + [made]
+        return max([_verify(path, args.head or "", screen) for path in found])
     if sys.stdout.isatty():
         raise Usage("export: the records go out as they are, and a terminal might obey them; add > trail.jsonl")
-    for path in paths:
+    for path in found:
         trail = TrailFile(path)
         lines = trail.salvaged() if args.salvage else (line for _, line in trail.lines())
         sys.stdout.buffer.writelines(lines)

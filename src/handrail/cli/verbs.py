@@ -140,11 +140,11 @@ def parser() -> Parser:
         "handrail audit --since 2h --outcome denied",
         "handrail audit --tail 0 --export csv > calls.csv",
         "handrail audit served                   the calls that `handrail serve` has answered",
-        "handrail audit verify                   whether the trail of `handrail serve` is whole, and its head",
+        "handrail audit verify                   whether the records of calls here are whole, and their heads",
         "handrail audit verify trail.jsonl --head 5f3c…",
         "handrail audit export broken.db --salvage > trail.jsonl",
     )
-    what = "the trail of a server: its calls, whether it is whole, its records as they are"
+    what = "a trail: the calls a server has answered, whether it is whole, its records as they are"
     audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
     audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
     _configured(audit)

@@ -21,22 +21,22 @@ from handrail.client.answers import Answers, Elicitation, Sampling
 from handrail.client.consent import Confirm
 from handrail.client.entries import Entry
 from handrail.client.flight import Clocks, Log, Progress
-from handrail.client.known import Policy
+from handrail.client.known import Terms
 from handrail.client.listing import ListedTool, Tools
 from handrail.client.remote import Remote
 from handrail.client.results import CallResult
 from handrail.client.state import State
 from handrail.client.targets import Reach, Transport, targets
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.guards.audit import Recorder, recorder
 from handrail.guards.lock import read_lock
 from handrail.model import Object
 from handrail.revisions.base import SERVER_INFO
-from handrail.stores import Store
 from handrail.transports.web import Authorizer
 
 if TYPE_CHECKING:
     from handrail.client.blocking import BlockingClient
+    from handrail.guards.policy import Policy
+    from handrail.guards.trail import Trail
 
 log = logging.getLogger("handrail")
 
@@ -48,6 +48,9 @@ class Client:
 
     `target` is a URL, a command (list or string), a path to a Python file, a `Server`, an `mcpServers` entry, or the
     path of such a file.
+
+    `policy` has the rules for calls, instead of what `trusted` and `confirm` make of them: nothing is sent that they
+    deny, and what they hide is not listed. `audit` is a file, `.db` or `.jsonl`, for the record of each call.
 
     `lock` is a file of `handrail lock`. Tools that are not in it, or not what it says, are left out and refused; with
     `on_change="ask"` they are listed as `changed`, and asked for.
@@ -69,7 +72,8 @@ class Client:
         sample: Callable[[Sampling], Any] | None = None,
         roots: Iterable[str | Path] | Callable[[], Any] | None = None,
         log: Callable[[str, Log], None] | None = None,
-        audit: str | Path | Store | Recorder | None = None,
+        policy: Policy | None = None,
+        audit: str | Path | Trail | None = None,
         state: str | Path | None = None,
         lock: str | Path | None = None,
         on_change: Literal["refuse", "ask"] = "refuse",
@@ -91,7 +95,8 @@ class Client:
         if on_change not in ("refuse", "ask"):
             raise ValueError(f"Client: on_change={on_change!r:.40} is not 'refuse' or 'ask'")
         locked, asks = None if lock is None else read_lock(lock), on_change == "ask"
-        self._policy = Policy(recorder(audit), trusted, confirm, raise_on_error, log, kept, locked, asks)
+        self._terms = Terms(policy, trusted, confirm, raise_on_error, log, kept, locked, asks)
+        self._audit = audit
         self._answers = Answers(elicit=elicit, elicit_url=elicit_url, sample=sample, roots=roots)
         self._revision = revision
         self._tap = tap
@@ -109,12 +114,16 @@ class Client:
         return self
 
     async def _open(self, *, several: bool) -> None:
+        if self._audit is not None:
+            from handrail.client.recording import Recorder  # which needs SQLite
+
+            self._terms.recorder = Recorder(self._audit)
         for target in self._targets:
             self._remotes[target.name] = Remote(
                 target,
                 f"{target.name}." if several else "",
                 answers=self._answers,
-                policy=self._policy,
+                terms=self._terms,
                 revision=self._revision,
                 clocks=self.clocks,
                 me=self._me,
@@ -146,6 +155,8 @@ class Client:
         await asyncio.gather(*(each.dialog.close() for each in remotes), return_exceptions=True)
         if self._auth is not None and hasattr(self._auth, "close"):
             await self._auth.close()
+        if self._terms.recorder is not None:
+            await self._terms.recorder.close()
 
     # What is known of the servers
 

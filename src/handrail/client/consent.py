@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from handrail.client.listing import ListedTool
 from handrail.guards.changes import difference
-from handrail.model import Object
+from handrail.model import Object, Principal
+
+if TYPE_CHECKING:
+    from handrail.guards.rules import Decision
+
+LOCAL = Principal("local")
+"""Who calls, to rules: whoever runs the client."""
 
 
 class Confirmation(Struct, frozen=True):
@@ -38,20 +45,23 @@ def allow(call: Confirmation) -> bool:
     return True
 
 
-def rule(tool: ListedTool, *, trusted: bool) -> tuple[str, bool]:
+def rule(tool: ListedTool, decision: Decision | None = None) -> tuple[str, bool]:
     """Why a call has to be agreed to, and whether code that calls it does not count as agreement. Empty: it need not.
 
-    Claims of a server nobody trusts never make a call harmless; they can only make it suspicious.
+    By what was decided, if there are rules. Without them, claims of a server nobody trusts never make a call harmless;
+    they can only make it suspicious.
     """
     if tool.changed:
         return tool.change, True
+    if decision is not None:
+        return (decision.why, True) if decision.verdict == "ask" else ("", False)
     claims = tool.annotations
     only_reads = claims.get("readOnlyHint") is True
     if claims.get("destructiveHint") is True:
         if only_reads:
             return "the server says that the tool destroys, and that it only reads", True
         return "the server says that the tool destroys or overwrites", True
-    if trusted and only_reads:
+    if tool.trusted and only_reads:
         return "", False
     if not tool.listed:
         return "the server does not list this tool", False

@@ -7,12 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.json import encode
 
 from handrail.client.answers import Answers
-from handrail.client.consent import Confirm
+from handrail.client.consent import LOCAL, Confirm
 from handrail.client.dialog import Dialog
 from handrail.client.flight import Clocks, Log
 from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools
@@ -20,11 +21,14 @@ from handrail.client.pins import LockedPins, Pins
 from handrail.client.state import State
 from handrail.client.targets import Target
 from handrail.errors import InvalidResult, PeerError, RemoteProtocolError, SchemaError, Sent, TransportError
-from handrail.guards.audit import Recorder
 from handrail.guards.lock import Locked
 from handrail.model import Json, Object
 from handrail.revisions import Revision
 from handrail.transports.link import Link
+
+if TYPE_CHECKING:
+    from handrail.client.recording import Recorder
+    from handrail.guards.policy import Policy
 
 log = logging.getLogger("handrail")
 
@@ -36,10 +40,10 @@ MAX_TTL_MS = 24 * 3600 * 1000
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
 
 
-class Policy(Struct):
+class Terms(Struct):
     """What a client does around every call."""
 
-    record: Recorder
+    policy: Policy | None = None
     trusted: bool = False
     confirm: Confirm | None = None
     raise_on_error: bool = False
@@ -47,6 +51,7 @@ class Policy(Struct):
     state: State | None = None  # where pins are kept
     lock: dict[str, Locked] | None = None  # what tools have to be
     asks: bool = False  # about a tool that is not what the lock says, instead of refusing it
+    recorder: Recorder | None = None  # while the client is open
 
 
 class Known:
@@ -58,7 +63,7 @@ class Known:
         prefix: str,
         *,
         answers: Answers,
-        policy: Policy,
+        terms: Terms,
         revision: str,
         clocks: Clocks,
         me: Object,
@@ -68,17 +73,18 @@ class Known:
         self.dialog = Dialog(target.name, target.make, self, revision=revision, clocks=clocks, me=me, key=target.key)
         self._prefix = prefix
         self._answers = answers
-        self._policy = policy
+        self._terms = terms
         self._tools: Tools | None = None
         self._fresh_until = 0.0
         self._expires = False  # the server said for how long
         self._stale = False  # by a notice
         self._told_by: tuple[Link, int] | None = None  # where a notice would come from
         self._pins: Pins | LockedPins = (
-            Pins(target.key or target.name, policy.state)
-            if policy.lock is None
-            else LockedPins(policy.lock, target.name, alone=not prefix, asks=policy.asks)
+            Pins(target.key or target.name, terms.state)
+            if terms.lock is None
+            else LockedPins(terms.lock, target.name, alone=not prefix, asks=terms.asks)
         )
+        self._hidden: dict[str, ListedTool] = {}  # by rules
         self._listing = asyncio.Lock()
 
     # As the host of the dialog
@@ -90,14 +96,14 @@ class Known:
         self._stale = True
 
     def logged(self, entry: Log) -> None:
-        if self._policy.log is None:
+        if self._terms.log is None:
             log.log(_LEVELS.get(entry.level, logging.ERROR), "%s says: %.1000r", self.name, entry.data)
             return
         try:
-            self._policy.log(self.name, entry)
+            self._terms.log(self.name, entry)
         except Exception:
             log.exception("%s: Client(log=…) failed, and is not called again", self.name)
-            self._policy.log = None
+            self._terms.log = None
 
     # Listing
 
@@ -142,13 +148,24 @@ class Known:
         except BaseException:
             self._stale = True  # whatever the notice told of is still to be seen
             raise
-        self._pins.look([*found.values()], self.dialog.revision.name if self.dialog.revision is not None else "")
+        self._pins.look([*found.values()], self._spoken)
         for own, tool in self._pins.barred.items():
             refused[found.pop(own).name[:200]] = tool.change
         for name, why in refused.items():
             log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
+        self._hidden = {own: tool for own, tool in found.items() if self._hides(tool)}
+        for own in self._hidden:
+            refused[found.pop(own).name[:200]] = "a rule hides it"
         self._tools, self._fresh_until, self._told_by = Tools([*found.values()], refused), fresh_until, told_by
         return self._tools
+
+    def _hides(self, tool: ListedTool) -> bool:
+        policy = self._terms.policy
+        return policy is not None and policy.hides(LOCAL, tool.facts, self._spoken) is not None
+
+    @property
+    def _spoken(self) -> str:
+        return "" if self.dialog.revision is None else self.dialog.revision.name
 
     async def _pages(self, ends: float) -> AsyncIterator[Object]:
         params: Object = {}
@@ -178,7 +195,7 @@ class Known:
         if type(raw) is not dict or type(raw.get("name")) is not str or not raw["name"]:
             refused[f"{str(raw)[:60]} ({len(refused)})"] = "it has no name"
             return 0
-        tool = ListedTool(raw, self.name, self._prefix + raw["name"])
+        tool = ListedTool(raw, self.name, self._prefix + raw["name"], trusted=self._terms.trusted)
         size = len(encode(raw))
         flaw = self._flaw(tool, size)
         if flaw:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from handrail.client.icons import safe_icons
 from handrail.errors import SchemaError
@@ -15,6 +15,9 @@ from handrail.guards.inert import seen
 from handrail.guards.pins import canonical, definition, fingerprint
 from handrail.model import Json, Object, Problem
 from handrail.schema.compile import Checker, compile_schema, header_map
+
+if TYPE_CHECKING:
+    from handrail.guards.rules import Facts
 
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
@@ -33,9 +36,10 @@ class ListedTool:
     barred = False  # by a lock: it cannot be called
     listed = True
 
-    def __init__(self, raw: Object, server: str, name: str = "") -> None:
+    def __init__(self, raw: Object, server: str, name: str = "", *, trusted: bool = False) -> None:
         self.raw = raw
         self.server = server
+        self.trusted = trusted  # what the server says of it
         self.own_name: str = raw["name"]
         self.name = name or self.own_name
 
@@ -68,6 +72,13 @@ class ListedTool:
         """Claims of the server: `readOnlyHint`, `destructiveHint`, …"""
         claims = self.raw.get("annotations")
         return claims if type(claims) is dict else {}
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What rules see of it."""
+        from handrail.guards.rules import Facts  # few clients have rules
+
+        return Facts(self.own_name, annotations=self.annotations, trusted=self.trusted, server=self.server)
 
     @property
     def icons(self) -> list[Object]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from handrail.client.consent import Confirm, Confirmation, allow, rule
+from handrail.client.consent import LOCAL, Confirm, Confirmation, allow, rule
 from handrail.client.flight import Clocks, Log, Progress
 from handrail.client.known import Known, after
 from handrail.client.listing import ListedTool
@@ -27,7 +27,6 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
-from handrail.guards.audit import CallRecord
 from handrail.model import Json, Object
 from handrail.revisions import Revision
 
@@ -43,20 +42,37 @@ _VISIT_FIRST = -32042
 Watch = Callable[[Progress | Log], None]
 
 
-class Calling(Struct):
-    """A call that is agreed to, and how to make it."""
+_UNSEEN = ListedTool({"name": ""}, "")
+_UNSEEN.listed = False
 
-    tool: ListedTool
+
+class Calling(Struct):
+    """A call, and how to make it."""
+
+    server: str
+    name: str
     params: Object
     clocks: Clocks
     ends: float
+    confirm: Confirm | None
     watch: Watch | None
     repeat: bool
-    confirm: Confirm | None
+    tool: ListedTool = _UNSEEN  # as it was last listed
+    revision: str = ""
+    rule: str = ""  # that decided, if there are rules
+    agreed: str = ""  # by whom; "unconfirmed": by the code that called
+    serial: str = ""  # in the record
+    began: float = 0.0
+    intended: bool = False  # on record, and perhaps sent
+
+    @property
+    def arguments(self) -> Object:
+        arguments: Object = self.params["arguments"]
+        return arguments
 
     @property
     def phase(self) -> str:
-        return f"tools/call {self.tool.own_name}"
+        return f"tools/call {self.name}"
 
 
 class Remote(Known):
@@ -73,96 +89,91 @@ class Remote(Known):
         meta: Object | None = None,
         repeat: bool = False,
     ) -> CallResult:
-        ends = self.dialog.now() + clocks.total
-        confirm = confirm or self._policy.confirm
-        if confirm is not None:
-            arguments = copy.deepcopy(arguments)  # what is agreed to is what is sent
-        if self.is_stale:
-            await self._refresh(name, clocks, ends)
-        tool = self._known(name)
-        record = CallRecord(self.name, tool.own_name, arguments)
-        try:
-            why, strict = rule(tool, trusted=self._policy.trusted)
-            if why and (strict or confirm is not None):
-                asked = self.dialog.now()
-                record.confirmed = await self._agreed(tool, arguments, confirm, why)
-                ends += self.dialog.now() - asked  # people take their time
-                if self._stale:  # and meanwhile the tools have changed
-                    await self._refresh(name, clocks, ends)
-                    tool = await self._as_agreed(tool, arguments, confirm)
-            else:
-                record.confirmed = "unconfirmed" if why else "rule"
-            revision = self.dialog.revision
-            params: Object = {"name": tool.own_name, "arguments": arguments}
-            if meta:
-                params["_meta"] = meta
-            it = Calling(tool, params, clocks, ends, watch, repeat, confirm)
-            raw = await self._call_once(it)
-            if raw.get("resultType", "complete") != "complete":
-                raw = await self._completed(it, raw)
-            result = self._checked(raw, tool, self.dialog.revision or revision)
-            record.outcome = "tool_error" if result.is_error else "ok"
-        except PeerError as problem:
-            record.outcome, record.sent = problem.kind, str(problem.sent)
-            raise
-        except asyncio.CancelledError:
-            record.outcome, record.sent = "cancelled", str(Sent.UNKNOWN if record.confirmed else Sent.NO)
-            raise
-        finally:
-            record.revision = self.dialog.revision.name if self.dialog.revision is not None else ""
-            try:
-                kept = self._policy.record(record)
-                if kept is not None and inspect.isawaitable(kept):
-                    await kept
-            except Exception:  # the call has been made, whatever becomes of its record
-                log.exception("%s: a call of %s could not be recorded", self.name, record.tool)
-        if result.is_error and self._policy.raise_on_error:
-            raise CallFailed(result.text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
+        terms, ends = self._terms, self.dialog.now() + clocks.total
+        confirm = confirm or terms.confirm
+        if confirm is not None or terms.policy is not None or terms.recorder is not None:
+            arguments = copy.deepcopy(arguments)  # what is agreed to, and recorded, is what is sent
+        params: Object = {"name": name, "arguments": arguments}
+        if meta:
+            params["_meta"] = meta
+        it = Calling(self.name, name, params, clocks, ends, confirm, watch, repeat)
+        call = self._call(it)
+        result = await (call if terms.recorder is None else terms.recorder.around(it, call))
+        if result.is_error and terms.raise_on_error:
+            raise CallFailed(result.text, result=result, server=self.name, phase=it.phase)
         return result
 
-    async def _refresh(self, name: str, clocks: Clocks, ends: float) -> None:
-        async with self.dialog.until(ends, clocks, f"tools/call {name}"):
+    async def _call(self, it: Calling) -> CallResult:
+        if self.is_stale:
+            await self._refresh(it)
+        it.tool, it.revision = self._known(it.name), self._spoken
+        if why := self._question(it):
+            asked = self.dialog.now()
+            await self._agree(it, why)
+            it.ends += self.dialog.now() - asked  # people take their time
+            if self._stale:  # and meanwhile the tools have changed
+                await self._refresh(it)
+                await self._as_agreed(it)
+        revision = self.dialog.revision
+        raw = await self._call_once(it)
+        if raw.get("resultType", "complete") != "complete":
+            raw = await self._completed(it, raw)
+        return self._checked(raw, it.tool, self.dialog.revision or revision)
+
+    async def _refresh(self, it: Calling) -> None:
+        async with self.dialog.until(it.ends, it.clocks, it.phase):
             await self.tools()
 
     def _known(self, name: str) -> ListedTool:
         """The tool as it was last listed. One that is not listed may be called; one that was left out may not."""
         assert self._tools is not None
-        tool = self._tools.get(self._prefix + name) or self._pins.barred.get(name)
+        tool = self._tools.get(self._prefix + name) or self._pins.barred.get(name) or self._hidden.get(name)
         if tool is not None:
             return tool
         flaw = self._tools.refused.get((self._prefix + name)[:200])
         if flaw is not None:
             text, phase = f"the tool was left out: {flaw}", f"tools/call {name}"
             raise InvalidResult(text, result={}, sent=Sent.NO, server=self.name, phase=phase)
-        tool = ListedTool({"name": name}, self.name, self._prefix + name)
+        tool = ListedTool({"name": name}, self.name, self._prefix + name, trusted=self._terms.trusted)
         tool.listed = False
         self._pins.miss(tool)
         return tool
 
-    async def _agreed(self, tool: ListedTool, arguments: Object, confirm: Confirm | None, why: str) -> str:
-        """By whom the call was agreed to; Denied if it was not."""
-        phase = f"tools/call {tool.own_name}"
-        if tool.barred:
-            hint = "handrail lock --check shows the difference, handrail lock agrees to it"
-            raise Denied(why, server=self.name, phase=phase, hint=hint)
-        if confirm is None:
-            hint = "Give Client(confirm=…) somebody to ask, or confirm=allow"
-            raise ConfirmationRequired(why, server=self.name, phase=phase, hint=hint)
-        asked = confirm(Confirmation(self.name, tool.own_name, arguments, tool.annotations, why, tool))
-        if (await asked if inspect.isawaitable(asked) else asked) is not True:
-            raise Denied("the call was not agreed to", server=self.name, phase=phase)
-        if tool.listed:
-            self._pins.agree(tool)
-        return "allowed" if confirm is allow else "confirmed"
+    def _question(self, it: Calling) -> str:
+        """Why somebody has to agree to a call, empty if nobody has to; Denied if a rule says no."""
+        policy, decision = self._terms.policy, None
+        if policy is not None:
+            decision = policy.decide(LOCAL, it.tool.facts, it.arguments, it.revision)
+            it.rule = decision.rule
+            if decision.verdict in ("deny", "hide"):
+                raise Denied(f"{decision.rule}: {decision.why}", server=self.name, phase=it.phase)
+        why, strict = rule(it.tool, decision)
+        if strict or (why and it.confirm is not None):
+            return why
+        it.agreed = "unconfirmed" if why else "" if decision else "trusted"
+        return ""
 
-    async def _as_agreed(self, tool: ListedTool, arguments: Object, confirm: Confirm | None) -> ListedTool:
+    async def _agree(self, it: Calling, why: str) -> None:
+        """Denied if nobody agrees to the call."""
+        if it.tool.barred:
+            hint = "handrail lock --check shows the difference, handrail lock agrees to it"
+            raise Denied(why, server=self.name, phase=it.phase, hint=hint)
+        if it.confirm is None:
+            hint = "Give Client(confirm=…) somebody to ask, or confirm=allow"
+            raise ConfirmationRequired(why, server=self.name, phase=it.phase, hint=hint)
+        asked = it.confirm(Confirmation(self.name, it.name, it.arguments, it.tool.annotations, why, it.tool))
+        if (await asked if inspect.isawaitable(asked) else asked) is not True:
+            raise Denied("the call was not agreed to", server=self.name, phase=it.phase)
+        if it.tool.listed:
+            self._pins.agree(it.tool)
+        it.agreed = "allowed" if it.confirm is allow else "confirmed"
+
+    async def _as_agreed(self, it: Calling) -> None:
         """The tool as it is listed now; agreed to anew if it is not the one that was, but for how it is called."""
-        now = self._known(tool.own_name)
-        if now.described != tool.described or (now.changed and self._policy.lock is not None):
-            why, strict = rule(now, trusted=self._policy.trusted)
-            if why and (strict or confirm is not None):
-                await self._agreed(now, arguments, confirm, why)
-        return now
+        was, it.tool = it.tool, self._known(it.name)
+        is_other = it.tool.described != was.described or (it.tool.changed and self._terms.lock is not None)
+        if is_other and (why := self._question(it)):
+            await self._agree(it, why)
 
     async def _completed(self, it: Calling, raw: Object) -> Object:
         """The last result of a call, with answers to whatever the server asks before that."""
@@ -212,6 +223,8 @@ class Remote(Known):
     async def _call_once(self, it: Calling, *, repeats: bool = True) -> Object:
         if not self.dialog.is_open:
             await self._connected(it)
+        if self._terms.recorder is not None and not it.intended:
+            await self._terms.recorder.intend(it)
         try:
             return await self.dialog.request(
                 "tools/call",
@@ -236,7 +249,7 @@ class Remote(Known):
     async def _repeatable(self, problem: PeerError, it: Calling) -> Sent | None:
         """How far a call has got that failed and may be made again; None if it may not."""
         if isinstance(problem, TransportError):
-            claims = it.tool.annotations if self._policy.trusted else {}
+            claims = it.tool.annotations if it.tool.trusted else {}
             harmless = it.repeat or claims.get("idempotentHint") is True or claims.get("readOnlyHint") is True
             return problem.sent if harmless or problem.sent is Sent.NO else None
         if not isinstance(problem, RemoteProtocolError):
@@ -245,7 +258,7 @@ class Remote(Known):
         if problem.code == _MISMATCH:
             async with self.dialog.until(it.ends, it.clocks, it.phase):
                 await self.tools(fresh=True)
-            it.tool = await self._as_agreed(it.tool, it.params["arguments"], it.confirm)
+            await self._as_agreed(it)
             return Sent.NO
         return Sent.NO if problem.code == _VISIT_FIRST and await self._visited(problem.data, it) else None
 

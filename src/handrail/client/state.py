@@ -16,8 +16,9 @@ from typing import Any
 from handrail.client.entries import Entry
 from handrail.errors import HandrailError
 
-__all__ = ["Consents", "State", "StateError", "state_folder", "write_file"]
+__all__ = ["CALLS", "Consents", "State", "StateError", "state_folder", "write_file"]
 
+CALLS = "calls.db"  # in the folder: the record of the calls that were made from the command line
 MAX_BYTES = 256 * 1024
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 

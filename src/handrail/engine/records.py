@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from secrets import token_hex
 
 from handrail.engine.call import Call
 from handrail.errors import Refused
+from handrail.guards.chain import weighed
 from handrail.guards.inert import mask_secrets
 from handrail.guards.secrets import Secrets
-from handrail.jsonrpc import Request, encode_sorted
-from handrail.model import Json, Object
+from handrail.jsonrpc import Request
+from handrail.model import Object
 from handrail.protocol.http import Headers
 from handrail.protocol.trace import read as read_trace, read_headers
 
@@ -21,7 +21,7 @@ def intent(call: Call, secrets: Secrets | None) -> Object:
     if secrets is not None:
         record["arguments"] = mask_secrets(secrets.hidden_in(call.arguments))
     if call.approval is not None and call.approval.edited is not None:
-        record["asked_digest"] = _digest(encode_sorted(call.approval.asked.arguments))
+        record["asked_digest"] = weighed(call.approval.asked.arguments)["arguments_digest"]
     if call.repairs:
         record["repaired"] = [each.path for each in call.repairs]
     return record
@@ -37,7 +37,7 @@ def turned_away(request: Request, where: Object, headers: Headers | None, refuse
         "call": token_hex(8),
         **where,
         "tool": name[:200] if type(name) is str else "",
-        **_weighed({} if arguments is None else arguments),
+        **weighed({} if arguments is None else arguments),
         **({} if trace is None else {"trace": trace.trace_id}),
         "outcome": refused.kind.value,
     }
@@ -54,7 +54,7 @@ def about(call: Call, event: str) -> Object:
         "revision": call.revision.name,
         "tool": call.name,
         "fingerprint": call.entry.fingerprint,
-        **_weighed(call.arguments),
+        **weighed(call.arguments),
     }
     if call.decision is not None:
         record["rule"] = call.decision.rule
@@ -63,12 +63,3 @@ def about(call: Call, event: str) -> Object:
     if call.trace is not None:
         record["trace"] = call.trace.trace_id
     return record
-
-
-def _weighed(arguments: Json) -> Object:
-    written = encode_sorted(arguments)
-    return {"arguments_digest": _digest(written), "arguments_bytes": len(written)}
-
-
-def _digest(written: bytes) -> str:
-    return "sha256:" + sha256(written).hexdigest()

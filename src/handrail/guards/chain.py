@@ -23,9 +23,11 @@ from msgspec import DecodeError, Struct
 from msgspec.json import Decoder, encode
 
 from handrail.errors import HandrailError
+from handrail.jsonrpc import encode_sorted
+from handrail.model import Json, Object
 
 __all__ = ["MARK", "MAX_BYTES", "ORIGIN", "RESERVED", "Flaw", "Link", "TrailError", "Verdict", "frame", "link_of"]
-__all__ += ["notice", "records_in", "verify"]
+__all__ += ["notice", "records_in", "verify", "weighed"]
 
 MARK = b'{"length":'
 MAX_BYTES = 16 * 1024 * 1024
@@ -69,6 +71,12 @@ def frame(bodies: Iterable[bytes], writer: bytes, last: Link) -> tuple[list[byte
 def notice(event: str, now: float, **more: Any) -> bytes:
     """The body of a record of the trail's own affairs."""
     return encode({"time": time_of(now), "event": event, **more})
+
+
+def weighed(arguments: Json) -> Object:
+    """What a record says of arguments, whoever writes it."""
+    written = encode_sorted(arguments)
+    return {"arguments_digest": "sha256:" + sha256(written).hexdigest(), "arguments_bytes": len(written)}
 
 
 def time_of(now: float) -> str:

@@ -16,7 +16,7 @@ from handrail.guards.trail_jsonl import rotated_files
 __all__ = ["TrailFile"]
 
 MAGIC = b"SQLite format 3\0"
-ROWS = "SELECT number, line FROM audit ORDER BY number"
+ROWS = "SELECT number, line FROM audit WHERE number > ? ORDER BY number"
 
 
 class TrailFile:
@@ -34,11 +34,11 @@ class TrailFile:
         except OSError as problem:
             raise TrailError(f"{path}: {problem.strerror}") from problem
 
-    def lines(self) -> Iterator[tuple[str, bytes]]:
-        """Each record, with where it stands."""
+    def lines(self, after: int = 0) -> Iterator[tuple[str, bytes]]:
+        """Each record, with where it stands; of a database those after a number."""
         if self._is_database:
             try:
-                yield from self._rows()
+                yield from self._rows(after)
             except sqlite3.Error as problem:
                 self.damage = f"{self._path}: {problem}"
             return
@@ -72,10 +72,12 @@ class TrailFile:
             with suppress(FileNotFoundError):
                 yield path.read_bytes()
 
-    def _rows(self) -> Iterator[tuple[str, bytes]]:
+    def _rows(self, after: int) -> Iterator[tuple[str, bytes]]:
         with closing(self._connect()) as db:
-            for number, line in db.execute(ROWS):
+            for number, line in db.execute(ROWS, (after,)):
                 yield f"{self._path.name}, record {number}", line + b"\n"
+            if after:
+                return
             (told,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if told != "ok":
                 raise sqlite3.DatabaseError(told)
