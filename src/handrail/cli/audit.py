@@ -1,4 +1,7 @@
-"""`handrail audit`: which tools were called from here, or (`served`) by others here, each call as one line (APP-13)."""
+"""`handrail audit`: which tools were called from here, or (`served`) by others here, each call as one line (APP-13).
+
+`verify` and `export` are about the trails themselves: checked, and as they are (P-16).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,12 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from handrail.cli.codes import Code, Usage
 from handrail.cli.screen import Screen, json_text
 from handrail.client.state import CALLS, state_folder
+from handrail.guards.chain import verify
 from handrail.guards.inert import inert, mask_secrets, one_line
 from handrail.guards.trail_reading import TrailFile
 from handrail.model import Json, Object
@@ -32,15 +38,13 @@ _AGO = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    paths = [state_folder(os.environ) / CALLS]
-    if args.what:
-        from handrail.cli import trails  # which reads configurations, and so needs all of the server
-
-        if args.what != "served":
-            return trails.run(args, screen)
-        paths = trails.paths(args)
-        if missing := [path for path in paths if not path.exists()]:
-            raise Usage(f"{missing[0]}: there is no such file")
+    paths = _paths(args)
+    if args.what == "verify":
+        return max([_verify(path, args.head or "", screen) for path in paths])
+    if args.what == "export":
+        return _copy(paths, args)
+    if args.what and (missing := [path for path in paths if not path.exists()]):
+        raise Usage(f"{missing[0]}: there is no such file")
     if args.follow and args.what:
         raise Usage("--follow: for calls that were made from here; served ones are listed as they are now")
     if args.follow and args.export:
@@ -62,6 +66,22 @@ def run(args: Namespace, screen: Screen) -> int:
         for record in filter(wanted, calls.read()):
             _show(record, screen)
     return Code.OK
+
+
+def _paths(args: Namespace) -> list[Path]:
+    """The trails that are named; else that of the calls made from here, that of `handrail serve`, or both to verify."""
+    state = state_folder(os.environ)
+    made = state / CALLS
+    if not args.what or args.files:
+        return [Path(each) for each in args.files] or [made]
+    from handrail.cli.guarded import Guarded  # which needs all of a server
+    from handrail.config import STATE
+
+    file = Guarded(args).config.audit.file
+    served = Path(file) if file else state / STATE
+    if args.what == "verify" and not args.head and made.exists():
+        return [served, made] if served.exists() else [made]
+    return [served]
 
 
 class _Calls:
@@ -155,3 +175,43 @@ def _cell(value: Json) -> str:
         return ""
     text = inert(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), lines=False)
     return "'" + text if text.startswith(("=", "+", "-", "@")) else text  # a table program would run it
+
+
+def _copy(paths: Sequence[Path], args: Namespace) -> Code:
+    if sys.stdout.isatty():
+        raise Usage("export: the records go out as they are, and a terminal might obey them; add > trail.jsonl")
+    for path in paths:
+        trail = TrailFile(path)
+        lines = trail.salvaged() if args.salvage else (line for _, line in trail.lines())
+        sys.stdout.buffer.writelines(lines)
+        if trail.damage:
+            raise Usage(f"{trail.damage}: not all was read; --salvage finds what there is")
+    return Code.OK
+
+
+def _verify(path: Path, head: str, screen: Screen) -> Code:
+    trail = TrailFile(path)
+    found = verify(trail.lines(), head=head)
+    code = Code.USAGE if found.flaw or trail.damage else Code.OK
+    if screen.as_json:
+        screen.data({"file": str(path), "ok": not code, "damage": trail.damage, **to_builtins(found)})
+        return code
+    verdict = screen.paint("bad", "red") if code else screen.paint("good", "green")
+    places = f", {found.first} to {found.last}" if found.records else ""
+    screen.say(f"{inert(str(path), lines=False)}: {verdict}: {found.records} records{places}")
+    if found.flaw:
+        screen.say(f"  record {found.flaw.number} ({one_line(found.flaw.place, 200)}): {found.flaw.text}")
+    if found.bad > 1:
+        screen.say(f"  and {found.bad - 1} more such places")
+    if trail.damage:
+        screen.say(f"  {inert(trail.damage, lines=False)}; `handrail audit export --salvage` reads what is left")
+    if found.torn:
+        screen.say(f"  the last {found.torn} bytes are a record that was never finished")
+    if found.unfinished:
+        names = one_line(", ".join(found.unfinished), 400)
+        screen.say(f"  {len(found.unfinished)} calls have begun and not ended: {names}")
+    if found.missed:
+        screen.say(f"  {found.missed} records could not be written, as the trail says itself")
+    if found.head:
+        screen.say(f"  head {found.head}")
+    return code

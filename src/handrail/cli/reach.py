@@ -88,11 +88,13 @@ def _asked(tool: ListedTool, arguments: Object, why: str, screen: Screen) -> boo
         lines.append(paint(f"  declared by the server: {one_line(claims, 200)}", "dim", stream=where))
     lines.append(f"  asked because {why}")
     print("\n".join(lines), file=where, flush=True)
-    if screen.ask("Send it?"):
-        return True
+    return _asks("Send it?", screen)
+
+
+def _asks(question: str, screen: Screen) -> bool:
     if not screen.is_attended:
         screen.note("nobody can be asked here: --yes agrees, for scripts")
-    return False
+    return screen.ask(question)
 
 
 def target_of(text: str) -> Any:
@@ -134,9 +136,7 @@ def _agreer(args: Namespace, screen: Screen, consents: Consents) -> Any:
             return True
         _introduce(entry, screen)
         what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
-        if not screen.ask(f"{what}, now and from now on?"):
-            if not screen.is_attended:
-                screen.note("nobody can be asked here: --yes agrees, for scripts")
+        if not _asks(f"{what}, now and from now on?", screen):
             return False
         consents.agree(entry)
         return True

@@ -118,7 +118,7 @@ class Remote(Known):
         raw = await self._call_once(it)
         if raw.get("resultType", "complete") != "complete":
             raw = await self._completed(it, raw)
-        return self._checked(raw, it.tool, self.dialog.revision or revision)
+        return self._checked(raw, it, self.dialog.revision or revision)
 
     async def _refresh(self, it: Calling) -> None:
         async with self.dialog.until(it.ends, it.clocks, it.phase):
@@ -177,8 +177,7 @@ class Remote(Known):
 
     async def _completed(self, it: Calling, raw: Object) -> Object:
         """The last result of a call, with answers to whatever the server asks before that."""
-        tool, params = it.tool, it.params
-        rounds, waits, pause = 0, 0, FIRST_WAIT
+        params, rounds, waits, pause = it.params, 0, 0, FIRST_WAIT
         while True:
             kind = raw.get("resultType", "complete")
             if kind == "complete" or self.dialog.revision is None or self.dialog.revision.asks != "retry":
@@ -186,43 +185,43 @@ class Remote(Known):
             state: Json = raw.get("requestState")
             asked: Json = raw.get("inputRequests")
             if kind != "input_required" or (type(asked) is not dict and type(state) is not str):
-                raise self._invalid(f"a result of the unknown type {kind!r:.60}", raw, tool)
+                raise self._invalid(f"a result of the unknown type {kind!r:.60}", raw, it)
             more: Object = {"requestState": state} if type(state) is str else {}
             asked = asked if type(asked) is dict else {}
             rounds, waits = (rounds + 1, waits) if asked else (rounds, waits + 1)
             if rounds > MAX_ROUNDS or waits > MAX_WAITS:
-                raise self._invalid("the server keeps asking", raw, tool)
+                raise self._invalid("the server keeps asking", raw, it)
             if len(asked) > MAX_QUESTIONS:
-                raise self._invalid(f"the server asks {len(asked):,} things at once", raw, tool)
+                raise self._invalid(f"the server asks {len(asked):,} things at once", raw, it)
             # From here on it has been sent, and the tool may have done something already.
             with after(Sent.UNKNOWN):
                 async with self.dialog.until(it.ends, it.clocks, it.phase, Sent.UNKNOWN):
                     if asked:
-                        more["inputResponses"] = {key: await self._answered(asked[key], raw, tool) for key in asked}
+                        more["inputResponses"] = {key: await self._answered(asked[key], raw, it) for key in asked}
                     else:
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, LONGEST_WAIT)
                 it.params = {**params, **more}
                 raw = await self._call_once(it)
 
-    def _invalid(self, text: str, result: Json, tool: ListedTool) -> InvalidResult:
-        return InvalidResult(text, result=result, server=self.name, phase=f"tools/call {tool.own_name}")
+    def _invalid(self, text: str, result: Json, it: Calling) -> InvalidResult:
+        return InvalidResult(text, result=result, server=self.name, phase=it.phase)
 
-    async def _answered(self, asked: Json, raw: Object, tool: ListedTool) -> Json:
+    async def _answered(self, asked: Json, raw: Object, it: Calling) -> Json:
         revision = self.dialog.revision
         if type(asked) is not dict or type(asked.get("method")) is not str or revision is None:
-            raise self._invalid("a question that is not one", raw, tool)
+            raise self._invalid("a question that is not one", raw, it)
         params = asked.get("params")
         try:
             return await self.answer(asked["method"], params if type(params) is dict else {}, revision)
         except (RemoteProtocolError, SchemaError) as refused:
             text = f"the server asks what is not answered here: {refused}"
-            phase = f"tools/call {tool.own_name}"
-            raise RemoteProtocolError(text, sent=Sent.UNKNOWN, server=self.name, phase=phase) from refused
+            raise RemoteProtocolError(text, sent=Sent.UNKNOWN, server=self.name, phase=it.phase) from refused
 
     async def _call_once(self, it: Calling, *, repeats: bool = True) -> Object:
-        if not self.dialog.is_open:
-            await self._connected(it)
+        if not self.dialog.is_open:  # nothing of the call has been sent yet; what fails here is not tried again
+            async with self.dialog.until(it.ends, it.clocks, it.phase):
+                await self.dialog.open()
         if self._terms.recorder is not None and not it.intended:
             await self._terms.recorder.intend(it)
         try:
@@ -270,20 +269,15 @@ class Remote(Known):
         for page in pages[:MAX_ROUNDS]:
             params = {**page, "mode": "url"} if type(page) is dict else {}
             async with self.dialog.until(it.ends, it.clocks, it.phase):
-                said = await self._answered({"method": "elicitation/create", "params": params}, {}, it.tool)
+                said = await self._answered({"method": "elicitation/create", "params": params}, {}, it)
             if said["action"] != "accept":
                 return False
         return True
 
-    async def _connected(self, it: Calling) -> None:
-        """Nothing of the call has been sent yet; what fails here is not tried again."""
-        async with self.dialog.until(it.ends, it.clocks, it.phase):
-            await self.dialog.open()
-
-    def _checked(self, raw: Object, tool: ListedTool, revision: Revision | None) -> CallResult:
+    def _checked(self, raw: Object, it: Calling, revision: Revision | None) -> CallResult:
         """The result, if it is what the tool has promised."""
         assert revision is not None
-        problems: list[str] = []
+        tool, problems = it.tool, list[str]()
         result = CallResult(raw, tool, revision, problems)
         if tool.output_schema is None or result.is_error:
             return result
@@ -296,5 +290,5 @@ class Remote(Known):
         else:
             wrong = "" if "toolResult" in raw else "there is no structured content"
         if wrong:
-            raise self._invalid(f"the result does not fit the tool's own schema: {wrong}", result, tool)
+            raise self._invalid(f"the result does not fit the tool's own schema: {wrong}", result, it)
         return result
