@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,28 @@ async def test_who_ends_a_call_finds_its_end_on_record(open_rig: OpenRig, file: 
             await call
         kind = "cancelled" if ends == "cancel" else "transport"
         assert outcomes(file) == [("intent", "", ""), ("outcome", kind, "sent, outcome unknown")]
+
+
+async def test_a_call_that_outlives_its_client_is_recorded_and_closes_the_file(open_rig: OpenRig, file: Path) -> None:
+    before, asked, answer = {*threading.enumerate()}, asyncio.Event(), asyncio.Event()
+
+    async def elicit(_: Any) -> Object:
+        asked.set()
+        await answer.wait()
+        return {"name": "Ada"}
+
+    async with open_rig("asks_by_retry", R5, "memory", audit=file, elicit=elicit) as (client, _):
+        call = asyncio.create_task(client.call("echo", {"who": "ann"}))
+        await asked.wait()
+    assert [each[0] for each in outcomes(file)] == ["intent"]
+    answer.set()
+    with pytest.raises(TransportError):
+        await call
+    assert outcomes(file)[1:] == [("outcome", "transport", "sent, outcome unknown")]
+    left = [
+        each for each in {*threading.enumerate()} - before if each.name.startswith(("handrail-sql", "handrail-aud"))
+    ]
+    assert not left
 
 
 async def test_several_clients_share_a_file_and_one_may_bring_its_own_trail(file: Path) -> None:
