@@ -11,10 +11,10 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from random import uniform
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.json import decode as parse
 
@@ -30,10 +30,13 @@ from handrail.protocol import http
 from handrail.protocol.connection import Connection
 from handrail.protocol.http import Door, Headers
 from handrail.stores import Store, StoreError
-from handrail.transports.exchange import Exchange, Post
+from handrail.transports.exchange import WATCH_SECONDS, Exchange, Post, Rest
 from handrail.transports.listening import Delete, Get
-from handrail.transports.response import JSON, Fields, Receive, Scope, Send, Stream, Whole
+from handrail.transports.response import JSON, Fields, Receive, Scope, Send, Stream
 from handrail.transports.watch import Watch
+
+if TYPE_CHECKING:
+    from handrail.transports.cycle import Cycle
 
 log = logging.getLogger("handrail")
 
@@ -86,6 +89,8 @@ class Endpoint:
         self.open: set[Exchange] = set()  # requests that were not answered at once
         self.tasks: set[asyncio.Task[None]] = set()  # of those, what outlives its request
         self.calls: Counter[str] = Counter()  # of those, by principal
+        self.pending: dict[Post, float] = {}  # of those, which take no task before that time; the oldest first
+        self._looking = False
         self.auth = options.get("auth")
         self._book = DoorBook(engine.gate)
         self.watch = watch or Watch.wanted(engine, options)
@@ -105,24 +110,43 @@ class Endpoint:
         else:
             await self.watch(self._exchange, scope, receive, send)
 
-    def at_once(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, body: bytes
-    ) -> Whole | Coroutine[Any, Any, None] | None:
-        """For a listener of ours: the answer to a request that came whole, or the work it takes; None: just call."""
+    def at_once(self, cycle: Cycle, headers: Headers) -> bool:
+        """For a listener of ours: take a request that came whole, and see to its answer; False: just call."""
         if self._stack is None or self.watch is not None:
-            return None
-        exchange = self._admit(scope, receive, send, headers)
+            return False
+        exchange = self._admit(cycle.scope, cycle.receive, cycle.send, headers)
+        exchange.cycle = cycle
+        work: Rest = None
         if exchange.said is None:
             if self.auth is not None or type(exchange) is not Post:
-                return self._go_on(exchange)
-            exchange.principal = ANONYMOUS
-            rest = exchange.accept(body)
-            if rest is not None:
-                return self._end(exchange, rest)
-            if exchange.comes_too_often:
-                return self._part(exchange)
+                work = self._go_on(exchange)
+            else:
+                exchange.principal = ANONYMOUS
+                rest = exchange.accept(bytes(cycle.body))
+                if rest is not None or exchange.comes_too_often:
+                    work = self.end(exchange, rest)
+        if work is not None:
+            cycle.start(work)
+        elif exchange.said is not None:
             exchange.part()
-        return exchange.said
+            cycle.answer(*exchange.said)
+        return True
+
+    def expect(self, exchange: Post, loop: asyncio.AbstractEventLoop) -> None:
+        """Let a request wait for its answer, without a task if that comes soon."""
+        self.pending[exchange] = due = loop.time() + WATCH_SECONDS
+        if not self._looking:
+            self._looking = True
+            loop.call_at(due, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._looking, now = False, loop.time()
+        for exchange, due in list(self.pending.items()):
+            if due > now:  # there is one timer for all: few are still there when it is their time
+                self._looking = True
+                loop.call_at(due, self._look, loop)
+                break
+            exchange.tell()
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, twice = http.headers_of(scope["headers"])
@@ -135,8 +159,10 @@ class Endpoint:
             await exchange.run()
         await self._part(exchange)
 
-    async def _end(self, exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
-        await rest
+    async def end(self, exchange: Exchange, rest: Rest) -> None:
+        """Do what is left to do for a request, and write its answer."""
+        if rest is not None:
+            await rest
         await self._part(exchange)
 
     async def _part(self, exchange: Exchange) -> None:

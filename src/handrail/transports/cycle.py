@@ -24,6 +24,7 @@ class Cycle:
     """Its application runs once; `receive` and `send` are what it is given."""
 
     fields: dict[bytes, bytes] | None = None  # the headers, if no name stands twice
+    is_late = False  # nobody is at work on the answer: it will come by itself
     is_begun = False  # something of the answer was written
     complete = False  # all of it was
     body: bytes | bytearray = b""  # came, and was not fetched yet
@@ -88,20 +89,34 @@ class Cycle:
             fields = [(b"content-type", b"text/plain; charset=utf-8")]
             self.answer(500, fields, b"Internal Server Error")
 
-    async def run(self, application: Coroutine[Any, Any, None]) -> None:
+    def start(self, application: Coroutine[Any, Any, None]) -> None:
+        """Run what it takes to answer, in a task."""
+        state, self.is_late = self._connection.state, False
+        task = state.start(self._run(application))
+        if not task.done():
+            state.tasks.add(task)
+            task.add_done_callback(state.tasks.discard)
+
+    async def _run(self, application: Coroutine[Any, Any, None]) -> None:
         try:
             await application
         except asyncio.CancelledError:
             pass  # at the end of the server, when all else was tried
         except BaseException:
             self.fail()
-        if not self.complete:
-            log.error("http: the application ended without a whole answer")
-            self._answer_for_it()
+        if self.complete or self.is_late:
+            return
+        log.error("http: the application ended without a whole answer")
+        self._answer_for_it()
         if not self.complete:
             self._connection.close()
 
     # From the application
+
+    @property
+    def is_free(self) -> bool:
+        """Whether an answer can be written without waiting, and somebody is there to read it."""
+        return not (self.complete or self._connection.write_paused)
 
     async def receive(self) -> Message:
         connection = self._connection

@@ -27,10 +27,11 @@ from handrail.transports.response import JSON, RETRY_MS, Fields, Receive, Respon
 
 if TYPE_CHECKING:
     from handrail.transports.asgi import Endpoint
+    from handrail.transports.cycle import Cycle
 
 WATCH_SECONDS = 0.05  # a call that takes longer is watched for its caller going away
 _WAITING = ("tools/call", "subscriptions/listen")
-Rest = Coroutine[Any, Any, None] | None  # of the work; None: there is none, and the answer has been said
+Rest = Coroutine[Any, Any, None] | None  # of the work; None: there is none, or the answer will come by itself
 QUIET_SECONDS = 2.0  # then the answer becomes a stream, so that nobody in between takes it for dead
 
 
@@ -42,6 +43,7 @@ class Exchange(Response):
     principal: Principal
     message: Message | list[Json] | None = None
     task: asyncio.Task[Any] | None = None  # in which it is answered, if that takes a while
+    cycle: Cycle | None = None  # of a listener of ours, which takes an answer at any time
     _watcher: asyncio.Task[None] | None = None
 
     def __init__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
@@ -92,16 +94,14 @@ class Exchange(Response):
 
     async def _outlive(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that goes on when whoever asked for it has gone, and the request with it."""
-        task, leaving = asyncio.create_task(work), asyncio.create_task(self.left())
-        self.task = task
+        self.task = task = asyncio.create_task(work)
         self.endpoint.tasks.add(task)
         task.add_done_callback(self.endpoint.tasks.discard)
-        try:
-            await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-        finally:
-            leaving.cancel()
+        self._left = left = task.get_loop().create_future()
+        if not self.gone:
+            await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
 
     async def _find(self, ident: bytes) -> Session:
         return self._fitting(await self.endpoint.sessions.find(ident, self.principal))
@@ -136,9 +136,12 @@ class Exchange(Response):
 class Post(Exchange):
     """A message: a request of any revision, a notification, an answer, or a batch of them.
 
-    Most are answered where they are taken. What takes longer comes back as a coroutine, the rest of the work.
+    Most are answered where they are taken, or by the call itself when it ends: what is pending takes no task. What
+    takes longer, or has more to say than its answer, comes back as a coroutine, the rest of the work.
     """
 
+    session: Session | None = None  # it belongs to
+    is_stateless = True  # and no session, not even one without a name
     _wants_json = True
 
     async def run(self) -> None:
@@ -206,7 +209,7 @@ class Post(Exchange):
             if type(message) is Request and names_version(message) and self.engine.offer.stateless:
                 conversation = self._converse()
                 self._check_stateless(message, conversation.connection)
-                return self._answer(conversation, message, None)
+                return self._answer(conversation, message)
             if type(message) is Request and message.method == "initialize":
                 return self._initialize(message)
             if type(message) is Notification and self.header(PROTOCOL) in self.engine.offer.stateless:
@@ -226,16 +229,18 @@ class Post(Exchange):
         except Refused as refused:
             self._refuse(message.id if type(message) is Request else UNSET, refused)
             return
-        rest = None if self.endpoint.stopping else self._take_in(session, message, body)
+        if self.endpoint.stopping:
+            self.refuse_to_begin()
+            return
+        rest = self._take_in(session, message, body)
         if rest is not None:
             await rest
-        elif self.said is None:
-            self.refuse_to_begin()
 
     def _take_in(self, session: Session, message: Message | list[Json], body: bytes) -> Rest:
         conversation = self._converse(session.connection)
+        self.session, self.is_stateless = session if session.name else None, False
         if type(message) is Request or not session.name or session.connection.waits_for(message):
-            return self._answer(conversation, message, session)
+            return self._answer(conversation, message)
         return self._pass_on(session, body)
 
     async def _pass_on(self, session: Session, body: bytes) -> None:
@@ -309,29 +314,26 @@ class Post(Exchange):
             conversation.turned_away(self.message, connection.voice_for(self.message), refused)
         return self._say(conversation.refusal(connection.voice, ident, refused))
 
-    def _answer(self, conversation: Conversation, message: Message | list[Json], session: Session | None) -> Rest:
+    def _answer(self, conversation: Conversation, message: Message | list[Json]) -> Rest:
         """Handle a message, and say what there is to say in the shortest form that will do."""
         endpoint = self.endpoint
         waits = message.method in _WAITING if type(message) is Request else type(message) is list
         if waits and endpoint.calls.get(self.principal.id, 0) >= self.limits.max_calls:
             ident = message.id if type(message) is Request else UNSET
             text = "Too many requests are in flight; wait for some to end"
-            if session is None and type(message) is Request:
+            if self.is_stateless and type(message) is Request:
                 conversation.connection.check_envelope(message, conversation.connection.speaker(message))
             return self._refuse(ident, Refused(Kind.OVERLOADED, text))
         answer = conversation.handle(message, self.finish)
         if answer and waits and self._wants_json and not self.unsent:
             return self._say(answer)  # the usual call
-        named = session if session is not None and session.name else None
-        if named is not None and type(message) is Request and message.method == "logging/setLevel":
-            return self._note_level(conversation, named, answer)
+        if self.session is not None and type(message) is Request and message.method == "logging/setLevel":
+            return self._note_level(conversation, self.session, answer)
         if answer is LATER and type(message) is list:
             conversation.status = 200  # whatever became of its members
-        return self._deliver(conversation, answer, named, is_stateless=session is None)
+        return self._deliver(conversation, answer)
 
-    def _deliver(
-        self, conversation: Conversation, answer: bytes | None, session: Session | None, *, is_stateless: bool
-    ) -> Rest:
+    def _deliver(self, conversation: Conversation, answer: bytes | None) -> Rest:
         endpoint = self.endpoint
         if answer is LATER and self.ended:  # the last of a batch came at once
             answer = self.answer
@@ -342,43 +344,65 @@ class Post(Exchange):
             self.finish(answer)
         endpoint.open.add(self)
         endpoint.calls[self.principal.id] += 1
-        later = self._answer_later(session, is_stateless=is_stateless)
-        return later if session is None else self._outlive(later)
+        if self.cycle is None or self.ended or self.unsent or self.paused:
+            return self._rest(WATCH_SECONDS)
+        self.cycle.is_late = True
+        endpoint.expect(self, conversation.loop)
+        return None
+
+    def tell(self) -> None:
+        cycle, conversation = self.cycle, self.conversation
+        if self.endpoint.pending.pop(self, None) is None or cycle is None or conversation is None:
+            super().tell()
+        elif self.answer is not None and self._wants_json and conversation.status == 200 and cycle.is_free:
+            self._leave()
+            cycle.answer(*self.whole(200, JSON, self.answer))
+        else:
+            cycle.start(self.endpoint.end(self, self._rest(0.0)))
+
+    def _rest(self, seconds: float) -> Coroutine[Any, Any, None]:
+        later = self._answer_later(seconds)
+        return later if self.session is None else self._outlive(later)
 
     async def _note_level(self, conversation: Conversation, session: Session, answer: bytes | None) -> None:
         await self.endpoint.sessions.note_level(session)
-        rest = self._deliver(conversation, answer, session, is_stateless=False)
+        rest = self._deliver(conversation, answer)
         if rest is not None:
             await rest
 
-    async def _answer_later(self, session: Session | None, *, is_stateless: bool) -> None:
+    async def _answer_later(self, seconds: float) -> None:
+        """Nobody is watched for going away in the first `seconds`: most answers come sooner."""
         self.task = self.task or asyncio.current_task()
         try:
-            if not self.unsent and not self.paused:
-                await self.wait(WATCH_SECONDS)
+            if seconds and not self.unsent and not self.paused:
+                await self.wait(seconds)
             if not self.ended:
                 self._begin_watching()
             if not self.unsent and not self.paused and not self.ended:
                 await self.wait(QUIET_SECONDS - WATCH_SECONDS)
-            if self.gone and is_stateless:
+            if self.gone and self.is_stateless:
                 return
             said_more = self.unsent or self.paused or not self.ended
             if self.two_way and (said_more or not self._wants_json):
-                log, first = self._log(session)
+                log, first = self._log(self.session)
                 await self.begin_events(first)
                 await self.events(log, outlives=0.0 if log is None else math.inf)
                 return
-            while not self.ended and not (self.gone and is_stateless):
+            while not self.ended and not (self.gone and self.is_stateless):
                 await self.wait(QUIET_SECONDS)
             if self.ended:
                 self._say(self.answer)
         finally:
-            if is_stateless and not self.ended and self.conversation is not None:
+            if self.is_stateless and not self.ended and self.conversation is not None:
                 self.conversation.drop()  # whoever goes away does not want the answer
             self._leave()
-            self.endpoint.calls[self.principal.id] -= 1
-            if not self.endpoint.calls[self.principal.id]:
-                del self.endpoint.calls[self.principal.id]
+
+    def _leave(self) -> None:
+        super()._leave()
+        calls, caller = self.endpoint.calls, self.principal.id
+        calls[caller] -= 1
+        if not calls[caller]:
+            del calls[caller]
 
     def _say(self, answer: bytes | None, fields: Fields | None = None) -> Rest:
         """The answer as JSON, or the news that there is none: then nothing is left to do."""

@@ -15,8 +15,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import httptools
 
@@ -283,34 +282,23 @@ class Guarded(Writing):
         self._starting = True
         while self._queue and (self.cycle is None or self.cycle.complete):
             self.cycle = cycle = self._queue.popleft()
-            coroutine = self._try(cycle)
-            if coroutine is None:
-                continue
-            task = self.state.start(cycle.run(coroutine))
-            if not task.done():
-                self.state.tasks.add(task)
-                task.add_done_callback(self.state.tasks.discard)
+            try:
+                self._hand_over(cycle)
+            except BaseException:
+                cycle.fail()
         self._starting = False
 
-    def _try(self, cycle: Cycle) -> Coroutine[Any, Any, None] | None:
-        """Let an application that can answer at once do that; None: it has. Else what it has to do."""
+    def _hand_over(self, cycle: Cycle) -> None:
+        """To an application that can do without a task, if it can; else in one."""
         scope, fields = cycle.scope, cycle.fields
-        try:
-            if self._at_once is not None and fields is not None and not cycle.more and not self.write_paused:
-                answer = self._at_once(scope, cycle.receive, cycle.send, fields, bytes(cycle.body))
-                if type(answer) is tuple:
-                    cycle.answer(*answer)
-                    return None
-                if answer is not None:
-                    return cast("Coroutine[Any, Any, None]", answer)
-            scope["asgi"] = {"version": "3.0", "spec_version": "2.3"}
-            scope["state"] = self._app_state.copy()
-            if "headers" not in scope and fields is not None:
-                scope["headers"] = list(fields.items())
-            return cast("Coroutine[Any, Any, None]", self._app(scope, cycle.receive, cycle.send))
-        except BaseException:
-            cycle.fail()
-            return None
+        at_once = None if fields is None or cycle.more or self.write_paused else self._at_once
+        if at_once is not None and at_once(cycle, fields):
+            return
+        scope["asgi"] = {"version": "3.0", "spec_version": "2.3"}
+        scope["state"] = self._app_state.copy()
+        if "headers" not in scope and fields is not None:
+            scope["headers"] = list(fields.items())
+        cycle.start(self._app(scope, cycle.receive, cycle.send))
 
     def answered(self, is_last: bool) -> None:
         """The answer to a request is written."""
@@ -321,8 +309,13 @@ class Guarded(Writing):
                 self.close()
             else:
                 self._linger()
-        elif not self._starting:  # else whoever started it goes on
+        elif self._starting:
+            pass  # whoever started it goes on
+        elif self._queue or self._held or self._read_paused or self._refusal is not None or self._phase != _IDLE:
             self.loop.call_soon(self._go_on)
+        else:
+            self._is_new_phase = True
+            self._set_clock()
 
     def _go_on(self) -> None:
         if self.transport.is_closing():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -43,9 +42,9 @@ class Stream:
     paused = False  # the reader is to come back for the rest
     _unsent_bytes = 0
     _has_news = False
-    _news: asyncio.Event | None = None
+    _news: asyncio.Future[None] | None = None
     _room: asyncio.Event | None = None
-    _left: asyncio.Event | None = None
+    _left: asyncio.Future[None] | None = None
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -56,7 +55,7 @@ class Stream:
             return
         self.unsent.append(message)
         self._unsent_bytes += len(message)
-        self._tell()
+        self.tell()
 
     async def drain(self) -> None:
         if self.gone or self._unsent_bytes > _MUCH:
@@ -79,45 +78,46 @@ class Stream:
         self.answer = answer
         self.ended = True
         self._make_room()
-        self._tell()
+        self.tell()
 
     def pause(self) -> None:
         self.paused = True
-        self._tell()
+        self.tell()
 
     def let_go(self) -> None:
         self.gone = True
-        if self._left is not None:
-            self._left.set()
+        _wake(self._left)
         self._make_room()
-        self._tell()
-
-    async def left(self) -> None:
-        """Until nobody reads any more."""
-        self._left = self._left or asyncio.Event()
-        if not self.gone:
-            await self._left.wait()
+        self.tell()
 
     async def wait(self, seconds: float) -> bool:
         """Wait for news; whether there was any. For one at a time."""
         if not self._has_news:
-            self._news = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._news.wait()
-            self._news = None
+            loop = asyncio.get_running_loop()
+            self._news = news = loop.create_future()
+            timer = loop.call_later(seconds, _wake, news)
+            try:
+                await news
+            finally:
+                timer.cancel()
+                self._news = None
         had, self._has_news = self._has_news, False
         return had
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """There is news for whoever waits."""
         self._has_news = True
-        if self._news is not None:
-            self._news.set()
+        _wake(self._news)
 
     def _make_room(self) -> None:
         if self._room is not None:
             self._room.set()
             self._room = None
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 class Response(Stream):
@@ -133,9 +133,10 @@ class Response(Stream):
         self._send = send
         self._receive = receive
 
-    def whole(self, status: int, fields: Fields, body: bytes) -> None:
+    def whole(self, status: int, fields: Fields, body: bytes) -> Whole:
         """Say all there is to say; it is written when the request is left."""
         self.said = (status, self._shared(fields) if ORIGIN in self.headers else fields, body)
+        return self.said
 
     def text(self, status: int, text: str, fields: Fields | None = None) -> None:
         self.whole(status, _TEXT + (fields or []), text.encode())
@@ -155,8 +156,8 @@ class Response(Stream):
             status, fields, body = self.said
             if status != 204:
                 fields = [*fields, (b"content-length", b"%d" % len(body))]
-            await self._put({"type": "http.response.start", "status": status, "headers": fields})
-            await self._put({"type": "http.response.body", "body": body})
+            start = {"type": "http.response.start", "status": status, "headers": fields}
+            await self._put(start, {"type": "http.response.body", "body": body})
 
     async def begin_events(self, first: bytes = b"", fields: Fields | None = None) -> None:
         fields = _EVENTS + (fields or [])
@@ -168,12 +169,13 @@ class Response(Stream):
     async def write(self, data: bytes, *, more: bool = True) -> None:
         await self._put({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _put(self, message: MutableMapping[str, Any]) -> None:
+    async def _put(self, *messages: MutableMapping[str, Any]) -> None:
         if self.gone:
             return
         try:
             async with asyncio.timeout(self.limits.write_seconds):
-                await self._send(message)
+                for message in messages:
+                    await self._send(message)
         except (TimeoutError, OSError):
             self.let_go()
 
