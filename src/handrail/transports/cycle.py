@@ -113,11 +113,6 @@ class Cycle:
 
     # From the application
 
-    @property
-    def is_free(self) -> bool:
-        """Whether an answer can be written without waiting, and somebody is there to read it."""
-        return not (self.complete or self._connection.write_paused)
-
     async def receive(self) -> Message:
         connection = self._connection
         if self.expects and not self.complete:

@@ -354,7 +354,7 @@ class Post(Exchange):
         cycle, conversation = self.cycle, self.conversation
         if self.endpoint.pending.pop(self, None) is None or cycle is None or conversation is None:
             super().tell()
-        elif self.answer is not None and self._wants_json and conversation.status == 200 and cycle.is_free:
+        elif self.answer is not None and self._wants_json and conversation.status == 200 and not cycle.complete:
             self._leave()
             cycle.answer(*self.whole(200, JSON, self.answer))
         else:
