@@ -125,7 +125,7 @@ class Exchange(Response):
     def _log(self, session: Session | None, kind: str = "") -> tuple[EventLog | None, bytes]:
         """Where the events of a stream are kept, and what it begins with."""
         first = b"" if self.unsent else sse.KEEP_ALIVE  # so that the head goes out
-        if session is None:
+        if session is None or not session.name:
             return None, first
         log = EventLog(self.endpoint.sessions.store, session, kind + secrets.token_urlsafe(9))
         if session.connection.voice.primes:
@@ -140,8 +140,7 @@ class Post(Exchange):
     takes longer, or has more to say than its answer, comes back as a coroutine, the rest of the work.
     """
 
-    session: Session | None = None  # it belongs to
-    is_stateless = True  # and no session, not even one without a name
+    session: Session | None = None  # it is part of; in a stateless revision none, else perhaps one without a name
     _wants_json = True
 
     async def run(self) -> None:
@@ -237,8 +236,7 @@ class Post(Exchange):
             await rest
 
     def _take_in(self, session: Session, message: Message | list[Json], body: bytes) -> Rest:
-        conversation = self._converse(session.connection)
-        self.session, self.is_stateless = session if session.name else None, False
+        conversation, self.session = self._converse(session.connection), session
         if type(message) is Request or not session.name or session.connection.waits_for(message):
             return self._answer(conversation, message)
         return self._pass_on(session, body)
@@ -321,14 +319,15 @@ class Post(Exchange):
         if waits and endpoint.calls.get(self.principal.id, 0) >= self.limits.max_calls:
             ident = message.id if type(message) is Request else UNSET
             text = "Too many requests are in flight; wait for some to end"
-            if self.is_stateless and type(message) is Request:
+            if self.session is None and type(message) is Request:
                 conversation.connection.check_envelope(message, conversation.connection.speaker(message))
             return self._refuse(ident, Refused(Kind.OVERLOADED, text))
         answer = conversation.handle(message, self.finish)
         if answer and waits and self._wants_json and not self.unsent:
             return self._say(answer)  # the usual call
-        if self.session is not None and type(message) is Request and message.method == "logging/setLevel":
-            return self._note_level(conversation, self.session, answer)
+        session = self.session
+        if session and session.name and type(message) is Request and message.method == "logging/setLevel":
+            return self._note_level(conversation, session, answer)
         if answer is LATER and type(message) is list:
             conversation.status = 200  # whatever became of its members
         return self._deliver(conversation, answer)
@@ -362,7 +361,7 @@ class Post(Exchange):
 
     def _rest(self, seconds: float) -> Coroutine[Any, Any, None]:
         later = self._answer_later(seconds)
-        return later if self.session is None else self._outlive(later)
+        return self._outlive(later) if self.session and self.session.name else later
 
     async def _note_level(self, conversation: Conversation, session: Session, answer: bytes | None) -> None:
         await self.endpoint.sessions.note_level(session)
@@ -372,7 +371,7 @@ class Post(Exchange):
 
     async def _answer_later(self, seconds: float) -> None:
         """Nobody is watched for going away in the first `seconds`: most answers come sooner."""
-        self.task = self.task or asyncio.current_task()
+        self.task, is_stateless = self.task or asyncio.current_task(), self.session is None
         try:
             if seconds and not self.unsent and not self.paused:
                 await self.wait(seconds)
@@ -380,7 +379,7 @@ class Post(Exchange):
                 self._begin_watching()
             if not self.unsent and not self.paused and not self.ended:
                 await self.wait(QUIET_SECONDS - WATCH_SECONDS)
-            if self.gone and self.is_stateless:
+            if self.gone and is_stateless:
                 return
             said_more = self.unsent or self.paused or not self.ended
             if self.two_way and (said_more or not self._wants_json):
@@ -388,12 +387,12 @@ class Post(Exchange):
                 await self.begin_events(first)
                 await self.events(log, outlives=0.0 if log is None else math.inf)
                 return
-            while not self.ended and not (self.gone and self.is_stateless):
+            while not self.ended and not (self.gone and is_stateless):
                 await self.wait(QUIET_SECONDS)
             if self.ended:
                 self._say(self.answer)
         finally:
-            if self.is_stateless and not self.ended and self.conversation is not None:
+            if is_stateless and not self.ended and self.conversation is not None:
                 self.conversation.drop()  # whoever goes away does not want the answer
             self._leave()
 
