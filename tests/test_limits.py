@@ -249,6 +249,22 @@ async def test_a_call_costs_what_its_tool_costs(make: Make, clock: Clock) -> Non
     assert await answers(limiter, 1, "alice", "big") == [True]
 
 
+async def test_a_slot_by_itself_costs_nothing_but_itself(make: Make) -> None:
+    limiter = await make(principal="1/hour", tools={"slow": {"concurrent": 1}})
+
+    async def place(tool: str) -> Answer:
+        answer = limiter.place(tool)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    for _ in range(3):
+        ticket = await place("slow")
+        assert ticket is not None and not isinstance(ticket, Throttled)
+        assert await place("slow") == Throttled(1.0, "1 of this tool at once", "concurrency")
+        ticket.release()
+    assert await place("quick") is None
+    assert await answers(limiter, 2, "alice") == [True, False]
+
+
 async def test_slots_are_for_all_callers_and_come_back(make: Make) -> None:
     limiter = await make(tools={"slow": {"concurrent": 2}})
     first, second = await slot(limiter, "alice", "slow"), await slot(limiter, "bob", "slow")

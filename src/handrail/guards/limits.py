@@ -67,6 +67,9 @@ class Limiter(Protocol):
         None: go on, there is nothing to give back. `address` counts if the caller has no name but `anonymous`.
         """
 
+    def place(self, tool: str) -> Throttled | Ticket | Awaitable[Throttled | Ticket | None] | None:
+        """Only a slot, if the tool has any: for a call that was counted before, and had to wait elsewhere."""
+
 
 class MemoryLimiter:
     """Counts in this process, on the monotonic clock: what happens to the time of day does not matter (P-21)."""
@@ -108,14 +111,20 @@ class MemoryLimiter:
             return Throttled(wait / 1e9, worst.limit, worst.scope)
         ticket = None
         if plan.slots is not None:
-            if self._running[tool] >= plan.slots:
-                return busy(plan.slots)
-            ticket = _Slot(self._running, tool)
+            ticket = self.place(tool)
+            if isinstance(ticket, Throttled):
+                return ticket
         for full, who, end in taken:
             if is_new and who not in full:
                 crowd.ring.append((full, who))
             full[who] = end
         return ticket
+
+    def place(self, tool: str) -> Throttled | Ticket | None:
+        slots = self._plans[tool].slots
+        if slots is None:
+            return None
+        return busy(slots) if self._running[tool] >= slots else _Slot(self._running, tool)
 
 
 class _Crowd:

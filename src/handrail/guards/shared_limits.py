@@ -94,7 +94,16 @@ class StoreLimiter:
             since, until, said = refused[tool]
             if since <= (now := self._clock()) < until:
                 return Throttled((until - now) / 1e9, said.limit, said.scope)
-        taking = _Taking(tool, kind, caller, charges, plan.slots, asyncio.get_running_loop().create_future())
+        return self._taken(tool, kind, caller, charges, plan.slots)
+
+    def place(self, tool: str) -> Awaitable[Throttled | Ticket | None] | None:
+        slots = self._plans[tool].slots
+        return None if slots is None else self._taken(tool, "", "", [], slots)
+
+    def _taken(
+        self, tool: str, kind: str, caller: str, charges: list[Charge], slots: int | None
+    ) -> Awaitable[Throttled | Ticket | None]:
+        taking = _Taking(tool, kind, caller, charges, slots, asyncio.get_running_loop().create_future())
         self._waiting.append(taking)
         self._wake()
         return _answer(taking)
