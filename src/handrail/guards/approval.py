@@ -6,7 +6,8 @@ Every step is a compare-and-set on the store, made in one transaction with the r
 same database; whoever comes second is told so. The step to `consumed` is handed to whoever writes the intent of the
 call, for the same reason: a call runs at most once for one approval, and never without a record.
 
-What a person wants remembered becomes a `Grant`: this caller, this tool as it is now, these arguments, until then.
+What a person wants remembered becomes a `Grant`: this caller, this tool as it is now, these arguments, under the rules
+in force, until then.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     tool: str
     server: str
     fingerprint: str
+    policy: str = ""  # its version
     arguments: Object  # these, with exactly these values, and no others
     matching: dict[str, Object] = {}  # but for those: they have to meet a condition, as in a rule
     approval: str  # that it came from
@@ -121,8 +123,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     made: float
 
     def covers(self, asked: Asked, now: float) -> bool:
-        known = (self.server, self.principal, self.tool, self.fingerprint)
-        if known != (asked.server, asked.principal, asked.tool, asked.fingerprint):
+        known = (self.server, self.principal, self.tool, self.fingerprint, self.policy)
+        if known != (asked.server, asked.principal, asked.tool, asked.fingerprint, asked.policy):
             return False
         if not self.made - LEEWAY <= now < self.until:
             return False
@@ -344,6 +346,7 @@ class Desk:
             tool=asked.tool,
             server=asked.server,
             fingerprint=asked.fingerprint,
+            policy=asked.policy,
             arguments=asked.arguments,
             matching=matching,
             approval=approval.id,
