@@ -8,7 +8,6 @@ same in all of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,10 +20,8 @@ from handrail.engine.gate import GuardOptions
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize
-from handrail.guards.trail import Trail, open_trail
-from handrail.model import Object
+from handrail.guards.trail import Record, Then, Trail, open_trail
 from handrail.schema.compile import compile_schema
-from handrail.stores import Delete, Put
 
 __all__ = ["build"]
 
@@ -95,15 +92,14 @@ class Intents:
     def __init__(self, trail: Trail) -> None:
         self._trail = trail
         self.store = trail.store
-        self.note = trail.note
+        self.write = trail.write
         self.close = trail.close
 
-    async def write(
-        self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
-    ) -> bool:
-        if record["event"] == "outcome":
-            return True
-        return await self._trail.write(record, change=change, more=more)
+    def hand(self, record: Record, then: Then | None = None) -> None:
+        if getattr(record, "event", "") != "outcome":
+            self._trail.hand(record, then)
+        elif then is not None:
+            then(None)
 
 
 if __name__ == "__main__":

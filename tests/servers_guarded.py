@@ -30,6 +30,7 @@ import handrail.guards.trail as trails
 import handrail.stores.lane as lane
 from handrail import Call, Server
 from handrail.engine.approving import Agreement
+from handrail.engine.flight import Flight
 from handrail.engine.records import intent
 from handrail.guards.approval import Approval, Approvals, Desk
 from handrail.guards.identity import ApiKeys
@@ -194,6 +195,13 @@ def _in_the_transaction(then: Callable[[], None]) -> None:
     put(trails, "_append", outer)
 
 
+def _dies_before_the_answer() -> None:
+    def land(*more: Any) -> None:
+        die()
+
+    put(Flight, "_land", land)
+
+
 def _dies_after_the_commit() -> None:
     def settle(*more: Any) -> None:
         die()
@@ -213,7 +221,7 @@ DEATHS: dict[str, Callable[[], None]] = {
     "written": _dies_after_the_commit,
     "intended": lambda: _after(gates.Gate, "intend"),
     "done": lambda: None,  # the tool sees to it
-    "recorded": lambda: _after(recording, "end", lambda args, found: bool(args[1].intended)),
+    "recorded": _dies_before_the_answer,
 }
 
 
@@ -223,18 +231,19 @@ DEATHS: dict[str, Callable[[], None]] = {
 def _acts_before_its_intent() -> None:
     async def intend(gate: gates.Gate, call: Call) -> None:
         assert gate.trail is not None
-        gate.trail.note(intent(call, None))
+        gate.trail.hand(intent(call, None))
         call.intended = True
 
     put(gates.Gate, "intend", intend)
 
 
 def _answers_before_its_outcome() -> None:
-    async def end(trail: trails.Trail, call: Call, how: Any) -> bool:
-        asyncio.get_running_loop().call_later(0.02, trail.note, recording.ended(call, how))
-        return True
+    def recorded(flight: Flight, call: Call, how: Any, answer: bytes) -> bytes:
+        assert call.trail is not None
+        flight.loop.call_later(0.02, call.trail.hand, recording.ended(call, how))
+        return answer
 
-    put(recording, "end", end)
+    put(Flight, "_recorded", recorded)
 
 
 def _uses_an_approval_twice() -> None:

@@ -106,7 +106,7 @@ async def test_what_is_written_is_there_in_order(path: Path) -> None:
     async with opened(path) as trail:
         assert await trail.write(intent(1, text="é\n\u2028")) is True
         assert await asyncio.gather(*(trail.write(intent(i)) for i in range(2, 100))) == [True] * 98
-        trail.note({"event": "refused", "call": "100"})
+        trail.hand({"event": "refused", "call": "100"})
     assert calls(path) == [str(i) for i in range(1, 101)]
     records = [json.loads(line) for _, line in read(path)]
     assert [record["number"] for record in records] == list(range(1, 102))
@@ -237,15 +237,15 @@ async def test_p19_an_approval_is_used_up_with_the_record_or_neither(tmp_path: P
     await store.put("approval:1", b"granted")
     async with opened(store) as trail:
         use = Put("approval:1", b"used", if_equals=b"granted")
-        tries = [trail.write(intent(i), change=use, more=[Put(f"call:{i}", b"")]) for i in range(20)]
+        tries = [trail.write(intent(i), [use, Put(f"call:{i}", b"")]) for i in range(20)]
         others = [trail.write(intent(f"other {i}")) for i in range(20)]
         done = await asyncio.gather(*(each for pair in zip(tries, others, strict=True) for each in pair))
         assert (done[::2].count(True), done[1::2]) == (1, [True] * 20)
         winner = done[::2].index(True)
         assert [key for key, _ in await store.scan("")] == ["approval:1", f"call:{winner}"]
         assert [call for call in calls(tmp_path / "state.db") if "other" not in call] == [str(winner)]
-        assert not await trail.write(intent("late"), change=Delete("approval:1", if_equals=b"granted"))
-        assert await trail.write(intent("end"), change=Delete("approval:1", if_equals=b"used"))
+        assert not await trail.write(intent("late"), [Delete("approval:1", if_equals=b"granted")])
+        assert await trail.write(intent("end"), [Delete("approval:1", if_equals=b"used")])
         assert await store.get("approval:1") is None
     await store.put("the store", b"is still open")
     await store.close()
@@ -255,9 +255,9 @@ async def test_p19_an_approval_is_used_up_with_the_record_or_neither(tmp_path: P
 async def test_p19_of_two_trails_on_one_file_one_uses_it(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     async with opened(path) as one, opened(path) as other:
-        await one.write(intent("grant"), change=Put("approval:1", b"granted", if_absent=True))
+        await one.write(intent("grant"), [Put("approval:1", b"granted", if_absent=True)])
         use = Delete("approval:1", if_equals=b"granted")
-        done = await asyncio.gather(*(trail.write(intent(i), change=use) for i in range(5) for trail in (one, other)))
+        done = await asyncio.gather(*(trail.write(intent(i), [use]) for i in range(5) for trail in (one, other)))
     assert done.count(True) == 1
     assert len(calls(path)) == 2
 
@@ -267,17 +267,17 @@ async def test_a_trail_of_lines_changes_the_store_it_was_given(tmp_path: Path) -
     await store.put("approval:1", b"granted")
     use = Delete("approval:1", if_equals=b"granted")
     async with opened(tmp_path / "trail.jsonl", store=store) as trail:
-        assert await trail.write(intent(1), change=use)
-        assert not await trail.write(intent(2), change=use)
+        assert await trail.write(intent(1), [use])
+        assert not await trail.write(intent(2), [use])
     async with opened(tmp_path / "trail.jsonl") as trail:
         with pytest.raises(ValueError, match="in the store it was given"):
-            await trail.write(intent(3), change=use)
+            await trail.write(intent(3), [use])
     assert calls(tmp_path / "trail.jsonl") == ["1"]
 
 
 async def test_a_change_that_cannot_be_made_stops_no_other(tmp_path: Path) -> None:
     async with opened(tmp_path / "trail.db") as trail:
-        writes = [trail.write(intent(1)), trail.write(intent(2), change=Put("\ud800", b"")), trail.write(intent(3))]
+        writes = [trail.write(intent(1)), trail.write(intent(2), [Put("\ud800", b"")]), trail.write(intent(3))]
         done = await asyncio.gather(*writes, return_exceptions=True)
     assert (done[0], type(done[1]), done[2]) == (True, UnicodeEncodeError, True)
     assert calls(tmp_path / "trail.db") == ["1", "3"]
@@ -345,7 +345,7 @@ async def test_p16_every_cut_leaves_the_records_before_it(path: Path) -> None:
 @requirement("P-16", everywhere=True)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10))
 def test_p16_records_in_any_other_order_or_number_are_noticed(order: list[int]) -> None:
-    made, _ = frame([b'{"event":"%d"}' % i for i in range(10)], b"0" * 16, ORIGIN)
+    made, _ = frame([b'{"event":"%d"}' % i for i in range(10)], b"0" * 16, 0.0, ORIGIN)
     verdict = verify([(str(i), made[i] + b"\n") for i in order])
     assert (verdict.flaw is None) == (order == list(range(len(order)))), "only whole records at the end can be missing"
 
@@ -380,7 +380,7 @@ async def test_p16_a_torn_line_is_cut_off_and_said_so(size: int, tmp_path: Path)
 
 def test_what_a_verdict_tells() -> None:
     bodies = [intent(1), outcome(1), intent(2), {"event": "gap", "refusals": 3}, {"event": "gap", "records": 4}]
-    made, last = frame([json.dumps(each).encode() for each in bodies], b"0" * 16, ORIGIN)
+    made, last = frame([json.dumps(each).encode() for each in bodies], b"0" * 16, 0.0, ORIGIN)
     verdict = verify([(str(i), line + b"\n") for i, line in enumerate(made)])
     assert (verdict.unfinished, verdict.missed, verdict.head) == (("2",), 7, last.hash.decode())
 
@@ -477,7 +477,7 @@ async def test_p17_a_full_disk_refuses_and_the_next_write_goes_on(path: Path) ->
             for i in (2, 3):
                 with pytest.raises(TrailError, match=rf"{path.name}: .*; nothing was recorded"):
                     await trail.write(intent(i))
-            trail.note({"event": "refused", "call": "4"})
+            trail.hand({"event": "refused", "call": "4"})
             await asyncio.gather(*(trail.write(intent(i)) for i in (5, 6)), return_exceptions=True)
         await trail.write(intent(7))
     assert calls(path) == ["1", "7"]
@@ -510,7 +510,7 @@ async def test_p17_failing_open_is_asked_for_and_counted(path: Path) -> None:
             assert all(await asyncio.gather(trail.write(intent(2)), trail.write(intent(3))))
             if path.suffix == ".db":
                 with pytest.raises(TrailError):
-                    await trail.write(intent(4), change=Put("approval", b"used"))
+                    await trail.write(intent(4), [Put("approval", b"used")])
         await trail.write(intent(5))
     assert events(path) == ["opened", "gap", "intent"]
     assert good(path).missed == 3
@@ -520,7 +520,7 @@ async def test_notes_that_are_too_many_are_counted(path: Path, monkeypatch: pyte
     monkeypatch.setattr(trails, "MAX_NOTES", 10)
     async with opened(path) as trail:
         for i in range(25):
-            trail.note({"event": "refused", "call": str(i)})
+            trail.hand({"event": "refused", "call": str(i)})
         await trail.write(intent("x"))
         await trail.write(intent("y"))
     assert events(path) == ["opened", "gap", *["refused"] * 10, "intent", "intent"]
@@ -531,7 +531,7 @@ async def test_what_was_missed_is_told_at_the_latest_when_the_trail_is_closed(pa
     async with opened(path, fail_open=True) as trail:
         with full_disk():
             await trail.write(intent(1))
-    trail.note({"event": "refused"})
+    trail.hand({"event": "refused"})
     assert events(path) == ["opened", "gap"]
 
 

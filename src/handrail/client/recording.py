@@ -77,7 +77,7 @@ class Recorder:
             record["sent"] = getattr(how, "sent", Sent.UNKNOWN if it.intended else Sent.NO)
         record["seconds"] = round(perf_counter() - it.began, 6)
         if not it.intended:
-            self._trail.note(record)
+            self._trail.hand(record)
             return True
         try:
             return await self._trail.write(record)

@@ -8,11 +8,9 @@ import inspect
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url
@@ -30,10 +28,15 @@ from handrail.schema.plain import plain
 from handrail.schema.repair import Repair
 
 if TYPE_CHECKING:
+    from handrail.engine.driving import Course
     from handrail.engine.flight import Flight
+    from handrail.guards.trail import Trail
+
+STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
+"""Of the pipeline, in its order."""
 
 
-class Call(Struct, eq=False, dict=True):
+class Call(Struct, eq=False):
     """Handed to a tool that has a parameter of this type."""
 
     _flight: Flight  # the way back to the peer it came from
@@ -47,9 +50,12 @@ class Call(Struct, eq=False, dict=True):
     reply: Callable[[bytes | None], None]  # where an answer goes that comes later; None: there will be none
     cancelled: bool = False  # readable from any thread
     timed_out: bool = False  # and so cancelled
-    closed: bool = False  # answered or given up: nothing may be sent for it any more
+    closed: bool = False  # ended or given up: nothing may be sent for it any more but the answer
+    over: bool = False  # answered, or it never will be
     level: int | None = None  # the log level the request itself named
+    course: Course | None = None  # while it is driven by hand
     task: asyncio.Task[Any] | None = None
+    landing: asyncio.Future[None] | None = None  # done when it is over, if somebody waits for that
     timer: asyncio.TimerHandle | None = None
     touched: float = 0.0  # when there last was a sign of life
     waiting: int = 0  # questions open at the client; while there are any, the idle clock stands still
@@ -62,27 +68,38 @@ class Call(Struct, eq=False, dict=True):
     decision: Decision | None = None  # of the rules, where there was something to decide
     approval: Approval | None = None
     agreed: str = ""  # which question it was to a person, or what made one unnecessary
+    trail: Trail | None = None  # what becomes of it is recorded there
+    serial: str = ""  # its name there
     intended: bool = False  # from here on it may have had an effect
-    recorded: bool = False
-    serial: str = ""  # in the audit
-    marks: list[tuple[str, float]] | None = None  # when each stage was over, if somebody wants to know
+    recorded: bool = False  # how it ended
+    marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf
+    _deadline: float | None = None
+    _trace: Trace | UnsetType | None = UNSET
 
     @property
     def name(self) -> str:
         return self.entry.tool.name
 
-    @cached_property
+    @property
     def deadline(self) -> float:
         """When the call will be given up, whatever it does, in the time of its event loop."""
-        return self.now() + self.entry.total
+        if self._deadline is None:
+            self._deadline = self.now() + self.entry.total
+        return self._deadline
 
-    @cached_property
+    @deadline.setter
+    def deadline(self, at: float) -> None:
+        self._deadline = at
+
+    @property
     def trace(self) -> Trace | None:
         """Which trace the client made the call in: `_meta` says so, else the headers of its request."""
-        return self.named_trace or read_headers(self._flight.traced)
+        if self._trace is UNSET:
+            self._trace = self.named_trace or read_headers(self._flight.traced)
+        return self._trace
 
     @property
     def named_trace(self) -> Trace | None:
@@ -94,7 +111,8 @@ class Call(Struct, eq=False, dict=True):
     def stages(self) -> dict[str, float]:
         """Seconds in each stage of the pipeline."""
         marks = self.marks or []
-        return {name: ended - begun for (_, begun), (name, ended) in pairwise(marks)}
+        steps = zip(STAGES, marks, marks[1:], strict=False)  # one that was turned away has not met all of them
+        return {name: (ended - begun) / 1e9 for name, begun, ended in steps}
 
     @property
     def server(self) -> str:
@@ -216,6 +234,8 @@ class Call(Struct, eq=False, dict=True):
             future.cancel()
         if self.task is not None:
             self.task.cancel()
+        elif self.course is not None:
+            self.course(asyncio.CancelledError())
 
     async def close_stream(self) -> None:
         """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""

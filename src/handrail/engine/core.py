@@ -17,7 +17,6 @@ from handrail.engine.counting import Observer, counted
 from handrail.engine.eager import Start, starter
 from handrail.engine.gate import Gate, GuardOptions
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
-from handrail.engine.recording import end, recorded
 from handrail.engine.workers import Workers
 from handrail.errors import Kind
 from handrail.metrics import Metrics
@@ -100,6 +99,7 @@ class Engine:
         self.catalog = Catalog()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start: Start
+        self._late: set[Call | None] = set()
         self.workers = Workers(options.get("workers", 16))
         self.middleware: list[Middleware] = []
         self.metrics: Metrics | None = None
@@ -118,10 +118,6 @@ class Engine:
             self.guards["secrets"] = frozenset(options["secrets"])  # they are read again by the next who sets a guard
         self.gate.configure(self.guards)
         self._compose()
-
-    async def record_timeout(self, call: Call) -> None:
-        if self.gate.trail is not None:
-            await end(self.gate.trail, call, TimeoutError())
 
     def add_middleware(self, middleware: Middleware) -> None:
         self.middleware.append(middleware)
@@ -142,8 +138,7 @@ class Engine:
         )
 
     def _observed(self, handler: Handler) -> Handler:
-        recording = [recorded(self.gate)] if self.guards.get("audit") is not None else []
-        for each in reversed([*self._observers, *recording]):
+        for each in reversed(self._observers):
             handler = each(handler)
         return handler
 
@@ -155,8 +150,13 @@ class Engine:
     def starter(self, loop: asyncio.AbstractEventLoop) -> Start:
         """How calls are started on a loop; there is one, as a rule."""
         if self._loop is not loop:
-            self._loop, self._start = loop, starter(loop)
+            self._loop, self._start, self._late = loop, starter(loop), set()
         return self._start
+
+    def late(self, loop: asyncio.AbstractEventLoop) -> set[Call | None]:
+        """Calls on a loop that have no timer yet; with None, if one is set by which they will get theirs."""
+        self.starter(loop)
+        return self._late
 
     def size_for(self, revision: Revision) -> int:
         """How many tools a page has; 0: all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter_ns
 
 from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
@@ -41,8 +41,8 @@ def counted(metrics: Metrics) -> Observer:
         async def handle(call: Call) -> ToolResult:
             how = ""
             metrics.in_flight.add()
-            begun = perf_counter()
-            call.marks = [("", begun)]
+            begun = perf_counter_ns()
+            call.marks = [begun]
             try:
                 result = await inner(call)
                 how = ending(call, result)
@@ -52,9 +52,11 @@ def counted(metrics: Metrics) -> Observer:
                 raise
             finally:
                 metrics.in_flight.add(by=-1)
-                call.marks.append(("end", ended := perf_counter()))
-                metrics.seconds.observe(ended - begun, call.name)
-                metrics.waits.observe(ended - begun, call.principal.id)
+                ended = perf_counter_ns()
+                seconds = (ended - begun) / 1e9
+                metrics.seconds.observe(seconds, call.name)
+                metrics.waits.observe(seconds, call.principal.id)
+                metrics.stages.observe((ended - call.marks[-1]) / 1e9, call.name, "end")
                 metrics.calls.add(call.name, how)
                 metrics.callers.add(call.principal.id, how)
                 for stage, seconds in call.stages.items():

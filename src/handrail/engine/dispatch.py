@@ -17,7 +17,7 @@ from handrail import jsonrpc
 from handrail.engine.call import Call
 from handrail.engine.counting import count_refused
 from handrail.engine.flight import LATER, Flight, Reply, Subscription
-from handrail.engine.records import turned_away
+from handrail.engine.records import Record, turned_away
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode
 from handrail.model import Json, Object
@@ -107,8 +107,8 @@ class Conversation(Flight):
         if engine.metrics is not None:
             count_refused(engine.metrics, engine.catalog, request, self.principal, refused)
         if gate.trail is not None:
-            where: Object = {"principal": self.principal.id, "from": self.address, "server": gate.name}
-            gate.trail.note(turned_away(request, {**where, "revision": revision.name}, self.traced, refused))
+            where = Record("refusal", gate.serial(), "", self.principal.id, self.address, gate.name, "", revision.name)
+            gate.trail.hand(turned_away(request, where, self.traced, refused))
 
     def _notified(self, message: Notification) -> None:
         if message.method == CANCELLED:

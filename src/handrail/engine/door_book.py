@@ -35,4 +35,4 @@ class DoorBook:
         record |= {"server": self._gate.name, "tool": "", "outcome": outcome, "why": why}
         if self._left_out:
             record["left_out"], self._left_out = self._left_out, 0
-        trail.note(record)
+        trail.hand(record)

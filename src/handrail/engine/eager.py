@@ -16,7 +16,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-Start = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
+Start = Callable[..., "asyncio.Task[Any]"]
+"""Starts a coroutine, or goes on with one, in a copy of the current context or in one that is named."""
 
 _NAME = "tools/call"  # given, so that none has to be made up
 
@@ -25,10 +26,10 @@ def starter(loop: asyncio.AbstractEventLoop) -> Start:
     """A function that starts a coroutine on this loop."""
     if sys.version_info >= (3, 12):
         make: Callable[..., asyncio.Task[Any]] = asyncio.Task
-        return lambda coroutine: make(coroutine, loop=loop, name=_NAME, eager_start=True)
+        return lambda coroutine, context=None: make(coroutine, loop=loop, name=_NAME, context=context, eager_start=True)
     if hasattr(loop, "__dict__"):
         return _ByHand(loop).start
-    return loop.create_task  # a loop without attributes of its own, such as uvloop's
+    return lambda coroutine, context=None: loop.create_task(coroutine, context=context)  # such as uvloop's
 
 
 class _ByHand:
@@ -46,20 +47,20 @@ class _ByHand:
         self._taken.append((step, context))
         return None
 
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def start(self, coroutine: Coroutine[Any, Any, Any], context: Context | None = None) -> asyncio.Task[Any]:
         self._attributes["call_soon"] = self._take
         try:
-            task = asyncio.Task(coroutine, loop=self._loop, name=_NAME)
+            task = asyncio.Task(coroutine, loop=self._loop, name=_NAME, context=context)
         finally:
             del self._attributes["call_soon"]
-        step, context = self._taken.pop() if len(self._taken) == 1 else self._first_step(task)
+        step, inside = self._taken.pop() if len(self._taken) == 1 else self._first_step(task)
         outer = self._current.get(self._loop)
         if outer is None:
-            context.run(step)
+            inside.run(step)
         else:
             asyncio.tasks._leave_task(self._loop, outer)
             try:
-                context.run(step)
+                inside.run(step)
             finally:
                 asyncio.tasks._enter_task(self._loop, outer)
         return task

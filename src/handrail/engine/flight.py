@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -14,11 +13,14 @@ from typing import Any, Protocol
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
 
 from handrail import jsonrpc
+from handrail.engine import recording
 from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.core import Engine
+from handrail.engine.driving import Course
 from handrail.engine.pipeline import failed, told
 from handrail.errors import Kind, Refused, ToolError, TransportError
+from handrail.guards.chain import TrailError
 from handrail.jsonrpc import Id, encode_sorted
 from handrail.model import InputRequest, Object, Principal, ToolResult
 from handrail.protocol.connection import CANCELLED, Connection
@@ -30,8 +32,11 @@ log = logging.getLogger("handrail")
 
 STATE_SECONDS = 3600
 CLEANUP_SECONDS = 0.3
+SOON_SECONDS = 0.02  # most calls have ended by then
 LATER = b""  # in place of an answer that will come
+UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
 
+How = ToolResult | BaseException
 Reply = Callable[[bytes | None], None]
 
 
@@ -58,6 +63,7 @@ class Flight:
     address = ""  # where the peer is
     traced: Headers | None = None  # over HTTP, what the headers say of the trace
     _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
+    _late: set[Call | None] | None = None  # calls that have no timer yet
 
     def __init__(
         self, engine: Engine, outlet: Outlet, principal: Principal, connection: Connection | None = None
@@ -71,21 +77,26 @@ class Flight:
     def begin(self, call: Call) -> bytes:
         """Run a call; the answer if it has one already, else it goes to its `reply`."""
         engine, entry = self.engine, call.entry
+        if engine.gate.audits:
+            engine.gate.put_on_record(call)
         handle = engine.handler_through(entry.via) if entry.via else engine.handle
-        if entry.mode == "inline" and handle is engine.inner and not engine.gate.may_wait(entry):
-            return self._finish(call, partial(_drive, handle(call)))
-        task = engine.starter(self.loop)(handle(call))
+        if handle is engine.inner and (entry.mode == "inline" or call.trail is not None):
+            call.course = Course(self, call, handle(call), copy_context())
+            return call.course.go()
+        return self.run(call, handle(call), None)
+
+    def run(self, call: Call, coroutine: Coroutine[Any, Any, ToolResult], context: Context | None) -> bytes:
+        """Go on with a call in a task of its own."""
+        call.course = None
+        task = self.engine.starter(self.loop)(coroutine, context)
         if task.done():
-            return self._finish(call, task.result)
+            return self.ended(call, _how(task))
         call.task = task
-        call.touched = self.loop.time()
-        self.connection.in_flight[call.id] = call
-        self._arm(call)
-        self._tasks = self._tasks or set()
+        if self._tasks is None:
+            self._tasks = set()
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(self._settle, call))
-        return LATER
+        return self.hold(call)
 
     # The way back to the peer
 
@@ -133,6 +144,25 @@ class Flight:
 
     # The clocks
 
+    def hold(self, call: Call) -> bytes:
+        """Count a call among those in flight. Its clocks begin now; a timer it gets if it is still there soon."""
+        in_flight, entry = self.connection.in_flight, call.entry
+        if in_flight.get(call.id) is call:
+            return LATER
+        in_flight[call.id] = call
+        call.touched = now = self.loop.time()
+        if call._deadline is None:
+            call._deadline = now + entry.total
+        if entry.idle <= SOON_SECONDS or entry.total <= SOON_SECONDS:
+            self._arm(call)
+            return LATER
+        late = self._late = self._late or self.engine.late(self.loop)
+        if not late:
+            self.loop.call_later(SOON_SECONDS, _arm_all, late)
+            late.add(None)
+        late.add(call)
+        return LATER
+
     def _arm(self, call: Call) -> None:
         since = self.loop.time() if call.waiting else call.touched
         call.timer = self.loop.call_at(min(since + call.entry.idle, call.deadline), self._tick, call)
@@ -148,56 +178,80 @@ class Flight:
 
     def _time_out(self, call: Call, what: str) -> None:
         log.warning("tool %r %s; given up", call.name, what)
-        self._close(call)
-        call.timed_out = True
-        call.stop()
-        answer = self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}."))
-        if not call.intended or call.recorded:
-            call.reply(answer)
+        if call.recorded:  # or about to be: what is late is the disk
+            self._land(call, LATER, TrailError("it takes too long"))
             return
-        call.recorded = True
-        task = self.loop.create_task(self._recorded(call, answer))
-        self._tasks = self._tasks or set()
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _recorded(self, call: Call, answer: bytes) -> None:
-        """Answer a call that was given up, once that is on record."""
-        await self.engine.record_timeout(call)
-        call.reply(answer)
+        call.timed_out = call.cancelled = True
+        answer = self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}."))
+        if call.trail is not None:
+            answer = self._recorded(call, TimeoutError(), answer)
+        call.stop()
+        self.reply(call, answer)
 
     # The end of a call
 
     def _settle(self, call: Call, task: asyncio.Task[ToolResult]) -> None:
-        if call.closed:  # answered or given up before; what it still had to say is of no use
-            with contextlib.suppress(BaseException):
-                task.result()
-            return
-        self._close(call)
-        call.reply(self._finish(call, task.result))
+        if self._tasks is not None:
+            self._tasks.discard(task)
+        self.reply(call, self.ended(call, _how(task)))
 
-    def _finish(self, call: Call, outcome: Callable[[], ToolResult]) -> bytes:
+    def ended(self, call: Call, how: How) -> bytes:
+        """The answer to a call that has ended, as soon as that is on record; whoever gave it up has answered it."""
+        answer = LATER if call.cancelled else self._finish(call, how)
+        return answer if call.trail is None or call.recorded else self._recorded(call, how, answer)
+
+    def _recorded(self, call: Call, how: How, answer: bytes) -> bytes:
+        """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
+        assert call.trail is not None
+        call.recorded = True
+        record = recording.ended(call, how)
+        if not call.intended:
+            call.trail.hand(record)
+            return answer
+        if answer is not LATER:
+            self.hold(call)
+        call.trail.hand(record, partial(self._land, call, answer))
+        return LATER
+
+    def _land(self, call: Call, answer: bytes, problem: TrailError | None) -> None:
+        if problem is not None:
+            log.error("the outcome of %s (%s) could not be recorded: %s", call.name, call.serial, problem)
+            self.status = 200
+            answer = self._failure(call, UNRECORDED % call.name)
+        self.reply(call, answer)
+
+    def reply(self, call: Call, answer: bytes | None) -> None:
+        if call.over or answer is LATER:
+            return
+        call.over = True
+        self.connection.in_flight.pop(call.id, None)
+        if call.timer is not None:
+            call.timer.cancel()
+        elif self._late is not None:
+            self._late.discard(call)
+        if call.landing is not None:
+            call.landing.set_result(None)
+        call.reply(answer)
+
+    def _finish(self, call: Call, how: How) -> bytes:
         """The answer to a call that has ended, however it ended."""
         revision = call.revision
-        try:
-            result = outcome()
-        except Refused as refused:
-            refused.__traceback__ = None  # which would lead back to here, and only the garbage collector out again
-            return self.refusal(revision, call.id, refused)
-        except ToolError as failure:  # from middleware; from the tool itself it has become a result already
-            result = told(call.name, failure)
-        except asyncio.CancelledError:
-            result = failed(f"The tool {call.name} was cancelled.")
-        except BaseException as problem:
-            questions = questions_in(problem)
-            if questions is not None:
+        call.closed = True
+        if isinstance(how, BaseException):
+            if isinstance(how, Refused):
+                how.__traceback__ = None  # which would lead back to here, and only the garbage collector out again
+                return self.refusal(revision, call.id, how)
+            if (questions := questions_in(how)) is not None:
                 return self._input_required(call, questions)
-            log.exception("tools/call %r failed outside the tool", call.name)
-            return self.refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
-        finally:
-            call.closed = True
+            if isinstance(how, ToolError):  # from middleware; from the tool itself it has become a result already
+                how = told(call.name, how)
+            elif isinstance(how, asyncio.CancelledError):
+                how = failed(f"The tool {call.name} was cancelled.")
+            else:
+                log.error("tools/call %r failed outside the tool", call.name, exc_info=how)
+                return self.refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
         try:
-            answer = self.answer(revision, call.id, revision.result(result, call.entry.wraps))
+            answer = self.answer(revision, call.id, revision.result(how, call.entry.wraps))
         except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
             log.error("tool %r returned what cannot be sent: %s", call.name, problem)
             answer = self._failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
@@ -209,17 +263,14 @@ class Flight:
     def _failure(self, call: Call, text: str) -> bytes:
         return self.answer(call.revision, call.id, call.revision.result(failed(text), False))
 
-    def _close(self, known: Call | Subscription) -> None:
-        self.connection.in_flight.pop(known.id, None)
-        if isinstance(known, Call) and known.timer is not None:
-            known.timer.cancel()
-
     def give_up(self, known: Call | Subscription) -> None:
         """The peer does not want the answer any more: stop, and say nothing."""
-        self._close(known)
         if isinstance(known, Call):
             known.stop()
-        known.reply(None)
+            self.reply(known, None)
+        else:
+            del self.connection.in_flight[known.id]
+            known.reply(None)
 
     # Input asked for by answer and retry
 
@@ -250,18 +301,24 @@ class Flight:
             if not waiter.done():
                 waiter.set_exception(TransportError("the client has gone"))
         self.end_subscriptions()
-        tasks = [known.task for known in self.connection.in_flight.values()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace)
+        if landings := self.landings():
+            await asyncio.wait(landings, timeout=grace)
         self.drop()
         if self._tasks:  # whose own clean-up may need what the lifespan is about to close
             await asyncio.wait(self._tasks, timeout=CLEANUP_SECONDS)
+
+    def landings(self) -> list[asyncio.Future[None]]:
+        """Of each call that is in flight: done when it is answered."""
+        calls = [known for known in self.connection.in_flight.values() if isinstance(known, Call)]
+        for call in calls:
+            call.landing = call.landing or self.loop.create_future()
+        return [call.landing for call in calls if call.landing is not None]
 
     def end_subscriptions(self) -> None:
         """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
         for known in list(self.connection.in_flight.values()):
             if isinstance(known, Subscription):
-                self._close(known)
+                del self.connection.in_flight[known.id]
                 result = {"resultType": "complete", "_meta": {SUBSCRIPTION: known.id}}
                 known.reply(self.answer(known.revision, known.id, result))
                 self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": known.id}))
@@ -292,14 +349,18 @@ class Flight:
         return self.answer(revision, "" if ident is UNSET else ident, result)
 
 
-def _drive(coroutine: Coroutine[Any, Any, ToolResult]) -> ToolResult:
-    """Run a coroutine that never waits."""
+def _arm_all(late: set[Call | None]) -> None:
+    for call in late:
+        if call is not None:
+            call._flight._arm(call)
+    late.clear()
+
+
+def _how(task: asyncio.Task[ToolResult]) -> How:
     try:
-        copy_context().run(coroutine.send, None)
-    except StopIteration as end:
-        result: ToolResult = end.value
-        return result
-    raise RuntimeError("an inline tool cannot wait")
+        return task.result()
+    except BaseException as problem:
+        return problem
 
 
 def _purpose(name: str, arguments: Object) -> str:

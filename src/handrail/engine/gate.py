@@ -6,7 +6,10 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from inspect import isawaitable
+from itertools import count
 from pathlib import Path
+from secrets import token_hex
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from msgspec import UNSET, ValidationError, convert, to_builtins
@@ -15,6 +18,7 @@ from msgspec.structs import replace
 from handrail.engine.approving import Agreement, used_up
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog, Entry
+from handrail.engine.driving import TASK
 from handrail.engine.reading_on import NAME, ReadingOn, offered, read_more, smallest_cap
 from handrail.engine.records import intent
 from handrail.errors import Kind, Refused
@@ -25,7 +29,6 @@ from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Throttled,
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
-from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, risk, secrets_in
 from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
@@ -72,6 +75,7 @@ class Gate:
     repairs: bool
     masking: Secrets | None  # of arguments that are written down
     desk: Desk
+    audits: bool
     trail: Trail | None = None  # while the server serves
     reading: ReadingOn | None = None  # while the server serves, and results may be cut
     _sender: Sender | None = None
@@ -84,6 +88,9 @@ class Gate:
         self.name = name
         self._clock = clock
         self._options: GuardOptions = {}
+        ours, numbers = token_hex(6), count(1)  # random bytes for each call would be a system call each
+        # The names of calls in the audit: no two alike, whatever process they are in.
+        self.serial: Callable[[], str] = lambda: f"{ours}{next(numbers)}"
 
     def configure(self, options: GuardOptions) -> None:
         for name in (
@@ -113,6 +120,7 @@ class Gate:
         else:
             self.sanitizer = Sanitizer(wanted, secrets=self.secrets, inspectors=options.get("inspectors", ()))
         self.repairs = options.get("repair", False)
+        self.audits = options.get("audit") is not None
         self.masking = Secrets(self.secrets, patterns) if options.get("audit_arguments") else None
         self._place_desk(self._given_store)
 
@@ -225,10 +233,6 @@ class Gate:
         shared = (shared and store is not None) or bool(options and options.webhook.url)
         self.desk = Desk(self._store, options, trail=self.trail, clock=self._clock, shared=shared)
 
-    def may_wait(self, entry: Entry) -> bool:
-        """Whether a call of this tool can be held up by its guards."""
-        return self.trail is not None or self.decides(entry) or self._shared is not None or self.reading is not None
-
     def decides(self, entry: Entry) -> bool:
         """Whether there is anything to decide about it."""
         return self._ruled or entry.facts.annotations.get("destructiveHint") is True
@@ -250,9 +254,17 @@ class Gate:
         if isinstance(taken, Throttled):
             raise taken.refusal()
 
+    def put_on_record(self, call: Call) -> None:
+        """From now on: whatever becomes of this call."""
+        if self.trail is None:
+            raise Refused(Kind.UNRECORDED, f"{call.name} was not called: nobody has opened the record of it")
+        call.trail, call.serial, call.marks = self.trail, self.serial(), [perf_counter_ns()]
+
     async def entered(self, call: Call, taken: Any) -> Callable[[], None] | None:
         """What gives the call's place back, if it was within the limits and takes one."""
         if isawaitable(taken):
+            if call.course is not None:
+                await TASK
             try:
                 taken = await taken
             except StoreError as problem:
@@ -260,6 +272,11 @@ class Gate:
         if isinstance(taken, Throttled):
             raise taken.refusal()
         return None if taken is None else taken.release
+
+    async def reentered(self, call: Call) -> Callable[[], None] | None:
+        """As `entered`, for one that gave its place back while a person thought. Its rates it has met."""
+        taken = None if self.limiter is None else self.limiter.place(call.name)
+        return None if taken is None else await self.entered(call, taken)
 
     def repair(self, call: Call) -> None:
         """Arguments that are not valid as they stand get the one reading they have."""
@@ -271,12 +288,22 @@ class Gate:
         told = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
         log.info("tool %r: arguments read anew: %s", call.name, told)
 
-    async def admit(self, call: Call) -> None:
-        """By rule, or by a person: the approval is used up when the intent is written."""
-        decision = self._decide(call)
-        if decision.verdict != "ask":
-            return
-        entry = call.entry
+    def asks(self, call: Call) -> bool:
+        """Whether a person has to agree; what nobody can agree to is refused."""
+        who, facts = call.principal, call.entry.facts
+        call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
+        if decision.verdict == "deny":
+            raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed like this for this caller")  # why is not theirs
+        if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
+            raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
+        return decision.verdict == "ask"
+
+    async def agree(self, call: Call) -> None:
+        """A person says yes, or has said so before: the approval is used up when the intent is written."""
+        if call.course is not None:
+            await TASK
+        entry, decision = call.entry, call.decision
+        assert decision is not None
         asked = Asked(
             server=self.name,
             principal=_whose(call),
@@ -303,26 +330,20 @@ class Gate:
                 await self.desk.cancel(approval)
                 why = entry.bad_arguments(call.arguments).text
                 raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
-            self._decide(call)
-
-    def _decide(self, call: Call) -> Decision:
-        who, facts = call.principal, call.entry.facts
-        call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
-        if decision.verdict == "deny":
-            raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed like this for this caller")  # why is not theirs
-        if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
-            raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
-        return decision
+            self.asks(call)  # whoever changed them has agreed
 
     async def intend(self, call: Call) -> None:
         """Write down what is about to be done, and use the approval up, in one step."""
         changes = [self.desk.consuming(call.approval)] if call.approval is not None else []
-        call.intended = True  # whoever is cancelled while it is written may find it written
+        call.intended = done = True  # whoever is cancelled while it is written may find it written
         try:
-            if self.trail is not None:
-                done = await self.trail.write(intent(call, self.masking), more=changes)
+            if call.trail is None:
+                done = await self._store.commit(changes)
+            elif call.course is not None:
+                call.trail.hand(intent(call, self.masking), call.course)
+                await call.course
             else:
-                done = await self.desk.commit(changes)
+                done = await call.trail.write(intent(call, self.masking), changes)
         except (TrailError, StoreError) as problem:
             call.intended = False
             raise _unrecorded(call, problem) from None
@@ -333,7 +354,12 @@ class Gate:
     async def continued(self, call: Call) -> None:
         """The tool has asked something by ending its try: the approval is good for the next one too."""
         if call.approval is not None and call.revision.asks == "retry":
-            ticket = await self.desk.continued(call.approval)
+            try:
+                ticket = await self.desk.continued(call.approval)
+            except (TrailError, StoreError) as problem:
+                log.error("tool %r has asked something: %s", call.name, problem)
+                text = f"{call.name} has asked something, which cannot be recorded now; the server's log says why"
+                raise Refused(Kind.UNRECORDED, text) from None
             call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
 
     def cleaned(self, call: Call, result: ToolResult, is_clean: bool = False) -> ToolResult:
@@ -354,6 +380,14 @@ class Gate:
         if reason is not None and RISK not in known:  # the author's own words win
             result = replace(result, meta={**known, RISK: {"level": "dangerous", "reason": reason}})
         return result
+
+    async def save_rest(self, call: Call, result: ToolResult) -> None:
+        """Put away what was cut off, for whoever wants to read on."""
+        assert self.reading is not None
+        reading, fresh = self.reading, self.reading.taken()
+        if call.course is not None:
+            await TASK
+        await reading.save(fresh, call.principal.id, result)
 
 
 _UNFIT = Text(

@@ -2,7 +2,7 @@
 
 Nobody is asked to approve arguments that are not valid; nothing runs before it was agreed to and that is on record;
 nothing leaves that breaks its own schema or was not cleaned; whatever a tool does ends in a result. What users add goes
-around the whole, as middleware; the outcome is recorded around that (`recording.py`).
+around the whole, as middleware; the outcome is recorded when all of that is over (`flight.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from time import perf_counter
+from time import perf_counter_ns
 from typing import Any
 
 from msgspec import UNSET, MsgspecError
@@ -41,25 +41,29 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
     async def run(call: Call) -> ToolResult:
         entry, leave, marks = call.entry, None, call.marks
         if marks is not None:
-            marks.append(("middleware", perf_counter()))
+            marks.append(perf_counter_ns())
         if gate.limiter is not None:
             taken = gate.limiter.take(call.principal.id, entry.tool.name, call.address)
             leave = None if taken is None else await gate.entered(call, taken)
         try:
             if marks is not None:
-                marks.append(("limit", perf_counter()))
+                marks.append(perf_counter_ns())
             if not entry.input.valid(call.arguments):
                 gate.repair(call)
             if marks is not None:
-                marks.append(("validate", perf_counter()))
-            if gate.decides(entry):
-                await gate.admit(call)
+                marks.append(perf_counter_ns())
+            if gate.decides(entry) and gate.asks(call):
+                if leave is not None:
+                    leave()
+                    leave = None
+                await gate.agree(call)
+                leave = await gate.reentered(call)
             if marks is not None:
-                marks.append(("approve", perf_counter()))
-            if gate.trail is not None or call.approval is not None:
+                marks.append(perf_counter_ns())
+            if call.trail is not None or call.approval is not None:
                 await gate.intend(call)
             if marks is not None:
-                marks.append(("intent", perf_counter()))
+                marks.append(perf_counter_ns())
             try:
                 if entry.mode == "async":
                     value = await entry.invoke(call.arguments, call)
@@ -81,14 +85,14 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 log.exception("tool %r failed%s", entry.tool.name, _traced(call))
                 result = failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
             if marks is not None:
-                marks.append(("run", perf_counter()))
+                marks.append(perf_counter_ns())
             if gate.sanitizer is not None or call.repairs:
                 # What can be read on was cleaned before it was cut.
                 result = gate.cleaned(call, result, entry.invoke is read_more)
                 if gate.reading is not None and gate.reading.fresh:
-                    await gate.reading.save(call.principal.id, result)
+                    await gate.save_rest(call, result)
             if marks is not None:
-                marks.append(("sanitize", perf_counter()))
+                marks.append(perf_counter_ns())
             return result
         finally:
             if leave is not None:
@@ -119,7 +123,7 @@ def compose(middleware: list[Middleware], inner: Handler, gate: Gate) -> Handler
         if gate.sanitizer is not None:  # also what comes back as it went: there may be more in it by now
             result = gate.cleaned(call, result)
             if gate.reading is not None and gate.reading.fresh:
-                await gate.reading.save(call.principal.id, result)
+                await gate.save_rest(call, result)
         return result
 
     return handle if middleware else inner

@@ -66,9 +66,13 @@ class ReadingOn:
         self.fresh.append((token_hex(16), rest))
         return self.fresh[-1][0]
 
-    async def save(self, principal: str, result: ToolResult) -> None:
-        """Put away what was cut off this result."""
+    def taken(self) -> list[tuple[str, str]]:
+        """What was cut off the result that was cleaned just now."""
         fresh, self.fresh = self.fresh, []
+        return fresh
+
+    async def save(self, fresh: list[tuple[str, str]], principal: str, result: ToolResult) -> None:
+        """Put away what was cut off this result."""
         risk = None if result.meta is UNSET else result.meta.get(RISK)
         for handle, rest in fresh:
             text = rest[:MAX_REST].encode("utf-8", "surrogatepass")

@@ -2,64 +2,97 @@
 
 from __future__ import annotations
 
-from secrets import token_hex
+from collections.abc import Sequence
 
-from handrail.engine.call import Call
+from msgspec import UNSET, Struct, UnsetType, defstruct, field
+from msgspec.structs import replace
+
+from handrail.engine.call import STAGES, Call
 from handrail.errors import Refused
-from handrail.guards.chain import weighed
+from handrail.guards.chain import Event, digest
 from handrail.guards.inert import mask_secrets
 from handrail.guards.secrets import Secrets
-from handrail.jsonrpc import Request
-from handrail.model import Object
+from handrail.jsonrpc import Request, encode_sorted
+from handrail.model import Json
 from handrail.protocol.http import Headers
 from handrail.protocol.trace import read as read_trace, read_headers
 
+Stages = defstruct("Stages", [(name, int, 0) for name in STAGES], omit_defaults=True)
+"""How long each took."""
 
-def intent(call: Call, secrets: Secrets | None) -> Object:
+
+class Record(Event, omit_defaults=True):
+    """One of the records of a call; what does not apply is not in it."""
+
+    # The event is `intent` or `outcome`; or of a call that was not begun `refusal`, `answered` or `asked`.
+    call: str  # the same in all records of one call
+    outcome: str = ""
+    principal: str = ""
+    address: str = field(default="", name="from")
+    server: str = ""
+    client: str = ""
+    revision: str = ""
+    tool: str = ""
+    fingerprint: str = ""
+    arguments_digest: str = ""
+    arguments_bytes: int = 0
+    rule: str = ""
+    agreed: str = ""
+    trace: str = ""
+    arguments: Json = UNSET
+    asked_digest: str = ""  # of the arguments that were shown to a person, who changed them
+    repaired: Sequence[str] = ()
+    seconds: float | UnsetType = UNSET
+    stages_ns: Struct | UnsetType = UNSET
+    characters: int | UnsetType = UNSET
+    findings: Sequence[str] = ()
+
+
+def intent(call: Call, secrets: Secrets | None) -> Record:
     """With the arguments, if it is known what to mask in them."""
     record = about(call, "intent")
     if secrets is not None:
-        record["arguments"] = mask_secrets(secrets.hidden_in(call.arguments))
+        record.arguments = mask_secrets(secrets.hidden_in(call.arguments))
     if call.approval is not None and call.approval.edited is not None:
-        record["asked_digest"] = weighed(call.approval.asked.arguments)["arguments_digest"]
+        record.asked_digest = digest(encode_sorted(call.approval.asked.arguments))
     if call.repairs:
-        record["repaired"] = [each.path for each in call.repairs]
+        record.repaired = [each.path for each in call.repairs]
     return record
 
 
-def turned_away(request: Request, where: Object, headers: Headers | None, refused: Refused) -> Object:
+def turned_away(request: Request, where: Record, headers: Headers | None, refused: Refused) -> Record:
     """Of a call that was turned away before it was one: what it says of itself may be anything."""
     name, arguments, meta = (request.params.get(each) for each in ("name", "arguments", "_meta"))
     named = read_trace(meta.get("traceparent")) if type(meta) is dict else None
     trace = named or read_headers(headers)
-    return {
-        "event": "refusal",
-        "call": token_hex(8),
-        **where,
-        "tool": name[:200] if type(name) is str else "",
-        **weighed({} if arguments is None else arguments),
-        **({} if trace is None else {"trace": trace.trace_id}),
-        "outcome": refused.kind.value,
-    }
+    written = encode_sorted({} if arguments is None else arguments)
+    return replace(
+        where,
+        tool=name[:200] if type(name) is str else "",
+        arguments_digest=digest(written),
+        arguments_bytes=len(written),
+        trace="" if trace is None else trace.trace_id,
+        outcome=refused.kind.value,
+    )
 
 
-def about(call: Call, event: str) -> Object:
-    record: Object = {
-        "event": event,
-        "call": call.serial,
-        "principal": call.principal.id,
-        "from": call.address,
-        "server": call.server,
-        "client": call.client.name[:100],
-        "revision": call.revision.name,
-        "tool": call.name,
-        "fingerprint": call.entry.fingerprint,
-        **weighed(call.arguments),
-    }
-    if call.decision is not None:
-        record["rule"] = call.decision.rule
-    if call.agreed:
-        record["agreed"] = call.agreed
-    if call.trace is not None:
-        record["trace"] = call.trace.trace_id
-    return record
+def about(call: Call, event: str, outcome: str = "") -> Record:
+    entry, decision, trace = call.entry, call.decision, call.trace
+    written = encode_sorted(call.arguments)
+    return Record(
+        event,
+        call.serial,
+        outcome,
+        call.principal.id,
+        call.address,
+        call.server,
+        call.client.name[:100],
+        call.revision.name,
+        entry.tool.name,
+        entry.fingerprint,
+        digest(written),
+        len(written),
+        "" if decision is None else decision.rule,
+        call.agreed,
+        "" if trace is None else trace.trace_id,
+    )

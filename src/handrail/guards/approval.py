@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -316,10 +316,6 @@ class Desk:
         if known is not None and known[1].state in OPEN:
             await self._step(known[0], replace(known[1], state="cancelled", at=self.now()), "cancelled")
 
-    async def commit(self, changes: Sequence[Put | Delete]) -> bool:
-        """Make steps whose record is nobody's business: there is no trail."""
-        return await self._store.commit(changes)
-
     def now(self) -> float:
         return float(self._clock())  # an approval is compared as it is written, and 1 is not 1.0
 
@@ -373,7 +369,7 @@ class Desk:
         if first is not None and first[1].state == "approved":
             await self._step(first[0], replace(first[1], state="cancelled", by=by, at=self.now()), "cancelled")
         if self._trail is not None:
-            return await self._trail.write(record, more=[Delete(f"grant:{ident}")])
+            return await self._trail.write(record, [Delete(f"grant:{ident}")])
         return await self._store.delete(f"grant:{ident}")
 
     # Steps
@@ -407,7 +403,7 @@ class Desk:
         }
         if approval.edited is not None:
             record["edited_digest"] = asked.digest(approval.edited)
-        return await self._trail.write(record, more=changes)
+        return await self._trail.write(record, changes)
 
     async def _read(self, ident: str) -> tuple[bytes, Approval] | None:
         raw = await self._store.get(f"approval:{ident}")

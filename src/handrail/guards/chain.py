@@ -53,34 +53,36 @@ class Link(NamedTuple):
 ORIGIN = Link(0, b"0" * 64)
 
 
-def frame(bodies: Iterable[bytes], writer: bytes, last: Link) -> tuple[list[bytes], Link]:
+def frame(bodies: Iterable[bytes], writer: bytes, now: float, last: Link) -> tuple[list[bytes], Link]:
     """The lines of records that follow `last`, without their newlines, and the last of them.
 
     A body is a JSON object that is not empty.
     """
+    time = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+    same = b'","writer":"%b","time":"%b",' % (writer, time.encode())
     lines = []
     number, prev = last
     for body in bodies:
         number += 1
-        rest = b'"number":%d,"prev":"%b","writer":"%b",%b' % (number, prev, writer, body[1:])
+        rest = b'"number":%d,"prev":"%b%b%b' % (number, prev, same, body[1:])
         prev = sha256(rest).hexdigest().encode()
         lines.append(b'{"length":%8d,"hash":"%b",%b' % (len(rest), prev, rest))
     return lines, Link(number, prev)
 
 
-def notice(event: str, now: float, **more: Any) -> bytes:
+def notice(event: str, **more: Any) -> bytes:
     """The body of a record of the trail's own affairs."""
-    return encode({"time": time_of(now), "event": event, **more})
+    return encode({"event": event, **more})
 
 
 def weighed(arguments: Json) -> Object:
     """What a record says of arguments, whoever writes it."""
     written = encode_sorted(arguments)
-    return {"arguments_digest": "sha256:" + sha256(written).hexdigest(), "arguments_bytes": len(written)}
+    return {"arguments_digest": digest(written), "arguments_bytes": len(written)}
 
 
-def time_of(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+def digest(written: bytes) -> str:
+    return "sha256:" + sha256(written).hexdigest()
 
 
 def link_of(line: bytes) -> Link | None:
@@ -95,6 +97,12 @@ def records_in(data: bytes) -> Iterator[bytes]:
         end = head.start(3) + int(head[1])
         if end - head.start(3) <= MAX_BYTES and sha256(data[head.start(3) : end]).hexdigest().encode() == head[2]:
             yield data[head.start() : end]
+
+
+class Event(Struct):
+    """A record whose members are known beforehand."""
+
+    event: str
 
 
 class Flaw(Struct, frozen=True):

@@ -8,6 +8,7 @@ transaction, and what a record changes in the store, such as an approval that it
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import time
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, count, repeat, takewhile
+from itertools import count, repeat, takewhile
 from pathlib import Path
 from shutil import disk_usage
 from sqlite3 import Connection
@@ -25,27 +26,35 @@ from msgspec import Meta, Struct
 from msgspec.json import encode
 
 from handrail import __version__
-from handrail.guards.chain import MAX_BYTES, ORIGIN, RESERVED, Link, TrailError, frame, link_of, notice, time_of
+from handrail.guards.chain import MAX_BYTES, ORIGIN, RESERVED, Event, Link, TrailError, frame, link_of, notice
 from handrail.guards.trail_jsonl import JsonlFile
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
 from handrail.stores.sqlite import STEP, SqliteStore, commit
 
-__all__ = ["DATABASES", "Trail", "TrailError", "TrailSettings", "open_trail"]
+__all__ = ["DATABASES", "Record", "Then", "Trail", "TrailError", "TrailSettings", "open_trail"]
+
+log = logging.getLogger("handrail")
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
 TOGETHER = 16
 INSERT = "INSERT INTO audit VALUES (?, ?, ?)"
-INSERT_TOGETHER = INSERT + ", (?, ?, ?)" * (TOGETHER - 1)  # a row by itself takes a third more
+INSERT_TOGETHER = "INSERT INTO audit VALUES " + ", ".join(f"(?1 + {i}, ?2, ?{i + 3})" for i in range(TOGETHER))
 MAX_NOTES = 1000
+NOTE_SECONDS = 0.05  # a record that nobody waits for may wait for others to share the way with
 GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
 DAY = 86_400.0
 RESERVED_MEGABYTES = 4  # of a disk that is nearly full: for what becomes of the calls that have begun
 
+UNMET = TrailError("a condition does not hold")  # of a change; never raised
+
 Sync = Literal["every-call", "power-cut-loses-last-calls"]
+Record = Object | Event
+"""Of a call or of an approval; it has an `event`, and `call` is the same for all of one call."""
 Changes = tuple[Put | Delete, ...]
-Item = tuple[bytes, Changes, asyncio.Future[bool] | None]
-"""A record as JSON, what changes with it, and who waits for it."""
+Then = Callable[[TrailError | None], None]
+Item = tuple[bytes, Changes, Then | None]
+"""A record as JSON, what changes with it, and who is told."""
 
 
 class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,21 +81,22 @@ class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Trail(Protocol):
-    """Where the records of calls go. `event` says what a record is of; `call` is the same for all of one call."""
+    """Where the records of calls go."""
 
     store: Store | None  # in which it makes changes
 
-    def write(
-        self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
-    ) -> Awaitable[bool]:
-        """Whether it was written, and `change` and `more` made: it is on the disk then.
+    async def write(self, record: Record, changes: Sequence[Put | Delete] = ()) -> bool:
+        """Whether it was written, and the changes made: it is on the disk then.
 
         False: a condition of theirs did not hold, and nothing was written. A TrailError: it could not be written. A
         call that is cancelled may still be carried out.
         """
 
-    def note(self, record: Object) -> None:
-        """As `write`, without waiting, for refusals. If too many wait, they are counted, and a record says how many."""
+    def hand(self, record: Record, then: Then | None = None) -> None:
+        """Have it written, and go on; `then` is called when it is on the disk, or with the reason why it is not.
+
+        Without a `then` it is a note, of a refusal: it may take a while, and if too many wait, they are only counted.
+        """
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of the file."""
@@ -123,16 +133,16 @@ def open_trail(
     if isinstance(where, SqliteStore):
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
-        return _Trail(SqliteSink(where, keep), settings, clock, free, where)
+        return _Trail(SqliteSink(where, keep), settings, free, where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
         kept = SqliteStore(path, durable=durable, clock=clock)
-        return _Trail(SqliteSink(kept, keep, path), settings, clock, free, kept)
+        return _Trail(SqliteSink(kept, keep, path), settings, free, kept)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY)
-    sink = JsonlFile(path, durable, rotate, keep, clock)
-    return _Trail(sink, settings, clock, free, store, store.commit if store else _unable)
+    file = JsonlFile(path, durable, rotate, keep, clock)
+    return _Trail(file, settings, free, store, store.commit if store else _unable)
 
 
 async def _unable(changes: Changes) -> bool:
@@ -144,7 +154,6 @@ class _Trail:
         self,
         sink: Sink,
         settings: TrailSettings,
-        clock: Callable[[], float],
         free: Callable[[str], int],
         store: Store | None,
         change_first: Callable[[Changes], Awaitable[bool]] | None = None,
@@ -153,7 +162,6 @@ class _Trail:
         self.store = store
         self._change_first = change_first  # where a sink cannot change anything with a record
         self._fail_open = settings.fail_open
-        self._clock = clock
         self._free = free
         self._has_room = False  # as far as is known since something was written
         self._writer = secrets.token_hex(8).encode()
@@ -162,19 +170,42 @@ class _Trail:
         self._notes = 0
         self._missed: Counter[str] = Counter()
         self._flushing: asyncio.Task[None] | None = None
+        self._later: asyncio.TimerHandle | None = None  # when notes are flushed that nobody else takes along
         self._loop: asyncio.AbstractEventLoop  # while flushing
 
-    def write(
-        self, record: Object, *, change: Put | Delete | None = None, more: Sequence[Put | Delete] = ()
-    ) -> Awaitable[bool]:
+    async def write(self, record: Record, changes: Sequence[Put | Delete] = ()) -> bool:
         body = _encoded(record)
-        if record["event"] == "intent" and not (self._has_room or self._fail_open):
-            self._look_for_room()
-        if change is None and not more:
-            return self._add(body, ())
-        return self._change(body, (*(() if change is None else (change,)), *more))
+        self._look_for_room(record)
+        for each in changes:
+            each.key.encode()  # what cannot be written must not stop those who share the way
+        if changes and self._change_first is not None:
+            if not await self._change_first(tuple(changes)):
+                return False
+            changes = ()
+        self._begin()
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.append((body, tuple(changes), partial(_settle, done)))
+        return await done
 
-    def _look_for_room(self) -> None:
+    def hand(self, record: Record, then: Then | None = None) -> None:
+        if then is None:
+            self._note(record)
+            return
+        body = _encoded(record)
+        try:
+            self._look_for_room(record)
+            if self._flushing is None or self._is_closed:
+                self._begin()
+        except TrailError as problem:
+            asyncio.get_running_loop().call_soon(then, problem)
+            return
+        self._waiting.append((body, (), then))
+
+    def _look_for_room(self, record: Record) -> None:
+        """The last of a disk is for what becomes of calls that have begun, not for new ones (P-17)."""
+        event = record.event if isinstance(record, Event) else record["event"]
+        if self._has_room or self._fail_open or event != "intent":
+            return
         with suppress(OSError):  # whoever writes will hear of it
             free = self._free(os.path.dirname(self._sink.path))
             if free < RESERVED_MEGABYTES * 1_000_000:
@@ -182,34 +213,25 @@ class _Trail:
                 raise TrailError(f"{self._sink.name}: the disk has {free:,} bytes left, {least}; nothing was recorded")
         self._has_room = True
 
-    async def _change(self, body: bytes, changes: Changes) -> bool:
-        for each in changes:
-            each.key.encode()  # what cannot be written must not stop those who share the way
-        if self._change_first is None:
-            return await self._add(body, changes)
-        return await self._change_first(changes) and await self._add(body, ())
-
-    def _add(self, body: bytes, changes: Changes) -> asyncio.Future[bool]:
-        if self._flushing is None or self._is_closed:
-            self._begin()
-        done: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.append((body, changes, done))
-        return done
-
-    def note(self, record: Object) -> None:
+    def _note(self, record: Record) -> None:
         if self._is_closed or self._notes >= MAX_NOTES:
             self._missed["refusals"] += 1
             return
-        body = _encoded(record)
-        if self._flushing is None:
-            self._begin()
+        self._waiting.append((_encoded(record), (), None))
         self._notes += 1
-        self._waiting.append((body, (), None))
+        if self._notes > GATHER_RECORDS:
+            self._begin()
+        else:
+            self._begin_later()
+
+    def _begin_later(self) -> None:
+        if self._later is None and self._flushing is None and not self._is_closed:
+            self._later = asyncio.get_running_loop().call_later(NOTE_SECONDS, self._begin)
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._flushing is not None:
-            await asyncio.wait([self._flushing])
+        while self._waiting or self._flushing is not None:
+            await asyncio.wait([self._flush_now()])
         if self._missed:
             await self._append([])
         await self._sink.close()
@@ -217,63 +239,85 @@ class _Trail:
     def _begin(self) -> None:
         if self._is_closed:
             raise TrailError(f"{self._sink.name}: the trail was closed")
-        self._loop = asyncio.get_running_loop()
-        self._flushing = self._loop.create_task(self._flush())
+        self._flush_now()
+
+    def _flush_now(self) -> asyncio.Task[None]:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if self._flushing is None:
+            self._loop = asyncio.get_running_loop()
+            self._flushing = self._loop.create_task(self._flush())
+        return self._flushing
 
     async def _flush(self) -> None:
+        enough = GATHER_RECORDS
         try:
             while True:
-                await self._gathered()
-                if not self._waiting:
-                    return
+                await self._gathered(enough)
                 batch, self._waiting, self._notes = self._waiting, [], 0
                 await self._append(batch)
+                if len(self._waiting) == self._notes:  # nobody waits
+                    return
+                enough = len(batch)  # all those who have just gone on are back
         finally:
             self._flushing = None
+            if self._notes:
+                self._begin_later()
 
-    async def _gathered(self) -> None:
+    async def _gathered(self, enough: int) -> None:
         """As long as every turn of the loop brings more records, they share the way, which costs most of all."""
         end, known = self._loop.time() + GATHER_SECONDS, -1
-        while known < len(self._waiting) < GATHER_RECORDS and self._loop.time() < end:
+        while known < len(self._waiting) < enough and self._loop.time() < end:
             known = len(self._waiting)
             await asyncio.sleep(0)
 
     async def _append(self, batch: list[Item]) -> None:
         missed, self._missed, self._has_room = self._missed, Counter(), False
-        stamp = b'{"time":"%b",' % time_of(self._clock()).encode()
         own: list[Item] = []
         if not self._is_begun:
-            own.append((notice("opened", self._clock(), version=__version__, process=os.getpid()), (), None))
+            own.append((notice("opened", version=__version__, process=os.getpid()), (), None))
         if missed:
-            own.append((notice("gap", self._clock(), **missed), (), None))
+            own.append((notice("gap", **missed), (), None))
         try:
-            stamped = [(stamp + body[1:], changes, done) for body, changes, done in batch]
-            written = await self._sink.append([*own, *stamped], self._writer)
+            written = await self._sink.append([*own, *batch], self._writer)
         except Exception as problem:  # whatever it is, those who wait have to hear of it
             self._missed += missed
-            self._give_up(batch, problem)
-            return
-        self._is_begun = True
-        for (_, _, done), is_written in zip(batch, written[len(own) :], strict=True):
-            if done is not None and not done.done():
-                done.set_result(is_written)
+            found = [self._missing(item, problem) for item in batch]
+        else:
+            self._is_begun = True
+            found = [None if is_written else UNMET for is_written in written[len(own) :]]
+        for (_, _, then), trouble in zip(batch, found, strict=True):
+            if then is not None:
+                try:
+                    then(trouble)
+                except Exception:  # the others have to hear of it too
+                    log.exception("whoever waited for a record could not go on")
 
-    def _give_up(self, batch: list[Item], problem: Exception) -> None:
-        for _, changes, done in batch:
-            if done is None:
-                self._missed["refusals"] += 1
-            elif done.done():
-                pass
-            elif self._fail_open and not changes:  # an approval that could not be used up is none
-                self._missed["records"] += 1
-                done.set_result(True)
-            else:
-                failure = TrailError(f"{self._sink.name}: {problem}; nothing was recorded")
-                failure.__cause__ = problem
-                done.set_exception(failure)
+    def _missing(self, item: Item, problem: Exception) -> TrailError | None:
+        """What is said of a record that could not be written."""
+        _, changes, then = item
+        if then is None:
+            self._missed["refusals"] += 1
+            return None
+        if self._fail_open and not changes:  # an approval that could not be used up is none
+            self._missed["records"] += 1
+            return None
+        failure = TrailError(f"{self._sink.name}: {problem}; nothing was recorded")
+        failure.__cause__ = problem
+        return failure
 
 
-def _encoded(record: Object) -> bytes:
+def _settle(done: asyncio.Future[bool], problem: TrailError | None) -> None:
+    if done.done():
+        return
+    if problem is None or problem is UNMET:
+        done.set_result(problem is None)
+    else:
+        done.set_exception(problem)
+
+
+def _encoded(record: Record) -> bytes:
     if type(record) is dict and ("event" not in record or not RESERVED.isdisjoint(record)):
         raise ValueError(f"a record has an event, and no {', '.join(sorted(RESERVED))} of its own: {sorted(record)}")
     body = encode(record)
@@ -307,12 +351,11 @@ def _append(items: Sequence[Item], writer: bytes, keep: float, db: Connection, n
     bodies = [item[0] for item, is_written in zip(items, written, strict=True) if is_written]
     if keep and (trimmed := _trim(keep, db, now)):
         bodies.append(trimmed)
-    lines, _ = frame(bodies, writer, last)
-    rows = list(zip(count(last.number + 1), repeat(now), lines))
-    single = len(rows) % TOGETHER
-    db.executemany(INSERT, rows[:single])
-    for at in range(single, len(rows), TOGETHER):
-        db.execute(INSERT_TOGETHER, list(chain.from_iterable(rows[at : at + TOGETHER])))
+    lines, _ = frame(bodies, writer, now, last)
+    first, single = last.number + 1, len(lines) % TOGETHER
+    db.executemany(INSERT, zip(count(first), repeat(now), lines[:single]))
+    for at in range(single, len(lines), TOGETHER):  # a row by itself takes a third more
+        db.execute(INSERT_TOGETHER, (first + at, now, *lines[at : at + TOGETHER]))
     return written
 
 
@@ -328,4 +371,4 @@ def _trim(keep: float, db: Connection, now: float) -> bytes | None:
     to = [number for number, _ in takewhile(lambda row: row[1] < now - keep, rows)][-1]
     (line,) = db.execute("SELECT line FROM audit WHERE number = ?", (to,)).fetchone()
     db.execute("DELETE FROM audit WHERE number <= ?", (to,))
-    return notice("trimmed", now, to=to, digest=(link_of(line) or ORIGIN).hash.decode())
+    return notice("trimmed", to=to, digest=(link_of(line) or ORIGIN).hash.decode())

@@ -125,17 +125,16 @@ class JsonlFile:
         """Read what the file ends with, if it is not what we wrote; the records that have to be written about it."""
         if size == self._end:
             return []
-        now = self._clock()
         line, self._end = _last_line(self._file, size)
         if self._end < size:
             torn = _read_at(self._file, self._end, len(MARK))
             if not MARK.startswith(torn.rstrip(b"\0")):
                 raise TrailError("it does not end as a trail does; move it away")
             os.ftruncate(self._file, self._end)
-        own = [notice("recovered", now, bytes=size - self._end)] if self._end < size else []
-        self._since = _began(self._file, now)
+        own = [notice("recovered", bytes=size - self._end)] if self._end < size else []
+        self._since = _began(self._file, self._clock())
         if not self._end and (before := rotated_files(self._path)):
-            own.insert(0, notice("rotated", now, file=before[-1].name))
+            own.insert(0, notice("rotated", file=before[-1].name))
             with before[-1].open("rb") as file:
                 line, _ = _last_line(file.fileno(), os.fstat(file.fileno()).st_size)
         last = ORIGIN if line is None else link_of(line)
@@ -161,7 +160,7 @@ class JsonlFile:
         _sync_folder(self._path.parent)
 
     def _write(self, bodies: list[bytes], writer: bytes) -> None:
-        lines, last = frame(bodies, writer, self._last)
+        lines, last = frame(bodies, writer, self._clock(), self._last)
         data = memoryview(b"\n".join([*lines, b""]))
         end = self._end + len(data)
         try:

@@ -259,7 +259,7 @@ class Endpoint:
         conversations = self._conversations()
         for conversation in conversations:
             conversation.end_subscriptions()
-        calls = [call.task for each in conversations for call in each.connection.in_flight.values()]
+        calls = [landing for each in conversations for landing in each.landings()]
         if calls:
             await asyncio.wait(calls, timeout=self.engine.limits.grace_seconds)
         for conversation in self._conversations():
