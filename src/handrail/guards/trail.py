@@ -203,8 +203,9 @@ class _Trail:
 
     def _look_for_room(self, record: Record) -> None:
         """The last of a disk is for what becomes of calls that have begun, not for new ones (P-17)."""
-        event = record.event if isinstance(record, Event) else record["event"]
-        if self._has_room or self._fail_open or event != "intent":
+        if self._has_room or self._fail_open:
+            return
+        if (record.event if isinstance(record, Event) else record["event"]) != "intent":
             return
         with suppress(OSError):  # whoever writes will hear of it
             free = self._free(os.path.dirname(self._sink.path))
