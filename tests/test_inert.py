@@ -11,6 +11,7 @@ import unicodedata
 import pytest
 from hypothesis import given, strategies as st
 
+from handrail.guards import inert as module
 from handrail.guards.inert import MASK, inert, is_secret, mask, mask_secrets, mask_words, one_line
 from handrail.model import Object
 from requirements import requirement
@@ -242,6 +243,16 @@ def test_a_message_on_the_wire_shows_no_secret_and_all_the_rest() -> None:
 def test_secrets_that_are_known_are_found_anywhere() -> None:
     assert mask("user=me word=correct-horse", ["correct-horse", "me"]) == "user=me word=****"
     assert mask_secrets({"x": ["a correct-horse b"]}, ["correct-horse"]) == {"x": ["a **** b"]}
+
+
+_PIECES = [*module._BEGINNINGS, *"eyJ progress Bearer A1b2 abcdefghijklmnop null **** -----END é ſ ı İ K".split()]
+_PIECES += ["-----BEGIN RSA PRIVATE KEY-----", "-eyJhbGciOiJIUzI1NiJ9.e30x.abc", *" \n-_.:=@/,{\"'\\"]
+
+
+@requirement("P-34", everywhere=True)
+@given(st.lists(st.one_of(st.sampled_from(_PIECES), st.sampled_from(_PIECES).map(str.upper)), max_size=25).map("".join))
+def test_looking_only_where_a_secret_can_begin_finds_all_there_are(text: str) -> None:
+    assert mask(text) == module._LOOKS_SECRET.sub(module._hide, text)
 
 
 @requirement("P-34", everywhere=True)

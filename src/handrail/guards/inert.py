@@ -19,7 +19,7 @@ and configurations on display; it may hide too much, and cannot know every secre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -207,6 +207,14 @@ _LOOKS_SECRET = re.compile(
     r"(?:(?P<how>bearer|dpop|basic)\s{1,8})?+(?!\*\*\*\*|null\b|true\b|false\b|\$\{[\w:]+\}|[{\[])[^\s\"'\\&,;}\]]+",
     re.IGNORECASE | re.DOTALL,
 )
+# What each of these begins with, in lower case. To look for it takes a hundredth of the time of trying them everywhere.
+_BEGINNINGS = (
+    "bearer dpop basic sk- sk_ pk- pk_ rk- rk_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox akia asia aiza npm_ hf_ "
+    "hk_ pypi- -----begin :// secret passwo passwd passphrase apikey api_key api-key privatekey private_key "
+    "private-key accesskey access_key access-key signingkey signing_key signing-key authorization credential token"
+).split()
+_LIKE = {0x130: "i", 0x131: "i", 0x17F: "s"}  # what counts as a letter in the other case beside what `lower` knows
+_RUN = re.compile(r"[\w-]*")
 _SCHEME = re.compile(r"(?:bearer|dpop|basic)\s+", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[\w:]+\}")  # to a variable: where a secret is, not what it is
 
@@ -221,7 +229,12 @@ def mask(text: str, known: Collection[str] = ()) -> str:
     for secret in sorted(known, key=len, reverse=True):
         if len(secret) >= 4:  # shorter ones would take half of every text with them
             text = text.replace(secret, MASK)
-    return _LOOKS_SECRET.sub(_hide, text)
+    made, done = [], 0
+    for start in _starts(text):
+        if start >= done and (found := _LOOKS_SECRET.match(text, start)):
+            made += [text[done:start], _hide(found)]
+            done = found.end()
+    return "".join([*made, text[done:]]) if made else text
 
 
 def mask_secrets(value: Any, known: Collection[str] = ()) -> Any:
@@ -244,6 +257,29 @@ def mask_words(words: Iterable[str], known: Collection[str] = ()) -> list[str]:
         shown.append(MASK if hidden and not word.startswith("-") else mask(word, known))
         hidden = word.startswith("-") and "=" not in word and is_secret(word)
     return shown
+
+
+def _starts(text: str) -> list[int]:
+    """Where something that looks like a secret can begin, in order."""
+    lower = (text if text.isascii() else text.translate(_LIKE)).lower()
+    found = [at for word in _BEGINNINGS for at in _places(lower, word)]
+    last = 0
+    for at in _places(lower, "eyj"):  # a token of three parts may have something before it, up to where its word begins
+        if not last or not _RUN.fullmatch(text, last, at):
+            size, length = 0, 0
+            while length == size < at:
+                size = min(at, 256 + 8 * size)
+                length = len(_RUN.match(text[at - size : at][::-1])[0])  # type: ignore[index]  # it matches anything
+            found.append(at - length)
+        last = at
+    return sorted(found)
+
+
+def _places(text: str, word: str) -> Iterator[int]:
+    at = text.find(word)
+    while at >= 0:
+        yield at
+        at = text.find(word, at + 1)
 
 
 def _hide(found: re.Match[str]) -> str:
