@@ -21,6 +21,7 @@ from handrail.cli.screen import Screen
 from handrail.client.state import state_folder
 from handrail.guards.approval import Approval, ApprovalError, Desk
 from handrail.guards.inert import inert, one_line
+from handrail.guards.limits import LOCAL
 from handrail.guards.trail import DATABASES, open_trail
 from handrail.model import Object
 from handrail.stores.sqlite import SqliteStore
@@ -181,6 +182,7 @@ class _Clerk:
             approval.id,
             answer != "no",
             by=self._who,
+            who=LOCAL,  # whoever types here is the user of this machine
             note=self._args.note or "",
             edited=edited,
             remember=_seconds(self._args.remember) if self._args.remember else 0.0,

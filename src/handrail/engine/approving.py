@@ -35,8 +35,9 @@ class Agreement:
         self._call = call
         self._asked = asked
         self._desk = desk
-        self._may_ask = desk.options.by != "operator" and call.can_ask("elicitation.form")
-        self._others = desk.options.by == "operator" or (desk.shared and desk.options.by != "caller")
+        by = desk.options.by
+        self._may_ask = by in ("anyone", "caller") and call.can_ask("elicitation.form")
+        self._others = by in ("operator", "another") or (desk.shared and by != "caller")
 
     async def reached(self) -> Approval:
         """An approval that is good for this call; what was not agreed to is refused."""

@@ -24,8 +24,8 @@ from msgspec.json import decode
 from msgspec.structs import replace
 
 from handrail.errors import HandrailError
+from handrail.guards.grants import LEEWAY, Grant, meets
 from handrail.guards.inert import one_line
-from handrail.guards.predicates import reader
 from handrail.guards.webhook import Webhook
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
@@ -34,14 +34,16 @@ from handrail.stores import Delete, Put, Store
 if TYPE_CHECKING:
     from handrail.guards.trail import Trail
 
+__all__ = ["Approval", "ApprovalError", "Approvals", "Asked", "Desk", "Grant", "differences"]
+
 State = Literal["pending", "approved", "denied", "expired", "cancelled", "consumed"]
 OPEN: frozenset[State] = frozenset({"pending", "approved"})
 
-LEEWAY = 60.0  # seconds two clocks may differ by
 KEPT = 24 * 3600.0  # how long what is over can still be looked up
 LAST = 30 * KEPT  # and what was last allowed
 MAX_OPEN = 1000
 MAX_OPEN_EACH = 100  # of one principal
+MAX_RECENT = 200  # that can be looked back at
 MAX_ARGUMENTS = 100_000  # bytes of them as JSON: nobody reads more before saying yes
 
 
@@ -49,8 +51,11 @@ class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is asked about a call that a rule says must be asked about, and for how long."""
 
     by: Annotated[
-        Literal["anyone", "caller", "operator"],
-        Meta(description="Who may say yes: the person at the calling client, somebody at this server, or either."),
+        Literal["anyone", "caller", "operator", "another"],
+        Meta(
+            description="Who may say yes: the person at the calling client, somebody at this server (an operator), "
+            "an operator who is not the caller, or anyone."
+        ),
     ] = "anyone"
     wait: Annotated[float, Meta(description="Seconds a call is held open; clients often give up after 60.")] = 50.0
     round: Annotated[
@@ -104,42 +109,6 @@ class Approval(Struct, frozen=True, kw_only=True):
     edited: Object | None = None  # the arguments to run with instead
     ticket: str = ""  # names the one continuation it is good for, once the tool has asked something itself
     before: list[str] = []  # how it differs from what the same caller was last allowed to do with the tool
-
-
-class Grant(Struct, frozen=True, kw_only=True):
-    """A yes that was to be remembered."""
-
-    id: str
-    principal: str
-    tool: str
-    server: str
-    fingerprint: str
-    policy: str = ""  # its version
-    arguments: Object  # these, with exactly these values, and no others
-    matching: dict[str, Object] = {}  # but for those: they have to meet a condition, as in a rule
-    approval: str  # that it came from
-    until: float
-    by: str
-    made: float
-
-    def covers(self, asked: Asked, now: float) -> bool:
-        known = (self.server, self.principal, self.tool, self.fingerprint, self.policy)
-        if known != (asked.server, asked.principal, asked.tool, asked.fingerprint, asked.policy):
-            return False
-        if not self.made - LEEWAY <= now < self.until:
-            return False
-        given, loose = asked.arguments, self.matching.keys()
-        if given.keys() - loose != self.arguments.keys() - loose:
-            return False
-        firm = [name for name in self.arguments if name not in loose]
-        if any(encode_sorted(given[name]) != encode_sorted(self.arguments[name]) for name in firm):
-            return False
-        return all(_meets(name, condition, given) for name, condition in self.matching.items())
-
-
-def _meets(name: str, condition: Object, given: Object) -> bool:
-    pointer = "/" + name.replace("~", "~0").replace("/", "~1")  # a name, whatever is in it
-    return reader(pointer, condition, "remember", every=True)[1](given) is True
 
 
 def differences(was: Asked, now: Asked) -> list[str]:
@@ -219,8 +188,8 @@ class Desk:
         if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
             raise ApprovalError("too many calls wait for an approval; wait until some are decided")
         now = self.now()
-        last = await self._store.get(_last(asked))
-        before = [] if last is None else differences(decode(last, type=Asked), asked)
+        last = await self.last(asked)
+        before = [] if last is None else differences(last, asked)
         made = Approval(
             id=secrets.token_hex(5),
             asked=asked,
@@ -237,6 +206,7 @@ class Desk:
         ]
         if not await self._commit(made, "asked", *changes):
             return None
+        await self._store.append("approvals", made.id.encode(), keep=MAX_RECENT, ttl=ttl)
         await self._store.publish("approvals", made.id.encode())
         if self.filed is not None:
             self.filed(made)
@@ -248,6 +218,7 @@ class Desk:
         yes: bool,
         *,
         by: str,
+        who: str = "",
         note: str = "",
         edited: Object | None = None,
         remember: float = 0.0,
@@ -255,6 +226,7 @@ class Desk:
     ) -> Approval:
         """Say yes or no, once. `remember`: for how many seconds the same call need not be asked about again.
 
+        `who` is the principal that decides, where `by` is not its name.
         `matching`: arguments that need not be the same then, but meet a condition: `{"amount": {"under": 100}}`.
         """
         known = await self._read(ident)
@@ -269,9 +241,11 @@ class Desk:
             raise ApprovalError(
                 f"{ident}: has been {approval.state}{' by ' + approval.by if approval.by else ''} already"
             )
+        if self.is_own(approval, who or by):
+            raise ApprovalError(f"{ident}: somebody else than its caller has to decide on it")
         for name, condition in (matching or {}).items():
             try:
-                met = _meets(name, condition, approval.asked.arguments)
+                met = meets(name, condition, approval.asked.arguments)
             except ValueError as problem:
                 raise ApprovalError(str(problem)) from None
             if not met:
@@ -319,6 +293,10 @@ class Desk:
     def now(self) -> float:
         return float(self._clock())  # an approval is compared as it is written, and 1 is not 1.0
 
+    def is_own(self, approval: Approval, who: str) -> bool:
+        """Whether somebody else has to decide, because this is who called."""
+        return self.options.by == "another" and who == approval.asked.principal
+
     async def get(self, ident: str) -> Approval | None:
         known = await self._read(ident)
         return known[1] if known is not None else None
@@ -329,6 +307,20 @@ class Desk:
         found = await asyncio.gather(*(self.get(key.partition(":")[2]) for key, _ in rows))
         waiting = [each for each in found if each is not None and each.state == "pending"]
         return sorted((each for each in waiting if self.now() < each.expires), key=lambda it: it.created)
+
+    async def recent(self) -> list[Approval]:
+        """What waits no longer, newest first; of the last there were."""
+        rows = await self._store.read("approvals", limit=MAX_RECENT)
+        found = await asyncio.gather(*(self.get(ident.decode()) for _, ident in rows))
+        now = self.now()
+        over = [each for each in found if each is not None and (each.state != "pending" or each.expires <= now)]
+        over = [replace(each, state="expired", at=each.expires) if each.state == "pending" else each for each in over]
+        return sorted(over, key=lambda it: it.at, reverse=True)
+
+    async def last(self, asked: Asked) -> Asked | None:
+        """What the same caller was last allowed to do with the same tool."""
+        raw = await self._store.get(_last(asked))
+        return None if raw is None else decode(raw, type=Asked)
 
     # What is remembered
 
@@ -351,6 +343,7 @@ class Desk:
             made=now,
         )
         await self._commit(approval, "remembered", Put(f"grant:{grant.id}", encode_sorted(grant), seconds + LEEWAY))
+        await self._store.publish("approvals", b"")
 
     async def granted(self, asked: Asked) -> Grant | None:
         now = self.now()
@@ -369,8 +362,11 @@ class Desk:
         if first is not None and first[1].state == "approved":
             await self._step(first[0], replace(first[1], state="cancelled", by=by, at=self.now()), "cancelled")
         if self._trail is not None:
-            return await self._trail.write(record, [Delete(f"grant:{ident}")])
-        return await self._store.delete(f"grant:{ident}")
+            done = await self._trail.write(record, [Delete(f"grant:{ident}")])
+        else:
+            done = await self._store.delete(f"grant:{ident}")
+        await self._store.publish("approvals", b"")
+        return done
 
     # Steps
 
