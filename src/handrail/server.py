@@ -84,6 +84,7 @@ class Server:
         self._included: list[Server] = []
         self._users = 0
         self._stack = AsyncExitStack()
+        self._alongside: list[Callable[[], AbstractAsyncContextManager[Any]]] = []
         self._changing = asyncio.Lock()
 
     # Tools
@@ -251,6 +252,10 @@ class Server:
             ready(pipe.stop, pipe.input_closed)
             await pipe.serve()
 
+    def alongside(self, other: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        """Enter something of your own whenever the server begins to serve, in each of its processes."""
+        self._alongside.append(other)
+
     def connect(self, principal: Principal = LOCAL) -> Channel:
         """The client's end of a conversation in this process; use it inside `async with server.serving():`."""
         return Channel(self.engine, principal)
@@ -288,6 +293,8 @@ class Server:
                 self.state = await self._stack.enter_async_context(self._lifespan(self))
             self.engine.gate.read_on(self.engine.catalog, self)
             self._stack.callback(self.engine.gate.end_reading, self.engine.catalog)
+            for each in self._alongside:
+                await self._stack.enter_async_context(each())
         except BaseException:
             await self._stack.aclose()
             raise

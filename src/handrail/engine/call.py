@@ -30,10 +30,12 @@ from handrail.schema.repair import Repair
 if TYPE_CHECKING:
     from handrail.engine.driving import Course
     from handrail.engine.flight import Flight
+    from handrail.engine.watching import Seen
     from handrail.guards.trail import Trail
 
 STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
 """Of the pipeline, in its order."""
+_RUNS = STAGES.index("run") + 1  # marks of a call whose tool runs
 
 
 class Call(Struct, eq=False):
@@ -72,6 +74,7 @@ class Call(Struct, eq=False):
     serial: str = ""  # its name there
     intended: bool = False  # from here on it may have had an effect
     recorded: bool = False  # how it ended
+    seen: Seen | None = None  # where somebody watches
     marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
@@ -146,6 +149,8 @@ class Call(Struct, eq=False):
         if not math.isfinite(done) or (total is not None and not math.isfinite(total)):
             raise ValueError("progress: a number that is finite")
         self.touched = self.now()
+        if self.seen is not None and not self.waiting:  # else it only is a sign of life
+            self.seen.progressed(done, total, message)
         token = UNSET if self.meta is UNSET else self.meta.progress_token
         if token is UNSET or self.closed or done <= self._progress:
             return
@@ -161,6 +166,8 @@ class Call(Struct, eq=False):
         """Send a log message to the client, if it wants messages of this level."""
         if level not in LEVELS:
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
+        if self.seen is not None:
+            self.seen.logged(level, data)
         if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
             return
         params: Object = {"level": level, "data": self._cleaned(plain(data))}
@@ -225,14 +232,22 @@ class Call(Struct, eq=False):
         if not self.client.declares(capability):
             raise _missing([capability])
 
-    def stop(self) -> None:
-        """Nobody wants the answer any more: end the work as far as it can be ended."""
+    def cancel(self) -> None:
+        """Somebody at the server has had enough of it; its caller is told so."""
+        self._flight.cancel(self)
+
+    def stop(self, *, at_once: bool = True) -> None:
+        """Nobody wants the answer any more: end the work as far as it can be ended.
+
+        Not `at_once`: a thread that runs the tool is left to see by itself that it is not wanted, and waited for.
+        """
         self.cancelled = self.closed = True
         for ident in self.questions:
             self._flight.take_back(self, ident)
         for future in self._blocked:
             future.cancel()
-        if self.task is not None:
+        in_thread = self.entry.mode == "thread" and self.marks is not None and len(self.marks) == _RUNS
+        if self.task is not None and (at_once or not in_thread):
             self.task.cancel()
         elif self.course is not None:
             self.course(asyncio.CancelledError())

@@ -129,6 +129,11 @@ class Catalog:
         """Those that are listed."""
         return iter(list(self._shown.values()))
 
+    @property
+    def entries(self) -> list[Entry]:
+        """All of them, also those that are switched off."""
+        return list(self._entries.values())
+
     def add(self, entry: Entry) -> None:
         with self._lock:
             if entry.tool.name in self._entries:

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import UNSET, Struct
 
@@ -24,6 +24,9 @@ from handrail.model import Object
 from handrail.protocol.seal import Seal
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import Fault, Identity, Welcome
+
+if TYPE_CHECKING:
+    from handrail.engine.watching import Feed
 
 DEFAULT_PAGE = 1_000
 
@@ -103,6 +106,7 @@ class Engine:
         self.workers = Workers(options.get("workers", 16))
         self.middleware: list[Middleware] = []
         self.metrics: Metrics | None = None
+        self.feed: Feed | None = None
         self._observers: list[Observer] = [_spans(self.forms)] if options.get("tracing") else []
         self.gate = Gate(name, lambda: self.clock())
         self._pipeline = pipeline(self.workers, self.gate)
@@ -130,6 +134,16 @@ class Engine:
             self._observers.insert(0, counted(self.metrics))
             self._compose()
         return self.metrics
+
+    def watch(self) -> Feed:
+        """Keep in view what goes on, from now on."""
+        if self.feed is None:
+            from handrail.engine.watching import Feed  # which most servers do without
+
+            self.feed = Feed(lambda: self.clock())
+            self._observers.insert(0, self.feed.observed)
+            self._compose()
+        return self.feed
 
     def _compose(self) -> None:
         self.inner = self._observed(self._pipeline)

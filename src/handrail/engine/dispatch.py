@@ -38,6 +38,7 @@ class Conversation(Flight):
 
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
     needed: frozenset[str] = frozenset()  # scopes a refused call would have needed
+    raw: bytes | bytearray = b""  # the message it is at, as it came
     _announcing = False
 
     def unwatch(self) -> None:
@@ -49,6 +50,7 @@ class Conversation(Flight):
 
     def receive(self, data: bytes | bytearray) -> bytes | None:
         """Handle one message as it came; what is answered later goes out by itself."""
+        self.raw = data
         return self.handle(decode(data), self.say)
 
     def handle(self, message: Message | list[Json], reply: Reply) -> bytes | None:
@@ -76,6 +78,10 @@ class Conversation(Flight):
     # What arrives
 
     def _request(self, request: Request, reply: Reply) -> bytes | None:
+        feed = self.engine.feed
+        return self.respond(request, reply) if feed is None else feed.follow(self, request, reply)
+
+    def respond(self, request: Request, reply: Reply) -> bytes | None:
         connection = self.connection
         try:
             revision = connection.speaker(request)
@@ -106,8 +112,11 @@ class Conversation(Flight):
         engine, gate = self.engine, self.engine.gate
         if engine.metrics is not None:
             count_refused(engine.metrics, engine.catalog, request, self.principal, refused)
+        ident = "" if engine.feed is None else engine.feed.turned_away(self, request, revision, refused)
         if gate.trail is not None:
-            where = Record("refusal", gate.serial(), "", self.principal.id, self.address, gate.name, "", revision.name)
+            where = Record(
+                "refusal", ident or gate.serial(), "", self.principal.id, self.address, gate.name, "", revision.name
+            )
             gate.trail.hand(turned_away(request, where, self.traced, refused))
 
     def _notified(self, message: Notification) -> None:

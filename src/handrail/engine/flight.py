@@ -111,6 +111,8 @@ class Flight:
 
     async def tell(self, call: Call, message: bytes) -> None:
         if not call.closed:
+            if call.seen is not None:
+                call.seen.said("out", message)
             self.outlet.send(message)
             await self.outlet.drain()
 
@@ -123,6 +125,8 @@ class Flight:
         ident, message = self.connection.question(request.method, request.params, waiter)
         self.outlet.send(message)
         call.questions |= {ident}
+        if call.seen is not None:
+            call.seen.said("out", message)
         try:
             return await waiter
         finally:
@@ -183,9 +187,20 @@ class Flight:
             return
         call.timed_out = call.cancelled = True
         answer = self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}."))
+        self._answer_early(call, TimeoutError(), answer)
+
+    def cancel(self, call: Call) -> None:
+        """Somebody at the server has had enough of a call. Its caller, who has not, is told so."""
+        if not call.closed and not call.recorded:
+            call.cancelled = True
+            answer = self._failure(call, f"The tool {call.name} was cancelled by an operator.")
+            self._answer_early(call, asyncio.CancelledError(), answer, at_once=False)
+
+    def _answer_early(self, call: Call, how: BaseException, answer: bytes, *, at_once: bool = True) -> None:
+        """Answer a call that goes on, perhaps, and that nobody waits for any more."""
         if call.trail is not None:
-            answer = self._recorded(call, TimeoutError(), answer)
-        call.stop()
+            answer = self._recorded(call, how, answer)
+        call.stop(at_once=at_once)
         self.reply(call, answer)
 
     # The end of a call

@@ -223,6 +223,11 @@ class Gate:
             self._place_desk(self._given_store)
 
     @property
+    def store(self) -> Store:
+        """Where approvals are kept."""
+        return self._store
+
+    @property
     def _given_store(self) -> Store | None:
         store = self._options.get("store")
         return None if isinstance(store, str | Path) else store  # a file is opened with the server

@@ -71,6 +71,8 @@ class Policy:
         members = {name: any_glob(ids, f"group {name!r}") for name, ids in (groups or {}).items()}
         self._clock = clock
         self._rules = [compile_rule(rule, number, members) for number, rule in enumerate(rules, 1)]
+        said = [*(groups or {}).values(), *(each.rule.principals for each in self._rules)]
+        self.principals = sorted({who for ids in said for who in ids if "*" not in who})  # that are named
         names = ["default"]
         for number, rule in enumerate(self._rules, 1):
             if (name := rule.decision.rule) in names or name.startswith("built in"):
@@ -117,6 +119,19 @@ class Policy:
                 return None
             plan = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
         return plan if plan.verdict == "hide" else None
+
+    def outlook(self, principal: Principal, facts: Facts, revision: str) -> list[Decision]:
+        """Every decision a call could meet now, in the order of the rules. If it is one, no argument changes it."""
+        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        if isinstance(plan, Decision):
+            return [plan]
+        found, now = [], self._clock()
+        for decision, holds, asked in plan.steps:
+            if holds is None or holds(now):
+                found.append(decision)
+                if asked is None:
+                    return found
+        return [*found, plan.otherwise]
 
     def explain(
         self, principal: Principal, facts: Facts, arguments: Object, revision: str

@@ -17,6 +17,9 @@ __all__ = ["TrailFile"]
 
 MAGIC = b"SQLite format 3\0"
 ROWS = "SELECT number, line FROM audit WHERE number > ? ORDER BY number"
+BACKWARDS = "SELECT number, line FROM audit WHERE number < ? ORDER BY number DESC"
+SPAN = "SELECT (SELECT min(number) FROM audit), (SELECT max(number) FROM audit)"  # asked together, all rows are read
+STEP = 64 * 1024
 
 
 class TrailFile:
@@ -49,6 +52,32 @@ class TrailFile:
                         yield from _numbered(path.name, file)
             yield from _numbered(self._path.name, newest)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The numbers of the first record and the last; 0 where there is none."""
+        if self._is_database:
+            with closing(self._connect()) as db:
+                first, last = db.execute(SPAN).fetchone()
+                return first or 0, last or 0
+        firsts = (link_of(line) for path in self._files for line in _beginning(path))
+        first = next((link.number for link in firsts if link), 0)
+        return first, next((number for number, _ in self.newest_first()), 0)
+
+    def newest_first(self, before: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Each record with its number, or the one it should have, down from the last before `before`; not checked."""
+        if self._is_database:
+            with closing(self._connect()) as db:
+                yield from db.execute(BACKWARDS, (before or 1 << 62,))
+            return
+        number = before
+        for path in reversed(self._files):
+            with path.open("rb") as file:
+                end = _place(file, before) if before else file.seek(0, os.SEEK_END)
+                for line in _backwards(file, end):
+                    link = link_of(line)
+                    number = link.number if link else number - 1
+                    yield number, line
+
     def salvaged(self) -> Iterator[bytes]:
         """All whole records that can still be found, in order, whatever has become of the file."""
         found: dict[int, bytes] = {}
@@ -72,6 +101,10 @@ class TrailFile:
             with suppress(FileNotFoundError):
                 yield path.read_bytes()
 
+    @property
+    def _files(self) -> list[Path]:
+        return [*rotated_files(self._path), self._path]
+
     def _rows(self, after: int) -> Iterator[tuple[str, bytes]]:
         with closing(self._connect()) as db:
             for number, line in db.execute(ROWS, (after,)):
@@ -84,6 +117,50 @@ class TrailFile:
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{quote(str(self._path.absolute()))}?mode=ro", uri=True)
+
+
+def _beginning(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield file.readline()
+
+
+def _place(file: BinaryIO, number: int) -> int:
+    """Where the line of record `number`, or the first after it, begins."""
+    last, low, high = 0, 0, file.seek(0, os.SEEK_END)
+    while low < high:
+        middle = (low + high) // 2
+        file.seek(max(0, middle - 1))
+        if middle:
+            file.readline()
+        link = None
+        while link is None and file.tell() < high:  # what is no record says nothing
+            link = link_of(file.readline())
+        if link is not None and link.number < number:
+            last, low = link.number, file.tell()
+        else:
+            high = middle
+    file.seek(low)
+    while (last := last + 1) < number and (line := file.readline()) and link_of(line) is None:
+        low = file.tell()  # no record, where one should be
+    return low
+
+
+def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
+    """The whole lines before `end`, last first, without their newlines."""
+    rest, step = b"", STEP
+    is_torn = True  # what follows the last newline was never finished
+    while end > 0:
+        start = max(0, end - step)
+        file.seek(start)
+        first, *lines = (file.read(end - start) + rest).split(b"\n")
+        if start == 0:
+            lines.insert(0, first)
+        rest, end = first, start
+        step = STEP if lines else 2 * step
+        for line in reversed(lines):
+            if not is_torn:
+                yield line
+            is_torn = False
 
 
 def _numbered(name: str, file: BinaryIO) -> Iterator[tuple[str, bytes]]:

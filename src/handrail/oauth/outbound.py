@@ -26,7 +26,7 @@ try:
 except ModuleNotFoundError:
     raise ModuleNotFoundError("OAuth needs aiohttp: pip install 'handrail[http]'") from None
 
-__all__ = ["Outbound", "Resolve", "kind_of", "look_up"]
+__all__ = ["Outbound", "Resolve", "fetched", "kind_of", "look_up"]
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """The addresses of a host."""
@@ -82,13 +82,8 @@ class Outbound:
         try:
             # In the clear only to this machine, wherever its name leads.
             allowed = await self._kinds() if step.url.lower().startswith("https:") else frozenset({"loopback"})
-            connector = TCPConnector(
-                resolver=_Checked(self._resolve, allowed),
-                use_dns_cache=False,
-                happy_eyeballs_delay=None,
-                socket_factory=lambda info: _socket(info, allowed),
-            )
             data, headers = _content(step)
+            connector = _connector(self._resolve, allowed)
             status, body = await exchange(step.url, self._deadline, data=data, headers=headers, connector=connector)
         except TransportError as failed:
             host = urlsplit(step.url).netloc
@@ -106,6 +101,26 @@ class Outbound:
             more = kinds if self._local or kinds == {"private"} else set()
             self._allowed = frozenset({"public", *more})
         return self._allowed
+
+
+async def fetched(url: str, *, resolve: Resolve = look_up, deadline: float = 15) -> bytes:
+    """What is at a public https address that a stranger named; TransportError if that is nothing we may have."""
+    if not url.lower().startswith("https:") or is_local(url):
+        raise TransportError("only public https addresses are fetched")
+    connector = _connector(resolve, frozenset({"public"}))
+    status, body = await exchange(url, deadline, headers={"Accept": "*/*"}, connector=connector)
+    if status != 200:
+        raise TransportError(f"status {status}")
+    return body
+
+
+def _connector(resolve: Resolve, allowed: frozenset[str]) -> TCPConnector:
+    return TCPConnector(
+        resolver=_Checked(resolve, allowed),
+        use_dns_cache=False,
+        happy_eyeballs_delay=None,
+        socket_factory=lambda info: _socket(info, allowed),
+    )
 
 
 def _content(step: Get | PostForm | PostJson) -> tuple[dict[str, str] | bytes | None, dict[str, str]]:

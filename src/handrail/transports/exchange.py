@@ -42,6 +42,7 @@ class Exchange(Response):
     connection: Connection | None = None  # of that conversation
     principal: Principal
     message: Message | list[Json] | None = None
+    raw = b""  # the same, as it came
     task: asyncio.Task[Any] | None = None  # in which it is answered, if that takes a while
     cycle: Cycle | None = None  # of a listener of ours, which takes an answer at any time
     _watcher: asyncio.Task[None] | None = None
@@ -72,7 +73,7 @@ class Exchange(Response):
     def _converse(self, connection: Connection | None = None) -> Conversation:
         self.conversation = conversation = Conversation(self.engine, self, self.principal, connection)
         self.connection = conversation.connection
-        conversation.address = self.peer
+        conversation.address, conversation.raw = self.peer, self.raw
         conversation.headers = headers = self.headers
         conversation.traced = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
         if b"authorization" in headers:  # no business of a tool's
@@ -196,7 +197,8 @@ class Post(Exchange):
         if self.endpoint.stopping:  # since the head came
             self.refuse_to_begin()
             return None
-        self.message = message = jsonrpc.decode(body)
+        self.raw, self.message = body, jsonrpc.decode(body)
+        message = self.message
         pipe = self.scope["query_string"] and self._pipe_named()
         if pipe and not (type(message) is Request and names_version(message)):
             return self._to_pipe(pipe, message, body)

@@ -11,7 +11,7 @@ import socket
 import ssl
 import stat
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -21,7 +21,7 @@ from handrail.transports.forks import Workers, run_process
 if TYPE_CHECKING:
     from handrail.transports.acceptor import Acceptor
 
-__all__ = ["Address", "HttpLimits", "run_http", "serve_http"]
+__all__ = ["Address", "HttpLimits", "run_http", "serve_http", "served"]
 
 log = logging.getLogger("handrail")
 
@@ -210,6 +210,18 @@ async def serve_http(
                 ready(place.url(listening, "https" if tls else "http"))
 
         await _serve(acceptor, listening, stop, grace, ending or asyncio.Event(), begun)
+
+
+@contextlib.asynccontextmanager
+async def served(app: Any, listening: socket.socket, *, grace: float = 3.0) -> AsyncIterator[None]:
+    """Serve on a socket that is there already, for as long as this is entered."""
+    acceptor = _acceptor()(app, _LIMITS, None)
+    await acceptor.open(listening)
+    try:
+        yield
+    finally:
+        acceptor.stop_accepting()
+        await acceptor.close(grace)
 
 
 async def _serve(

@@ -14,11 +14,11 @@ from handrail.model import Principal
 class Channel:
     """The client's end: `deliver` a message, `receive` the next one. What is not received holds the server up."""
 
-    def __init__(self, engine: Engine, principal: Principal) -> None:
+    def __init__(self, engine: Engine, principal: Principal, address: str = "memory") -> None:
         self._limits = engine.limits
         self._loop = asyncio.get_running_loop()
         self._conversation = Conversation(engine, self, principal)
-        self._conversation.address = "memory"
+        self._conversation.address = address
         self._conversation.watch()
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0

@@ -161,10 +161,12 @@ class Response(Stream):
 
     async def begin_events(self, first: bytes = b"", fields: Fields | None = None) -> None:
         fields = _EVENTS + (fields or [])
-        fields = self._shared(fields) if ORIGIN in self.headers else fields
-        await self._put({"type": "http.response.start", "status": 200, "headers": fields})
+        await self.begin(self._shared(fields) if ORIGIN in self.headers else fields)
         if first:
             await self.write(first)
+
+    async def begin(self, fields: Fields) -> None:
+        await self._put({"type": "http.response.start", "status": 200, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         await self._put({"type": "http.response.body", "body": data, "more_body": more})
