@@ -20,7 +20,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 
-.PHONY: setup demo test soak lint bench requirements peers lock clean
+.PHONY: setup demo test soak lint bench requirements peers console lock clean
 
 setup: $(READY)
 
@@ -38,8 +38,9 @@ $(READY): requirements.lock pyproject.toml | $(filter .tools/bin/uv,$(UV))
 	@$(UV) pip install -q --python $(RUN) --no-deps --no-build-isolation -e .
 	@touch $@
 
+# The example server with its console, until Ctrl-C. SAMPLE=1: with some calls; DEMO_SECONDS=60: for that long.
 demo: setup
-	@$(RUN) examples/everyday.py --demo
+	@SAMPLE="$(SAMPLE)" DEMO_SECONDS="$(DEMO_SECONDS)" $(RUN) examples/demo.py
 
 test: setup peers
 	$(RUN) -m pytest -q -rs -n 2 --dist loadfile
@@ -62,6 +63,11 @@ requirements: setup
 # The other implementations that the tests talk to. Without them their tests are skipped, with the reason.
 peers: setup
 	@UV="$(UV)" PYTHON="$(RUN)" sh tests/peers/install.sh
+
+# The page of the console. Its built files are in the repository: only who changes web/ needs Node (20.19 or newer).
+console:
+	npm ci --prefix web --no-fund --no-audit
+	npm run --prefix web build
 
 lock: | $(filter .tools/bin/uv,$(UV))
 	$(UV) lock -q --upgrade

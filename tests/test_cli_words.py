@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from handrail.cli.codes import Usage
-from handrail.cli.signature import describe, signature
 from handrail.cli.words import arguments, document
+from handrail.client.signature import describe, signature
 from handrail.guards.inert import inert
 from handrail.model import Json, Object
 from requirements import requirement

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import replace
 
 from handrail.engine.gate import GuardOptions
@@ -25,7 +25,7 @@ from handrail.guards.sanitize import Sanitize
 from handrail.guards.trail import DATABASES, TrailSettings
 from handrail.schema.explain import closest
 
-__all__ = ["Access", "Audit", "Config", "ConfigError", "Http", "Identities", "Repair", "load"]
+__all__ = ["Access", "Audit", "Config", "ConfigError", "Console", "Http", "Identities", "Repair", "load"]
 
 NAME = "handrail.toml"
 STATE = "state.db"  # in the state folder: audit and approvals
@@ -67,12 +67,39 @@ class Http(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         for name in filter(self.__getattribute__, ("listen", "metrics")):
-            from handrail.transports.listen import Address  # and a good deal more, which stdio does without
+            _check_address(f"http.{name}", getattr(self, name))
 
-            try:
-                Address.parse(getattr(self, name))
-            except ValueError as problem:
-                raise ValueError(f"http.{name}: {problem}") from None
+
+def _check_address(where: str, text: str) -> None:
+    from handrail.transports.listen import Address  # and a good deal more, which stdio does without
+
+    try:
+        Address.parse(text)
+    except ValueError as problem:
+        raise ValueError(f"{where}: {problem}") from None
+
+
+ConsoleRole = Literal["view", "call", "approve", "manage"]
+
+
+class Console(_Section, frozen=True):
+    """The page beside the server that shows its calls, and lets a person decide."""
+
+    listen: Annotated[
+        str, Meta(description="Address and port, such as 127.0.0.1:7420; empty: only where --console asks for it.")
+    ] = ""
+    hosts: Annotated[list[str], Meta(description="Names it answers to; none: those of the local machine.")] = []
+    principal: Annotated[
+        str, Meta(description="Whom the start link signs in: they call tools, and decide, as this.", min_length=1)
+    ] = "local"
+    roles: Annotated[
+        list[ConsoleRole],
+        Meta(description="What they may: look; try tools; decide; switch tools, cancel and accept changes."),
+    ] = field(default_factory=lambda: ["view", "call", "approve", "manage"])
+
+    def __post_init__(self) -> None:
+        if self.listen:
+            _check_address("console.listen", self.listen)
 
 
 class Identities(_Section, frozen=True):
@@ -135,6 +162,7 @@ class Config(_Section, frozen=True):
 
     server: Target = Target()
     http: Http = Http()
+    console: Console = Console()
     identities: Identities = Identities()
     groups: Annotated[dict[str, list[str]], Meta(description="Principals by the name of their group.")] = {}
     access: Access = Access()

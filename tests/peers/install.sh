@@ -42,7 +42,8 @@ python_peer() {
 # (the TypeScript client brings one too) is the price of peers that do not depend on each other.
 # Not `npm ci`: the lock leaves out the optional packages of other platforms, which `ci` takes for a mistake.
 node_peer() {
-    wanted=tests/peers/$1/package-lock.json
+    from=${2:-tests/peers/$1}
+    wanted=$from/package-lock.json
     folder=.peers/$1
     if ready "$wanted" "$folder"; then return; fi
     if ! command -v npm >/dev/null 2>&1; then
@@ -56,7 +57,7 @@ node_peer() {
     rm -rf "$folder"
     if {
         mkdir -p "$folder" &&
-        cp "tests/peers/$1/package.json" "$wanted" "$folder/" &&
+        cp "$from/package.json" "$wanted" "$folder/" &&
         (cd "$folder" && limited npm install --ignore-scripts --no-audit --no-fund --loglevel=error) &&
         cp "$wanted" "$folder/.ready"
     } >".peers/$1.log" 2>&1; then
@@ -86,5 +87,6 @@ node_peer inspector &
 node_peer typescript &
 node_peer conformance &
 node_peer servers-npm &
+node_peer web web & # what the console is built with
 wait
 exit 0

@@ -7,8 +7,8 @@ from argparse import Namespace
 from handrail.cli.codes import Code, Usage
 from handrail.cli.reach import client
 from handrail.cli.screen import Screen
-from handrail.cli.signature import describe
 from handrail.client.listing import ListedTool, Tools
+from handrail.client.signature import describe
 from handrail.guards.inert import one_line
 from handrail.schema.explain import closest
 

@@ -56,6 +56,7 @@ def parser() -> Parser:
         "handrail serve weather.py:server --reload    and its tools follow the file while you edit it",
         "handrail serve weather.py --http             http://127.0.0.1:8000/mcp",
         "handrail serve weather.py --http 127.0.0.1:9000 --workers 4",
+        "handrail serve weather.py --console          and a page that shows its calls; it prints the link",
         "handrail serve --config handrail.toml        with its guards, and the server it names",
     )
     serve.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
@@ -63,6 +64,8 @@ def parser() -> Parser:
     http = "serve over HTTP instead (127.0.0.1:8000)"
     serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
     serve.add_argument("--workers", type=_count, metavar="N", help="processes, with --http (1)")
+    console = "and a page that shows its calls, and lets you decide (127.0.0.1:7420)"
+    serve.add_argument("--console", nargs="?", const="", type=_address_or_none, metavar="[HOST:]PORT", help=console)
     serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
 
     listing = verb(
@@ -208,6 +211,18 @@ def parser() -> Parser:
     approve.add_argument("--audit", metavar="FILE", help="a server's own: Server(audit=FILE) (what serve would use)")
     _configured(approve)
 
+    console_verb = verb(
+        "console",
+        "make a link to the console of a server that runs, good once and for five minutes",
+        "handrail console                             of the one that runs",
+        "handrail console weather                     of the one of that name",
+        "handrail console --as grace --roles view,approve",
+    )
+    console_verb.add_argument("name", nargs="?", metavar="SERVER", help="the server's name, if several run")
+    console_verb.add_argument("--as", dest="as_", metavar="WHO", help="whom it signs in (as configured: local)")
+    console_verb.add_argument("--roles", metavar="A,B", help="of view, call, approve, manage (as configured: all)")
+    _configured(console_verb)
+
     lock = verb(
         "lock",
         "write the tools of servers to a file, or say what has changed in them since",
@@ -266,6 +281,10 @@ def _address(text: str) -> str:
     if not _ADDRESS.fullmatch(text):
         raise ArgumentTypeError(f"{text!r} is not an address such as 127.0.0.1:8000 (FILE goes before --http)")
     return f"127.0.0.1:{text}" if text.isdecimal() else text
+
+
+def _address_or_none(text: str) -> str:
+    return _address(text) if text else ""
 
 
 def _number(text: str) -> int:

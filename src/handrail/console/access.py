@@ -1,0 +1,178 @@
+"""Who may do what at the console: codes that are good once, sessions, and what a request must bring along (P-22, P-23).
+
+A code is in the fragment of a link, which no browser sends: the page posts it, once and within five minutes, and gets a
+cookie that no other site can use. The store has only hashes of both.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from hashlib import sha256
+from hmac import compare_digest
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, get_args
+
+from msgspec import Struct, ValidationError
+from msgspec.json import decode
+
+from handrail.config import ConsoleRole
+from handrail.jsonrpc import encode
+from handrail.model import Object
+from handrail.protocol.http import Headers
+from handrail.stores import Put, Store
+
+__all__ = ["ROLES", "Access", "Download", "Problem", "Request", "Session", "new_code"]
+
+ROLES: tuple[str, ...] = get_args(ConsoleRole)
+CODE_SECONDS = 300.0
+SESSION_SECONDS = 12 * 3600.0
+RENEW_SECONDS = 600.0
+_USED = b"used"
+
+
+class Problem(Exception):
+    """A request that is not done: the status, and in words what was wrong and what would be right."""
+
+    def __init__(self, status: int, text: str, problems: Iterable[Object] = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.problems = list(problems)
+
+
+class Session(Struct, frozen=True, kw_only=True):
+    """Somebody who has signed in."""
+
+    key: str  # names it, and is no secret
+    who: str
+    roles: frozenset[str]
+    csrf: str
+    server: str
+    renewed: float
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What a handler is given."""
+
+    session: Session
+    path: dict[str, str] = {}  # what stands where the route has a {name}
+    query: dict[str, str] = {}
+    body: Any = None
+    headers: Headers = {}
+    port: int = 0  # it came in by
+    token: str = ""  # of the session
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A member of the body that must be a text."""
+        value = self.body.get(name, default) if type(self.body) is dict else None
+        if type(value) is not str:
+            raise Problem(400, f"{name}: expected a text")
+        return value
+
+
+class Download(Struct, frozen=True):
+    """An answer that is no JSON, or more than that; with a name it is to be saved, not shown."""
+
+    body: bytes | AsyncIterator[bytes]
+    kind: str
+    name: str = ""
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Access:
+    """The codes and sessions of one server's console."""
+
+    def __init__(self, store: Store, server: str, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._server = server
+        self._clock = clock
+
+    async def offer(self, code: str, who: str, roles: Iterable[str], seconds: float = CODE_SECONDS) -> None:
+        """Let a code be used once. A used one stays used, whoever offers it again."""
+        value = encode({"who": who, "roles": sorted(roles), "server": self._server})
+        await self._store.put(_code_key(code), value, ttl=seconds, if_absent=True)
+
+    async def redeem(self, code: str) -> tuple[str, Session]:
+        """The token and the session for a code, which is used up by that."""
+        key = _code_key(code)
+        value = await self._store.get(key)
+        if value is None or value == _USED:
+            raise Problem(
+                403, "This link was used before, or is older than 5 minutes; `handrail console` makes a new one"
+            )
+        offered = decode(value)
+        if offered["server"] != self._server:
+            raise Problem(403, "This link is for another server")
+        token = secrets.token_urlsafe(32)
+        session = Session(
+            key=secrets.token_hex(8),
+            who=offered["who"],
+            roles=frozenset(offered["roles"]) & frozenset(ROLES),
+            csrf=secrets.token_urlsafe(24),
+            server=self._server,
+            renewed=self._clock(),
+        )
+        used = Put(key, _USED, CODE_SECONDS, if_equals=value)
+        if not await self._store.commit([used, Put(_session_key(token), encode(session), SESSION_SECONDS)]):
+            raise Problem(403, "This link has just been used")
+        return token, session
+
+    async def session(self, token: str) -> Session | None:
+        """Whose token it is; using it keeps it good for another 12 hours."""
+        value = await self._store.get(_session_key(token)) if token else None
+        try:
+            session = None if value is None else decode(value, type=Session)
+        except ValidationError:  # of another version
+            return None
+        if session is None or session.server != self._server:
+            return None
+        now = self._clock()
+        if value is not None and abs(now - session.renewed) > RENEW_SECONDS:
+            renewed = Session(**{name: getattr(session, name) for name in session.__struct_fields__} | {"renewed": now})
+            await self._store.put(_session_key(token), encode(renewed), ttl=SESSION_SECONDS, if_equals=value)
+        return session
+
+    async def end(self, token: str) -> None:
+        await self._store.delete(_session_key(token))
+
+
+def new_code() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def cookie_name(port: int) -> str:
+    """With the port: all servers of a machine share its cookies."""
+    return f"handrail-console-{port}"
+
+
+def token_in(headers: Headers, name: str) -> str:
+    jar: SimpleCookie = SimpleCookie()
+    try:
+        jar.load(headers.get(b"cookie", b"").decode("latin-1"))
+    except CookieError:
+        return ""
+    return jar[name].value if name in jar else ""
+
+
+def check(session: Session | None, access: str, method: str, headers: Headers) -> None:
+    """Whether a route with this access may be used like this; a Problem if not."""
+    if access == "anyone":
+        return
+    if session is None:
+        raise Problem(
+            401, "Not signed in: open the link that was printed at the start, or make one: `handrail console`"
+        )
+    if access != "session" and access not in session.roles:
+        raise Problem(403, f"This needs the role {access!r}; yours are: {', '.join(sorted(session.roles)) or 'none'}")
+    sent = headers.get(b"x-handrail-csrf", b"")
+    if method == "POST" and not compare_digest(sent, session.csrf.encode()):
+        raise Problem(403, "The header x-handrail-csrf is missing, or not that of this session; load the page again")
+
+
+def _code_key(code: str) -> str:
+    return f"console-code:{sha256(code.encode()).hexdigest()}"
+
+
+def _session_key(token: str) -> str:
+    return f"console-session:{sha256(token.encode()).hexdigest()}"

@@ -1,0 +1,287 @@
+"""Calls that wait for a person, as cards: what would happen, what is different this time, and the decision."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, Struct, ValidationError, convert
+
+from handrail.console.access import Problem, Request, Session
+from handrail.console.shown import Mask, mask_of
+from handrail.guards.approval import Approval, ApprovalError, Asked, Desk, Grant
+from handrail.guards.grants import narrow
+from handrail.guards.inert import MASK
+from handrail.jsonrpc import encode, encode_sorted
+from handrail.model import Json, Object
+from handrail.schema.plain import pointer
+
+if TYPE_CHECKING:
+    from handrail.console import Console
+    from handrail.engine.catalog import Entry
+
+__all__ = ["card", "cards", "check", "decide", "revoke", "view"]
+
+REMEMBER_SECONDS = 8 * 3600.0  # of what is suggested
+MAX_SAID = 80  # characters of a value, in a sentence
+MAX_SIDE = 2_000  # and in a difference
+
+
+async def view(console: Console, request: Request) -> Object:
+    desk, hide, now = console.gate.desk, mask_of(console), console.gate.desk.now()
+    ours = [each for each in await desk.recent() if each.asked.server == console.gate.name]
+    grants = [each for each in await desk.grants() if each.server == console.gate.name and each.until > now]
+    return {
+        "open": await cards(console, request.session),
+        "recent": [await _card(console, request.session, each) for each in ours],
+        "grants": [_grant(hide, each) for each in grants],
+        "remember_seconds": desk.options.remember,
+    }
+
+
+async def cards(console: Console, session: Session) -> list[Object]:
+    """All that wait. Several servers may share a store: those of others are not shown here, nor decided."""
+    waiting = await console.gate.desk.open()
+    return [await _card(console, session, each) for each in waiting if each.asked.server == console.gate.name]
+
+
+async def card(console: Console, session: Session, ident: str) -> Object | None:
+    known = await console.gate.desk.get(ident)
+    is_ours = known is not None and known.asked.server == console.gate.name
+    return await _card(console, session, known) if known is not None and is_ours else None
+
+
+class _Decision(Struct, forbid_unknown_fields=True):
+    yes: bool
+    note: str = ""
+    edited: Object | None = None
+    remember: float = 0.0
+    matching: dict[str, Object] = {}
+
+
+async def decide(console: Console, request: Request) -> Object:
+    try:
+        said = convert(request.body, _Decision)
+    except ValidationError as problem:
+        raise Problem(400, f"A decision is yes or no, with a note, other arguments, or how long: {problem}") from None
+    desk, session = console.gate.desk, request.session
+    known = await _known(console, request.path["id"])
+    _refuse_if_over(known)
+    if why := _why_not(desk, known, session):
+        raise Problem(403, why)
+    edited = None
+    if said.yes and said.edited is not None:
+        edited, problems = _restored(console, known, said.edited)
+        if problems:
+            raise Problem(422, "These arguments cannot be used", problems)
+        if encode_sorted(edited) == encode_sorted(known.asked.arguments):
+            edited = None
+        elif said.remember:
+            raise Problem(400, "Other arguments are agreed to once: leave remembering out")
+    try:
+        made = await desk.decide(
+            known.id,
+            said.yes,
+            by=f"operator {session.who}",  # of whom a caller need not have heard
+            who=session.who,
+            note=said.note,
+            edited=edited,
+            remember=said.remember if said.yes else 0.0,
+            matching=said.matching if said.yes else None,
+        )
+    except ApprovalError as problem:
+        _refuse_if_over(await _known(console, known.id))
+        raise Problem(400, str(problem)) from None
+    return await _card(console, session, made)
+
+
+async def check(console: Console, request: Request) -> Object:
+    """Whether a call could run with other arguments. Whether it may is decided again when it does."""
+    given = request.body.get("arguments") if type(request.body) is dict else None
+    if type(given) is not dict:
+        raise Problem(400, "arguments: expected an object")
+    problems = _restored(console, await _known(console, request.path["id"]), given)[1]
+    return {"valid": not problems, "problems": problems, "verdict": "", "rule": ""}
+
+
+async def revoke(console: Console, request: Request) -> Object:
+    desk, ident = console.gate.desk, request.path["id"]
+    ours = [each for each in await desk.grants() if (each.id, each.server) == (ident, console.gate.name)]
+    if not ours or not await desk.revoke(ident, by=f"operator {request.session.who}"):
+        raise Problem(404, "Nothing of that name is remembered: it has ended, or was revoked before")
+    return {}
+
+
+async def _known(console: Console, ident: str) -> Approval:
+    known = await console.gate.desk.get(ident)
+    if known is None or known.asked.server != console.gate.name:
+        raise Problem(404, f"There is no approval {ident[:40]}: it was long ago, or is of another server")
+    return known
+
+
+def _refuse_if_over(known: Approval) -> None:
+    """Whoever comes second hears who was first."""
+    if known.state != "pending":
+        by = f" by {known.by}" if known.by else ""
+        raise Problem(409, f"It has been {known.state}{by} already; nothing was changed")
+
+
+def _why_not(desk: Desk, approval: Approval, session: Session) -> str:
+    if "approve" not in session.roles:
+        return "Your session may not decide: it has not the role approve"
+    if desk.options.by == "caller":
+        return "Only the person at the calling client may decide (approvals.by)"
+    is_own = desk.is_own(approval, session.who)
+    return "You made this call: somebody else has to decide (approvals.by)" if is_own else ""
+
+
+# Cards
+
+
+async def _card(console: Console, session: Session, approval: Approval) -> Object:
+    desk, hide, asked = console.gate.desk, mask_of(console), approval.asked
+    entry = _entry(console, asked)
+    shown = hide.value(asked.arguments)
+    state = "expired" if approval.state == "pending" and approval.expires <= desk.now() else approval.state
+    is_open = state == "pending"
+    last = await desk.last(asked) if is_open else None
+    why_not = _why_not(desk, approval, session) if is_open else ""
+    made: Object = {
+        "id": approval.id,
+        "state": state,
+        "server": asked.server,
+        "tool": asked.tool,
+        "title": _title(entry, asked.tool),
+        "sentence": _sentence(_title(entry, asked.tool), shown),
+        "who": asked.principal,
+        "client": asked.client,
+        "rule": asked.rule,
+        "why": asked.why,
+        "arguments": shown,
+        "masked": shown != asked.arguments,
+        "differences": [] if last is None else _differences(hide, last, asked),
+        "fingerprint": asked.fingerprint,
+        "created": approval.created,
+        "expires": approval.expires,
+        "by": approval.by,
+        "at": approval.at,
+        "note": hide.text(approval.note),
+        "editable": is_open and entry is not None and len(shown) == len(asked.arguments),
+        "may": is_open and not why_not,
+        "why_not": why_not,
+        "suggestions": _suggestions(desk, asked.arguments, shown) if is_open else [],
+    }
+    if approval.edited is not None:
+        made["edited"] = hide.value(approval.edited)
+    if entry is not None and is_open:
+        made["schema"] = entry.tool.input_schema
+    return made
+
+
+def _entry(console: Console, asked: Asked) -> Entry | None:
+    """The tool, if it is still the one that was asked about."""
+    found = console.engine.catalog.get(asked.tool) if asked.server == console.gate.name else None
+    return found if found is not None and found.fingerprint == asked.fingerprint else None
+
+
+def _title(entry: Entry | None, name: str) -> str:
+    tool = None if entry is None else entry.tool
+    if tool is not None and tool.title is not UNSET:
+        return tool.title
+    claimed = None if tool is None or tool.annotations is UNSET else tool.annotations.get("title")
+    words = re.sub(r"[_.\s-]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)).strip() or name
+    return claimed if type(claimed) is str and claimed else words[:1].upper() + words[1:]
+
+
+def _sentence(title: str, arguments: Object) -> str:
+    """`Cancel an order: order_id 7`"""
+    said = ", ".join(f"{name} {_said(value, MAX_SAID)}" for name, value in arguments.items())
+    return f"{title}: {said}" if said else title
+
+
+def _said(value: Json, most: int) -> str:
+    text = encode(value).decode()
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _differences(hide: Mask, was: Asked, now: Asked) -> list[Object]:
+    """Whether two values differ is asked of themselves, not of what is shown of them."""
+    before, after = hide.value(was.arguments), hide.value(now.arguments)
+    found: list[Object] = []
+    if was.fingerprint != now.fingerprint:
+        found.append({"name": "(the tool itself)", "before": was.fingerprint[:12], "after": now.fingerprint[:12]})
+    for name in dict.fromkeys([*now.arguments, *was.arguments]):
+        said = [encode_sorted(each.arguments[name]) for each in (was, now) if name in each.arguments]
+        if len(said) < 2 or said[0] != said[1]:
+            sides = {"before": before, "after": after}
+            shown = {side: _said(given[name], MAX_SIDE) for side, given in sides.items() if name in given}
+            found.append({"name": name, **shown})
+    return found
+
+
+def _suggestions(desk: Desk, arguments: Object, shown: Object) -> list[Object]:
+    seconds = min(REMEMBER_SECONDS, desk.options.remember)
+    if seconds <= 0:
+        return []
+    hours = f"for {seconds / 3600:g} hours" if seconds >= 3600 else f"for {max(1, round(seconds / 60))} minutes"
+    found: list[tuple[str, dict[str, Object]]] = [("exactly these values", {})]
+    open_ones = {name: value for name, value in arguments.items() if shown.get(name) == value}
+    found += [(f"when {words}", matching) for words, matching in narrow(open_ones)]
+    return [{"text": f"allow {text}, {hours}", "seconds": seconds, "matching": each} for text, each in found]
+
+
+def _grant(hide: Mask, grant: Grant) -> Object:
+    return {
+        "id": grant.id,
+        "who": grant.principal,
+        "tool": grant.tool,
+        "arguments": hide.value(grant.arguments),
+        "matching": hide.value(grant.matching),
+        "made": grant.made,
+        "until": grant.until,
+        "by": grant.by,
+    }
+
+
+# Arguments that were edited as they were shown
+
+
+def _restored(console: Console, approval: Approval, edited: Object) -> tuple[Object, list[Object]]:
+    """The arguments a person means who saw masks, and what is wrong with them."""
+    entry = _entry(console, approval.asked)
+    if entry is None:
+        raise Problem(409, "The tool is not there any more as it was asked about: only yes and no are left")
+    problems: list[Object] = []
+    real = approval.asked.arguments
+    made: Object = _unmasked(real, mask_of(console).value(real), edited, "", problems)
+    if not problems:
+        found = entry.input.problems(made)
+        problems = [{"path": each.path, "text": mask_of(console).text(each.text)} for each in found]
+    return made, problems
+
+
+def _unmasked(real: Json, shown: Json, edited: Json, path: str, problems: list[Object]) -> Json:
+    """What stands where it stood, as it was shown, is what it was; a mask that stands anywhere else is nobody's."""
+    if type(edited) is dict:
+        known = type(real) is type(shown) is dict and len(real) == len(shown)
+        names = dict(zip(shown, real, strict=True)) if known else {}
+        made: Object = {}
+        for key, value in edited.items():
+            here = pointer(path, key)
+            if key in names:
+                made[names[key]] = _unmasked(real[names[key]], shown[key], value, here, problems)
+            else:
+                made[_unmasked(None, None, key, here, problems)] = _unmasked(None, None, value, here, problems)
+        return made
+    if type(edited) is list:
+        known = type(real) is type(shown) is list
+        pairs = [*zip(real, shown, strict=True)] if known else []
+        pairs += [(None, None)] * (len(edited) - len(pairs))
+        places = enumerate(zip(pairs, edited, strict=False))
+        return [_unmasked(*pair, each, pointer(path, at), problems) for at, (pair, each) in places]
+    if type(edited) is type(shown) and edited == shown:
+        return real
+    if type(edited) is str and MASK in edited:
+        text = f"{MASK} stands for a secret you were not shown: leave it where it is, or write a value of your own"
+        problems.append({"path": path, "text": text})
+    return edited

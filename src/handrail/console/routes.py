@@ -1,0 +1,88 @@
+"""Every route of the console, and who may use it. There is no other way in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from handrail.console import approving, auditing, calls, pages, signing, streaming, tools, trying
+from handrail.console.access import Problem, Request
+from handrail.model import Object
+
+if TYPE_CHECKING:
+    from handrail.console import Console
+
+__all__ = ["COMMANDS", "ROUTES", "Route", "find"]
+
+Handler = Callable[["Console", Request], Awaitable[Any]]
+Command = Callable[["Console", Object], Awaitable[None]]
+
+
+class Route(Struct, frozen=True, dict=True):
+    method: Literal["GET", "POST"]
+    path: str
+    access: Literal["anyone", "session", "view", "call", "approve", "manage"]  # a session, or one with this role
+    handler: Handler
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(self.path)))
+
+
+ROUTES = [
+    Route("GET", "/", "anyone", pages.page),
+    Route("GET", "/assets/{name}", "anyone", pages.asset),
+    Route("POST", "/api/sign-in", "anyone", signing.sign_in),
+    Route("POST", "/api/sign-out", "session", signing.sign_out),
+    Route("GET", "/api/me", "session", signing.me),
+    Route("GET", "/api/events", "view", streaming.events),
+    Route("GET", "/api/calls/{id}", "view", calls.story),
+    Route("GET", "/api/calls/{id}/blocks/{index}", "view", calls.block),
+    Route("GET", "/api/calls/{id}/wire/{index}", "view", calls.wire),
+    Route("POST", "/api/calls/{id}/cancel", "session", calls.cancel),
+    Route("GET", "/api/tools", "view", tools.view),
+    Route("GET", "/api/tools/wire", "view", tools.wire),
+    Route("POST", "/api/tools/{name}/switch", "manage", tools.switch),
+    Route("POST", "/api/tools/{name}/accept", "manage", tools.accept),
+    Route("POST", "/api/tools/{name}/icon", "manage", tools.icon),
+    Route("POST", "/api/try", "call", trying.begin),
+    Route("POST", "/api/try/check", "call", trying.check),
+    Route("POST", "/api/try/{id}/answer", "call", trying.answer),
+    Route("POST", "/api/try/{id}/cancel", "call", trying.cancel),
+    Route("GET", "/api/approvals", "view", approving.view),
+    Route("POST", "/api/approvals/{id}", "approve", approving.decide),
+    Route("POST", "/api/approvals/{id}/check", "approve", approving.check),
+    Route("POST", "/api/grants/{id}/revoke", "approve", approving.revoke),
+    Route("GET", "/api/audit", "view", auditing.view),
+    Route("GET", "/api/audit/verify", "view", auditing.verify),
+    Route("GET", "/api/audit/export", "view", auditing.export),
+]
+
+COMMANDS: dict[str, Command] = {
+    "watch": streaming.watch,
+    "greet": streaming.greet,
+    "cancel": calls.stop,
+    "switch": tools.switched,
+    "answer": trying.answered,
+    "untry": trying.stopped,
+}
+"""What every worker does when one of them is asked to."""
+
+
+def find(method: str, path: str) -> tuple[Route, dict[str, str]]:
+    """The route of a request, and what stands where it has a {name}; `path` as it came, with its escapes."""
+    allowed = []
+    for route in ROUTES:
+        found = route.pattern.fullmatch(path)
+        if found is not None:
+            if route.method == method:
+                return route, {name: unquote(value) for name, value in found.groupdict().items()}
+            allowed.append(route.method)
+    if allowed:
+        raise Problem(405, f"{method} is not for {path[:200]}; {allowed[0]} is")
+    raise Problem(404, f"There is nothing at {path[:200]}")

@@ -1,0 +1,62 @@
+"""Signing in and out, and who one is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from handrail.console.access import Download, Request, Session, cookie_name
+from handrail.jsonrpc import encode
+from handrail.model import UNSET, Object
+
+if TYPE_CHECKING:
+    from handrail.console import Console
+
+WRONG_SECONDS = 0.5  # nobody guesses a code of 24 bytes; nor shall anybody make us look for many
+
+
+async def sign_in(console: Console, request: Request) -> Download:
+    code = request.text("code")
+    try:
+        token, session = await console.access.redeem(code)
+    except Exception:
+        await asyncio.sleep(WRONG_SECONDS)
+        raise
+    await console.note(session, "signed in", roles=sorted(session.roles))
+    cookie = f"{cookie_name(request.port)}={token}; HttpOnly; SameSite=Strict; Path=/"
+    answer = encode(_me(console, session))
+    return Download(answer, "application/json", fields=((b"set-cookie", cookie.encode()),))
+
+
+async def sign_out(console: Console, request: Request) -> Download:
+    await console.access.end(request.token)
+    await console.publish("signed-out", {}, to=request.session.key)
+    await console.note(request.session, "signed out")
+    cookie = f"{cookie_name(request.port)}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"
+    return Download(b"{}", "application/json", fields=((b"set-cookie", cookie.encode()),))
+
+
+async def me(console: Console, request: Request) -> Object:
+    return _me(console, request.session)
+
+
+def _me(console: Console, session: Session) -> Object:
+    identity = console.engine.identity
+    return {
+        "who": session.who,
+        "roles": sorted(session.roles),
+        "csrf": session.csrf,
+        "now": console.clock(),
+        "server": {
+            "name": identity.name,
+            "title": identity.name if identity.title is UNSET else identity.title,
+            "version": identity.version,
+            "started": console.started,
+            "transport": console.transport,
+            "endpoint": console.endpoint,
+            "target": console.target,
+            "revisions": console.engine.offer.supported,
+            "audit": console.gate.trail is not None,
+            "workers": console.workers,
+        },
+    }

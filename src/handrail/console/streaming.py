@@ -1,0 +1,329 @@
+"""The one event stream of a page: everything as it is, and then what changes. The page never asks again.
+
+Each worker says what goes on in it, at most ten times a second and only while somebody looks; the stream puts together
+what all of them say. A stream that lost something ends, and the page opens another, which begins with everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+from msgspec.json import decode
+
+from handrail.console import approving
+from handrail.console.access import Download, Request
+from handrail.console.calls import row
+from handrail.console.connections import connections, health, merged
+from handrail.engine.minutes import Minute, p95
+from handrail.engine.watching import NEITHER, Seen
+from handrail.jsonrpc import encode
+from handrail.model import Object
+from handrail.protocol import sse
+from handrail.stores import StoreError
+
+if TYPE_CHECKING:
+    from handrail.console import Console
+
+TICK_SECONDS, SLOW_SECONDS = 0.1, 1.0
+SOON_SECONDS = 0.02  # what begins and ends within it is told of once
+RENEW_SECONDS, WATCH_SECONDS = 5.0, 12.5
+GREET_SECONDS = 0.5
+MAX_RUNNING, MAX_FINISHED = 100, 20
+RECENT_MINUTES = 5
+_MAX_WAITING = 100
+
+
+class Pulse:
+    """Says what goes on in this process, while somebody looks."""
+
+    def __init__(self, console: Console) -> None:
+        self.ticks = 0
+        self._console = console
+        self._news = asyncio.Event()
+        self._watched = asyncio.Event()
+        self._until = 0.0
+        self._said: list[tuple[Object, ...]] = []  # of the connections, when they were last told
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.ended = asyncio.Event()
+
+    def watch(self) -> None:
+        """Somebody looks, here or in another worker."""
+        self._until = asyncio.get_running_loop().time() + WATCH_SECONDS
+        self._console.feed.news = self._news.set
+        self._watched.set()
+        self._news.set()
+
+    def soon(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def end(self) -> None:
+        self.ended.set()
+
+    async def run(self) -> None:
+        loop, feed = asyncio.get_running_loop(), self._console.feed
+        last = 0.0
+        try:
+            while True:
+                await self._watched.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SLOW_SECONDS):
+                        await self._news.wait()
+                if loop.time() >= self._until:
+                    self._watched.clear()
+                    feed.news = None
+                    feed.fresh = []
+                    continue
+                if not self._news.is_set() and not feed.running:
+                    with suppress(StoreError):
+                        await self._tell_connections()  # a stream was closed, or a minute has passed
+                    continue
+                await asyncio.sleep(max(SOON_SECONDS, last + TICK_SECONDS - loop.time()))
+                self._news.clear()
+                last = loop.time()
+                with suppress(StoreError):
+                    await self._tick()
+        finally:
+            feed.news = None
+            for task in self._tasks:
+                task.cancel()
+
+    async def _tick(self) -> None:
+        console, feed = self._console, self._console.feed
+        fresh, feed.fresh = feed.fresh, []
+        self.ticks += 1
+        shown = encode(tick(console, fresh)), encode(inner(console))
+        await console.topics.publish(f"console:{console.name}", b"tick\n%b\n%b\n%b" % (console.worker.encode(), *shown))
+        await self._tell_connections()
+
+    async def _tell_connections(self) -> None:
+        """If others are there than when it was last told."""
+        console = self._console
+        there = connections(console)
+        if [(each["id"], each["open"], each["calls"]) for each in there] != self._said:
+            self._said = [(each["id"], each["open"], each["calls"]) for each in there]
+            await console.publish("connections", there, to=console.worker)
+
+
+def tick(console: Console, fresh: list[Seen]) -> Object:
+    """A `Tick` of this process."""
+    feed = console.feed
+    calls, errors, refused = feed.totals
+    running = sorted(feed.running.values(), key=lambda seen: seen.began)
+    if len(fresh) > MAX_FINISHED:
+        failed = [seen for seen in fresh if seen.outcome not in NEITHER][-MAX_FINISHED:]
+        rest = [seen for seen in fresh if seen.outcome in NEITHER]
+        fresh = failed + rest[len(rest) - MAX_FINISHED + len(failed) :]
+    return {
+        "at": console.clock(),
+        "running": [row(console, seen) for seen in running[:MAX_RUNNING]],
+        "running_total": len(running),
+        "finished": [row(console, seen) for seen in sorted(fresh, key=lambda seen: seen.answered)],
+        "totals": {"calls": calls, "errors": errors, "refused": refused},
+        "minute": minute(feed.minutes.now),
+    }
+
+
+def minute(given: Minute) -> Object:
+    p95_ms = round(p95(given.times) * 1000, 3)
+    return {"at": given.at, "calls": given.calls, "errors": given.errors, "p95_ms": p95_ms}
+
+
+def inner(console: Console) -> Object:
+    """What pages do not get, and what workers need of each other."""
+    minutes = console.feed.minutes
+    recent = [*minutes.past, minutes.now][-RECENT_MINUTES:]
+    return {
+        "times": {number: count for number, count in enumerate(minutes.now.times) if count},
+        "calls": sum(each.calls for each in recent),
+        "errors": sum(each.errors for each in recent),
+        "unrecorded": sum(each.unrecorded for each in recent),
+    }
+
+
+async def watch(console: Console, data: Object) -> None:
+    console.pulse.watch()
+
+
+async def greet(console: Console, data: Object) -> None:
+    """Tell a new stream everything."""
+    console.pulse.watch()
+    await console.publish("greeting", _greeting(console), to=data["stream"])
+
+
+def _greeting(console: Console) -> Object:
+    return {
+        "worker": console.worker,
+        "tick": tick(console, console.feed.kept[-MAX_FINISHED:]),
+        "inner": inner(console),
+        "minutes": [
+            {**minute(each), "times": {number: count for number, count in enumerate(each.times) if count}}
+            for each in console.feed.minutes.past
+        ],
+        "connections": connections(console),
+    }
+
+
+class View:
+    """What all workers say, put together."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.ticks: dict[str, Object] = {}
+        self.inner: dict[str, Object] = {}
+        self.minutes: dict[str, list[Object]] = {}
+        self.connections: dict[str, list[Object]] = {}
+
+    def greeted(self, told: Object) -> None:
+        worker = told["worker"]
+        self.ticks.setdefault(worker, told["tick"])
+        self.inner.setdefault(worker, told["inner"])
+        self.minutes[worker] = told["minutes"]
+        self.connections[worker] = told["connections"]
+
+    def tick(self, finished: list[Object]) -> Object:
+        ticks = list(self.ticks.values())
+        at = max(each["minute"]["at"] for each in ticks)
+        running = sorted((row for each in ticks for row in each["running"]), key=lambda row: row["began"])
+        going = [name for name, each in self.ticks.items() if each["minute"]["at"] == at]
+        return {
+            "at": max(each["at"] for each in ticks),
+            "running": running[:MAX_RUNNING],
+            "running_total": sum(each["running_total"] for each in ticks),
+            "finished": finished,
+            "totals": {name: sum(each["totals"][name] for each in ticks) for name in ("calls", "errors", "refused")},
+            "minute": _sum(at, [{**self.ticks[name]["minute"], "times": self.inner[name]["times"]} for name in going]),
+        }
+
+    def hello(self, approvals: list[Object]) -> Object:
+        finished = sorted((row for each in self.ticks.values() for row in each["finished"]), key=_ended)
+        by_time: dict[float, list[Object]] = {}
+        for each in (each for minutes in self.minutes.values() for each in minutes):
+            by_time.setdefault(each["at"], []).append(each)
+        return {
+            **self.tick(finished[-MAX_FINISHED:]),
+            "minutes": [_sum(at, by_time[at]) for at in sorted(by_time)],
+            "approvals": approvals,
+            "connections": merged(self.connections.values()),
+            "health": self.health(len(approvals)),
+        }
+
+    def health(self, waiting: int) -> Object:
+        calls, errors, unrecorded = (
+            sum(each[name] for each in self.inner.values()) for name in ("calls", "errors", "unrecorded")
+        )
+        return health(self._console, calls, errors, unrecorded, waiting)
+
+
+def _ended(row: Object) -> float:
+    return float(row["began"] + row["seconds"])
+
+
+def _sum(at: float, minutes: list[Object]) -> Object:
+    times: dict[int, int] = {}
+    for each in minutes:
+        for number, count in each["times"].items():
+            times[int(number)] = times.get(int(number), 0) + count
+    listed = [times.get(number, 0) for number in range(max(times, default=0) + 1)]
+    calls, errors = (sum(each[name] for each in minutes) for name in ("calls", "errors"))
+    return {"at": at, "calls": calls, "errors": errors, "p95_ms": round(p95(listed) * 1000, 3)}
+
+
+async def events(console: Console, request: Request) -> Download:
+    return Download(_events(console, request), "text/event-stream", fields=((b"x-accel-buffering", b"no"),))
+
+
+async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
+    session, mine, view = request.session, secrets.token_hex(8), View(console)
+    queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        news = await stack.enter_async_context(console.topics.subscribe(f"console:{console.name}"))
+        asked = await stack.enter_async_context(console.store.subscribe("approvals"))
+        tasks = [asyncio.create_task(each) for each in (_pump(news, queue), _pump(asked, queue, b"asked\n\n"))]
+        tasks.append(asyncio.create_task(_ended_soon(console.pulse.ended, queue)))
+        for task in tasks:
+            stack.callback(task.cancel)
+        await console.command("greet", {"stream": mine})
+        await _greeted(console, queue, mine, view)
+        cards = await approving.cards(console, session)
+        waiting = {each["id"] for each in cards}
+        hello = view.hello(cards)
+        state, renewed, checked = hello["health"], loop.time(), loop.time()
+        yield sse.event(encode(hello), name="hello", retry_ms=1000)
+        while True:
+            message, ends = b"", min(renewed + RENEW_SECONDS, checked + SLOW_SECONDS)
+            with suppress(TimeoutError):  # around nothing else, which would be lost
+                async with asyncio.timeout(max(0.0, ends - loop.time())):
+                    message = await queue.get()
+            if message:
+                event, to, data = message.split(b"\n", 2)
+                match event.decode():
+                    case "end":
+                        return
+                    case "signed-out" if to.decode() == session.key:
+                        return
+                    case "tick":
+                        shown, _, more = data.partition(b"\n")
+                        if console.workers > 1:
+                            told, worker = decode(shown), to.decode()
+                            view.ticks[worker] = told
+                            view.inner[worker] = decode(more)
+                            shown = encode(view.tick(told["finished"]))
+                        else:
+                            view.inner[""] = decode(more)
+                        yield sse.event(shown, name="tick")
+                    case "connections":
+                        view.connections[to.decode()] = decode(data)
+                        yield sse.event(encode(merged(view.connections.values())), name="connections")
+                    case "asked" if not data:
+                        yield sse.event(b"{}", name="grants")
+                    case "asked":
+                        card = await approving.card(console, session, data.decode())
+                        if card is not None:
+                            (waiting.add if card["state"] == "pending" else waiting.discard)(card["id"])
+                            yield sse.event(encode(card), name="approval")
+                    case "greeting" | "signed-out":
+                        pass
+                    case name if to in (b"", session.key.encode()):
+                        yield sse.event(data, name=name)
+            if loop.time() >= renewed + RENEW_SECONDS:
+                renewed = loop.time()
+                await console.command("watch", {})
+                yield sse.KEEP_ALIVE
+                if await console.access.session(request.token) is None:
+                    return
+            if loop.time() >= checked + SLOW_SECONDS:
+                checked = loop.time()
+                if (now := view.health(len(waiting))) != state:
+                    state = now
+                    yield sse.event(encode(state), name="health")
+
+
+async def _pump(messages: AsyncIterator[bytes], queue: asyncio.Queue[bytes], prefix: bytes = b"") -> None:
+    with suppress(StoreError):
+        async for message in messages:
+            await queue.put(prefix + message)
+    await queue.put(b"end\n\n")  # a stream that lost something is of no use
+
+
+async def _ended_soon(ended: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
+    await ended.wait()
+    await queue.put(b"end\n\n")
+
+
+async def _greeted(console: Console, queue: asyncio.Queue[bytes], mine: str, view: View) -> None:
+    """Wait for what every worker says of itself, but not for one that does not."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GREET_SECONDS):
+            while len(view.minutes) < console.workers:
+                event, to, data = (await queue.get()).split(b"\n", 2)
+                if event == b"greeting" and to == mine.encode():
+                    view.greeted(decode(data))
+    if not view.ticks:
+        view.greeted(_greeting(console))

@@ -1,0 +1,709 @@
+"""Calls as the console shows them: while they run, when they have ended, cancelled; and who is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cli_runs import COMMAND, environment
+from handrail import Call, Client, Server, ToolError
+from handrail.console import Console, streaming
+from handrail.engine import watching
+from handrail.engine.core import Limits
+from handrail.engine.minutes import Minutes, p95
+from handrail.engine.watching import Feed
+from handrail.guards.approval import Approvals
+from handrail.guards.policy import Policy
+from handrail.guards.rules import Rule
+from handrail.model import Principal
+from handrail.stores.memory import MemoryStore
+from handrail.testing import Peer
+from requirements import requirement
+from rigs_console import PATIENCE, Page, Refused, Rig, consoled
+
+LARGE = 64 * 1024 * 1024
+
+Object = dict[str, Any]
+
+
+class Shop:
+    """A server whose slow tools end when a test lets them."""
+
+    def __init__(self, **options: Any) -> None:
+        self.server = server = Server("shop", **options)
+        self.go = asyncio.Event()
+        self.released = threading.Event()
+        self.noticed = threading.Event()
+
+        @server.tool(title="Add two")
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        @server.tool(inline=True)
+        def quick(text: str) -> str:
+            return text
+
+        @server.tool
+        async def fail() -> str:
+            raise ToolError("out of stock")
+
+        @server.tool
+        async def crash() -> str:
+            raise RuntimeError("secret in the stack")
+
+        @server.tool
+        async def hold(call: Call, password: str = "") -> str:
+            await call.progress(1, 4, "begun")
+            await call.log("warning", {"left": 3})
+            await self.go.wait()
+            return "let go"
+
+        @server.tool
+        async def stubborn() -> str:
+            while not self.go.is_set():
+                try:
+                    await self.go.wait()
+                except asyncio.CancelledError:
+                    continue
+            return "done anyway"
+
+        @server.tool
+        def blocked(call: Call) -> str:
+            while not call.cancelled:
+                self.released.wait(0.01)
+            self.noticed.set()
+            self.released.wait(PATIENCE)
+            return "at last"
+
+    @property
+    def feed(self) -> Feed:
+        return self.server.engine.watch()
+
+
+async def row_of(page: Page, tool: str, state: str) -> Object:
+    """The next tick in which a call of the tool is in that state; how it looks there."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            tick = await page.event("tick")
+            for row in tick["finished"] if state == "done" else tick["running"]:
+                if (row["tool"], row["state"]) == (tool, state):
+                    assert isinstance(row, dict)
+                    return row
+
+
+@asynccontextmanager
+async def watched(shop: Shop, **options: Any) -> AsyncIterator[tuple[Rig, Page, Peer]]:
+    async with consoled(shop.server, **options) as rig, Peer(shop.server) as peer:
+        page = await rig.page()
+        await page.listen()
+        yield rig, page, peer
+
+
+# While it runs, and after
+
+
+@requirement("APP-02")
+async def test_a_call_is_there_while_it_runs_and_when_it_has_ended() -> None:
+    shop = Shop()
+    async with watched(shop) as (_, page, peer):
+        call = asyncio.create_task(peer.call("hold", {}))
+        row = await row_of(page, "hold", "running")
+        assert (row["who"], row["client"], row["revision"], row["from"]) == (
+            *("local", "handrail-testing", "2025-11-25", "memory"),
+        )
+        assert row["stage"] == "run" and row["progress"] | {"at": 0} == {
+            "done": 1,
+            "total": 4,
+            "message": "begun",
+            "at": 0,
+        }
+        assert "outcome" not in row
+        shop.go.set()
+        await call
+        done = await row_of(page, "hold", "done")
+        assert (done["id"], done["outcome"], done["began"]) == (row["id"], "ok", row["began"])
+        assert done["seconds"] > 0
+
+
+async def test_a_stream_begins_with_everything_as_it_is() -> None:
+    shop = Shop()
+    async with consoled(shop.server) as rig, Peer(shop.server) as peer:
+        await peer.call("add", {"a": 1, "b": 2})
+        await peer.call("fail", {})
+        call = asyncio.create_task(peer.call("hold", {}))
+        page = await rig.page()
+        hello = await page.listen()
+        assert [row["tool"] for row in hello["running"]] == ["hold"] and hello["running_total"] == 1
+        assert [(row["tool"], row["title"], row["outcome"]) for row in hello["finished"]] == [
+            ("add", "Add two", "ok"),
+            ("fail", "fail", "tool_error"),
+        ]
+        assert hello["totals"] == {"calls": 2, "errors": 1, "refused": 0}
+        assert hello["minute"]["calls"] == 2 and hello["minutes"] == [] and hello["approvals"] == []
+        assert hello["health"]["level"] == "warn" and "1 of 2 calls failed" in hello["health"]["sentence"]
+        assert [each["client"] for each in hello["connections"]] == ["handrail-testing"]
+        shop.go.set()
+        await call
+
+
+@requirement("APP-14", "APP-04")
+async def test_the_story_of_a_call() -> None:
+    shop = Shop()
+    async with watched(shop) as (rig, page, peer):
+        await peer.request("logging/setLevel", {"level": "debug"})
+        call = asyncio.create_task(peer.call("hold", {"password": "hunter2hunter2"}, progressToken="p"))
+        row = await row_of(page, "hold", "running")
+        early = await page.get(f"calls/{row['id']}")
+        assert early["source"] == "memory" and early["row"]["state"] == "running"
+        assert [each["name"] for each in early["stages"]][-1] == "intent" and "result" not in early
+        assert [each["way"] for each in early["wire"]] == ["in", "out", "out"]
+        shop.go.set()
+        await call
+        story = await page.get(f"calls/{row['id']}")
+        assert [each["name"] for each in story["stages"]] == [
+            *("middleware", "limit", "validate", "approve", "intent", "run", "sanitize"),
+        ]
+        assert story["result"]["blocks"][0]["text"] == "let go" and not story["result"]["is_error"]
+        assert [(each["done"], each["total"], each["message"]) for each in story["progress"]] == [(1, 4, "begun")]
+        assert [(each["level"], each["text"]) for each in story["logs"]] == [("warning", '{"left":3}')]
+        methods = [json.loads(each["text"]).get("method", "answer") for each in story["wire"]]
+        assert methods == ["tools/call", "notifications/progress", "notifications/message", "answer"]
+        assert "hunter2" not in json.dumps(story)
+        assert (await page.raw(f"calls/{row['id']}/wire/3")).decode() == story["wire"][3]["text"]
+        assert await page.raw(f"calls/{row['id']}/blocks/0") == b"let go"
+        for missing in ("blocks/1", "wire/4", "blocks/x", "wire/-1"):
+            with pytest.raises(Refused) as refused:
+                await page.get(f"calls/{row['id']}/{missing}")
+            assert refused.value.status == 404
+        with pytest.raises(Refused, match="no call 'nothing'"):
+            await page.get("calls/nothing")
+        assert rig.console.feed.find(row["id"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "outcome", "refusal", "stage"),
+    [
+        ("add", {"a": 1, "b": 2}, "ok", None, "sanitize"),
+        ("add", {"a": 1}, "bad_arguments", "b", "validate"),
+        ("fail", {}, "tool_error", None, "sanitize"),
+        ("crash", {}, "tool_error", None, "sanitize"),
+        ("nothing", {}, "unknown_tool", "Unknown tool: nothing", ""),
+    ],
+)
+async def test_how_calls_end(tool: str, arguments: Object, outcome: str, refusal: str | None, stage: str) -> None:
+    shop = Shop()
+    async with watched(shop) as (_, page, peer):
+        await peer.request("tools/call", {"name": tool, "arguments": arguments})
+        row = await row_of(page, tool, "done")
+        assert (row["outcome"], row["stage"]) == (outcome, stage)
+        story = await page.get(f"calls/{row['id']}")
+        assert (story.get("refusal") is None) == (refusal is None)
+        assert refusal is None or refusal in story["refusal"]["text"]
+        assert "secret in the stack" not in json.dumps(story)
+
+
+@requirement("APP-15")
+async def test_a_large_result_is_not_there_until_it_is_asked_for() -> None:
+    server = Server("large", sanitize=None, limits=Limits(max_message_bytes=LARGE, max_unsent_bytes=LARGE))
+    text = "x" * 20_000_000
+
+    @server.tool
+    async def much() -> str:
+        return text
+
+    async with consoled(server) as rig:
+        page = await rig.page()
+        await page.listen()
+        async with Client(server) as client:
+            await client.call("much", {})
+        row = await row_of(page, "much", "done")
+        raw = await page.raw(f"calls/{row['id']}")
+        assert len(raw) < 300_000
+        story = json.loads(raw)
+        block, last = story["result"]["blocks"][0], story["wire"][-1]
+        assert (block["cut"], block["bytes"], len(block["text"])) == (True, 20_000_000, 64 * 1024)
+        assert last["cut"] and last["bytes"] > 20_000_000 and len(last["text"]) <= 64 * 1024
+        assert await page.raw(f"calls/{row['id']}/blocks/0") == text.encode()
+
+
+async def test_a_call_that_is_no_longer_kept_is_told_from_the_audit(tmp_path: Path) -> None:
+    shop = Shop(audit=tmp_path / "audit.db")
+    async with watched(shop) as (rig, page, peer):
+        await peer.call("add", {"a": 1, "b": 2})
+        row = await row_of(page, "add", "done")
+        kept = await page.get(f"calls/{row['id']}")
+        assert kept["source"] == "memory" and [each["event"] for each in kept["records"]] == ["intent", "outcome"]
+        rig.console.feed._known.clear()
+        story = await page.get(f"calls/{row['id']}")
+        assert story["source"] == "audit" and story["row"]["outcome"] == "ok" and story["row"]["tool"] == "add"
+        assert "arguments" not in story and "result" not in story and story["wire"] == []
+        assert [each["name"] for each in story["stages"]][-1] == "sanitize"
+
+
+# Cancelled by an operator
+
+
+@requirement("APP-12")
+@pytest.mark.parametrize("audited", [False, True])
+async def test_an_operator_cancels_a_call_and_its_caller_is_told(audited: bool, tmp_path: Path) -> None:
+    options: Object = {"audit": tmp_path / "audit.jsonl"} if audited else {}
+    shop = Shop(**options)
+    async with watched(shop) as (_, page, peer):
+        call = asyncio.create_task(peer.call("hold", {}))
+        row = await row_of(page, "hold", "running")
+        await page.post(f"calls/{row['id']}/cancel")
+        result = await call
+        assert result.is_error and result.text == "The tool hold was cancelled by an operator."
+        assert (await row_of(page, "hold", "done"))["outcome"] == "cancelled"
+        with pytest.raises(Refused, match="is over"):
+            await page.post(f"calls/{row['id']}/cancel")
+    if audited:
+        lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text("utf-8").splitlines()]
+        told = [(each["event"], each.get("outcome")) for each in lines if each.get("call") == row["id"]]
+        assert told == [("intent", None), ("console", None), ("outcome", "cancelled")]
+        assert [each["by"] for each in lines if each.get("step") == "cancelled"] == ["local"]
+
+
+@requirement("APP-12")
+async def test_a_tool_that_does_not_react_is_shown_as_being_cancelled() -> None:
+    shop = Shop()
+    async with watched(shop) as (_, page, peer):
+        call = asyncio.create_task(peer.call("stubborn", {}))
+        row = await row_of(page, "stubborn", "running")
+        await page.post(f"calls/{row['id']}/cancel")
+        assert "cancelled by an operator" in (await call).text, "its caller need not wait for it"
+        assert (await row_of(page, "stubborn", "cancelling"))["id"] == row["id"]
+        shop.go.set()
+        assert (await row_of(page, "stubborn", "done"))["outcome"] == "cancelled"
+
+
+@requirement("APP-12")
+async def test_a_thread_sees_that_it_is_cancelled_and_is_shown_until_it_ends() -> None:
+    shop = Shop()
+    async with watched(shop) as (_, page, peer):
+        call = asyncio.create_task(peer.call("blocked", {}))
+        row = await row_of(page, "blocked", "running")
+        await page.post(f"calls/{row['id']}/cancel")
+        assert "cancelled by an operator" in (await call).text
+        assert (await row_of(page, "blocked", "cancelling"))["id"] == row["id"]
+        assert await asyncio.to_thread(shop.noticed.wait, PATIENCE)
+        shop.released.set()
+        assert (await row_of(page, "blocked", "done"))["outcome"] == "cancelled"
+
+
+async def test_a_client_that_cancels_hears_nothing_and_the_page_does() -> None:
+    shop = Shop()
+    async with watched(shop) as (_, page, peer):
+        call = asyncio.create_task(peer.request("tools/call", {"name": "hold", "arguments": {}}))
+        await row_of(page, "hold", "running")
+        await peer.notify("notifications/cancelled", {"requestId": 2})
+        assert (await row_of(page, "hold", "done"))["outcome"] == "cancelled"
+        assert not call.done()
+        call.cancel()
+
+
+async def test_a_call_that_waits_for_approval_asks_and_can_be_cancelled() -> None:
+    policy = Policy([Rule(name="ask first", verdict="ask", tools=["add"])])
+    shop = Shop(policy=policy, approvals=Approvals(by="operator"))
+    async with watched(shop) as (_, page, peer):
+        call = asyncio.create_task(peer.call("add", {"a": 1, "b": 2}))
+        row = await row_of(page, "add", "asking")
+        assert row["stage"] == "approve" and row["approval"] and "progress" not in row
+        card = await page.event("approval", id=row["approval"])
+        assert card["state"] == "pending"
+        await page.post(f"calls/{row['id']}/cancel")
+        assert "cancelled by an operator" in (await call).text
+        assert (await row_of(page, "add", "done"))["approval"] == row["approval"]
+
+
+async def test_who_may_only_try_tools_cancels_their_own_calls() -> None:
+    shop = Shop()
+    async with watched(shop) as (rig, page, peer):
+        calls = [asyncio.create_task(peer.call("hold", {})) for _ in range(1)]
+        row = await row_of(page, "hold", "running")
+        for who, roles in (("ada", "view call"), ("local", "view approve")):
+            other = await rig.page(who, roles)
+            with pytest.raises(Refused) as refused:
+                await other.post(f"calls/{row['id']}/cancel")
+            assert refused.value.status == 403
+        mine = await rig.page("local", "call")
+        await mine.post(f"calls/{row['id']}/cancel")
+        assert "operator" in (await calls[0]).text
+
+
+# What is kept, and what is counted
+
+
+async def test_the_last_500_calls_are_kept() -> None:
+    shop = Shop(rates=None)
+    feed = shop.feed
+    async with Peer(shop.server) as peer:
+        for number in range(520):
+            await peer.call("quick", {"text": str(number)})
+    kept = feed.kept
+    assert len(kept) == watching.RING_CALLS == 500
+    assert [json.loads(seen.asked)["params"]["arguments"]["text"] for seen in (kept[0], kept[-1])] == ["20", "519"]
+    assert feed.totals[0] == 520 and feed.find(kept[0].id) is kept[0]
+
+
+async def test_what_is_kept_is_at_most_16_mib_of_wire() -> None:
+    shop = Shop(rates=None, sanitize=None)
+    feed = shop.feed
+    async with Peer(shop.server) as peer:
+        for _ in range(12):
+            await peer.call("quick", {"text": "x" * 1_000_000})
+            assert sum(seen.weight for seen in feed.kept) <= watching.RING_BYTES
+    assert 1 < len(feed.kept) < 12, "the oldest went first"
+    assert feed.totals[0] == 12
+
+
+async def test_nothing_is_held_on_to_but_what_is_shown() -> None:
+    shop = Shop(rates=None)
+    async with Peer(shop.server) as peer:
+        shop.feed  # noqa: B018
+        await peer.call("add", {"a": 1, "b": 2})
+        [seen] = shop.feed.kept
+        assert seen.call is None and seen.reply.__name__ == "_nowhere" and not shop.feed.running
+
+
+async def test_every_call_is_counted_once_however_it_ends() -> None:
+    shop = Shop(rates=None)
+    feed = shop.feed
+    async with Peer(shop.server) as peer:
+        for name, arguments, times in [
+            ("add", {"a": 1, "b": 2}, 7),
+            ("fail", {}, 5),
+            ("crash", {}, 2),
+            ("add", {"a": "x", "b": 2}, 3),
+            ("nothing", {}, 4),
+        ]:
+            for _ in range(times):
+                await peer.request("tools/call", {"name": name, "arguments": arguments})
+    assert feed.totals == (21, 7, 7)
+    assert {name: (each.calls, each.errors) for name, each in feed.tools.items()} == {
+        "add": (10, 0),
+        "fail": (5, 5),
+        "crash": (2, 2),
+    }
+    assert feed.minutes.now.calls == 21 and feed.minutes.now.errors == 7
+    assert not feed.running
+
+
+def test_minutes_pass_also_while_nothing_happens() -> None:
+    minutes = Minutes(600.0)
+    minutes.count(610.0, 0.1, "ok", False)
+    minutes.count(659.9, 0.1, "timeout", True)
+    assert (minutes.now.at, minutes.now.calls, minutes.now.errors) == (600, 2, 1) and not minutes.past
+    assert minutes.roll(905.0).at == 900
+    assert [(each.at, each.calls) for each in minutes.past] == [(600, 2), (660, 0), (720, 0), (780, 0), (840, 0)]
+    minutes.roll(905.0 + 7200)
+    assert len(minutes.past) == 60 and minutes.past[-1].at == 8040
+    minutes.roll(300.0)  # a clock that was set back
+    assert minutes.now.at == 300
+
+
+@pytest.mark.parametrize("seconds", [0.000_02, 0.001, 0.25, 3.0, 500.0])
+def test_p95_is_right_to_about_a_tenth(seconds: float) -> None:
+    minutes = Minutes(0.0)
+    assert p95(minutes.now.times) == 0.0
+    for _ in range(96):
+        minutes.count(1.0, seconds, "ok", False)
+    for _ in range(4):
+        minutes.count(1.0, 100 * seconds, "ok", False)
+    assert p95(minutes.now.times) == pytest.approx(seconds, rel=0.13)
+
+
+# The stream
+
+
+async def test_nothing_is_told_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "WATCH_SECONDS", 0.3)
+    monkeypatch.setattr(streaming, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.1)
+    shop = Shop()
+    async with consoled(shop.server) as rig, Peer(shop.server) as peer:
+        pulse, feed = rig.console.pulse, rig.console.feed
+
+        def looks() -> bool:
+            return feed.news is not None
+
+        await peer.call("add", {"a": 1, "b": 2})
+        assert not looks() and pulse.ticks == 0 and not feed.fresh
+        page = await rig.page()
+        await page.listen()
+        await peer.call("add", {"a": 1, "b": 2})
+        await row_of(page, "add", "done")
+        assert pulse.ticks and looks()
+        await page.close()
+        async with asyncio.timeout(PATIENCE):
+            while looks():
+                await peer.tools()
+        ticks = pulse.ticks
+        await peer.call("add", {"a": 1, "b": 2})
+        assert not feed.fresh and pulse.ticks == ticks
+        assert feed.totals[0] == 3, "counted, whoever looks"
+
+
+async def test_of_very_many_calls_a_sample_is_shown_failures_first() -> None:
+    shop = Shop(rates=None)
+    async with watched(shop) as (_, page, peer):
+        await peer.call("fail", {})
+        for _ in range(60):
+            await peer.call("quick", {"text": "x"})
+        shown: list[Object] = []
+        totals = {"calls": 0}
+        while totals["calls"] < 61:
+            tick = await page.event("tick")
+            shown += tick["finished"]
+            totals = tick["totals"]
+            assert len(tick["finished"]) <= 20
+        assert "tool_error" in [row["outcome"] for row in shown] and totals["errors"] == 1
+
+
+async def test_a_change_of_the_tools_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop()
+    async with watched(shop) as (_, page, _peer):
+        await asyncio.to_thread(shop.server.disable, "add")
+        assert await page.event("tools") == {}
+
+
+async def test_health_is_told_in_words_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(streaming, "RENEW_SECONDS", 0.1)
+    shop = Shop()
+    async with watched(shop) as (_, page, peer):
+        for _ in range(6):
+            await peer.call("fail", {})
+        async with asyncio.timeout(PATIENCE):
+            while (health := await page.event("health"))["sentence"] != "6 of 6 calls failed in the last five minutes.":
+                pass
+        assert health["level"] == "bad"
+        for name in [tool.name for tool in shop.server.tools]:
+            shop.server.disable(name)
+        async with asyncio.timeout(PATIENCE):
+            while not any("no tools" in note for note in (await page.event("health"))["notes"]):
+                pass
+
+
+# Connections
+
+
+@requirement("APP-14")
+async def test_connections_appear_and_go() -> None:
+    now = [1_000_000.0]
+    shop = Shop()
+    shop.server.engine.clock = lambda: now[0]
+    async with consoled(shop.server) as rig:
+
+        async def there() -> list[tuple[str, str, bool, int]]:
+            page = await rig.page()
+            found = (await page.listen())["connections"]
+            await page.close()
+            return [(each["who"], each["revision"], each["open"], each["calls"]) for each in found]
+
+        assert await there() == []
+        async with Peer(shop.server, principal=Principal("ada")) as ada:
+            await ada.call("add", {"a": 1, "b": 2})
+            async with Peer(shop.server, revision="2026-07-28", principal=Principal("bob")) as bob:
+                await bob.tools()
+                assert await there() == [("ada", "2025-11-25", True, 1), ("bob", "2026-07-28", True, 0)]
+            now[0] += 59
+            assert await there() == [("ada", "2025-11-25", True, 1), ("bob", "2026-07-28", False, 0)]
+            now[0] += 2
+            assert await there() == [("ada", "2025-11-25", True, 1)], "for as long as its stream is open"
+        now[0] += 61
+        assert await there() == []
+
+
+async def test_who_goes_is_gone_from_the_page_although_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.05)
+    now = [1_000_000.0]
+    shop = Shop()
+    shop.server.engine.clock = lambda: now[0]
+    async with consoled(shop.server) as rig:
+        page = await rig.page()
+        await page.listen()
+        async with Peer(shop.server) as peer:
+            await peer.call("add", {"a": 1, "b": 2})
+            await open_ones(page, 1)
+        await open_ones(page, 0)
+        now[0] += 61
+        async with asyncio.timeout(PATIENCE):
+            while await page.event("connections"):
+                pass
+
+
+async def open_ones(page: Page, count: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while len([each for each in await page.event("connections") if each["open"]]) != count:
+            pass
+
+
+async def test_two_who_say_the_same_of_themselves_are_two_if_they_shook_hands() -> None:
+    shop = Shop()
+    async with consoled(shop.server) as rig, Peer(shop.server), Peer(shop.server) as second:
+        await second.tools()
+        page = await rig.page()
+        first, other = (await page.listen())["connections"]
+        assert first["id"] != other["id"] and first["client"] == other["client"]
+
+
+# Several workers
+
+
+@asynccontextmanager
+async def beside(first: Rig, shop: Shop, shared: Path) -> AsyncIterator[Console]:
+    """The console of another worker of the same server."""
+    second = Console(shop.server, workers=2, shared=shared)
+    second.name = first.console.name
+    async with shop.server.serving(), second.serving():
+        second.worker = "second"
+        yield second
+
+
+async def test_a_stream_shows_what_all_workers_do(tmp_path: Path) -> None:
+    store = MemoryStore()
+    one, two = Shop(store=store), Shop(store=store)
+    shared = tmp_path / "console.sqlite"
+    async with (
+        consoled(one.server, workers=2, shared=shared) as rig,
+        beside(rig, two, shared),
+        Peer(one.server) as here,
+        Peer(two.server) as there,
+    ):
+        await here.call("add", {"a": 1, "b": 2})
+        await there.call("fail", {})
+        page = await rig.page()
+        hello = await page.listen()
+        assert hello["totals"] == {"calls": 2, "errors": 1, "refused": 0}
+        assert hello["minute"]["calls"] == 2 and len(hello["finished"]) == 2
+        assert len({each["worker"] for each in hello["connections"]}) == 2
+        calls = [asyncio.create_task(peer.call("hold", {})) for peer in (here, there)]
+        async with asyncio.timeout(PATIENCE):
+            while len((tick := await page.event("tick"))["running"]) < 2:
+                pass
+        assert tick["running_total"] == 2
+        far = next(row for row in tick["running"] if row["worker"] == "second")
+        await page.post(f"calls/{far['id']}/cancel")
+        assert "operator" in (await calls[1]).text and not calls[0].done()
+        one.go.set()
+        await calls[0]
+        async with asyncio.timeout(PATIENCE):
+            while (await page.event("tick"))["totals"]["calls"] < 4:
+                pass
+
+
+def start(home: Path, *words: str) -> tuple[subprocess.Popen[str], str, str]:
+    process = subprocess.Popen(
+        [*COMMAND, "serve", *words], stderr=subprocess.PIPE, encoding="utf-8", cwd=home, env=environment(home)
+    )
+    assert process.stderr is not None
+    said = process.stderr.readline() + process.stderr.readline()
+    endpoint, link = re.search(r"on (http:\S+)", said), re.search(r"Console: (http:\S+)", said)
+    assert endpoint and link, said
+    return process, endpoint[1], link[1]
+
+
+SERVED = """
+from handrail import Server
+server = Server("shop")
+
+@server.tool
+def add(a: int, b: int) -> int:
+    return a + b
+"""
+
+
+async def test_two_processes_are_one_console(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SERVED, "utf-8")
+    words = ("shop.py", "--http", "127.0.0.1:0", "--console", "127.0.0.1:0", "--workers", "2")
+    process, endpoint, link = await asyncio.to_thread(start, tmp_path, *words)
+    assert process.stderr is not None
+    with closing(process.stderr):
+        try:
+            url, code = link.split("/#code=")
+            page = Page(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)), url)
+            me = await page.sign_in(code)
+            assert me["server"]["workers"] == 2 and me["server"]["transport"] == "http" and me["server"]["audit"]
+            await page.listen()
+            for _ in range(8):  # each has a connection of its own, and comes to one of both
+                async with Client(endpoint) as client:
+                    await client.call("add", {"a": 1, "b": 2})
+            async with asyncio.timeout(PATIENCE):
+                while (tick := await page.event("tick"))["totals"]["calls"] < 8:
+                    pass
+            assert tick["totals"] == {"calls": 8, "errors": 0, "refused": 0}
+            for _ in range(6):  # whichever worker is asked knows the session
+                assert (await page.get("me"))["who"] == "local"
+            await page.close()
+        finally:
+            process.terminate()
+            await asyncio.to_thread(process.wait, PATIENCE)
+    assert process.returncode == 0
+
+
+async def test_over_stdio_the_console_is_served_in_the_same_process(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SERVED, "utf-8")
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, "serve", "shop.py", "--console", "127.0.0.1:0"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+    )
+    assert process.stdin and process.stdout and process.stderr
+    link = (await process.stderr.readline()).decode().removeprefix("Console: ").strip()
+    url, code = link.split("/#code=")
+    page = Page(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)), url)
+    assert (await page.sign_in(code))["server"]["transport"] == "stdio"
+    await page.listen()
+    me: Object = {"clientInfo": {"name": "t", "version": "1"}}
+    messages: list[Object] = [
+        {"id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25", "capabilities": {}, **me}},
+        {"id": 2, "method": "tools/call", "params": {"name": "add", "arguments": {"a": 1, "b": 2}}},
+    ]
+    for message in messages:
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        await process.stdout.readline()
+    row = await row_of(page, "add", "done")
+    assert (row["from"], row["outcome"]) == ("stdio", "ok")
+    again = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        "console",
+        "--as",
+        "grace",
+        "--roles",
+        "view",
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+    )
+    second, _ = await again.communicate()
+    other = Page(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)), url)
+    me = await other.sign_in(second.decode().strip().split("/#code=")[1])
+    assert (me["who"], me["roles"]) == ("grace", ["view"])
+    await page.close()
+    await other.close()
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+
+
+async def test_the_usual_address_gives_way_unless_it_was_asked_for() -> None:
+    first, second = Console(Server("a")), Console(Server("b"))
+    with first.listening("127.0.0.1:0"):
+        taken = first.url.removeprefix("http://")
+        with pytest.raises(OSError, match="cannot listen"), second.listening(taken):
+            pass
+    with first.listening(), second.listening():
+        assert first.url != second.url

@@ -1,0 +1,370 @@
+// The frame around the screens: header, tabs, theme, keys, and what to do when nobody is signed in.
+import { useEffect, useState } from "preact/hooks";
+import { me, signedOutBecause, signOut } from "./api-client";
+import { Cell, use } from "./cell";
+import { close, health, heard, now, open, runningTotal, stream, waiting } from "./live";
+import { go, link, route, type Route } from "./route";
+import { Approve } from "./screens/approve";
+import { Audit } from "./screens/audit";
+import { CallStory } from "./screens/call";
+import { Connections } from "./screens/connections";
+import { Now } from "./screens/now";
+import { Tools } from "./screens/tools";
+import { Try } from "./screens/try";
+import { Ago, Button, clock, Copy, Dialog, Empty, Facts, Icon, type IconName, many, Message, plain, Shown, useAction, useKeys } from "./ui";
+
+const SCREENS: { name: string; word: string; icon: IconName; key: string }[] = [
+  { name: "now", word: "Now", icon: "now", key: "n" },
+  { name: "tools", word: "Tools", icon: "tools", key: "t" },
+  { name: "try", word: "Try", icon: "try", key: "y" },
+  { name: "approve", word: "Approve", icon: "approve", key: "a" },
+  { name: "audit", word: "Audit", icon: "audit", key: "u" },
+  { name: "connections", word: "Connections", icon: "connections", key: "c" },
+];
+
+export function App() {
+  const who = use(me);
+  useEffect(() => {
+    if (who) open();
+    else close();
+    return undefined;
+  }, [who]);
+  if (who === undefined) return <main class="alone" aria-busy="true" />;
+  return who ? <Signed /> : <SignedOut />;
+}
+
+function SignedOut() {
+  const why = use(signedOutBecause);
+  useEffect(() => {
+    document.title = "Handrail: not signed in";
+  }, []);
+  return (
+    <main class="alone" data-testid="signed-out">
+      <Mark size={40} />
+      <h1>You are not signed in</h1>
+      {why && (
+        <p>
+          <Shown text={why} />
+        </p>
+      )}
+      <p>The console opens with a link that works once, for five minutes. Ask for a new one where the server runs:</p>
+      <div class="command">
+        <code>handrail console</code>
+        <Copy text="handrail console" label="Copy the command" />
+      </div>
+      <p class="muted">
+        It prints a link; open it in this browser. To let somebody in who may only look: <code>handrail console --roles view</code>
+      </p>
+    </main>
+  );
+}
+
+function Signed() {
+  const at = use(route);
+  const [help, setHelp] = useState(false);
+  const [self, setSelf] = useState(false);
+  const greeted = use(stream) !== "opening"; // drawn once there is something to draw: nothing jumps
+  useTitle(at);
+  useEffect(() => window.scrollTo(0, 0), [at.screen, at.screen === "calls" && at.name]);
+  useKeys({
+    ...Object.fromEntries(SCREENS.map((screen) => [`g ${screen.key}`, () => go(link(screen.name))])),
+    "?": () => setHelp(true),
+    "/": () => document.querySelector<HTMLInputElement>("input[type=search]")?.focus(),
+  });
+  return (
+    <>
+      <a
+        class="skip"
+        href="#main"
+        onClick={(event) => {
+          event.preventDefault();
+          document.getElementById("main")?.focus();
+        }}
+      >
+        Skip to the content
+      </a>
+      <Header at={at} onHelp={() => setHelp(true)} onSelf={() => setSelf(true)} />
+      <Lost />
+      <main id="main" tabIndex={-1} aria-busy={!greeted}>
+        {greeted && <Screen at={at} />}
+      </main>
+      <Message />
+      <Heard />
+      {help && <Help onClose={() => setHelp(false)} />}
+      {self && <Self onClose={() => setSelf(false)} />}
+    </>
+  );
+}
+
+function Screen({ at }: { at: Route }) {
+  switch (at.screen) {
+    case "now":
+      return <Now />;
+    case "tools":
+      return <Tools />;
+    case "try":
+      return <Try />;
+    case "approve":
+      return <Approve />;
+    case "calls":
+      return <CallStory key={at.name} id={at.name} />;
+    case "audit":
+      return <Audit route={at} />;
+    case "connections":
+      return <Connections />;
+    default:
+      return (
+        <Empty title="There is no such page">
+          <a href="#/now">Go to what happens now</a>
+        </Empty>
+      );
+  }
+}
+
+function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf: () => void }) {
+  const who = use(me)!;
+  const name = who.server.title || who.server.name;
+  return (
+    <header class="top">
+      <a class="brand" href="#/now" title={plain(who.server.name)}>
+        <Mark size={22} />
+        <strong>
+          <Shown text={name} max={40} line />
+        </strong>
+      </a>
+      {at.screen === "now" ? <span class="well" /> : <Well />}
+      <nav class="screens" aria-label="Screens">
+        {SCREENS.map((screen) => (
+          <a
+            key={screen.name}
+            href={link(screen.name)}
+            class="screen"
+            data-testid={`tab-${screen.name}`}
+            aria-current={at.screen === screen.name || (screen.name === "now" && at.screen === "calls") ? "page" : undefined}
+          >
+            <Icon name={screen.icon} />
+            <span>{screen.word}</span>
+            {screen.name === "now" && <RunningBadge />}
+            {screen.name === "approve" && <WaitingBadge />}
+          </a>
+        ))}
+      </nav>
+      <div class="corner">
+        <ThemeButton />
+        <Button kind="quiet" icon="ask" label="Keys and help" testid="help" onClick={onHelp} />
+        <button type="button" class="button quiet who" data-testid="who" onClick={onSelf} aria-label={`Signed in as ${plain(who.who)}`}>
+          <Icon name="user" />
+          <span>
+            <Shown text={who.who} max={24} line />
+          </span>
+        </button>
+      </div>
+    </header>
+  );
+}
+
+/** The health of the server, in words. */
+function Well() {
+  const said = use(health);
+  const level = said?.level ?? "good";
+  const icons: { [level: string]: IconName } = { good: "check", warn: "warn", bad: "cross" };
+  return (
+    <p class={`well ${said ? level : "unknown"}`} data-testid="health" title={said ? plain([said.sentence, ...said.notes].join("\n")) : undefined}>
+      <Icon name={said ? icons[level]! : "run"} />
+      <span>{said ? <Shown text={said.sentence} max={200} line /> : "Listening…"}</span>
+    </p>
+  );
+}
+
+function RunningBadge() {
+  const total = use(runningTotal);
+  return (
+    <span class="badge-place">
+      {total > 0 && (
+        <span class="badge live" title={`${many(total, "call")} running`}>
+          {total > 999 ? "1k+" : total}
+        </span>
+      )}
+    </span>
+  );
+}
+
+function WaitingBadge() {
+  const total = use(waiting).length;
+  return (
+    <span class="badge-place">
+      {total > 0 && (
+        <span class="badge warn" data-testid="approve-count" title={`${many(total, "call")} waiting`}>
+          {total > 99 ? "99+" : total}
+        </span>
+      )}
+    </span>
+  );
+}
+
+/** Says so when the stream is lost: what is on the page may be old. */
+function Lost() {
+  const state = use(stream);
+  const at = use(heard);
+  if (state !== "lost") return null;
+  return (
+    <div class="lost" role="alert" data-testid="stream-lost">
+      <Icon name="warn" />
+      <p>
+        <strong>The server is out of reach.</strong> {at ? <>What you see is as of {clock(at)}.</> : null} Trying again by itself…
+      </p>
+      <Button small icon="refresh" onClick={open}>
+        Try now
+      </Button>
+    </div>
+  );
+}
+
+/** Reads new approvals out, without their arguments. */
+function Heard() {
+  const all = use(waiting);
+  const [text, setText] = useState("");
+  const [known] = useState(() => new Set(all.map((one) => one.id)));
+  useEffect(() => {
+    const fresh = all.filter((one) => !known.has(one.id));
+    for (const one of fresh) known.add(one.id);
+    if (fresh.length) setText(`${many(all.length, "call waits", "calls wait")} for approval. New: ${fresh.map((one) => plain(one.tool)).join(", ")}.`);
+  }, [all]);
+  return (
+    <div class="unseen" aria-live="polite">
+      {text}
+    </div>
+  );
+}
+
+function useTitle(at: Route): void {
+  const total = use(waiting).length;
+  const who = use(me);
+  useEffect(() => {
+    const word = at.screen === "calls" ? "Call" : (SCREENS.find((screen) => screen.name === at.screen)?.word ?? "");
+    document.title = `${total ? `(${total}) ` : ""}${word} · ${plain(who?.server.name ?? "")} · Handrail`;
+  }, [at, total, who]);
+}
+
+function Self({ onClose }: { onClose: () => void }) {
+  const who = use(me)!;
+  const { server } = who;
+  const [leave, leaving] = useAction(signOut);
+  return (
+    <Dialog
+      title="You and the server"
+      onClose={onClose}
+      actions={
+        <Button kind="danger" busy={leaving} onClick={leave} testid="sign-out">
+          Sign out
+        </Button>
+      }
+    >
+      <Facts
+        of={[
+          ["Signed in as", <Shown text={who.who} />],
+          ["You may", who.roles.map((role) => ({ view: "look", call: "try tools", approve: "decide approvals", manage: "switch tools and cancel" })[role]).join(", ")],
+          ["Server", <Shown text={`${server.title && server.title !== server.name ? `${server.title} (${server.name})` : server.name} ${server.version}`} />],
+          ["Running since", <>{clock(server.started)} (<Ago at={server.started} />)</>],
+          [
+            "Endpoint",
+            server.endpoint ? (
+              <span class="with-copy">
+                <code>{server.endpoint}</code>
+                <Copy text={server.endpoint} />
+              </span>
+            ) : (
+              server.transport
+            ),
+          ],
+          ["Revisions", server.revisions.join(", ")],
+          ["Workers", server.workers],
+          ["On record", server.audit ? "every call is in the audit" : "no: this server keeps no audit"],
+          ["Clock", `${clock(now())} at the server`],
+        ]}
+      />
+    </Dialog>
+  );
+}
+
+function Help({ onClose }: { onClose: () => void }) {
+  const keys: [string, [string, string][]][] = [
+    ["Anywhere", [...SCREENS.map((screen): [string, string] => [`g ${screen.key}`, `go to ${screen.word}`]), ["/", "search"], ["?", "this help"], ["Esc", "close"]]],
+    [
+      "In Approve",
+      [
+        ["j k", "next, previous card"],
+        ["a Enter", "yes"],
+        ["d Enter", "no"],
+        ["e", "edit the arguments"],
+      ],
+    ],
+    ["In Try", [["Ctrl Enter", "run"]]],
+  ];
+  return (
+    <Dialog title="Keys" onClose={onClose} testid="keys">
+      {keys.map(([where, list]) => (
+        <div key={where} class="keys">
+          <h3>{where}</h3>
+          <dl>
+            {list.map(([key, what]) => (
+              <div key={key}>
+                <dt>
+                  {key.split(" ").map((part) => (
+                    <kbd key={part}>{part}</kbd>
+                  ))}
+                </dt>
+                <dd>{what}</dd>
+              </div>
+            ))}
+          </dl>
+        </div>
+      ))}
+    </Dialog>
+  );
+}
+
+export function Mark({ size }: { size: number }) {
+  return (
+    <svg class="mark" width={size} height={size} viewBox="0 0 32 32" aria-hidden="true">
+      <rect width="32" height="32" rx="7" />
+      <path d="M6 21.5h5.5l9-11H26M11 21.5V26M20.5 10.5V26" />
+    </svg>
+  );
+}
+
+// Theme
+
+type Theme = "system" | "light" | "dark";
+const THEMES: Theme[] = ["system", "light", "dark"];
+const theme = new Cell<Theme>(remembered());
+paint(theme.value);
+
+function remembered(): Theme {
+  try {
+    return THEMES.find((one) => one === localStorage.getItem("handrail-theme")) ?? "system";
+  } catch {
+    return "system"; // storage may be closed to us
+  }
+}
+
+function paint(one: Theme): void {
+  if (one === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = one;
+}
+
+function ThemeButton() {
+  const at = use(theme);
+  const next = THEMES[(THEMES.indexOf(at) + 1) % THEMES.length]!;
+  const icons: { [one in Theme]: IconName } = { system: "system", light: "sun", dark: "moon" };
+  const pick = () => {
+    theme.set(next);
+    paint(next);
+    try {
+      localStorage.setItem("handrail-theme", next);
+    } catch {
+      // it is kept as long as the page is
+    }
+  };
+  return <Button kind="quiet" icon={icons[at]} label={`Theme: ${at}. Switch to ${next}`} testid="theme" onClick={pick} />;
+}

@@ -1,0 +1,332 @@
+// What a tool gave back, to look at. Nothing in it acts: texts are texts, links wait for a person, pictures are of known kinds.
+
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import type { Block, CallError, Json, Noted, Result } from "./api";
+import { at } from "./api-client";
+import { short } from "./schema";
+import "./tools.css";
+import { bytes, Button, Copy, Dialog, Fold, Icon, JsonTree, Notice, Pill, Shown } from "./ui";
+
+const FOLDED_LINES = 14;
+const FOLDED_TEXT = 1500;
+
+export function ResultView({ result, call }: { result: Result; call: string }) {
+  const meta = result.meta && Object.keys(result.meta).length > 0;
+  const empty = !result.blocks.length && result.structured === undefined;
+  return (
+    <div class={`result ${result.is_error ? "tool-error" : ""}`} data-testid="result" data-kind={result.is_error ? "tool-error" : "ok"}>
+      {result.risk && (
+        <Notice tone="warn" title="Handle with care" testid="risk">
+          <p>
+            <Shown text={result.risk} />
+          </p>
+        </Notice>
+      )}
+      {result.is_error && (
+        <p class="verdict-line">
+          <Icon name="cross" /> <strong>Error of the tool.</strong> The call went through, and this is the answer: it could not be done. A model sees it, and
+          may try again.
+        </p>
+      )}
+      {empty && <p class="muted">An empty result: no content at all.</p>}
+      {result.blocks.map((block, index) => (
+        <Part block={block} download={at("calls", call, "blocks", index)} key={index} />
+      ))}
+      {result.structured !== undefined && (
+        <section class="result-part">
+          <BlockHead kind="structured" extra={<Copy text={() => JSON.stringify(result.structured, null, 2)} label="Copy as JSON" />} />
+          <JsonTree value={result.structured} open={4} label="Structured content" />
+        </section>
+      )}
+      {meta && (
+        <Fold title="About the result (_meta)">
+          <JsonTree value={result.meta as Json} open={2} label="_meta" />
+        </Fold>
+      )}
+    </div>
+  );
+}
+
+/** A call that was not carried out, or of which nothing is known: no answer of the tool. */
+export function Refusal({ error }: { error: CallError }) {
+  const titles: { [kind in CallError["kind"]]: string } = {
+    protocol: "The call was not understood",
+    refused: "The call was refused",
+    transport: "The connection broke",
+    timeout: "No answer in time",
+  };
+  const why: { [kind in CallError["kind"]]: string } = {
+    protocol: "A protocol error: the server answered without running the tool.",
+    refused: "A guard of the server turned it away. The tool was not run.",
+    transport: "Nobody knows whether the tool has run.",
+    timeout: "The tool may still have done something.",
+  };
+  const stopped = wasCancelled(error);
+  const icon = stopped ? "stop" : error.kind === "refused" ? "block" : error.kind === "timeout" ? "clock" : "warn";
+  return (
+    <div class={stopped ? "refusal stopped" : "refusal"} data-testid="result" data-kind={stopped ? "cancelled" : error.kind} role="alert">
+      <p class="refusal-title">
+        <Icon name={icon} />
+        <strong>{stopped ? "The call was cancelled" : (titles[error.kind] ?? error.kind)}</strong>
+        {error.code !== undefined && <Pill icon="wire">JSON-RPC {error.code}</Pill>}
+      </p>
+      <p class="refusal-text">
+        <Shown text={error.message} block />
+      </p>
+      {!stopped && <p class="muted">{why[error.kind]}</p>}
+      {error.data !== undefined && error.data !== null && <JsonTree value={error.data} open={2} label="More about the error" />}
+    </div>
+  );
+}
+
+/** A cancelled call ends as a refusal that says so. */
+export const wasCancelled = (error: CallError): boolean => error.kind === "refused" && /^Cancelled\b/.test(error.message);
+
+function Part({ block, download }: { block: Block; download: string }) {
+  switch (block.type) {
+    case "text":
+      return (
+        <section class="result-part">
+          <BlockHead kind="text" notes={block.notes} extra={<Copy text={block.text} label="Copy the text" />} />
+          <Long text={block.text} />
+          <Rest block={block} download={download} />
+        </section>
+      );
+    case "image":
+    case "audio":
+      return (
+        <section class="result-part">
+          <BlockHead kind={block.type} notes={block.notes} detail={`${block.mime}, ${bytes(block.bytes)}`} />
+          <Media block={block} />
+          {(block.cut || !block.playable) && <Download to={download} size={block.bytes} />}
+        </section>
+      );
+    case "link":
+      return (
+        <section class="result-part">
+          <BlockHead kind="link" notes={block.notes} detail={[block.mime, block.size === undefined ? "" : bytes(block.size)].filter(Boolean).join(", ")} />
+          <p class="link-name">
+            <strong>
+              <Shown text={block.title || block.name || "a resource"} />
+            </strong>
+            {block.title && block.name && block.title !== block.name && (
+              <code>
+                <Shown text={block.name} />
+              </code>
+            )}
+          </p>
+          {block.description && (
+            <p>
+              <Shown text={block.description} />
+            </p>
+          )}
+          <Target uri={block.uri} />
+        </section>
+      );
+    case "resource":
+      return (
+        <section class="result-part">
+          <BlockHead kind="resource" notes={block.notes} detail={[block.mime, bytes(block.bytes)].filter(Boolean).join(", ")} />
+          <Target uri={block.uri} />
+          {block.text === undefined ? <p class="muted">Binary: not shown.</p> : <Long text={block.text} />}
+          {block.text === undefined ? <Download to={download} size={block.bytes} /> : <Rest block={block} download={download} />}
+        </section>
+      );
+    default:
+      return (
+        <section class="result-part">
+          <BlockHead kind="other" notes={block.notes} detail="a kind of content this page does not know" />
+          <JsonTree value={block.json} open={2} label="Content" />
+        </section>
+      );
+  }
+}
+
+function BlockHead({ kind, notes, detail, extra }: { kind: string; notes?: Noted; detail?: string; extra?: ComponentChildren }) {
+  const told = [
+    notes?.audience?.length ? `for ${notes.audience.join(" and ")}` : "",
+    notes?.priority === undefined ? "" : `priority ${notes.priority}`,
+    notes?.lastModified ? `last modified ${notes.lastModified}` : "",
+  ].filter(Boolean);
+  return (
+    <div class="result-head">
+      <span class="result-kind">{kind}</span>
+      {detail && (
+        <span class="muted">
+          <Shown text={detail} max={200} />
+        </span>
+      )}
+      {told.map((each) => (
+        <Pill key={each}>
+          <Shown text={each} max={80} />
+        </Pill>
+      ))}
+      {extra && <span class="push">{extra}</span>}
+    </div>
+  );
+}
+
+/** A text as it is; the beginning of a long one, until somebody wants all of it. */
+export function Long({ text, lines = FOLDED_LINES, label = "Text" }: { text: string; lines?: number; label?: string }) {
+  const [all, setAll] = useState(false);
+  const rows = text.split("\n", lines + 1);
+  const long = rows.length > lines || text.length > FOLDED_TEXT;
+  const start = rows.slice(0, lines).join("\n").slice(0, FOLDED_TEXT);
+  return (
+    <>
+      <pre class="long-text" tabIndex={long ? 0 : undefined} role={long ? "group" : undefined} aria-label={long ? label : undefined}>
+        <Shown text={all || !long ? text : `${start}…`} max={70_000} />
+      </pre>
+      {long && (
+        <Button kind="quiet" small icon={all ? "up" : "down"} onClick={() => setAll(!all)} testid="fold">
+          {all ? "Show less" : `Show all ${text.length.toLocaleString("en")} characters`}
+        </Button>
+      )}
+    </>
+  );
+}
+
+function Rest({ block, download }: { block: { bytes: number; cut: boolean }; download: string }) {
+  return block.cut ? (
+    <p class="cut-off">
+      <span class="muted">Only the beginning is here; the whole is {bytes(block.bytes)}.</span> <Download to={download} size={block.bytes} />
+    </p>
+  ) : null;
+}
+
+function Download({ to, size }: { to: string; size: number }) {
+  return (
+    <a class="button plain small" href={to} download data-testid="download">
+      <Icon name="download" />
+      <span>Download {bytes(size)}</span>
+    </a>
+  );
+}
+
+const PICTURES = /^image\/(png|jpeg|gif|webp)$/;
+const SOUNDS = /^audio\/(wav|x-wav|wave|mpeg|ogg|webm|flac|mp4|aac)$/;
+
+function Media({ block }: { block: Extract<Block, { type: "image" | "audio" }> }) {
+  const [broken, setBroken] = useState(false);
+  const known = (block.type === "image" ? PICTURES : SOUNDS).test(block.mime);
+  if (broken) return <p class="muted">The browser cannot show it: it is not what it says it is.</p>;
+  if (!block.playable || !known)
+    return (
+      <p class="muted">
+        {known ? (
+          "Not shown: it is too large, or not what it says it is."
+        ) : (
+          <>
+            Not shown: <Shown text={block.mime || "no type"} max={80} /> is not one of the kinds this page plays.
+          </>
+        )}
+      </p>
+    );
+  if (block.cut) return <p class="muted">Too large to be shown here.</p>;
+  const source = `data:${block.mime};base64,${block.data}`;
+  return block.type === "image" ? (
+    <img class="picture" src={source} alt="A picture the tool returned" onError={() => setBroken(true)} />
+  ) : (
+    <audio controls src={source} onError={() => setBroken(true)} aria-label="A sound the tool returned" />
+  );
+}
+
+// Addresses
+
+export interface Address {
+  before: string;
+  host: string;
+  after: string;
+  warnings: string[];
+  href: string; // "": it is not opened
+}
+
+/** An address as a browser would open it, with the part that says who gets the visit; nothing but web pages opens. */
+export function address(uri: string): Address {
+  let url: URL;
+  try {
+    url = new URL(uri);
+  } catch {
+    return { before: uri, host: "", after: "", warnings: ["This is not an address."], href: "" };
+  }
+  const warnings: string[] = [];
+  const web = url.protocol === "https:" || url.protocol === "http:";
+  if (!web)
+    return {
+      before: uri,
+      host: "",
+      after: "",
+      warnings: [`Only http and https addresses can be opened from here, and this is ${url.protocol.replace(/:$/, "")}.`],
+      href: "",
+    };
+  if (url.protocol === "http:" && !/^(localhost|127\.|\[::1\])/.test(url.hostname))
+    warnings.push("It is not encrypted: others on the way can read and change it.");
+  if (/(^|\.)xn--/.test(url.hostname))
+    warnings.push("The name is written in letters that can look like others; this is its real form. Compare it with what you expect.");
+  if (url.username || url.password) warnings.push("What stands before the @ is no site, only a user name.");
+  const head = `${url.protocol}//${url.username || url.password ? `${url.username}${url.password && `:${url.password}`}@` : ""}`;
+  return { before: head, host: url.host, after: url.pathname + url.search + url.hash, warnings, href: url.href };
+}
+
+/** The whole of an address, the domain marked. */
+export function Url({ of }: { of: Address }) {
+  return (
+    <p class="url" data-testid="url">
+      <Shown text={of.before} max={4000} />
+      {of.host && (
+        <strong class="url-host" data-testid="url-host">
+          <Shown text={of.host} />
+        </strong>
+      )}
+      <Shown text={of.after} max={4000} />
+    </p>
+  );
+}
+
+/** A link that does nothing until a person has seen where it leads, and agreed. */
+function Target({ uri }: { uri: string }) {
+  const [asked, ask] = useState(false);
+  const where = address(uri);
+  return (
+    <>
+      <button type="button" class="target" data-testid="link" onClick={() => ask(true)}>
+        <Icon name="link" />
+        <Shown text={short(uri, 300)} />
+      </button>
+      {asked && (
+        <Dialog
+          title={where.href ? "Open this page?" : "This cannot be opened here"}
+          onClose={() => ask(false)}
+          actions={
+            <>
+              <Button onClick={() => ask(false)}>{where.href ? "Stay here" : "Close"}</Button>
+              {where.href && (
+                <a class="button primary" href={where.href} target="_blank" rel="noopener noreferrer" data-testid="open-url" onClick={() => ask(false)}>
+                  <Icon name="link" />
+                  <span>Open in a new tab</span>
+                </a>
+              )}
+            </>
+          }
+        >
+          <p>The tool returned this address. Nobody has checked where it leads.</p>
+          <Url of={where} />
+          {where.warnings.map((each) => (
+            <Notice tone="warn" key={each}>
+              <p>{each}</p>
+            </Notice>
+          ))}
+          {where.href && where.href !== uri && (
+            <p class="muted">
+              It was written as{" "}
+              <code>
+                <Shown text={uri} max={4000} />
+              </code>
+            </p>
+          )}
+        </Dialog>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,748 @@
+// Calls that wait for a person: one card each, everything there is to know, and a decision that is made once.
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Approval, ApprovalsView, Checked, Difference, Grant, Json, JsonObject } from "../api";
+import { at, Failed, get, may, post, said } from "../api-client";
+import { Cell, use } from "../cell";
+import { compared } from "../diff";
+import { type Draft, drafted, Editor, Problems, useChecked } from "../form";
+import { grantsChanged, now, onApproval, waiting } from "../live";
+import { Long } from "../result";
+import { go, link, route } from "../route";
+import { isObject, placed, short } from "../schema";
+import "../approve.css";
+import {
+  Ago,
+  Button,
+  Clock,
+  Countdown,
+  duration,
+  Empty,
+  Fold,
+  Icon,
+  JsonTree,
+  many,
+  Notice,
+  Panel,
+  plain,
+  Problem,
+  say,
+  Shown,
+  State,
+  useAction,
+  useData,
+  useKeys,
+} from "../ui";
+import { Side } from "./tools";
+
+const MAX_CARDS = 50;
+const REASONS = ["wrong target", "suspicious arguments", "not now"];
+const HOURS: [seconds: number, word: string][] = [
+  [3600, "1 hour"],
+  [8 * 3600, "8 hours"],
+  [86400, "1 day"],
+  [7 * 86400, "7 days"],
+  [30 * 86400, "30 days"],
+];
+
+// Cards that were decided while somebody looked stay where they are, as their verdict.
+const decided = new Cell<Approval[]>([]);
+
+function settle(approval: Approval): void {
+  const others = decided.value.filter((each) => each.id !== approval.id);
+  decided.set(approval.state === "pending" ? others : [...others, approval].slice(-MAX_CARDS));
+}
+
+export function Approve() {
+  const place = use(route);
+  const open = use(waiting);
+  const over = use(decided);
+  const changed = use(grantsChanged);
+  const { data, failure, again } = useData((signal) => get<ApprovalsView>(at("approvals"), {}, signal), [changed, over.length]);
+  const [editing, edit] = useState("");
+  useEffect(() => {
+    const end = onApproval(settle);
+    return () => {
+      end();
+      decided.set([]);
+    };
+  }, []);
+  const cards = useMemo(() => {
+    const known = new Map([...(data?.open ?? []), ...open].map((each) => [each.id, each]));
+    for (const each of data?.recent ?? []) if (known.has(each.id)) known.set(each.id, each);
+    for (const each of over) known.set(each.id, each);
+    for (const each of open) if (known.get(each.id)?.state === "pending") known.set(each.id, each);
+    return [...known.values()].sort((a, b) => a.created - b.created || a.id.localeCompare(b.id));
+  }, [data, open, over]);
+  const shown = cards.slice(0, MAX_CARDS);
+  const pending = shown.filter((each) => each.state === "pending");
+  const here = shown.some((each) => each.id === place.name) ? place.name : (pending[0]?.id ?? "");
+  const move = (by: number) => {
+    const index = shown.findIndex((each) => each.id === here);
+    const next = shown[Math.min(Math.max(index + by, 0), shown.length - 1)];
+    if (next) go(link("approve", next.id), true);
+    if (next) focusCard(next.id);
+  };
+  const press = (which: string) => {
+    const button = document.querySelector<HTMLElement>(`[data-testid="${CSS.escape(`${which}-${here}`)}"]`);
+    button?.focus();
+    button?.scrollIntoView({ block: "nearest" });
+  };
+  useKeys({
+    j: () => move(1),
+    k: () => move(-1),
+    a: () => press("yes"),
+    d: () => press("no"),
+    e: () => pending.find((each) => each.id === here && each.editable && each.may) && edit(here),
+    Escape: () => {
+      edit("");
+      focusCard(here);
+    },
+  });
+  const elsewhere = place.name && data && !shown.some((each) => each.id === place.name);
+  const recent = (data?.recent ?? []).filter((each) => !shown.some((card) => card.id === each.id));
+  return (
+    <>
+      <div class="title">
+        <h1>Approve</h1>
+        <span class="grow muted" aria-live="polite" data-testid="waiting">
+          {pending.length ? `${many(cards.filter((each) => each.state === "pending").length, "call waits", "calls wait")} for you` : ""}
+        </span>
+        {shown.length > pending.length && (
+          <Button
+            small
+            kind="quiet"
+            icon="check"
+            testid="tidy"
+            onClick={() => {
+              decided.set([]);
+              again();
+            }}
+          >
+            Put decided ones away
+          </Button>
+        )}
+        <span class="keys-hint muted" aria-hidden="true">
+          <kbd>J</kbd>
+          <kbd>K</kbd> move <kbd>A</kbd>
+          <kbd>Enter</kbd> yes <kbd>D</kbd>
+          <kbd>Enter</kbd> no <kbd>E</kbd> edit
+        </span>
+      </div>
+      {failure !== undefined && <Problem of={failure} again={again} />}
+      {elsewhere && !recent.some((each) => each.id === place.name) && (
+        <Notice tone="info" title="That one is not here any more">
+          <p>
+            It was decided, or it has expired, some time ago. The <a href={link("audit", "", { text: place.name })}>audit</a> knows.
+          </p>
+        </Notice>
+      )}
+      <div class="desk">
+        <div class="approvals">
+          {shown.map((each) => (
+            <Card
+              key={each.id}
+              it={each}
+              current={each.id === here}
+              opened={each.id === place.name}
+              editing={editing === each.id}
+              edit={(on) => edit(on ? each.id : "")}
+              longest={data?.remember_seconds ?? 0}
+              keep={pending.length > 0}
+              after={() => focusNext(shown, each.id)}
+            />
+          ))}
+          {cards.length > shown.length && <p class="muted">{many(cards.length - shown.length, "more call waits", "more calls wait")} behind these.</p>}
+          {!pending.length && data && <Nothing some={shown.length > 0} />}
+        </div>
+        <div class="stack">
+          {data && <Grants of={data.grants} />}
+          {recent.length > 0 && (
+            <Panel title="Decided lately">
+              <ul class="recent">
+                {recent.map((each) => (
+                  <Past key={each.id} it={each} open={each.id === place.name} />
+                ))}
+              </ul>
+            </Panel>
+          )}
+        </div>
+      </div>
+    </>
+  );
+}
+
+const focusCard = (id: string): void => document.getElementById(`card-${id}`)?.focus();
+
+function focusNext(all: Approval[], id: string): void {
+  const from = all.findIndex((each) => each.id === id);
+  const next = [...all.slice(from + 1), ...all.slice(0, from)].find((each) => each.state === "pending");
+  if (next) {
+    go(link("approve", next.id), true);
+    focusCard(next.id);
+  } else focusCard(id);
+}
+
+function Nothing({ some }: { some: boolean }) {
+  return (
+    <Empty icon="approve" title={some ? "Everything is decided" : "Nothing waits for you"}>
+      <p>
+        A call waits here when a rule says <code>verdict = "ask"</code>, or when its tool says that it destroys (<code>[access] destructive = "ask"</code>, the
+        default). <code>handrail explain call TOOL</code> says what would happen to a call, and why.
+      </p>
+    </Empty>
+  );
+}
+
+interface CardProps {
+  it: Approval;
+  current: boolean;
+  opened: boolean; // by its address
+  editing: boolean;
+  edit: (on: boolean) => void;
+  longest: number;
+  keep: boolean; // its height: others wait below it
+  after: () => void;
+}
+
+function Card({ it, current, opened, editing, edit, longest, keep, after }: CardProps) {
+  const late = useLate(it);
+  const box = useRef<HTMLElement>(null);
+  const [note, setNote] = useState("");
+  const [remembering, setRemembering] = useState(false);
+  const [seconds, setSeconds] = useState(HOURS[0]![0]);
+  const [busy, setBusy] = useState("");
+  const [failed, setFailed] = useState<unknown>(null);
+  const [draft, setDraft] = useState<Draft>(() => drafted(it.arguments));
+  const open = it.state === "pending" && !late;
+  const height = useRef(0); // a card that is decided stays as high as it was: nothing moves under a pointer
+  useLayoutEffect(() => {
+    if (opened) box.current?.scrollIntoView({ block: "nearest" });
+  }, []);
+  useLayoutEffect(() => {
+    if (open) height.current = box.current?.offsetHeight ?? 0;
+  });
+  const seen = open || height.current > 0;
+  const asked = useRef(it.differences); // after a yes, the last approved call is this one
+  if (open) asked.current = it.differences;
+  const differences = asked.current;
+  const decide = async (what: string, body: { yes: boolean; edited?: JsonObject; remember?: number; matching?: { [name: string]: JsonObject } }) => {
+    if (busy) return;
+    setBusy(what);
+    setFailed(null);
+    try {
+      settle(await post<Approval>(at("approvals", it.id), note ? { ...body, note } : body));
+      say(body.yes ? "Approved." : "Denied.");
+      edit(false);
+      after();
+    } catch (problem) {
+      setFailed(problem);
+      if (problem instanceof Failed && problem.status === 409) await refetch(it.id);
+    }
+    setBusy("");
+  };
+  const names = [...new Set([...Object.keys(it.arguments), ...differences.map((each) => each.name)])];
+  const itself = differences.find((each) => each.name === "(the tool itself)");
+  const narrow = it.suggestions.filter((each) => Object.keys(each.matching).length); // the others are what stands below them
+  const durations = HOURS.filter(([each]) => each <= longest);
+  return (
+    <article
+      class={`card ${open ? "open" : "closed"} ${current && open ? "current" : ""}`}
+      id={`card-${it.id}`}
+      data-testid={`card-${it.id}`}
+      data-state={late ? "expired" : it.state}
+      tabIndex={-1}
+      ref={box}
+      style={open || !seen || !keep ? undefined : { minHeight: `${height.current}px` }}
+      aria-labelledby={`title-${it.id}`}
+      onKeyDown={(event) => event.key === "Escape" && focusCard(it.id)}
+      onFocusCapture={() => current || go(link("approve", it.id), true)}
+    >
+      <header class="card-head">
+        <h2 id={`title-${it.id}`}>
+          <Shown text={it.title || it.tool} max={100} />{" "}
+          <code>
+            <Shown text={it.tool} max={100} />
+          </code>
+        </h2>
+        <span class="muted">
+          on <Shown text={it.server} max={60} />
+        </span>
+        <span class="push">{open ? <Left it={it} /> : <State of={late && it.state === "pending" ? "expired" : it.state} testid={`state-${it.id}`} />}</span>
+      </header>
+      {it.sentence && (
+        <p class="effect">
+          <Shown text={it.sentence} max={600} />
+        </p>
+      )}
+      <Body open={seen}>
+        <dl class="card-facts">
+          <div>
+            <dt>Asks because</dt>
+            <dd>
+              {it.rule && (
+                <strong>
+                  <Shown text={it.rule} max={120} />
+                </strong>
+              )}
+              {it.rule && it.why ? ": " : ""}
+              <Shown text={it.why} max={400} />
+            </dd>
+          </div>
+          <div>
+            <dt>Who</dt>
+            <dd>
+              <strong>
+                <Shown text={it.who} max={120} />
+              </strong>
+              {it.client && (
+                <>
+                  {" "}
+                  with <Shown text={it.client} max={120} />
+                </>
+              )}
+              , <Ago at={it.created} />
+            </dd>
+          </div>
+          <div>
+            <dt>Tool as of</dt>
+            <dd>
+              <code class="fingerprint" title={plain(it.fingerprint)}>
+                <Shown text={it.fingerprint.slice(0, 24)} />
+                {it.fingerprint.length > 24 && "…"}
+              </code>{" "}
+              <a href={link("tools", it.tool)}>its definition</a>
+            </dd>
+          </div>
+        </dl>
+        {itself && (
+          <Notice tone="warn" title="The tool itself has changed since its last approved call">
+            <a href={link("tools", it.tool)}>Look at what has changed</a>
+          </Notice>
+        )}
+        {it.masked && (
+          <Notice tone="info">
+            <p>Secrets in the arguments are masked here. The tool gets them as they are.</p>
+          </Notice>
+        )}
+        {editing && open ? (
+          <Edit
+            it={it}
+            draft={draft}
+            setDraft={setDraft}
+            busy={busy === "edited"}
+            disabled={!!busy}
+            done={() => edit(false)}
+            approve={() => decide("edited", { yes: true, edited: draft.value })}
+            problems={failed instanceof Failed ? failed.problems : []}
+          />
+        ) : (
+          <>
+            <h3>
+              {names.length ? "With these arguments" : "Without arguments"}
+              {differences.some((each) => each !== itself) && <span class="muted"> · what differs from the last approved call is marked</span>}
+            </h3>
+            <dl class="given" data-testid={`arguments-${it.id}`}>
+              {names
+                .filter((name) => name !== itself?.name)
+                .map((name) => (
+                  <Given key={name} name={name} value={it.arguments[name]} differs={differences.find((each) => each.name === name)} />
+                ))}
+            </dl>
+            {it.edited && (
+              <>
+                <h3>Approved with these instead</h3>
+                <JsonTree value={it.edited} open={3} label="Edited arguments" />
+              </>
+            )}
+          </>
+        )}
+      </Body>
+      {!open && <Verdict it={it} late={late} />}
+      {failed !== null && (
+        <Notice tone="bad" title="That was not taken" testid={`failed-${it.id}`}>
+          <p>
+            <Shown text={said(failed)} />
+          </p>
+        </Notice>
+      )}
+      {open && !it.may && (
+        <Notice tone="info" title="You cannot decide this one">
+          <p>
+            <Shown text={it.why_not || "It needs the role approve."} />
+          </p>
+        </Notice>
+      )}
+      {open && it.may && !editing && (
+        <footer class="decide">
+          <div class="reason">
+            <input
+              type="text"
+              value={note}
+              maxLength={1000}
+              placeholder="A reason, if you like: the caller is told"
+              aria-label={`Reason, for ${plain(it.tool)}`}
+              data-testid={`note-${it.id}`}
+              autocomplete="off"
+              onInput={(event) => setNote(event.currentTarget.value)}
+            />
+            {REASONS.map((each) => (
+              <button type="button" class="chip" key={each} aria-pressed={note === each} onClick={() => setNote(note === each ? "" : each)}>
+                {each}
+              </button>
+            ))}
+          </div>
+          <div class="row">
+            <Button kind="primary" icon="check" testid={`yes-${it.id}`} busy={busy === "yes"} disabled={!!busy} onClick={() => decide("yes", { yes: true })}>
+              Yes, once
+            </Button>
+            <Button kind="danger" icon="block" testid={`no-${it.id}`} busy={busy === "no"} disabled={!!busy} onClick={() => decide("no", { yes: false })}>
+              No
+            </Button>
+            <span class="push row">
+              <Button
+                icon="edit"
+                testid={`edit-${it.id}`}
+                disabled={!!busy || !it.editable}
+                title={it.editable ? "Change the arguments, then approve" : "It cannot be edited here"}
+                onClick={() => {
+                  setDraft(drafted(it.arguments));
+                  edit(true);
+                }}
+              >
+                Edit
+              </Button>
+              {longest > 0 && (
+                <button
+                  type="button"
+                  class="button plain"
+                  data-testid={`remember-${it.id}`}
+                  aria-expanded={remembering}
+                  onClick={() => setRemembering(!remembering)}
+                >
+                  <Icon name="clock" />
+                  <span>Remember…</span>
+                </button>
+              )}
+            </span>
+          </div>
+          {remembering && longest > 0 && (
+            <div class="remember">
+              <p class="muted">Yes now, and to the same caller later, as long as the tool stays as it is:</p>
+              {narrow.map((each, index) => (
+                <Button
+                  key={index}
+                  icon="check"
+                  testid={`suggestion-${it.id}-${index}`}
+                  busy={busy === `suggestion${index}`}
+                  disabled={!!busy}
+                  onClick={() => decide(`suggestion${index}`, { yes: true, remember: Math.min(each.seconds, longest), matching: each.matching })}
+                >
+                  Yes, and <Shown text={each.text} />
+                </Button>
+              ))}
+              <span class="row">
+                <Button
+                  icon="check"
+                  testid={`exactly-${it.id}`}
+                  busy={busy === "exactly"}
+                  disabled={!!busy}
+                  onClick={() => decide("exactly", { yes: true, remember: Math.min(seconds, longest) })}
+                >
+                  Yes, and with exactly these arguments
+                </Button>
+                <label class="row">
+                  <span class="muted">for</span>
+                  <select data-testid={`duration-${it.id}`} value={String(seconds)} onChange={(event) => setSeconds(Number(event.currentTarget.value))}>
+                    {(durations.length ? durations : [[longest, duration(longest)] as [number, string]]).map(([each, word]) => (
+                      <option value={String(each)} key={each}>
+                        {word}
+                      </option>
+                    ))}
+                  </select>
+                </label>
+              </span>
+            </div>
+          )}
+        </footer>
+      )}
+    </article>
+  );
+}
+
+/** What became of it is known to the server: ask, and show that. */
+async function refetch(id: string): Promise<void> {
+  const view = await get<ApprovalsView>(at("approvals"));
+  const found = view.recent.find((each) => each.id === id);
+  if (found) settle(found);
+}
+
+/** What a decided card was about is one click away. */
+function Body({ open, children }: { open: boolean; children: ComponentChildren }) {
+  return open ? (
+    <div class="stack">{children}</div>
+  ) : (
+    <Fold title="What it was about">
+      <div class="stack">{children}</div>
+    </Fold>
+  );
+}
+
+function Verdict({ it, late }: { it: Approval; late: boolean }) {
+  if (it.state === "pending" && late) return <p class="outcome-line">Nobody decided in time.</p>;
+  const edited = it.edited ? " with other arguments" : "";
+  return (
+    <p class="outcome-line" data-testid={`verdict-${it.id}`}>
+      {it.by ? (
+        <>
+          {it.state === "denied" ? "Denied" : it.state === "cancelled" ? "Cancelled" : `Approved${edited}`} by{" "}
+          <strong>
+            <Shown text={it.by} max={80} />
+          </strong>
+        </>
+      ) : (
+        "Decided"
+      )}
+      {it.at > 0 && (
+        <>
+          {" "}
+          at <Clock at={it.at} />
+        </>
+      )}
+      {it.note && (
+        <>
+          : “<Shown text={it.note} max={1000} />”
+        </>
+      )}
+    </p>
+  );
+}
+
+/** Whether its time is over, as soon as it is. */
+function useLate(it: Approval): boolean {
+  const [late, setLate] = useState(() => it.expires <= now());
+  useEffect(() => {
+    const rest = it.expires - now();
+    setLate(rest <= 0);
+    if (rest <= 0 || it.state !== "pending") return undefined;
+    const timer = setTimeout(() => setLate(true), Math.min(rest * 1000, 2 ** 31 - 1));
+    return () => clearTimeout(timer);
+  }, [it.expires, it.state]);
+  return late;
+}
+
+function Left({ it }: { it: Approval }) {
+  const [part, setPart] = useState(1);
+  useEffect(() => {
+    const tick = () => setPart(Math.max(0, (it.expires - now()) / Math.max(1, it.expires - it.created)));
+    tick();
+    const timer = setInterval(tick, 1000);
+    return () => clearInterval(timer);
+  }, [it.expires]);
+  return (
+    <span class={`time-left ${part < 0.2 ? "soon" : ""}`}>
+      <Icon name="clock" size={12} /> <Countdown until={it.expires} />
+      <span class="time-bar" aria-hidden="true">
+        <span style={{ transform: `scaleX(${part})` }} />
+      </span>
+    </span>
+  );
+}
+
+const kindOf = (value: Json): string => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
+
+function Given({ name, value, differs }: { name: string; value: Json | undefined; differs?: Difference }) {
+  return (
+    <div class={differs ? "differs" : ""} data-testid={`given-${name}`}>
+      <dt>
+        <code>
+          <Shown text={name} max={200} />
+        </code>
+        {differs ? (
+          <span class="must">{differs.before === undefined ? "new" : differs.after === undefined ? "left out" : "differs"}</span>
+        ) : (
+          value !== undefined && <span class="kind">{kindOf(value)}</span>
+        )}
+      </dt>
+      <dd>{differs ? <Differs it={differs} /> : <Whole value={value ?? null} />}</dd>
+    </div>
+  );
+}
+
+function Whole({ value }: { value: Json }) {
+  if (typeof value === "string") return value ? <Long text={value} lines={8} label="Text" /> : <span class="muted">an empty text</span>;
+  if (Array.isArray(value) || isObject(value)) return <JsonTree value={value} open={3} label="Value" />;
+  return <code>{String(value)}</code>;
+}
+
+function Differs({ it }: { it: Difference }) {
+  const [before, after] = compared(it.before ?? "", it.after ?? "");
+  return (
+    <div class="sides">
+      <Side word={it.before === undefined ? "last time: not given" : "last time"} pieces={before} sign="−" />
+      <Side word={it.after === undefined ? "now: not given" : "now"} pieces={after} sign="+" />
+    </div>
+  );
+}
+
+interface EditProps {
+  it: Approval;
+  draft: Draft;
+  setDraft: (draft: Draft) => void;
+  busy: boolean;
+  disabled: boolean;
+  problems: Failed["problems"];
+  done: () => void;
+  approve: () => void;
+}
+
+function Edit({ it, draft, setDraft, busy, disabled, done, approve, problems }: EditProps) {
+  const box = useRef<HTMLDivElement>(null);
+  const [checked, checking] = useChecked(draft, (value) => post<Checked>(at("approvals", it.id, "check"), { arguments: value }), it.id);
+  useLayoutEffect(() => box.current?.querySelector<HTMLElement>("input, select, textarea")?.focus(), []);
+  const wrong = placed(checked ? checked.problems : problems);
+  return (
+    <div class="stack edit" ref={box} onKeyDown={(event) => event.key === "Escape" && (done(), focusCard(it.id))}>
+      <h3>Change the arguments, then approve. The caller is told that they were changed.</h3>
+      <Editor schema={it.schema ?? { type: "object" }} draft={draft} onChange={setDraft} problems={wrong} testid={`edit-form-${it.id}`} />
+      {checked && !checked.valid && (
+        <div class="judged">
+          <Problems of={wrong} />
+        </div>
+      )}
+      {checked?.valid && (
+        <p class="judged is-good" data-testid={`checked-${it.id}`}>
+          <Icon name="check" /> Fits the schema.{" "}
+          {checked.verdict && (
+            <>
+              <span class="muted">The rules say</span> <State of={checked.verdict} />
+            </>
+          )}
+        </p>
+      )}
+      <div class="row">
+        <Button
+          kind="primary"
+          icon="check"
+          busy={busy}
+          disabled={disabled || !!draft.broken || checking || !checked?.valid}
+          onClick={approve}
+          testid={`approve-edited-${it.id}`}
+        >
+          Yes, with these
+        </Button>
+        <Button
+          onClick={() => {
+            done();
+            focusCard(it.id);
+          }}
+          testid={`edit-cancel-${it.id}`}
+        >
+          Do not edit
+        </Button>
+      </div>
+    </div>
+  );
+}
+
+// What was decided, and what is remembered
+
+function Past({ it, open }: { it: Approval; open: boolean }) {
+  return (
+    <li data-testid={`past-${it.id}`}>
+      <Fold
+        open={open}
+        title={
+          <span class="row tight">
+            <State of={it.state} />
+            <strong>
+              <Shown text={short(it.title || it.tool, 80)} />
+            </strong>
+            <code>
+              <Shown text={short(it.tool, 80)} />
+            </code>
+            <span class="muted">
+              for <Shown text={short(it.who, 60)} />
+              {it.at > 0 && (
+                <>
+                  , <Ago at={it.at} />
+                </>
+              )}
+            </span>
+          </span>
+        }
+      >
+        <div class="stack">
+          <p>
+            <Shown text={it.sentence} max={600} />
+          </p>
+          <Verdict it={it} late />
+          <JsonTree value={it.arguments} open={2} label="Arguments" />
+        </div>
+      </Fold>
+    </li>
+  );
+}
+
+function Grants({ of }: { of: Grant[] }) {
+  if (!of.length) return null;
+  return (
+    <Panel title={`Remembered (${of.length})`}>
+      <ul class="grants">
+        {of.map((each) => (
+          <Granted key={each.id} it={each} />
+        ))}
+      </ul>
+    </Panel>
+  );
+}
+
+const WORDS: { [test: string]: string } = {
+  is: "is",
+  at_most: "is at most",
+  at_least: "is at least",
+  under: "is under",
+  over: "is over",
+  matches: "matches",
+  in: "is one of",
+  present: "is given",
+};
+
+function Granted({ it }: { it: Grant }) {
+  const [revoke, busy] = useAction(async () => {
+    await post(at("grants", it.id, "revoke"));
+    say("Revoked: the next call asks again.");
+  });
+  const loose = Object.entries(it.matching).map(
+    ([name, tests]) =>
+      `${name} ${Object.entries(tests)
+        .map(([test, value]) => `${WORDS[test] ?? test.replace(/_/g, " ")} ${JSON.stringify(value)}`)
+        .join(" and ")}`,
+  );
+  const firm = Object.entries(it.arguments)
+    .filter(([name]) => !(name in it.matching))
+    .map(([name, value]) => `${name} = ${JSON.stringify(value)}`);
+  return (
+    <li class="grant" data-testid={`grant-${it.id}`}>
+      <div class="grow">
+        <p>
+          <strong>
+            <Shown text={it.who} max={80} />
+          </strong>{" "}
+          may call{" "}
+          <code>
+            <Shown text={it.tool} max={80} />
+          </code>{" "}
+          {loose.length + firm.length ? "when" : "without arguments"} <Shown text={[...loose, ...firm].join(", ")} max={160} />
+        </p>
+        <p class="muted fine">
+          <Countdown until={it.until} />, said by <Shown text={it.by} max={80} /> <Ago at={it.made} />
+        </p>
+      </div>
+      <Button small kind="danger" icon="cross" busy={busy} disabled={!may("approve")} onClick={revoke} testid={`revoke-${it.id}`}>
+        Revoke
+      </Button>
+    </li>
+  );
+}

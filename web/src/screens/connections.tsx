@@ -1,0 +1,111 @@
+// Who is connected, in which revision, over what.
+import type { Connection } from "../api";
+import { me } from "../api-client";
+import { use } from "../cell";
+import { connections } from "../live";
+import { link } from "../route";
+import { Ago, Code, count, Empty, many, Panel, Pill, plain, Shown } from "../ui";
+import "./table.css";
+
+export function Connections() {
+  const all = use(connections);
+  const sorted = [...all].sort((a, b) => Number(b.open) - Number(a.open) || b.seen - a.seen);
+  return (
+    <>
+      <div class="title">
+        <h1>Connections</h1>
+        <p class="muted num">{many(all.length, "client")} with a stream open, or heard from within a minute</p>
+      </div>
+      <Panel class="flush">
+        {sorted.length ? (
+          <table class="cards">
+            <thead>
+              <tr>
+                <th scope="col">Client</th>
+                <th scope="col">State</th>
+                <th scope="col">Revision</th>
+                <th scope="col">Transport</th>
+                <th scope="col">Who</th>
+                <th scope="col">From</th>
+                <th scope="col">Since</th>
+                <th scope="col">Heard</th>
+                <th scope="col" class="right">
+                  Calls
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {sorted.map((one) => (
+                <One key={one.id} of={one} />
+              ))}
+            </tbody>
+          </table>
+        ) : (
+          <Nobody />
+        )}
+      </Panel>
+    </>
+  );
+}
+
+function One({ of }: { of: Connection }) {
+  return (
+    <tr data-testid={`connection-${of.id}`}>
+      <td class="lead">
+        <strong>
+          <Shown text={of.client || "no name given"} max={80} line />
+        </strong>{" "}
+        <span class="muted">
+          <Shown text={of.version} max={40} line />
+        </span>
+      </td>
+      <td>
+        <Pill tone={of.open ? "good" : "quiet"} icon={of.open ? "connections" : "clock"}>
+          {of.open ? "open" : "idle"}
+        </Pill>
+      </td>
+      <td data-label="Revision" class="num">
+        {plain(of.revision) || "–"}
+      </td>
+      <td data-label="Transport">{of.transport}</td>
+      <td data-label="Who">
+        <a href={link("tools", "", { as: of.who })} title="See the tools as this caller does">
+          <Shown text={of.who} max={80} line />
+        </a>
+      </td>
+      <td data-label="From">
+        <Shown text={of.from} max={80} line />
+      </td>
+      <td data-label="Since">
+        <Ago at={of.since} />
+      </td>
+      <td data-label="Heard">
+        <Ago at={of.seen} />
+      </td>
+      <td data-label="Calls" class="num right">
+        {count(of.calls)}
+      </td>
+    </tr>
+  );
+}
+
+function Nobody() {
+  const { server } = use(me)!;
+  if (!server.endpoint) {
+    return (
+      <Empty icon="connections" title="Nobody is connected">
+        This server talks over {server.transport}: whoever started it is its client, and shows here after its first message.
+      </Empty>
+    );
+  }
+  const entry = JSON.stringify({ mcpServers: { [server.name]: { type: "http", url: server.endpoint } } }, null, 2);
+  return (
+    <Empty icon="connections" title="Nobody is connected">
+      <p>Put this into the configuration of your client, or call the server from a terminal:</p>
+      <div class="left">
+        <Code text={entry} label="Entry for mcpServers" />
+        <Code text={`handrail call ${server.target}`} label="Command" />
+      </div>
+    </Empty>
+  );
+}

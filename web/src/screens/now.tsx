@@ -1,0 +1,370 @@
+// What happens now: health, what waits for a person, what runs, what has just ended.
+import { Component, type ComponentChildren } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Approval, Row } from "../api";
+import { at, may, me, post, said } from "../api-client";
+import { use } from "../cell";
+import { finished, health, minutes, running, runningTotal, sampled, totals, waiting } from "../live";
+import { link } from "../route";
+import { Spark } from "../spark";
+import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, type IconName, many, Panel, plain, say, Shown, State, useSlow } from "../ui";
+import "./now.css";
+
+const HOLD = 3000; // ms that a list keeps still after the pointer last moved over it
+const SHOWN = 24; // calls in a list, until somebody asks for more
+
+export function Now() {
+  return (
+    <div class="now">
+      <Sentence />
+      <Waiting />
+      <Figures />
+      <div class="lists">
+        <Running />
+        <Finished />
+      </div>
+    </div>
+  );
+}
+
+function Sentence() {
+  const said = use(health);
+  const icons: { [level: string]: IconName } = { good: "check", warn: "warn", bad: "cross" };
+  return (
+    <div class={`sentence ${said?.level ?? ""}`}>
+      <span class="sentence-sign">
+        <Icon name={said ? icons[said.level]! : "run"} size={18} />
+      </span>
+      <div>
+        <h1 data-testid="health">{said ? <Shown text={said.sentence} max={300} /> : "Listening to the server…"}</h1>
+        <ul class="muted">
+          {said?.notes.map((note) => (
+            <li key={note}>
+              <Shown text={note} max={300} />
+            </li>
+          ))}
+        </ul>
+      </div>
+    </div>
+  );
+}
+
+// What waits for a yes
+
+function Waiting() {
+  const all = use(waiting);
+  const soonest = useMemo(() => [...all].sort((a, b) => a.expires - b.expires), [all]);
+  if (!all.length) {
+    return (
+      <section class="asks none" aria-label="Approvals" data-testid="waiting">
+        <Icon name="approve" />
+        <p class="muted">Nothing waits for your yes.</p>
+      </section>
+    );
+  }
+  return (
+    <section class="asks" aria-label="Approvals" data-testid="waiting">
+      {soonest.slice(0, 3).map((one) => (
+        <Ask key={one.id} of={one} />
+      ))}
+      {all.length > 1 && (
+        <a class={all.length > 3 ? "asks-more" : "asks-more narrow"} href="#/approve">
+          All {count(all.length)}
+        </a>
+      )}
+    </section>
+  );
+}
+
+function Ask({ of }: { of: Approval }) {
+  return (
+    <a class="ask" href={link("approve", of.id)} data-testid={`waiting-${of.id}`}>
+      <Icon name="ask" size={20} />
+      <div class="grow">
+        <p class="line">
+          <strong>
+            <Shown text={of.sentence || of.title || of.tool} max={160} line />
+          </strong>
+        </p>
+        <p class="line muted">
+          <Shown text={of.tool} max={80} line /> for <Shown text={of.who} max={60} line />
+        </p>
+      </div>
+      <div class="ask-side">
+        <span class="ask-go">Review</span>
+        <Countdown until={of.expires} />
+      </div>
+    </a>
+  );
+}
+
+// Figures
+
+function Figures() {
+  const all = use(minutes);
+  const sum = use(totals);
+  const total = use(runningTotal);
+  const started = use(me)!.server.started;
+  const [point, setPoint] = useState<number | null>(null);
+  const slow = useSlow(all, 500);
+  const series = useMemo(
+    () => ({
+      calls: slow.map((one) => one.calls),
+      errors: slow.map((one) => one.errors),
+      p95: slow.map((one) => one.p95_ms),
+    }),
+    [slow],
+  );
+  const last = slow.at(-1);
+  const picked = slow.at(-1 - (point ?? 0)) ?? last;
+  const when = picked && picked !== last ? `at ${clock(picked.at).slice(-8, -3)}` : "this minute";
+  const most = (values: number[]) => count(Math.max(0, ...values));
+  return (
+    <section class="figures" aria-label="Figures" data-testid="sparkline">
+      <Figure word="Running" value={count(total)} live={total > 0}>
+        <p class="muted figure-text" data-testid="totals">
+          <b class="num" data-testid="total-calls">
+            {count(sum.calls)}
+          </b>{" "}
+          {sum.calls === 1 ? "call" : "calls"}, <b class="num">{count(sum.errors)}</b> failed, <b class="num">{count(sum.refused)}</b> refused since {clock(started).slice(0, -3)}
+        </p>
+      </Figure>
+      <Figure word={`Calls ${when}`} value={count(picked?.calls ?? 0)}>
+        <Spark values={series.calls} tone="info" bars label={`Calls a minute in the last hour, at most ${most(series.calls)}`} point={point} onPoint={setPoint} />
+      </Figure>
+      <Figure word={`Failed ${when}`} value={count(picked?.errors ?? 0)} bad={!!picked?.errors}>
+        <Spark values={series.errors} tone="bad" bars label={`Failed calls a minute in the last hour, at most ${most(series.errors)}`} point={point} onPoint={setPoint} />
+      </Figure>
+      <Figure word={`p95 ${when}`} value={picked?.calls ? duration(picked.p95_ms / 1000) : "–"}>
+        <Spark values={series.p95} tone="quiet" label={`Time that 95 % of the calls took at most, per minute in the last hour, up to ${duration(Math.max(0, ...series.p95) / 1000)}`} point={point} onPoint={setPoint} />
+      </Figure>
+    </section>
+  );
+}
+
+function Figure({ word, value, live, bad, children }: { word: string; value: string; live?: boolean; bad?: boolean; children: ComponentChildren }) {
+  return (
+    <div class="figure">
+      <p class="figure-word">{word}</p>
+      <p class={`figure-value num ${bad ? "bad" : ""}`}>
+        {value}
+        {live && <span class="pulse" aria-hidden="true" />}
+      </p>
+      {children}
+    </div>
+  );
+}
+
+// Lists
+
+/** Keeps still under a pointer or the keyboard's focus: nobody should hit a button that has just moved there. */
+function useHold() {
+  const [held, setHeld] = useState(false);
+  const timer = useRef(0);
+  const hold = () => {
+    clearTimeout(timer.current);
+    timer.current = window.setTimeout(() => setHeld(false), HOLD);
+    setHeld(true);
+  };
+  const release = () => {
+    clearTimeout(timer.current);
+    setHeld(false);
+  };
+  useEffect(() => () => clearTimeout(timer.current), []);
+  return { held, on: { onPointerMove: hold, onPointerDown: hold, onPointerLeave: release, onKeyDown: hold } };
+}
+
+function Running() {
+  const rows = use(running);
+  const total = use(runningTotal);
+  const ended = use(finished);
+  const { held, on } = useHold();
+  const before = useRef<Row[]>([]);
+  const shown = useMemo(() => {
+    if (!held) return rows;
+    const fresh = new Map(rows.map((row) => [row.id, row]));
+    const done = new Map(ended.map((row) => [row.id, row]));
+    const kept = before.current.map((row): Row => fresh.get(row.id) ?? done.get(row.id) ?? { ...row, state: "done", outcome: row.outcome ?? "ended" });
+    const known = new Set(kept.map((row) => row.id));
+    return [...kept, ...rows.filter((row) => !known.has(row.id))].slice(0, 120);
+  }, [rows, ended, held]);
+  before.current = shown;
+  return (
+    <Panel class="live" title="Running" testid="running" extra={<Note of={total > rows.length ? `${count(rows.length)} of ${count(total)}: the longest running` : held && total ? "Held while you point" : total ? many(total, "call") : ""} />}>
+      {shown.length ? <Rows of={shown} calm={total > SHOWN} on={on} /> : <Idle />}
+    </Panel>
+  );
+}
+
+function Idle() {
+  const { server } = use(me)!;
+  const any = use(totals).calls > 0;
+  const command = `handrail call ${server.target} TOOL`;
+  return (
+    <Empty icon="now" title="No tool is running">
+      {any ? (
+        <p>A call shows here the moment it begins.</p>
+      ) : (
+        <>
+          <p>
+            A call shows here the moment it begins. <a href="#/try">Try a tool</a>, or call one from a terminal:
+          </p>
+          <div class="command">
+            <code>{plain(command)}</code>
+            <Copy text={command} label="Copy the command" />
+          </div>
+        </>
+      )}
+    </Empty>
+  );
+}
+
+function Finished() {
+  const all = use(finished);
+  const some = use(sampled);
+  const slow = useSlow(all, 1000);
+  const rows = some ? slow : all; // a sample need not change faster than it can be read
+  const { held, on } = useHold();
+  const kept = useRef(rows);
+  if (!held) kept.current = rows;
+  const shown = kept.current;
+  const newer = held ? rows.findIndex((row) => row.id === shown[0]?.id) : 0;
+  const note = newer > 0 ? `${count(newer)} newer, held while you point` : newer < 0 ? "Many newer, held while you point" : some ? "A sample, failures first; the counts are exact" : "Newest first";
+  return (
+    <Panel class="live" title="Finished" testid="finished" extra={<Note of={note} />}>
+      {shown.length ? (
+        <Rows of={shown} calm={some} on={on} />
+      ) : (
+        <Empty icon="check" title="Nothing has ended yet">
+          <p>
+            The last calls stay here. Older ones are in the <a href="#/audit">audit</a>.
+          </p>
+        </Empty>
+      )}
+    </Panel>
+  );
+}
+
+/** Rows of one height, each put in its place by a transform: what comes and goes moves nothing else on the page. */
+function Rows({ of, calm, on }: { of: Row[]; calm: boolean; on: object }) {
+  const [all, setAll] = useState(false);
+  const shown = all ? of : of.slice(0, SHOWN);
+  return (
+    <div class="live-list" {...on}>
+      <ul style={{ "--n": shown.length }}>
+        {shown.map((row, index) => (
+          <Live key={row.id} row={row} place={index} flash={!calm} />
+        ))}
+      </ul>
+      {of.length > SHOWN && (
+        <p class="live-more">
+          <button type="button" class="more" onClick={() => setAll(!all)}>
+            {all ? `Only the first ${SHOWN}` : `${count(of.length - SHOWN)} more`}
+          </button>
+        </p>
+      )}
+    </div>
+  );
+}
+
+function Note({ of }: { of: string }) {
+  return <span class="muted note num">{of}</span>;
+}
+
+/** One call. The whole row leads to its story. It is drawn again only when what it shows has changed. */
+class Live extends Component<{ row: Row; place: number; flash: boolean }, { asked: boolean }> {
+  override state = { asked: false };
+  fresh = this.props.flash;
+
+  override shouldComponentUpdate({ row, place }: { row: Row; place: number }, { asked }: { asked: boolean }): boolean {
+    const { row: old, place: before } = this.props;
+    return (
+      place !== before ||
+      asked !== this.state.asked ||
+      row.state !== old.state ||
+      row.stage !== old.stage ||
+      row.outcome !== old.outcome ||
+      row.progress?.done !== old.progress?.done ||
+      row.progress?.message !== old.progress?.message
+    );
+  }
+
+  cancel = async () => {
+    this.setState({ asked: true });
+    try {
+      await post(at("calls", this.props.row.id, "cancel"));
+    } catch (problem) {
+      this.setState({ asked: false });
+      say(said(problem));
+    }
+  };
+
+  override render() {
+    const { row, place } = this.props;
+    const { progress } = row;
+    const done = row.state === "done";
+    const state = done ? (row.outcome ?? "ended") : this.state.asked ? "cancelling" : row.state;
+    return (
+      <li class={`call ${done ? "done" : "going"} ${this.fresh ? "fresh" : ""}`} style={{ "--i": place }} data-testid={`row-${row.id}`} data-state={state}>
+        <div class="call-state">
+          <State of={state} />
+        </div>
+        <div class="call-main">
+          <p class="line">
+            <a class="call-link" href={link("calls", row.id)}>
+              <Shown text={row.title || row.tool} max={80} line />
+            </a>
+            {row.title && row.title !== row.tool && (
+              <code class="muted">
+                <Shown text={row.tool} max={80} line />
+              </code>
+            )}
+          </p>
+          <p class="line muted">
+            {!done && progress?.message && (
+              <>
+                <b>
+                  <Shown text={progress.message} max={120} line />
+                </b>
+                {" · "}
+              </>
+            )}
+            <Shown text={row.who} max={60} line />
+            {row.client && (
+              <>
+                {" · "}
+                <Shown text={row.client} max={60} line />
+              </>
+            )}
+            {row.revision && ` · ${row.revision}`}
+            {!done && row.stage && ` · ${row.stage}`}
+          </p>
+        </div>
+        <div class="call-time num">
+          <p>{done ? duration(row.seconds) : <Elapsed since={row.began} />}</p>
+          <p class="muted">
+            {done ? (
+              <Ago at={row.began + row.seconds} />
+            ) : row.approval && row.state === "asking" ? (
+              <a class="call-review" href={link("approve", row.approval)}>
+                Review
+              </a>
+            ) : (
+              progress && part(progress.done, progress.total)
+            )}
+          </p>
+        </div>
+        {!done && (
+          <div class="call-act">
+            <Button small icon="stop" disabled={state === "cancelling" || !may("manage")} label={`Cancel ${plain(row.tool)}`} title={may("manage") ? "Cancel" : "You may not cancel calls"} testid={`cancel-${row.id}`} onClick={this.cancel} />
+          </div>
+        )}
+        {!done && progress && row.state !== "asking" && <Bar done={progress.done} total={progress.total} label={`Progress of ${plain(row.tool)}`} />}
+      </li>
+    );
+  }
+}
+
+function part(done: number, total?: number): string {
+  return total ? `${Math.min(100, Math.floor((done / total) * 100))} %` : count(done);
+}

@@ -1,0 +1,724 @@
+// Which tools a caller sees, as the wire lists them, why others are hidden, and everything about one of them.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Change, Icon as Picture, Json, JsonObject, ToolInfo, ToolsView } from "../api";
+import { at, get, getText, may, post } from "../api-client";
+import { use } from "../cell";
+import { compared, type Piece } from "../diff";
+import { toolsChanged } from "../live";
+import { address, Long, Url } from "../result";
+import { go, link, route } from "../route";
+import { lines, short } from "../schema";
+import "../tools.css";
+import {
+  Ago,
+  Button,
+  bytes,
+  Clock,
+  Code,
+  Copy,
+  count,
+  Dialog,
+  Empty,
+  Facts,
+  Fold,
+  Icon,
+  many,
+  Notice,
+  Panel,
+  Pill,
+  plain,
+  Problem,
+  Shown,
+  State,
+  useAction,
+  useData,
+  useKeys,
+} from "../ui";
+
+const MANY_TOOLS = 40; // from about here on models choose worse
+
+export function Tools() {
+  const place = use(route);
+  const changed = use(toolsChanged);
+  const asked = Object.fromEntries(["as", "scopes", "revision"].map((name) => [name, place.query.get(name) ?? ""]));
+  const words = place.query.get("q") ?? "";
+  const { data, failure, again } = useData((signal) => get<ToolsView>(at("tools"), asked, signal), [changed, ...Object.values(asked)]);
+  const detail = useRef<HTMLDivElement>(null);
+  const to = (name: string, query: { [name: string]: string } = {}) => link("tools", name, { ...asked, q: words, ...query });
+  useEffect(() => {
+    if (place.name && matchMedia("(max-width: 900px)").matches) detail.current?.scrollIntoView({ block: "start" });
+  }, [place.name, !data]);
+  const keys = useRef<{ [key: string]: () => void }>({});
+  useKeys({ j: () => keys.current.j?.(), k: () => keys.current.k?.() });
+  if (!data) return failure ? <Problem of={failure} again={again} /> : <Empty icon="tools" title="Looking which tools there are…" />;
+  const wanted = words.trim().toLowerCase();
+  const found = data.tools.filter((each) => `${each.name} ${each.title} ${each.description} ${each.tags.join(" ")}`.toLowerCase().includes(wanted));
+  const tool = data.tools.find((each) => each.name === place.name) ?? null;
+  const move = (by: number) => {
+    const next = found[Math.max(0, found.findIndex((each) => each.name === place.name) + by)];
+    if (next) go(to(next.name), true);
+    document.querySelector<HTMLElement>(`[data-testid="${CSS.escape(`tool-${next?.name}`)}"] a`)?.focus();
+  };
+  keys.current = { j: () => move(1), k: () => move(-1) };
+  return (
+    <>
+      <div class="title">
+        <h1>Tools</h1>
+        <span class="grow">
+          <input
+            type="search"
+            placeholder="Search tools"
+            aria-label="Search tools"
+            value={words}
+            onInput={(event) => go(to(place.name, { q: event.currentTarget.value }), true)}
+          />
+        </span>
+        <Pickers view={data} set={(query) => go(to(place.name, query), true)} />
+      </div>
+      {failure !== undefined && <Problem of={failure} again={again} />}
+      <Summary view={data} asked={asked} />
+      {!data.tools.length ? (
+        <Empty icon="tools" title="The server has no tools">
+          Add one with <code>@server.tool</code>, and it appears here at once.
+        </Empty>
+      ) : (
+        <div class="tools">
+          <ul class="tool-list" aria-label="Tools, in the order of the wire">
+            {found.map((each) => (
+              <Item key={each.name} tool={each} to={to(each.name)} current={each.name === place.name} />
+            ))}
+            {!found.length && (
+              <li>
+                <Empty icon="search" title="No tool says that">
+                  <Button onClick={() => go(to(place.name, { q: "" }), true)}>Show all</Button>
+                </Empty>
+              </li>
+            )}
+          </ul>
+          <div class="tool-detail" ref={detail}>
+            {tool ? (
+              <Detail key={tool.name} tool={tool} revision={data.revision} back={to("")} />
+            ) : place.name ? (
+              <Empty icon="tools" title="There is no such tool">
+                <Shown text={place.name} max={200} /> is not here now.
+              </Empty>
+            ) : (
+              <Empty icon="tools" title="Choose a tool">
+                Its description, schemas, rules, limits and what has changed in it are shown here.
+              </Empty>
+            )}
+          </div>
+        </div>
+      )}
+    </>
+  );
+}
+
+function Pickers({ view, set }: { view: ToolsView; set: (query: { [name: string]: string }) => void }) {
+  return (
+    <div class="pickers">
+      <label>
+        <span>See as</span>
+        <input
+          type="text"
+          list="principals"
+          data-testid="as"
+          defaultValue={view.as}
+          key={view.as}
+          autocomplete="off"
+          spellcheck={false}
+          onChange={(event) => set({ as: event.currentTarget.value.trim() })}
+        />
+        <datalist id="principals">
+          {view.principals.map((each) => (
+            <option value={each} key={each} />
+          ))}
+        </datalist>
+      </label>
+      <label>
+        <span>Scopes</span>
+        <input
+          type="text"
+          data-testid="scopes"
+          placeholder="none"
+          defaultValue={view.scopes.join(", ")}
+          key={view.scopes.join()}
+          autocomplete="off"
+          spellcheck={false}
+          onChange={(event) =>
+            set({
+              scopes: event.currentTarget.value
+                .split(/[\s,]+/)
+                .filter(Boolean)
+                .join(","),
+            })
+          }
+        />
+      </label>
+      <label>
+        <span>Revision</span>
+        <select data-testid="revision" value={view.revision} onChange={(event) => set({ revision: event.currentTarget.value })}>
+          {view.revisions.map((each) => (
+            <option key={each}>{each}</option>
+          ))}
+        </select>
+      </label>
+    </div>
+  );
+}
+
+function Summary({ view, asked }: { view: ToolsView; asked: { [name: string]: string } }) {
+  const [wire, setWire] = useState<string | null>(null);
+  const [show, busy] = useAction(async () => setWire(await getText(at("tools", "wire"), asked)));
+  const exposed = view.tools.filter((each) => each.exposed).length;
+  const changed = view.tools.filter((each) => each.pin.state === "changed" || each.pin.state === "new");
+  return (
+    <>
+      <p class="summary" data-testid="summary">
+        <span>
+          <strong>
+            <Shown text={view.as} max={60} />
+          </strong>{" "}
+          sees <strong>{exposed}</strong> of {view.tools.length} tools
+        </span>
+        <span class="num">about {count(view.tokens)} tokens</span>
+        <span class="num">{bytes(view.bytes)} on the wire</span>
+        <Button kind="quiet" small icon="wire" busy={busy} onClick={show} testid="wire">
+          As the wire lists it
+        </Button>
+      </p>
+      {exposed > MANY_TOOLS && (
+        <Notice tone="warn" title={`${exposed} tools at once`} testid="many-tools">
+          <p>
+            Models choose worse among so many, and each conversation pays about {count(view.tokens)} tokens for them. Switch off what is not needed, or hide it
+            from this caller by a rule.
+          </p>
+        </Notice>
+      )}
+      {changed.length > 0 && (
+        <Notice
+          tone="warn"
+          title={changed.length === 1 ? "One tool is not as it was pinned" : `${changed.length} tools are not as they were pinned`}
+          testid="changed-tools"
+        >
+          <p>
+            {changed.map((each, index) => (
+              <span key={each.name}>
+                {index > 0 && ", "}
+                <a href={link("tools", each.name, asked)}>
+                  <Shown text={short(each.name, 80)} />
+                </a>
+              </span>
+            ))}
+            : look at what has changed before anybody calls {changed.length === 1 ? "it" : "them"}.
+          </p>
+        </Notice>
+      )}
+      {wire !== null && (
+        <Dialog title={`tools/list, as ${plain(view.as)} gets it in ${view.revision}`} wide onClose={() => setWire(null)} testid="wire-dialog">
+          <Code text={wire} label="The answer to tools/list" testid="wire-text" />
+        </Dialog>
+      )}
+    </>
+  );
+}
+
+function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: boolean }) {
+  const rate = tool.calls ? tool.errors / tool.calls : 0;
+  return (
+    <li class={`tool ${tool.exposed ? "" : "not-exposed"}`} data-testid={`tool-${tool.name}`} data-exposed={tool.exposed}>
+      <Face tool={tool} />
+      <div class="tool-text">
+        <a class="tool-link" href={to} aria-current={current ? "true" : undefined}>
+          <strong>
+            <Shown text={short(tool.title || tool.name, 80)} />
+          </strong>{" "}
+          <code>
+            <Shown text={short(tool.name, 80)} />
+          </code>
+        </a>
+        <div class="row tight">
+          <span data-testid={`verdict-${tool.name}`} class="row tight">
+            <State of={tool.verdict} />
+            {tool.rule && (
+              <span class="muted fine">
+                <Shown text={tool.rule} max={50} />
+              </span>
+            )}
+          </span>
+          <Mark pin={tool.pin} />
+          {tool.warnings.length > 0 && (
+            <Pill tone="warn" icon="warn" title={plain(tool.warnings.join("\n"))}>
+              {tool.warnings.length === 1 ? "a warning" : `${tool.warnings.length} warnings`}
+            </Pill>
+          )}
+        </div>
+        {!tool.exposed && (
+          <p class="fine hidden-why" data-testid={`hidden-${tool.name}`}>
+            <Icon name="hidden" size={12} />{" "}
+            <span>
+              <span class="unseen">Not exposed: </span>
+              <Shown text={tool.hidden_because} max={160} />
+            </span>
+          </p>
+        )}
+        <p class="muted fine num">
+          {count(tool.tokens)} tokens ·{" "}
+          {tool.calls ? (
+            <>
+              {many(tool.calls, "call")} · {rate ? <span class={rate >= 0.05 ? "is-bad" : ""}>{percent(rate)} failed</span> : "none failed"}
+            </>
+          ) : (
+            "never called"
+          )}
+        </p>
+      </div>
+      <Switch tool={tool} />
+    </li>
+  );
+}
+
+const percent = (part: number): string => `${part < 0.1 ? (100 * part).toFixed(1) : Math.round(100 * part)} %`;
+
+function Mark({ pin }: { pin: ToolInfo["pin"] }) {
+  if (pin.state === "changed")
+    return (
+      <Pill tone="bad" icon="warn">
+        changed
+      </Pill>
+    );
+  if (pin.state === "new")
+    return (
+      <Pill tone="warn" icon="plus">
+        new
+      </Pill>
+    );
+  return pin.state === "pinned" ? <Pill icon="lock">pinned</Pill> : null;
+}
+
+function Switch({ tool }: { tool: ToolInfo }) {
+  const [flip, busy] = useAction(() => post(at("tools", tool.name, "switch"), { on: !tool.on }));
+  return (
+    <button
+      type="button"
+      role="switch"
+      class="switch"
+      aria-checked={tool.on}
+      aria-label={`${plain(tool.name)} is ${tool.on ? "on" : "off"}`}
+      disabled={busy || !may("manage")}
+      title={may("manage") ? (tool.on ? "Switch it off for everybody" : "Switch it on") : "Needs the role manage"}
+      data-testid={`switch-${tool.name}`}
+      onClick={flip}
+    >
+      <span class="switch-track" aria-hidden="true">
+        <span />
+      </span>
+      <span class="switch-word" aria-hidden="true">
+        {tool.on ? "on" : "off"}
+      </span>
+    </button>
+  );
+}
+
+const SAFE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
+
+function Face({ tool, size = 24 }: { tool: ToolInfo; size?: number }) {
+  const src = tool.icons.find((each) => SAFE.test(each.src))?.src;
+  return src ? (
+    <img class="face" src={src} alt="" width={size} height={size} />
+  ) : (
+    <span class="face letter" aria-hidden="true">
+      {[...(tool.title || tool.name)].find((each) => /[\p{L}\p{N}]/u.test(each))?.toUpperCase() ?? "?"}
+    </span>
+  );
+}
+
+function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; back: string }) {
+  return (
+    <div class="stack" data-testid="tool-detail">
+      <Panel>
+        <div class="stack">
+          <div class="detail-head">
+            <Face tool={tool} size={32} />
+            <div class="grow">
+              <h2 class="detail-title">
+                <Shown text={tool.title || tool.name} max={200} />
+              </h2>
+              <span class="with-copy">
+                <code data-testid="real-name">
+                  <Shown text={tool.name} max={200} />
+                </code>
+                <Copy text={tool.name} label="Copy the name" />
+              </span>
+            </div>
+            <a class="button plain back" href={back}>
+              Back to the list
+            </a>
+            <a class="button primary" href={link("try", tool.name)} data-testid="try-it">
+              <Icon name="try" />
+              <span>Try it</span>
+            </a>
+          </div>
+          {!tool.exposed && (
+            <Notice tone="warn" title="Not exposed">
+              <p>
+                <Shown text={tool.hidden_because} />
+              </p>
+            </Notice>
+          )}
+          {tool.warnings.map((each) => (
+            <Notice tone="warn" key={each} testid="warning">
+              <p>
+                <Shown text={each} />
+              </p>
+            </Notice>
+          ))}
+          {tool.description ? (
+            <Long text={tool.description} label="Description" />
+          ) : (
+            <p class="muted">It has no description: a model has to guess what it does.</p>
+          )}
+          <Code text={tool.signature} label="Signature" />
+          <Facts
+            of={[
+              [
+                "Rules say",
+                <span class="row tight">
+                  <State of={tool.verdict} />
+                  {tool.rule && <Shown text={tool.rule} max={100} />}
+                  {tool.why && (
+                    <span class="muted">
+                      <Shown text={tool.why} max={300} />
+                    </span>
+                  )}
+                </span>,
+              ],
+              [
+                "Limits",
+                tool.limits.length ? (
+                  <ul>
+                    {tool.limits.map((each) => (
+                      <li key={each}>
+                        <Shown text={each} />
+                      </li>
+                    ))}
+                  </ul>
+                ) : (
+                  "none of its own"
+                ),
+              ],
+              ["Costs", `about ${count(tool.tokens)} tokens in each conversation`],
+              [
+                "Called",
+                tool.calls ? (
+                  <>
+                    {many(tool.calls, "time")}, {tool.errors ? `${count(tool.errors)} failed (${percent(tool.errors / tool.calls)})` : "none failed"}, last{" "}
+                    <Ago at={tool.last} /> ·{" "}
+                    <a href={link("audit", "", { tool: tool.name })}>records</a>
+                  </>
+                ) : (
+                  "never"
+                ),
+              ],
+              [
+                "Tags",
+                tool.tags.length ? (
+                  <span class="row tight">
+                    {tool.tags.map((each) => (
+                      <Pill key={each}>
+                        <Shown text={each} max={40} />
+                      </Pill>
+                    ))}
+                  </span>
+                ) : (
+                  ""
+                ),
+              ],
+              ["Needs scopes", tool.scopes.length ? <Shown text={tool.scopes.join(", ")} /> : ""],
+              [
+                "Fingerprint",
+                <span class="with-copy">
+                  <code class="fingerprint">
+                    <Shown text={tool.fingerprint} />
+                  </code>
+                  <Copy text={tool.fingerprint} label="Copy the fingerprint" />
+                </span>,
+              ],
+              [
+                "Pinned",
+                {
+                  none: "no",
+                  pinned: (
+                    <>
+                      since <Clock at={tool.pin.since} />
+                    </>
+                  ),
+                  changed: (
+                    <>
+                      since <Clock at={tool.pin.since} />, and changed after that
+                    </>
+                  ),
+                  new: "no: it was not there when the others were pinned",
+                }[tool.pin.state],
+              ],
+              [
+                "Icons",
+                tool.icons.length ? (
+                  <ul class="icons">
+                    {tool.icons.map((each, index) => (
+                      <li key={index}>
+                        <Shot tool={tool} icon={each} index={index} />
+                      </li>
+                    ))}
+                  </ul>
+                ) : (
+                  ""
+                ),
+              ],
+            ]}
+          />
+        </div>
+      </Panel>
+      <Changes tool={tool} />
+      <Panel title="Input" extra={<span class="muted fine">{revision}</span>}>
+        <Schema schema={tool.input_schema} label="Input schema" none="It takes no arguments." />
+      </Panel>
+      {tool.output_schema && (
+        <Panel title="Output">
+          <Schema schema={tool.output_schema} label="Output schema" none="Any object." />
+        </Panel>
+      )}
+      <Panel title="Declared by the server">
+        <Declared claims={tool.annotations} />
+      </Panel>
+    </div>
+  );
+}
+
+const CLAIMS: { [name: string]: [yes: string, no: string] } = {
+  readOnlyHint: ["It only reads.", "It changes things."],
+  destructiveHint: ["It may destroy or overwrite.", "It only adds."],
+  idempotentHint: ["Calling it again does nothing more.", "Each call does something."],
+  openWorldHint: ["It deals with the world outside.", "It deals with a closed set of things."],
+};
+
+function Declared({ claims }: { claims: JsonObject }) {
+  const names = Object.keys(claims);
+  return (
+    <div class="stack" data-testid="annotations">
+      <p class="muted">
+        {names.length
+          ? "Claims of the tool's author, declared by the server. They are not facts; only rules that trust them act on them."
+          : "The server declares nothing about what the tool does. By the protocol that means: it may change and destroy things, outside too."}
+      </p>
+      {names.length > 0 && (
+        <dl class="claims">
+          {names.map((name) => {
+            const said = typeof claims[name] === "boolean" ? CLAIMS[name]?.[claims[name] ? 0 : 1] : undefined;
+            return (
+              <div key={name}>
+                <dt>
+                  <code>
+                    <Shown text={name} max={80} />
+                  </code>
+                </dt>
+                <dd>
+                  <code>
+                    <Shown text={JSON.stringify(claims[name])} max={300} />
+                  </code>{" "}
+                  {said && <span class="muted">{said}</span>}
+                </dd>
+              </div>
+            );
+          })}
+        </dl>
+      )}
+    </div>
+  );
+}
+
+function Changes({ tool }: { tool: ToolInfo }) {
+  const [accept, busy] = useAction(() => post(at("tools", tool.name, "accept")));
+  const { state, changes } = tool.pin;
+  if (state !== "changed" && state !== "new") return null;
+  return (
+    <Panel
+      class="changes"
+      title={state === "new" ? "New since the tools were pinned" : `Changed since it was pinned (${changes.length})`}
+      testid={`diff-${tool.name}`}
+    >
+      <div class="stack">
+        {state === "new" && <p>Nobody has looked at it yet. Read its description and schema, then accept it.</p>}
+        {changes.map((each, index) => (
+          <Before change={each} key={index} />
+        ))}
+        <div class="row">
+          <Button kind="primary" icon="check" busy={busy} disabled={!may("manage")} onClick={accept} testid={`accept-${tool.name}`}>
+            Accept it as it is now
+          </Button>
+          <span class="muted">{may("manage") ? "It is pinned anew, and no longer marked." : "Needs the role manage."}</span>
+        </div>
+      </div>
+    </Panel>
+  );
+}
+
+function Before({ change }: { change: Change }) {
+  const [before, after] = compared(change.before, change.after);
+  return (
+    <div class="change">
+      <p class="row tight">
+        <Pill tone={change.kind === "wording" ? "info" : "warn"} icon="edit">
+          <Shown text={change.kind} max={60} />
+        </Pill>
+        <code>
+          <Shown text={change.path || "the tool"} max={200} />
+        </code>
+      </p>
+      <div class="sides">
+        <Side word="before" pieces={before} sign="−" />
+        <Side word="now" pieces={after} sign="+" />
+      </div>
+    </div>
+  );
+}
+
+/** One side of a difference: a word, a sign, and what is not on the other side marked. */
+export function Side({ word, pieces, sign }: { word: string; pieces: Piece[]; sign: "−" | "+" }) {
+  const Tag = sign === "+" ? "ins" : "del";
+  return (
+    <div class={`side ${sign === "+" ? "plus" : "minus"} ${pieces.length > 1 ? "mixed" : ""}`}>
+      <span class="side-word">
+        <span aria-hidden="true">{sign}</span> {word}
+      </span>
+      <pre tabIndex={0} role="group" aria-label={word}>
+        {pieces.length ? (
+          pieces.map((each, index) =>
+            each.differs ? (
+              <Tag key={index}>
+                <Shown text={each.text} max={20_000} />
+              </Tag>
+            ) : (
+              <Shown text={each.text} max={20_000} key={index} />
+            ),
+          )
+        ) : (
+          <span class="muted">nothing</span>
+        )}
+      </pre>
+    </div>
+  );
+}
+
+function Shot({ tool, icon, index }: { tool: ToolInfo; icon: Picture; index: number }) {
+  const [asked, ask] = useState(false);
+  const [src, setSrc] = useState(icon.src);
+  const [fetch, busy] = useAction(async () => {
+    setSrc((await post<{ src: string }>(at("tools", tool.name, "icon"), { index })).src);
+    ask(false);
+  });
+  if (SAFE.test(src)) return <img class="shot" src={src} alt={`Icon ${index + 1}`} width={32} height={32} />;
+  if (icon.why_not || !icon.from)
+    return (
+      <span class="muted">
+        <Shown text={icon.why_not || "Not shown: it is no picture this page knows"} />{" "}
+        {icon.from && (
+          <code>
+            <Shown text={icon.from} max={200} />
+          </code>
+        )}
+      </span>
+    );
+  const where = address(icon.from);
+  return (
+    <>
+      <Button
+        small
+        icon="eye"
+        disabled={!may("manage")}
+        title={may("manage") ? undefined : "Needs the role manage"}
+        onClick={() => ask(true)}
+        testid={`icon-${index}`}
+      >
+        Show the icon from {plain(where.host || icon.from).slice(0, 60)}
+      </Button>
+      {asked && (
+        <Dialog
+          title="Fetch this icon?"
+          onClose={() => ask(false)}
+          actions={
+            <>
+              <Button onClick={() => ask(false)}>No</Button>
+              <Button kind="primary" busy={busy} onClick={fetch} testid="icon-yes">
+                Fetch it
+              </Button>
+            </>
+          }
+        >
+          <p>The server fetches it, without cookies or keys. Whoever runs the site learns that somebody looked:</p>
+          <Url of={where} />
+        </Dialog>
+      )}
+    </>
+  );
+}
+
+function Schema({ schema, label, none }: { schema: JsonObject; label: string; none: string }) {
+  const rows = lines(schema, schema);
+  return (
+    <>
+      {rows.length ? (
+        <div class="scroll" tabIndex={0} role="group" aria-label={label}>
+          <table class="schema">
+            <thead>
+              <tr>
+                <th>Name</th>
+                <th>Type</th>
+                <th>About</th>
+              </tr>
+            </thead>
+            <tbody>
+              {rows.map((row, index) => (
+                <tr key={index}>
+                  <td style={{ paddingLeft: `${12 + 16 * row.depth}px` }}>
+                    <code>
+                      <Shown text={row.name} max={120} />
+                    </code>
+                    {row.required && <span class="must">required</span>}
+                  </td>
+                  <td>
+                    <code>
+                      <Shown text={row.type} max={120} />
+                    </code>
+                  </td>
+                  <td>
+                    {row.description && (
+                      <p>
+                        <Shown text={row.description} max={600} />
+                      </p>
+                    )}
+                    {(row.constraints.length > 0 || row.default !== undefined) && (
+                      <p class="muted fine">
+                        <Shown
+                          text={[...row.constraints, ...(row.default === undefined ? [] : [`default ${JSON.stringify(row.default as Json)}`])].join(" · ")}
+                          max={600}
+                        />
+                      </p>
+                    )}
+                    {row.stopped && <p class="muted fine">goes on like the one above of its kind</p>}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      ) : (
+        <p class="muted">{none}</p>
+      )}
+      <Fold title="As JSON">
+        <Code text={JSON.stringify(schema, null, 2)} label={`${label} as JSON`} />
+      </Fold>
+    </>
+  );
+}

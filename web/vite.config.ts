@@ -1,0 +1,22 @@
+// Names without hashes and no dates: building twice gives the same bytes, so that CI can compare.
+import { defineConfig } from "vite";
+
+export default defineConfig({
+  base: "./",
+  build: {
+    outDir: "../src/handrail/console/static",
+    emptyOutDir: true,
+    target: "es2022",
+    cssCodeSplit: false,
+    assetsInlineLimit: 0,
+    modulePreload: false,
+    reportCompressedSize: true,
+    rolldownOptions: {
+      output: {
+        codeSplitting: false,
+        entryFileNames: "assets/console.js",
+        assetFileNames: "assets/console[extname]",
+      },
+    },
+  },
+});
