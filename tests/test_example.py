@@ -1,11 +1,13 @@
-"""The example: the walk of `make demo`, each tool once, and what its database refuses."""
+"""The example: `make demo` and its walk, each tool once, and what its database refuses."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import io
+import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -15,12 +17,14 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from examples.everyday import CLIMATE, MAX_ROWS, server
 from handrail import Audio, EmbeddedResource, Image, ResourceLink, Text
 from handrail.model import Json, Object
 from handrail.testing import Peer
+from rigs_console import Page
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
@@ -75,7 +79,7 @@ def walk(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_walk_meets_what_it_expects_and_reads_well_without_colours() -> None:
-    done = walk(str(EXAMPLES / "everyday.py"), "--demo")
+    done = walk(str(EXAMPLES / "walk.py"))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for step in ("list", "call", "error", "progress", "ask", "one call, every revision, one process"):
         assert f"\n== {step} =" in done.stdout
@@ -100,9 +104,46 @@ def test_the_walk_meets_what_it_expects_and_reads_well_without_colours() -> None
 def test_the_walk_fails_if_the_server_answers_otherwise(code: str, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(code, "utf-8")
-    done = walk(str(EXAMPLES / "demo.py"), str(other))
+    done = walk(str(EXAMPLES / "walk.py"), str(other))
     assert done.returncode == 1
     assert "\n  NO" in done.stdout and "Traceback" not in done.stderr
+
+
+# make demo
+
+
+def test_the_demo_says_where_everything_is_and_walks_without_a_terminal() -> None:
+    done = walk(str(EXAMPLES / "demo.py"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert re.search(r"^Console:   http://127\.0\.0\.1:\d+/#code=\S{32}$", done.stdout, re.MULTILINE)
+    endpoint = re.search(r"^Endpoint:  (http://127\.0\.0\.1:\d+/mcp)$", done.stdout, re.MULTILINE)
+    entry = json.loads(done.stdout[done.stdout.index("{") : done.stdout.index("\n}") + 2])
+    assert endpoint and entry == {"mcpServers": {"everyday": {"type": "http", "url": endpoint[1]}}}
+    assert done.stdout.endswith("23 of 23 answers as expected.\n")
+
+
+async def test_the_demo_has_sample_calls_and_one_that_waits_and_ends_when_it_is_told_to() -> None:
+    environment = {**os.environ, "SAMPLE": "1", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLES / "demo.py"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={**environment, "DEMO_SECONDS": "12"},
+    )
+    assert process.stdout is not None
+    url, code = (await process.stdout.readline()).decode().removeprefix("Console:").strip().split("/#code=")
+    page = Page(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)), url)
+    await page.sign_in(code)
+    await page.listen()
+    async with asyncio.timeout(20):
+        while (await page.event("tick"))["totals"]["calls"] < 10:
+            pass
+    [waiting] = (await page.get("approvals"))["open"]
+    assert (waiting["tool"], waiting["client"], waiting["arguments"]) == ("cancel_order", "assistant", {"order_id": 3})
+    await page.close()
+    said, _ = await asyncio.wait_for(process.communicate(), 40)
+    assert process.returncode == 0 and b"23 of 23" in said
 
 
 # Each tool once
