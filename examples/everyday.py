@@ -2,7 +2,7 @@
 
     python examples/everyday.py                          serve one client over standard input and output
     python examples/everyday.py --http 127.0.0.1:8000    serve any number of clients over HTTP; it says its URL
-    python examples/everyday.py --demo                   walk through it with raw JSON lines (examples/demo.py)
+    python examples/everyday.py --demo                   serve it with its console, to look around (examples/demo.py)
 
 Everything here is made up or comes from small tables in this file: no network, no keys, nothing to configure.
 """
