@@ -404,11 +404,12 @@ def test_in_the_story_a_tools_error_looks_unlike_one_of_the_protocol_and_unlike_
     unfit = panel(called(page, served, alice, "add", "bad_arguments", a="x"), "Why not")
     expect(unfit).to_contain_text("the tool was not run")
     expect(unfit).to_contain_text('a: expected integer, got string "x"')
+    before = served.last_call("cancel_order")
     call = served.in_background(alice.call, "cancel_order", {"order_id": 9})
     page.goto(f"{served.url}/#/approve")
     page.get_by_role("button", name="No", exact=True).click()
     call.result(20)
-    refused = panel(served.last_call("cancel_order"), "Why not")
+    refused = panel(served.last_call("cancel_order", after=before), "Why not")
     expect(refused).to_contain_text("The call was refused")
     expect(page.get_by_test_id("verdict")).to_have_text("ask")
 
@@ -539,9 +540,9 @@ def test_signing_out_ends_every_window_of_the_session_and_no_other(
     with (
         signed_context(chromium, served.link_for("local", "view")) as mine,
         window(mine, f"{served.url}/#/now") as one,
-        window(mine, f"{served.url}/#/audit") as two,
+        window(mine, f"{served.url}/#/connections") as two,
     ):
-        expect(two.get_by_test_id("badge")).to_be_visible()
+        expect(two.get_by_role("heading", name="Connections", exact=True)).to_be_visible()
         one.get_by_test_id("who").click()
         one.get_by_test_id("sign-out").click()
         expect(signed_out(one)).to_contain_text("You have signed out")

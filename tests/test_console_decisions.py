@@ -350,6 +350,27 @@ def test_a_decision_that_comes_late_is_told_who_was_first(
         expect(slow.get_by_test_id(f"verdict-{ident(card)}")).to_contain_text("Approved by operator local")
 
 
+def test_whoever_leaves_while_a_decision_is_on_its_way_is_not_brought_back(
+    page: Page, served: Served, caller: Caller
+) -> None:
+    calls = [caller.cancels(number) for number in (44, 45)]
+    card = kept(page, card_of(page, caller.who).filter(has_text="order_id 44"))
+    expect(card_of(page, caller.who)).to_have_count(2)
+    held: list[Any] = []
+    page.route("**/api/approvals/*", lambda route: held.append(route))
+    its(page, "no", card).click()
+    expect(its(page, "no", card)).to_have_attribute("aria-busy", "true")
+    page.goto(f"{served.url}/#/connections")
+    expect(page.get_by_role("heading", name="Connections", exact=True)).to_be_visible()
+    [route] = held
+    with page.expect_response("**/api/approvals/*"):
+        route.continue_()
+    page.unroute("**/api/approvals/*")
+    assert calls[0].result(20).is_error
+    expect(page.get_by_text("Denied.", exact=True).first).to_be_attached()  # it is told all the same
+    expect(page).to_have_url(re.compile("#/connections$"))
+
+
 @requirement("APP-03", everywhere=True)
 def test_a_decided_card_cannot_be_decided_again(page: Page, caller: Caller) -> None:
     call = caller.cancels(42)
@@ -461,10 +482,14 @@ def test_two_keys_are_a_decision_and_one_is_none(page: Page, caller: Caller) -> 
     page.keyboard.press("a")
     page.keyboard.press("Enter")
     assert call.result(20).text == "order 60 is cancelled: no reason"
+    expect(its(page, "verdict", card)).to_be_visible()
+    expect(card).to_be_focused()
+    page.evaluate("id => { location.hash = `#/approve/${id}` }", ident(card))
 
-    call = caller.cancels(61)
+    call = caller.cancels(61)  # while one is still at the one that was decided
     card = kept(page, card_of(page, caller.who))
     page.keyboard.press("d")
+    expect(its(page, "no", card)).to_be_focused()
     page.keyboard.press("Enter")
     assert call.result(20).is_error
     expect(card).to_have_attribute("data-state", "denied")

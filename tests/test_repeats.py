@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings, strategies as st
 
+from handrail.protocol.http import Headers
 from handrail.transports import acceptor
+from handrail.transports.cycle import Cycle
 from handrail.transports.guarded import Guarded
 from handrail.transports.heads import Head as KnownHead
 from handrail.transports.listen import HttpLimits, serve_http
@@ -96,17 +98,18 @@ class Parsed(Plain):
 class AtOnce(Plain):
     """As our own endpoint: what came whole is answered without a task."""
 
-    def at_once(
-        self, scope: Message, receive: Receive, send: Send, headers: dict[bytes, bytes], body: bytes
-    ) -> tuple[int, Pairs, bytes] | Coroutine[Any, Any, None] | None:
+    def at_once(self, cycle: Cycle, headers: Headers) -> bool:
+        scope = cycle.scope
         if scope["path"] == "/slow":
-            return None
+            return False
         if scope["path"] == "/work":
             scope.update(headers=list(headers.items()), state={"given": 1}, asgi=ASGI.copy())
-            return self(scope, receive, send)
+            cycle.start(self(scope, cycle.receive, cycle.send))
+            return True
         scope.update(state={"given": 1}, asgi=ASGI.copy())
-        self.note(scope, list(headers.items()), body)
-        return 200, [], b""
+        self.note(scope, list(headers.items()), bytes(cycle.body))
+        cycle.answer(200, [], b"")
+        return True
 
 
 class Watched(Guarded):

@@ -282,7 +282,7 @@ class Flight:
         """The peer does not want the answer any more: stop, and say nothing."""
         if isinstance(known, Call):
             known.stop()
-            self.reply(known, None)
+            known._flight.reply(known, None)  # over HTTP it came in another one than the news that it is not wanted
         else:
             del self.connection.in_flight[known.id]
             known.reply(None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import select
 import signal
@@ -23,7 +22,6 @@ from types import FrameType
 from typing import Any
 
 MORE_SECONDS = 1.5  # what an end may take beyond the grace given to calls
-YOUNG = 20_000  # objects that are made before it is looked which of them are left
 LOOK_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
 
 Ready = Callable[[Callable[[str], None], Callable[[], None]], None]
@@ -56,9 +54,6 @@ class Watch:
 
     def run(self, loop: asyncio.AbstractEventLoop, serving: Coroutine[Any, Any, None]) -> None:
         """Run to the end, and no further than that."""
-        # What the start has made stays; and calls that are in flight are not garbage, however many of them there are.
-        gc.freeze()
-        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
         before = set(threading.enumerate())
         threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
         code = 1

@@ -81,11 +81,12 @@ export function Approve() {
   const move = (by: number) => {
     const index = shown.findIndex((each) => each.id === here);
     const next = shown[Math.min(Math.max(index + by, 0), shown.length - 1)];
-    if (next) go(link("approve", next.id), true);
+    if (next) turn(next.id);
     if (next) focusCard(next.id);
   };
   const press = (which: string) => {
-    const button = document.querySelector<HTMLElement>(`[data-testid="${CSS.escape(`${which}-${here}`)}"]`);
+    const id = pending.some((each) => each.id === here) ? here : pending[0]?.id; // not one that has been decided
+    const button = document.querySelector<HTMLElement>(`[data-testid="${CSS.escape(`${which}-${id}`)}"]`);
     button?.focus();
     button?.scrollIntoView({ block: "nearest" });
   };
@@ -175,11 +176,16 @@ export function Approve() {
 
 const focusCard = (id: string): void => document.getElementById(`card-${id}`)?.focus();
 
+/** Be at this card; but whoever has left meanwhile is not brought back. */
+function turn(id: string): void {
+  if (location.hash.startsWith(link("approve"))) go(link("approve", id), true);
+}
+
 function focusNext(all: Approval[], id: string): void {
   const from = all.findIndex((each) => each.id === id);
   const next = [...all.slice(from + 1), ...all.slice(0, from)].find((each) => each.state === "pending");
   if (next) {
-    go(link("approve", next.id), true);
+    turn(next.id);
     focusCard(next.id);
   } else focusCard(id);
 }
@@ -257,7 +263,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
       style={open || !seen || !keep ? undefined : { minHeight: `${height.current}px` }}
       aria-labelledby={`title-${it.id}`}
       onKeyDown={(event) => event.key === "Escape" && focusCard(it.id)}
-      onFocusCapture={() => current || go(link("approve", it.id), true)}
+      onFocusCapture={() => current || turn(it.id)}
     >
       <header class="card-head">
         <h2 id={`title-${it.id}`}>
