@@ -33,6 +33,7 @@ log = logging.getLogger("handrail")
 STATE_SECONDS = 3600
 CLEANUP_SECONDS = 0.3
 SOON_SECONDS = 0.02  # most calls have ended by then
+RECORD_SECONDS = 5.0  # for the record of a call that took too long already
 LATER = b""  # in place of an answer that will come
 UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
 
@@ -188,6 +189,9 @@ class Flight:
         call.timed_out = call.cancelled = True
         answer = self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}."))
         self._answer_early(call, TimeoutError(), answer)
+        if not call.over:  # it waits for the disk, which may be what was late all along
+            late = TrailError("it takes too long")
+            call.timer = self.loop.call_later(RECORD_SECONDS, self._land, call, LATER, late)
 
     def cancel(self, call: Call) -> None:
         """Somebody at the server has had enough of a call. Its caller, who has not, is told so."""
