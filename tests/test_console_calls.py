@@ -301,6 +301,29 @@ async def test_a_thread_sees_that_it_is_cancelled_and_is_shown_until_it_ends() -
         assert (await row_of(page, "blocked", "done"))["outcome"] == "cancelled"
 
 
+@requirement("APP-12")
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_never_runs() -> None:
+    shop = Shop(workers=1)
+    ran = []
+
+    @shop.server.tool
+    def charge() -> str:
+        ran.append("charge")
+        return "charged"
+
+    async with watched(shop) as (_, page, peer):
+        first = asyncio.create_task(peer.call("blocked", {}))
+        ahead = await row_of(page, "blocked", "running")
+        call = asyncio.create_task(peer.call("charge", {}))
+        row = await row_of(page, "charge", "running")
+        for each in (row, ahead):
+            await page.post(f"calls/{each['id']}/cancel")
+        assert "cancelled by an operator" in (await call).text and "cancelled" in (await first).text
+        shop.released.set()
+        assert (await row_of(page, "charge", "done"))["outcome"] == "cancelled"
+    assert not ran, "its caller was told that it was cancelled"
+
+
 async def test_a_client_that_cancels_hears_nothing_and_the_page_does() -> None:
     shop = Shop()
     async with watched(shop) as (_, page, peer):

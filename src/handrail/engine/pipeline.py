@@ -71,7 +71,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                     value = entry.invoke(call.arguments, call)
                 else:
                     ended, leave = leave, None  # a thread that nobody waits for any more still has its place
-                    value = await workers.run(entry.invoke, call.arguments, call, ended=ended)
+                    value = await workers.run(_invoked, call, ended=ended)
                 result = outcome(entry, value)
             except ToolError as failure:
                 result = _marked(entry, told(entry.tool.name, failure))
@@ -99,6 +99,13 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 leave()
 
     return run
+
+
+def _invoked(call: Call) -> Any:
+    """In a thread. Whoever cancelled the call while it waited for one has been told that it was."""
+    if call.cancelled:
+        raise asyncio.CancelledError
+    return call.entry.invoke(call.arguments, call)
 
 
 def told(name: str, failure: ToolError) -> ToolResult:
