@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +389,66 @@ async def test_what_is_kept_is_at_most_16_mib_of_wire() -> None:
             assert sum(seen.weight for seen in feed.kept) <= watching.RING_BYTES
     assert 1 < len(feed.kept) < 12, "the oldest went first"
     assert feed.totals[0] == 12
+
+
+async def test_what_was_never_sent_counts_too() -> None:
+    """Results that are too large for the wire, and what a tool logs for nobody."""
+    shop = Shop(rates=None, sanitize=None)
+    feed = shop.feed
+
+    @shop.server.tool
+    async def huge() -> str:
+        return "x" * 6_000_000
+
+    @shop.server.tool
+    async def chatty(call: Call) -> str:
+        for number in range(99):
+            await call.log("debug", f"{number}" + "x" * 60_000)
+        await call.log("debug", "x" * 5_000_000)
+        return "said"
+
+    async with Peer(shop.server) as peer:
+        for _ in range(6):
+            assert (await peer.call("huge", {})).is_error
+        assert len(feed.kept) <= 2
+        for _ in range(6):
+            await peer.call("chatty", {})
+        assert len(feed.kept) <= 3 and max(len(data) for _, _, data in feed.kept[-1].logs) < 100_000
+
+
+class Odd:
+    def __str__(self) -> str:
+        return "odd"
+
+
+@pytest.mark.parametrize(
+    ("done", "message", "data"),
+    [
+        (Fraction(1, 3), "", Odd()),
+        (2**70, "", {"half": "\udcff"}),
+        (1, "file \udcff", 2**70),
+    ],
+)
+async def test_what_is_not_json_can_be_looked_at_and_stops_nothing(done: Any, message: str, data: Any) -> None:
+    shop = Shop(rates=None)
+
+    @shop.server.tool
+    async def odd(call: Call) -> str:
+        await call.progress(done, message=message)
+        await call.log("debug", data)
+        await shop.go.wait()
+        return "gone on"
+
+    async with watched(shop) as (rig, page, peer):
+        call = asyncio.create_task(peer.call("odd", {}))
+        row = await row_of(page, "odd", "running")
+        assert row["progress"]["done"] == pytest.approx(float(done))
+        shop.go.set()
+        await call
+        assert (await row_of(page, "odd", "done"))["id"] == row["id"]
+        story = await page.get(f"calls/{row['id']}")
+        assert len(story["logs"]) == 1
+        assert (await (await rig.page()).listen())["finished"][-1]["id"] == row["id"]
 
 
 async def test_nothing_is_held_on_to_but_what_is_shown() -> None:

@@ -150,7 +150,7 @@ def _story(console: Console, seen: Seen) -> Object:
         ],
         "findings": sorted({f"{each.kind}: {each.rule}" for each in seen.findings}),
         "progress": [_progress(console, each) for each in seen.progress],
-        "logs": [{"at": at, "level": level, "text": _said(console, data)} for at, level, data in seen.logs],
+        "logs": [{"at": at, "level": level, "text": _said(console, decode(data))} for at, level, data in seen.logs],
         "wire": [{"at": at, "way": way, **shown.wire(console, text)} for at, way, text in _lines(seen)],
         "trace": "" if seen.trace is None else seen.trace.trace_id,
     }

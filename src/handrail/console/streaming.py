@@ -7,6 +7,7 @@ what all of them say. A stream that lost something ends, and the page opens anot
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, suppress
@@ -27,6 +28,8 @@ from handrail.stores import StoreError
 
 if TYPE_CHECKING:
     from handrail.console import Console
+
+log = logging.getLogger("handrail")
 
 TICK_SECONDS, SLOW_SECONDS = 0.1, 1.0
 SOON_SECONDS = 0.02  # what begins and ends within it is told of once
@@ -80,18 +83,25 @@ class Pulse:
                     feed.fresh = []
                     continue
                 if not self._news.is_set() and not feed.running:
-                    with suppress(StoreError):
-                        await self._tell_connections()  # a stream was closed, or a minute has passed
+                    await self._try(self._tell_connections())  # a stream was closed, or a minute has passed
                     continue
                 await asyncio.sleep(max(SOON_SECONDS, last + TICK_SECONDS - loop.time()))
                 self._news.clear()
                 last = loop.time()
-                with suppress(StoreError):
-                    await self._tick()
+                await self._try(self._tick())
         finally:
             feed.news = None
             for task in self._tasks:
                 task.cancel()
+
+    async def _try(self, work: Coroutine[Any, Any, None]) -> None:
+        """What cannot be told once must not keep all else from being told."""
+        try:
+            await work
+        except StoreError:
+            pass
+        except Exception:
+            log.exception("console: what goes on could not be told")
 
     async def _tick(self) -> None:
         console, feed = self._console, self._console.feed

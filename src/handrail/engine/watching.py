@@ -22,8 +22,8 @@ from handrail.engine.pipeline import Handler
 from handrail.errors import Refused
 from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding
-from handrail.jsonrpc import Request
-from handrail.model import Json, Object, Principal, ToolResult
+from handrail.jsonrpc import Request, encode
+from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Principal, Text, ToolResult
 from handrail.protocol.connection import Connection
 from handrail.protocol.http import Headers
 from handrail.protocol.trace import Trace, read, read_headers
@@ -91,7 +91,7 @@ class Seen(Struct, eq=False, gc=False):  # what would be a cycle is undone when 
     refusal: tuple[str, str] | None = None  # its kind, and its text
     answer: bytes | None = None
     progress: tuple[Progress, ...] = ()
-    logs: tuple[tuple[float, str, Json], ...] = ()
+    logs: tuple[tuple[float, str, bytes], ...] = ()  # the last is JSON
     lines: tuple[Line, ...] = ()  # that went over the wire between request and answer
     weight: int = 0  # in bytes
     replied: bool = False
@@ -115,11 +115,20 @@ class Seen(Struct, eq=False, gc=False):  # what would be a cycle is undone when 
         self.feed.tell()
 
     def progressed(self, done: float, total: float | None, message: str | None) -> None:
-        self.progress = (*self.progress[-MAX_LINES + 1 :], (self.feed.clock(), done, total, message))
+        """Also what could not be sent, as far as it can be shown: nobody may have asked to be told."""
+        said = None if message is None else str(message)[:LARGE].encode(errors="replace").decode()
+        kept = (self.feed.clock(), float(done), None if total is None else float(total), said)
+        self.progress = (*self.progress[-MAX_LINES + 1 :], kept)
         self.feed.tell()
 
     def logged(self, level: str, data: Json) -> None:
-        self.logs = (*self.logs[-MAX_LINES + 1 :], (self.feed.clock(), level, data))
+        try:
+            said = encode(data)
+        except Exception as problem:  # of whatever was to be said
+            said = encode(f"not JSON: {type(problem).__name__}")
+        if len(said) > LARGE:
+            said = encode(f"{len(said):,} bytes, too much to be kept")
+        self.logs = (*self.logs[-MAX_LINES + 1 :], (self.feed.clock(), level, said))
 
     def begin(self, call: Call) -> None:
         """It has become a call."""
@@ -306,8 +315,11 @@ class Feed:
         if type(seen.asked) is bytearray:
             seen.asked = bytes(seen.asked)
         weight = len(seen.asked) + sum(len(line) for _, _, line in seen.lines)
+        weight += sum(len(said) for _, _, said in seen.logs) + sum(len(each[3] or "") for each in seen.progress)
         if seen.answer is not None:
-            weight += 2 * len(seen.answer)  # a result is kept as it was given, and as it was sent
+            weight += len(seen.answer)
+        if seen.result is not None:  # is kept as it was given, and as it was sent, if it was
+            weight += max(len(seen.answer or b""), sum(map(_size, seen.result.content)))
         seen.weight = weight
         self._bytes += weight
         self._ring.append(seen)
@@ -366,6 +378,18 @@ class Feed:
         """Who is there now, and whether a request of theirs is open, or one of the `streams`."""
         busy = {id(seen.peer) for seen in self.running.values()}
         return self._peers.connected(streams, busy, self.clock())
+
+
+def _size(block: Block) -> int:
+    """About, and quickly: of a result that was not sent, too large perhaps."""
+    match block:
+        case Text():
+            return len(block.text)
+        case Image() | Audio():
+            return len(block.data)
+        case EmbeddedResource(resource=inner):
+            return len(inner.get("text") or inner.get("blob") or "")
+    return 0
 
 
 def _nowhere(answer: bytes | None) -> None: ...
