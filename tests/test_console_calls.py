@@ -237,6 +237,31 @@ async def test_a_large_result_is_not_there_until_it_is_asked_for() -> None:
         assert await page.raw(f"calls/{row['id']}/blocks/0") == text.encode()
 
 
+@requirement("P-34")
+@pytest.mark.parametrize("padding", ["", "u" * 70_000])
+async def test_a_secret_of_several_words_is_hidden_whole_wherever_it_is_shown(padding: str) -> None:
+    secret = 'correct horse, battery "staple"; & more}'
+    server = Server("safe", rates=None, sanitize=None)
+
+    @server.tool
+    async def log_in(call: Call, password: str, more: str = "") -> Object:
+        await call.log("error", {"password": password})
+        return {"password": password, "more": more}
+
+    async with consoled(server) as rig:
+        page = await rig.page()
+        await page.listen()
+        await page.post("try", tool="log_in", arguments={"password": secret, "more": padding})
+        told = [await page.event("try", kind=kind) for kind in ("log", "done")]
+        place = f"calls/{told[-1]['call']}"
+        count = len((await page.get(place))["wire"])
+        seen = [await page.raw(each) for each in (place, f"{place}/blocks/0")]
+        seen += [await page.raw(f"{place}/wire/{index}") for index in range(count)]
+    assert count == 3
+    for word in ("horse", "staple", "more}"):
+        assert word not in json.dumps(told) and not [each for each in seen if word.encode() in each], word
+
+
 async def test_a_call_that_is_no_longer_kept_is_told_from_the_audit(tmp_path: Path) -> None:
     shop = Shop(audit=tmp_path / "audit.db")
     async with watched(shop) as (rig, page, peer):

@@ -271,3 +271,15 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize("name", ["progressToken", "tokens", "author", "keyboard", "session", "path"])
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
+
+
+@pytest.mark.parametrize("quoted", [0, 1, 2], ids=["once", "in a text", "in a list"])
+def test_p34_a_secret_in_quotes_is_hidden_to_their_end(quoted: int) -> None:
+    """As JSON writes it, also where that stands in a text of JSON."""
+    secret = 'correct horse, battery "staple"; \\ & more}'
+    text = json.dumps({"user": "bob", "password": secret, "last": "seen"})
+    shown = mask(text if quoted == 0 else json.dumps({"text": text} if quoted == 1 else [text]))
+    assert not [word for word in ("horse", "staple", "more") if word in shown]
+    assert "bob" in shown and "seen" in shown
+    assert mask("password: 'two words' and more") == f"password: '{MASK}' and more"
+    assert mask('password: "not closed, and more') == f'password: "{MASK} closed, and more'

@@ -76,7 +76,7 @@ async def wire(console: Console, request: Request) -> Download:
     lines = _lines(seen)
     if not 0 <= index < len(lines):
         raise Problem(404, f"wire {index}: there are {len(lines)} messages")
-    body = await asyncio.to_thread(shown.mask_of(console).text, lines[index][2].decode("utf-8", "replace"))
+    body = await asyncio.to_thread(shown.whole_wire, console, lines[index][2])
     return Download(body.encode(), "application/octet-stream", f"{seen.tool}-{seen.id}-wire-{index}.json")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from handrail.console import Console
     from handrail.engine.core import Engine
 
-__all__ = ["Mask", "block", "mask_of", "result", "value", "wire"]
+__all__ = ["Mask", "block", "mask_of", "result", "value", "whole_wire", "wire"]
 
 MAX_TEXT = 64 * 1024  # characters of one text
 MAX_MEDIA = 1024 * 1024  # bytes of one picture or sound
@@ -45,13 +45,27 @@ class Mask:
         self._margin = max([MARGIN, *map(len, self._known)])
 
     def text(self, text: str) -> str:
+        return self._plain(self.read(text) or text)
+
+    def read(self, text: str) -> str | None:
+        """The text as JSON, if it is that: there a secret ends where it does, whatever is in it."""
+        if text.lstrip()[:1] not in ("{", "["):
+            return None
+        try:
+            said = decode(text)
+        except (MsgspecError, RecursionError, UnicodeEncodeError):
+            return None
+        shown = self.value(said)
+        return text if shown == said else encode(shown).decode()
+
+    def _plain(self, text: str) -> str:
         return mask(text if self._secrets.absent(text) else self._secrets.masked([text])[0][0], self._known)
 
     def cut(self, text: str) -> tuple[str, bool]:
         """The text, or its beginning; and whether there is more."""
         if len(text) <= MAX_TEXT:
             return self.text(text), False
-        return self.text(text[: MAX_TEXT + self._margin])[: -self._margin], True
+        return self._plain((self.read(text) or text)[: MAX_TEXT + self._margin])[:MAX_TEXT], True
 
     def value(self, value: Json) -> Json:
         """A copy of a JSON value without its secrets."""
@@ -84,17 +98,13 @@ def value(console: Console, given: Json) -> Json:
 
 def wire(console: Console, message: bytes) -> Object:
     """One message as it was on the wire; byte for byte, where nothing in it is secret."""
+    text = whole_wire(console, message)
+    return {"text": text[:MAX_TEXT], "bytes": len(message), "cut": len(text) > MAX_TEXT}
+
+
+def whole_wire(console: Console, message: bytes) -> str:
     text, hide = message.decode("utf-8", "replace"), mask_of(console)
-    is_cut = len(text) > MAX_TEXT
-    try:
-        if not is_cut:  # read as JSON, a secret ends where it does, whatever is in it
-            said = decode(message)
-            shown = hide.value(said)
-            return {"text": text if shown == said else encode(shown).decode(), "bytes": len(message), "cut": False}
-    except (MsgspecError, RecursionError):
-        pass
-    text, is_cut = hide.cut(text)
-    return {"text": text, "bytes": len(message), "cut": is_cut}
+    return hide.read(text) or hide.text(text)
 
 
 def result(console: Console, given: ToolResult) -> Object:

@@ -203,8 +203,10 @@ _LOOKS_SECRET = re.compile(
     r"|(?<![\w-])(?=(?:[\w-]*-)?eyJ)[\w-]{11,}+\.[\w-]{4,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}-----|\Z)"
     r"|(?P<user>://[^\s/@:\"]{0,256}:)[^\s/@\"]{1,512}(?=@)"
-    rf"|(?P<member>(?:{_WORDS})[\w-]{{0,40}}(?:\\?[\"'])?\s{{0,8}}[:=]\s{{0,8}}(?:\\?[\"'])?)"
-    r"(?:(?P<how>bearer|dpop|basic)\s{1,8})?+(?!\*\*\*\*|null\b|true\b|false\b|\$\{[\w:]+\}|[{\[])[^\s\"'\\&,;}\]]+",
+    rf"|(?P<member>(?:{_WORDS})[\w-]{{0,40}}(?:\\?[\"'])?\s{{0,8}}[:=]\s{{0,8}}(?P<quote>\\?[\"'])?)"
+    r"(?:(?P<how>bearer|dpop|basic)\s{1,8})?+(?!\*\*\*\*|null\b|true\b|false\b|\$\{[\w:]+\}|[{\[])"
+    # In quotes it goes on to the end of them, if they have one; a quote in it may be written as `\"`, or `\\\"`.
+    r"(?:(?(quote)(?:(?!(?P=quote))(?:\\\\\\.|\\.|[^\\])){1,4096}+(?=(?P=quote))|(?!))|[^\s\"'\\&,;}\]]+)",
     re.IGNORECASE | re.DOTALL,
 )
 # What each of these begins with, in lower case. To look for it takes a hundredth of the time of trying them everywhere.
