@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from handrail.errors import HandrailError
 from handrail.guards.grants import LEEWAY, Grant, meets
-from handrail.guards.inert import one_line
+from handrail.guards.inert import mask_secrets, one_line
 from handrail.guards.webhook import Webhook
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
@@ -112,17 +112,20 @@ class Approval(Struct, frozen=True, kw_only=True):
 
 
 def differences(was: Asked, now: Asked) -> list[str]:
-    """What is not as it was, in words."""
+    """What is not as it was, in words. It may be shown to whoever asks now: what was a secret then is masked (P-34)."""
     found = [] if was.fingerprint == now.fingerprint else ["the tool itself has changed"]
     for name in sorted(was.arguments.keys() | now.arguments.keys()):
-        old, new = (_said(each.arguments, name) for each in (was, now))
-        if old != new:
+        if len({encode_sorted([each.arguments[name]] if name in each.arguments else []) for each in (was, now)}) > 1:
+            old, new = (_said(each.arguments, name) for each in (was, now))
             found.append(f"{name}: {new}, was {old}")
     return found or ["nothing: it is the same call again"]
 
 
 def _said(arguments: Object, name: str) -> str:
-    return one_line(encode_sorted(arguments[name]).decode(), 200) if name in arguments else "not given"
+    if name not in arguments:
+        return "not given"
+    [shown] = mask_secrets({name: arguments[name]}).values()
+    return one_line(encode_sorted(shown).decode(), 200)
 
 
 def _last(asked: Asked) -> str:
