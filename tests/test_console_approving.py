@@ -346,6 +346,39 @@ def test_what_was_not_edited_is_what_it_was(real: Object) -> None:
             assert [each["path"] for each in problems] == ["/other/0"]
 
 
+@requirement("P-34", everywhere=True)
+@pytest.mark.parametrize(
+    ("edited", "where"),
+    [
+        ([{"to": "B", "token": MASK}], "/0/token"),
+        ([{"to": "B", "token": MASK}, {"to": "A", "token": MASK}], "/0/token /1/token"),
+        ([{"to": "A", "token": MASK}, {"to": "C", "token": "new"}], ""),
+    ],
+)
+def test_a_secret_of_one_item_does_not_go_over_to_another(edited: list[Object], where: str) -> None:
+    real = [{"to": "A", "token": "a's own"}, {"to": "B", "token": "b's own"}]
+    problems: list[Object] = []
+    made: Any = _unmasked(real, mask_secrets(real), edited, "", problems)
+    assert " ".join(each["path"] for each in problems) == where
+    assert where or made == [real[0], edited[1]]
+
+
+@requirement("P-34", everywhere=True)
+async def test_whoever_tries_a_tool_is_not_told_the_secrets_of_the_last_call(tmp_path: Path) -> None:
+    async with consoled(shop(tmp_path / "audit.db", approvals=Approvals(by="anyone"))) as rig:
+        page = await rig.page()
+        await page.listen()
+        async with asked(rig, "cancel_order", {"order_id": 7, "token": "first-one"}, who="local") as (card, call):
+            await page.post(f"approvals/{card['id']}", yes=True)
+            await call
+        await page.post("try", tool="cancel_order", arguments={"order_id": 7, "token": "other-one"})
+        question = await page.event("try", kind="question")
+        assert f'token: "{MASK}", was "{MASK}"' in question["question"]["message"]
+        ident = rig.console.feed.kept[-1].id
+        assert "first-one" not in str(await page.get(f"calls/{ident}"))
+        await page.post(f"try/{question['id']}/cancel")
+
+
 async def test_a_tool_that_has_changed_can_only_be_said_yes_or_no_to(rig: Rig) -> None:
     page = await rig.page()
     async with asked(rig, "push", {"repo": "acme/site"}) as (card, call):

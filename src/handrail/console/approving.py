@@ -274,10 +274,11 @@ def _unmasked(real: Json, shown: Json, edited: Json, path: str, problems: list[O
                 made[_unmasked(None, None, key, here, problems)] = _unmasked(None, None, value, here, problems)
         return made
     if type(edited) is list:
-        known = type(real) is type(shown) is list
-        pairs = [*zip(real, shown, strict=True)] if known else []
-        pairs += [(None, None)] * (len(edited) - len(pairs))
-        places = enumerate(zip(pairs, edited, strict=False))
+        # An item that is not as it was may be another one, which has moved here: a secret does not go over to it.
+        known = type(real) is type(shown) is list and len(edited) == len(shown)
+        pairs = [*zip(real, shown, strict=True)] if known else [(None, None)] * len(edited)
+        pairs = [pair if pair[1] == each else (None, None) for pair, each in zip(pairs, edited, strict=True)]
+        places = enumerate(zip(pairs, edited, strict=True))
         return [_unmasked(*pair, each, pointer(path, at), problems) for at, (pair, each) in places]
     if type(edited) is type(shown) and edited == shown:
         return real
