@@ -16,7 +16,7 @@ from yarl import URL
 from cli_runs import handrail
 from handrail import Server
 from handrail.config import Console as Settings
-from handrail.console.access import ROLES, Problem, new_code
+from handrail.console.access import ROLES, Problem, new_code, token_in
 from handrail.console.routes import ROUTES, Route, find
 from handrail.engine.core import Limits
 from requirements import requirement
@@ -337,3 +337,12 @@ def test_handrail_console_needs_one_that_runs(tmp_path: Path) -> None:
     assert done.returncode == 2 and "handrail serve FILE --console" in done.stderr
     done = handrail("console", "--roles", "view,root", home=tmp_path)
     assert done.returncode == 2 and "'root' is not one of view, call, approve, manage" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "others", ['theme={"a":1}', "a[b]=1", "flag", "na me=1", "x=\xe9", 'x="open', "", "=", "a=b=c"]
+)
+def test_cookies_of_other_servers_of_this_machine_do_not_sign_anybody_out(others: str) -> None:
+    for line in (f"{others}; handrail-console-1=token; b=2", f"handrail-console-1=token;{others}"):
+        assert token_in({b"cookie": line.encode("latin-1")}, "handrail-console-1") == "token"
+    assert token_in({b"cookie": others.encode("latin-1")}, "handrail-console-1") == ""
