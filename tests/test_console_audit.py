@@ -108,6 +108,13 @@ async def test_filters_and_search(rig: Rig, query: dict[str, str], expected: set
         assert len(found) == len([each for each in every if all(each[name] == query[name] for name in query)])
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e30"])
+@pytest.mark.parametrize("name", ["before", "limit", "since"])
+async def test_a_number_that_is_none_is_refused(name: str, value: str, rig: Rig) -> None:
+    with pytest.raises(Refused, match="is not a number"):
+        await (await rig.page()).get("audit", **{name: value})
+
+
 async def test_a_filter_that_is_no_number_is_refused(rig: Rig) -> None:
     with pytest.raises(Refused, match="since: 'soon' is not a number"):
         await (await rig.page()).get("audit", since="soon")

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import islice
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ MAX_READ = 20_000  # records a request
 AHEAD = 500  # records between the end of a call and its beginning, which says whose it was
 DAY = 86_400.0
 CHUNK = 64 * 1024
+MOST = 2.0**53  # numbers of records, and times
 MAX_UNFINISHED = 100
 COLUMNS = ("number", "time", "event", "call", "who", "tool", "outcome", "rule")
 MORE_COLUMNS = ("server", "from", "client", "revision", "agreed", "step", "approval", "by", "seconds", "hash")
@@ -135,9 +137,12 @@ class _Wanted:
 
 def _number(query: dict[str, str], name: str, default: float) -> float:
     try:
-        return float(query.get(name) or default)
+        found = float(query.get(name) or default)
     except ValueError:
-        raise Problem(400, f"{name}: {query[name][:40]!r} is not a number") from None
+        found = nan
+    if query.get(name) and not -MOST <= found <= MOST:
+        raise Problem(400, f"{name}: {query[name][:40]!r} is not a number")
+    return found
 
 
 def _record(number: int, line: bytes) -> _Record:
