@@ -330,3 +330,29 @@ async def test_a_revision_nobody_speaks_here_is_refused() -> None:
         with pytest.raises(Refused, match="2025-06-18"):
             await page.get("tools", revision="2026-07-28")
         assert (await page.get("tools"))["revisions"] == ["2025-06-18"]
+
+
+@requirement("P-34", everywhere=True)
+async def test_a_secret_in_a_definition_is_shown_no_more_than_it_is_listed() -> None:
+    server = Server("careless", secrets=["hunter2hunter2"], policy=Policy([Rule(verdict="ask", tools=["*"])]))
+
+    @server.tool(description="Connects with hunter2hunter2")
+    def connect(password: str = "hunter2hunter2") -> str:
+        return "connected"
+
+    async with consoled(server) as rig:
+        page = await rig.page()
+        await page.listen()
+        [told] = (await page.get("tools"))["tools"]
+        assert "hunter2" not in json.dumps(told) and told["description"] == "Connects with ****"
+        assert told["input_schema"]["properties"]["password"]["type"] == "string"
+        await page.post("try", tool="connect", arguments={})
+        assert "hunter2" not in json.dumps(await page.event("approval"))
+        server.remove("connect")
+
+        @server.tool(description="Connects with hunter2hunter2, slowly")
+        def connect(password: str = "hunter2hunter2") -> str:
+            return "connected"
+
+        [told] = (await page.get("tools"))["tools"]
+        assert told["pin"]["state"] == "changed" and "hunter2" not in json.dumps(told)

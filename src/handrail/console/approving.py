@@ -174,7 +174,7 @@ async def _card(console: Console, session: Session, approval: Approval) -> Objec
     if approval.edited is not None:
         made["edited"] = hide.value(approval.edited)
     if entry is not None and is_open:
-        made["schema"] = entry.tool.input_schema
+        made["schema"] = hide.definition(entry.tool.input_schema)
     return made
 
 

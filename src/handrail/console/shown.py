@@ -72,6 +72,10 @@ class Mask:
         found = mask_secrets(value, self._known)
         return found if self._secrets.absent(encode(found).decode()) else self._walked(found)
 
+    def definition(self, value: Json) -> Json:
+        """A part of a tool: names of arguments hide nothing in it, but what is known to be a secret is one."""
+        return value if self._secrets.absent(encode(value).decode()) else self._walked(value)
+
     def small(self, value: Json) -> Json:
         """As `value`; what is too big for a page becomes a sentence that says so."""
         size = len(encode(value))

@@ -19,6 +19,7 @@ from msgspec.json import decode
 from handrail.client.icons import safe_icons
 from handrail.client.signature import signature
 from handrail.console.access import Download, Problem, Request
+from handrail.console.shown import mask_of
 from handrail.engine.catalog import Entry
 from handrail.engine.dispatch import Conversation
 from handrail.errors import PeerError
@@ -217,7 +218,8 @@ def _tool(
     }
     if tool.output_schema is not UNSET:
         made["output_schema"] = tool.output_schema
-    return made
+    shown: Object = mask_of(console).definition(made)
+    return shown
 
 
 def _hidden_because(console: Console, eye: _Eye, entry: Entry) -> str:
