@@ -20,6 +20,7 @@ from handrail.errors import RemoteProtocolError
 from handrail.guards.approval import ApprovalError, Approvals
 from handrail.guards.grants import meets, narrow
 from handrail.guards.inert import MASK, mask_secrets
+from handrail.guards.limits import ANONYMOUS
 from handrail.guards.policy import Policy, Rule
 from handrail.model import Principal
 from handrail.testing import Peer
@@ -344,6 +345,15 @@ def test_what_was_not_edited_is_what_it_was(real: Object) -> None:
             problems = []
             _unmasked(real, shown, {**shown, "other": [shown[name]]}, "", problems)
             assert [each["path"] for each in problems] == ["/other/0"]
+
+
+async def test_nobody_by_name_does_not_count_as_another_than_nobody_by_name(tmp_path: Path) -> None:
+    async with consoled(shop(tmp_path / "audit.db", approvals=Approvals(by="another"))) as rig:
+        page = await rig.page(ANONYMOUS)
+        async with asked(rig, "cancel_order", {"order_id": 7}, who=ANONYMOUS, page=page) as (card, _):
+            assert not card["may"] and "You made this call" in card["why_not"]
+            with pytest.raises(Refused, match="somebody else"):
+                await page.post(f"approvals/{card['id']}", yes=True)
 
 
 @requirement("P-34", everywhere=True)

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from handrail.errors import HandrailError
 from handrail.guards.grants import LEEWAY, Grant, meets
 from handrail.guards.inert import mask_secrets, one_line
+from handrail.guards.limits import ANONYMOUS
 from handrail.guards.webhook import Webhook
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
@@ -297,8 +298,10 @@ class Desk:
         return float(self._clock())  # an approval is compared as it is written, and 1 is not 1.0
 
     def is_own(self, approval: Approval, who: str) -> bool:
-        """Whether somebody else has to decide, because this is who called."""
-        return self.options.by == "another" and who == approval.asked.principal
+        """Whether somebody else has to decide, because this is who called; of nobody by name that may be."""
+        caller = approval.asked.principal
+        nameless = who == ANONYMOUS and caller.startswith(f"{ANONYMOUS} from ")
+        return self.options.by == "another" and (who == caller or nameless)
 
     async def get(self, ident: str) -> Approval | None:
         known = await self._read(ident)
