@@ -16,6 +16,7 @@ from yarl import URL
 from cli_runs import handrail
 from handrail import Server
 from handrail.config import Console as Settings
+from handrail.console import Console
 from handrail.console.access import ROLES, Problem, new_code, token_in
 from handrail.console.routes import ROUTES, Route, find
 from handrail.engine.core import Limits
@@ -346,3 +347,13 @@ def test_cookies_of_other_servers_of_this_machine_do_not_sign_anybody_out(others
     for line in (f"{others}; handrail-console-1=token; b=2", f"handrail-console-1=token;{others}"):
         assert token_in({b"cookie": line.encode("latin-1")}, "handrail-console-1") == "token"
     assert token_in({b"cookie": others.encode("latin-1")}, "handrail-console-1") == ""
+
+
+async def test_a_socket_in_the_file_system_has_no_port_and_does(tmp_path: Path) -> None:
+    console, path = Console(Server("quiet")), str(tmp_path / "console.sock")
+    with console.listening(f"unix:{path}"):
+        async with console.server.serving(), console.serving():
+            connector = aiohttp.UnixConnector(path)
+            sign_in: dict[str, Any] = {"url": "http://localhost/api/sign-in", "json": {"code": console.code}}
+            async with aiohttp.ClientSession(connector=connector) as session, session.post(**sign_in) as answer:
+                assert answer.status == 200 and "handrail-console-0=" in answer.headers["set-cookie"]

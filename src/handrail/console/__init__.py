@@ -254,7 +254,7 @@ class Console:
     async def _answer(self, scope: Scope, receive: Receive, headers: Headers) -> Any:
         method, raw = scope["method"], scope.get("raw_path") or quote(scope["path"]).encode()
         route, path = find(method, raw.decode("latin-1"))
-        port = scope["server"][1] or 0
+        port = (scope.get("server") or ("", 0))[1] or 0  # a socket in the file system has none
         token = access.token_in(headers, cookie_name(port))
         session = await self.access.session(token)
         if method == "POST" and (flaw := http.fitness(headers.get(b"content-type", b""), None, b"")[2]):
