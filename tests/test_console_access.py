@@ -17,7 +17,7 @@ from cli_runs import handrail
 from handrail import Server
 from handrail.config import Console as Settings
 from handrail.console import Console
-from handrail.console.access import ROLES, Problem, new_code, token_in
+from handrail.console.access import ROLES, Access, Problem, new_code, token_in
 from handrail.console.routes import ROUTES, Route, find
 from handrail.engine.core import Limits
 from requirements import requirement
@@ -297,6 +297,32 @@ async def test_a_session_ends_after_twelve_hours_without_use(rig: Rig, now: list
     with pytest.raises(Refused) as refused:
         await page.get("me")
     assert refused.value.status == 401
+
+
+@requirement("P-23")
+async def test_a_session_ends_after_a_week_however_often_it_is_used(rig: Rig, now: list[float]) -> None:
+    page = await rig.page()
+    for _ in range(7 * 4 - 1):
+        now[0] += 6 * 3600
+        await page.get("me")
+    now[0] += 6 * 3600
+    with pytest.raises(Refused) as refused:
+        await page.get("me")
+    assert refused.value.status == 401
+
+
+@requirement("P-23")
+async def test_whoever_was_signed_in_by_the_settings_has_the_roles_they_have_now(rig: Rig) -> None:
+    access, store = rig.console.access, rig.console.store
+    token, session = await access.redeem(rig.console.code)
+    assert session.roles == frozenset(ROLES)
+    await access.offer("by hand", "bob", ["view", "approve"])
+    other, _ = await access.redeem("by hand")
+    later = Access(store, rig.console.server.name, rig.console.clock, ["view"])  # it was started again
+    assert [found and found.roles for found in (await later.session(token), await later.session(other))] == [
+        frozenset({"view"}),
+        frozenset({"view", "approve"}),
+    ]
 
 
 async def test_whoever_signs_out_is_out_and_so_are_their_streams(rig: Rig) -> None:

@@ -28,8 +28,8 @@ async def _run(args: Namespace, screen: Screen) -> int:
     kept = config.guards(state_folder(os.environ))
     file = kept.get("store", kept.get("audit"))
     assert isinstance(file, Path)
-    roles = args.roles.split(",") if args.roles else config.console.roles
-    if unknown := sorted(set(roles) - set(ROLES)):
+    roles = args.roles.split(",") if args.roles else None
+    if unknown := sorted(set(roles or ()) - set(ROLES)):
         raise Usage(f"--roles: {unknown[0]!r} is not one of {', '.join(ROLES)}")
     if not file.exists():
         raise Usage(f"{file}: nothing has been served from here; `handrail serve FILE --console` opens one")

@@ -46,7 +46,7 @@ DEFAULT = "127.0.0.1:7420"
 AT_SECONDS = 60.0
 AGAIN_SECONDS = 1.0
 GRACE_SECONDS = 0.5
-NOBODY = Session(key="", who="", roles=frozenset(), csrf="", server="", renewed=0.0)
+NOBODY = Session(key="", who="", roles=frozenset(), csrf="", server="", began=0.0, renewed=0.0)
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src data: blob:; "
@@ -142,10 +142,10 @@ class Console:
             )
             if self.workers == 1:
                 self.gate.desk.shared = True  # somebody at this server can decide
-            self.access = Access(self.store, self.server.name, self.clock)
+            self.access = Access(self.store, self.server.name, self.clock, self.settings.roles)
             left = self.started + CODE_SECONDS - self.clock()
             if left > 0:  # else this is a worker that was started again
-                await self.access.offer(self.code, self.settings.principal, self.settings.roles, left)
+                await self.access.offer(self.code, self.settings.principal, None, left)
             self.pulse = Pulse(self)
             await tools.pins(self)  # what changes before anybody has looked is noticed too
             hearing = asyncio.Event()

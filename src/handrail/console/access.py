@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from msgspec import Struct, ValidationError
 from msgspec.json import decode
+from msgspec.structs import replace
 
 from handrail.config import ConsoleRole
 from handrail.jsonrpc import encode
@@ -26,6 +27,7 @@ __all__ = ["ROLES", "Access", "Download", "Problem", "Request", "Session", "new_
 ROLES: tuple[str, ...] = get_args(ConsoleRole)
 CODE_SECONDS = 300.0
 SESSION_SECONDS = 12 * 3600.0
+MOST_SECONDS = 7 * 24 * 3600.0  # however often it is used
 RENEW_SECONDS = 600.0
 _USED = b"used"
 
@@ -48,7 +50,9 @@ class Session(Struct, frozen=True, kw_only=True):
     roles: frozenset[str]
     csrf: str
     server: str
+    began: float
     renewed: float
+    as_configured: bool = False  # has the roles that the settings have, whatever they are by now
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -82,14 +86,15 @@ class Download(Struct, frozen=True):
 class Access:
     """The codes and sessions of one server's console."""
 
-    def __init__(self, store: Store, server: str, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, server: str, clock: Callable[[], float], roles: Iterable[str] = ()) -> None:
         self._store = store
+        self._roles = frozenset(roles)  # of those who are signed in as the settings say
         self._server = server
         self._clock = clock
 
-    async def offer(self, code: str, who: str, roles: Iterable[str], seconds: float = CODE_SECONDS) -> None:
-        """Let a code be used once. A used one stays used, whoever offers it again."""
-        value = encode({"who": who, "roles": sorted(roles), "server": self._server})
+    async def offer(self, code: str, who: str, roles: Iterable[str] | None, seconds: float = CODE_SECONDS) -> None:
+        """Let a code be used once, for roles, or those of the settings. A used one stays used, whoever offers it."""
+        value = encode({"who": who, "roles": None if roles is None else sorted(roles), "server": self._server})
         await self._store.put(_code_key(code), value, ttl=seconds, if_absent=True)
 
     async def redeem(self, code: str) -> tuple[str, Session]:
@@ -107,9 +112,11 @@ class Access:
         session = Session(
             key=secrets.token_hex(8),
             who=offered["who"],
-            roles=frozenset(offered["roles"]) & frozenset(ROLES),
+            roles=self._roles if offered["roles"] is None else frozenset(offered["roles"]) & frozenset(ROLES),
+            as_configured=offered["roles"] is None,
             csrf=secrets.token_urlsafe(24),
             server=self._server,
+            began=self._clock(),
             renewed=self._clock(),
         )
         used = Put(key, _USED, CODE_SECONDS, if_equals=value)
@@ -118,18 +125,22 @@ class Access:
         return token, session
 
     async def session(self, token: str) -> Session | None:
-        """Whose token it is; using it keeps it good for another 12 hours."""
+        """Whose token it is; using it keeps it good for another 12 hours, for a week in all."""
         value = await self._store.get(_session_key(token)) if token else None
         try:
             session = None if value is None else decode(value, type=Session)
         except ValidationError:  # of another version
             return None
+        now = self._clock()
         if session is None or session.server != self._server:
             return None
-        now = self._clock()
+        if not -RENEW_SECONDS <= now - session.began < MOST_SECONDS:  # nor from the future, by a clock set back (P-21)
+            return None
+        if session.as_configured:
+            session = replace(session, roles=self._roles)
         if value is not None and abs(now - session.renewed) > RENEW_SECONDS:
-            renewed = Session(**{name: getattr(session, name) for name in session.__struct_fields__} | {"renewed": now})
-            await self._store.put(_session_key(token), encode(renewed), ttl=SESSION_SECONDS, if_equals=value)
+            renewed = encode(replace(session, renewed=now))
+            await self._store.put(_session_key(token), renewed, ttl=SESSION_SECONDS, if_equals=value)
         return session
 
     async def end(self, token: str) -> None:
