@@ -50,6 +50,7 @@ class Pulse:
         self._watched = asyncio.Event()
         self._until = 0.0
         self._said: list[tuple[Object, ...]] = []  # of the connections, when they were last told
+        self._looked = 0.0  # at them
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ended = asyncio.Event()
 
@@ -109,11 +110,12 @@ class Pulse:
         self.ticks += 1
         shown = encode(tick(console, fresh)), encode(inner(console))
         await console.topics.publish(f"console:{console.name}", b"tick\n%b\n%b\n%b" % (console.worker.encode(), *shown))
-        await self._tell_connections()
+        if asyncio.get_running_loop().time() >= self._looked + SLOW_SECONDS:  # their counts change with every call
+            await self._tell_connections()
 
     async def _tell_connections(self) -> None:
         """If others are there than when it was last told."""
-        console = self._console
+        console, self._looked = self._console, asyncio.get_running_loop().time()
         there = connections(console)
         if [(each["id"], each["open"], each["calls"]) for each in there] != self._said:
             self._said = [(each["id"], each["open"], each["calls"]) for each in there]
