@@ -367,6 +367,14 @@ async def test_the_wire_is_shown_byte_for_byte_but_for_its_secrets(rig: Rig) -> 
     assert large["cut"] and large["bytes"] == 100_004 and len(large["text"]) == shown.MAX_TEXT
 
 
+@requirement("APP-08", "P-33")
+async def test_a_text_that_is_nested_deeper_than_it_can_be_walked_is_shown_as_text(rig: Rig) -> None:
+    for depth in (100, 990, 5_000):
+        text = "[" * depth + '"password=hunter22"' + "]" * depth
+        told = shown.result(rig.console, ToolResult([Text(text)]))["blocks"][0]["text"]
+        assert told.startswith("[[[") and "hunter22" not in told
+
+
 @requirement("APP-15", everywhere=True)
 async def test_large_results_are_cut_and_can_be_had_whole(rig: Rig) -> None:
     picture = PNG + bytes(20 * 1024 * 1024)

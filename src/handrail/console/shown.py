@@ -53,10 +53,10 @@ class Mask:
             return None
         try:
             said = decode(text)
-        except (MsgspecError, RecursionError, UnicodeEncodeError):
+            shown = self.value(said)
+            return text if shown == said else encode(shown).decode()
+        except (MsgspecError, RecursionError, UnicodeEncodeError):  # it is none, or nested too deep to be walked
             return None
-        shown = self.value(said)
-        return text if shown == said else encode(shown).decode()
 
     def _plain(self, text: str) -> str:
         return mask(text if self._secrets.absent(text) else self._secrets.masked([text])[0][0], self._known)
