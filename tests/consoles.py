@@ -41,7 +41,7 @@ LINK = re.compile(r"(http://[^\s/]+)/#code=(\S+)")
 ENDPOINT = re.compile(r"on (http://\S+)")
 
 
-def chromium() -> str:
+def _path() -> str:
     """The browser; without one the test is skipped, or fails where none may be missing."""
     found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
@@ -52,10 +52,10 @@ def chromium() -> str:
     return found
 
 
-@contextlib.contextmanager
-def browser() -> Iterator[Browser]:
-    """For tests that are not `async`: Playwright brings its own loop, one a file."""
-    path = chromium()
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """For files whose tests are not `async`: Playwright brings its own loop, one a file."""
+    path = _path()
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from consoles import Served, browser, serving
+from consoles import Served, chromium as chromium, serving
 from requirements import requirement
 from rigs_browser import Watched, window
 
@@ -28,12 +28,6 @@ class Elsewhere(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
-from consoles import Served, browser, ident, people, serving, signed_context, window
+from consoles import Served, chromium as chromium, ident, people, serving, signed_context, window
 from handrail.client.blocking import BlockingClient
 from requirements import requirement
 
@@ -27,12 +27,6 @@ MASKED = "[secret]"
 SHAKES_HANDS, STATELESS = "2025-11-25", "2026-07-28"
 COUNTS = re.compile(r"([\d,]+)(?= calls| failed| refused)")
 RING = 500  # calls that are kept whole
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from cli_runs import handrail
-from consoles import Served, browser, ident, people, serving, signed_context, window
+from consoles import Served, chromium as chromium, ident, people, serving, signed_context, window
 from handrail.client.blocking import BlockingClient
 from requirements import requirement
 
@@ -36,12 +36,6 @@ DECIDE = """async ([id, decision]) => {
     const answer = await fetch(`api/approvals/${id}`, {method: "POST", headers, body});
     return [answer.status, (await answer.json()).error];
 }"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

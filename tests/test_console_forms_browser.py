@@ -14,17 +14,11 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from cli_runs import environment
-from consoles import Served, browser
+from consoles import Served, chromium as chromium
 from requirements import requirement
 from rigs_browser import Watched, window
 
 EVERY_SHAPE_IS_TRIED = 12
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from consoles import Served, browser, serving
+from consoles import Served, chromium as chromium, serving
 from requirements import requirement
 from rigs_browser import Watched, window
 
@@ -115,12 +115,6 @@ def known(canary: Canary) -> list[Payload]:
     made = payloads(canary.url)
     assert len(made) >= AT_LEAST
     return made
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from consoles import HERE, Served, browser, people, serving
+from consoles import HERE, Served, chromium as chromium, people, serving
 from handrail.client.blocking import BlockingClient
 from requirements import requirement
 from rigs_browser import Watched, window
@@ -44,12 +44,6 @@ THEMES = ("light", "dark")
 PHONE = 380
 LONGEST_TASK_MS = 100
 FIRST_PAINT_MS = 1_000  # 200 is what it takes on a machine that does nothing else; this one may be busy
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

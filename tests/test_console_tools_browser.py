@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from consoles import Served, browser, serving
+from consoles import Served, chromium as chromium, serving
 from requirements import requirement
 from rigs_browser import Watched, window
 
@@ -30,12 +30,6 @@ arguments = { order_id = { over = 100 } }
 [limits.tools.echo]
 rate = "50/minute"
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

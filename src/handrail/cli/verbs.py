@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _SubParsersAction
+from collections.abc import Callable
 from typing import NoReturn
 
 from handrail.cli.codes import Code, Usage
@@ -21,6 +22,10 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise Usage(f"{message}; {self.prog} --help says more", self.format_usage())
+
+
+_Verb = Callable[..., Parser]
+"""Makes a verb from its name, what it does, and examples."""
 
 
 def parser() -> Parser:
@@ -49,6 +54,12 @@ def parser() -> Parser:
         _everywhere(made, SUPPRESS, SUPPRESS)  # or what stands before the verb would be forgotten
         return made
 
+    for group in (_serving, _calling, _configuring, _recorded, _deciding, _approving, _rest):
+        group(verb)
+    return root
+
+
+def _serving(verb: _Verb) -> None:
     serve = verb(
         "serve",
         "serve the tools of a Python file",
@@ -68,6 +79,8 @@ def parser() -> Parser:
     serve.add_argument("--console", nargs="?", const="", type=_address_or_none, metavar="[HOST:]PORT", help=console)
     serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
 
+
+def _calling(verb: _Verb) -> None:
     listing = verb(
         "list",
         "list the tools of a server",
@@ -113,6 +126,8 @@ def parser() -> Parser:
     )
     _reaching(doctor)
 
+
+def _configuring(verb: _Verb) -> None:
     config = verb(
         "config",
         "list the servers that hosts on this machine are configured with, and what they miss",
@@ -135,6 +150,8 @@ def parser() -> Parser:
     install.add_argument("--file", metavar="PATH", help="the host's file, if it is not in the usual place")
     install.add_argument("--yes", action="store_true", help="write without asking")
 
+
+def _recorded(verb: _Verb) -> None:
     audit = verb(
         "audit",
         "show which tools were called from here",
@@ -161,6 +178,8 @@ def parser() -> Parser:
     audit.add_argument("--export", choices=("json", "csv"), help="one document with all there is of each call")
     audit.add_argument("-f", "--follow", action="store_true", help="go on with calls as they are made")
 
+
+def _deciding(verb: _Verb) -> None:
     check = verb(
         "check",
         "say whether a configuration is right, what is in force, and from where",
@@ -186,6 +205,8 @@ def parser() -> Parser:
     explain.add_argument("--server", metavar="FILE[:OBJECT]", help=_TARGET)
     _configured(explain)
 
+
+def _approving(verb: _Verb) -> None:
     approve = verb(
         "approve",
         "show the calls that wait for a person, and say yes or no",
@@ -223,6 +244,8 @@ def parser() -> Parser:
     console_verb.add_argument("--roles", metavar="A,B", help="of view, call, approve, manage (as configured: all)")
     _configured(console_verb)
 
+
+def _rest(verb: _Verb) -> None:
     lock = verb(
         "lock",
         "write the tools of servers to a file, or say what has changed in them since",
@@ -241,7 +264,6 @@ def parser() -> Parser:
         "handrail completion fish > ~/.config/fish/completions/handrail.fish",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="which one")
-    return root
 
 
 def _configured(one: Parser) -> None:

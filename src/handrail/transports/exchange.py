@@ -197,8 +197,7 @@ class Post(Exchange):
         if self.endpoint.stopping:  # since the head came
             self.refuse_to_begin()
             return None
-        self.raw, self.message = body, jsonrpc.decode(body)
-        message = self.message
+        self.raw, self.message = body, (message := jsonrpc.decode(body))
         pipe = self.scope["query_string"] and self._pipe_named()
         if pipe and not (type(message) is Request and names_version(message)):
             return self._to_pipe(pipe, message, body)
