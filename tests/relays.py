@@ -15,14 +15,12 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from forks import forks
 from handrail import Call, Server
 from handrail.errors import TransportError
 
@@ -303,7 +301,7 @@ class Relay:
             yield self
 
     @contextlib.contextmanager
-    def to_process(self, zygote: Zygote) -> Iterator[Relay]:
+    def to_process(self) -> Iterator[Relay]:
         """Between a stub, which `self.command` starts, and a server that is forked for it."""
         folder = tempfile.mkdtemp(prefix="relay")
         path = os.path.join(folder, "s")
@@ -326,7 +324,8 @@ class Relay:
                 return
             server_source, ours_out = os.pipe()
             ours_in, server_sink = os.pipe()
-            pid = zygote.fork("stdio", server_source, server_sink)
+            descriptors = [server_source, server_sink, os.open(os.devnull, os.O_WRONLY)]
+            pid = forks().start("subject:serve", "relays:made", descriptors=descriptors).detach()
             client, server = End((given[0], given[1])), End((ours_in, ours_out))
             self.connections.append(Connection(self, client, server, pid=pid, stub=stub))
 
@@ -432,106 +431,20 @@ class BetweenChannel:
 # Processes
 
 
-class Zygote:
-    """Forks processes that are warm: servers on given descriptors, and clients."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="zygote")
-        self._path = os.path.join(self._folder, "s")
-        self.pids: list[int] = []
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, self._path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
-
-    def fork(self, role: str, source: int, sink: int) -> int:
-        """Start one on these descriptors, which are closed here; its number."""
-        with socket.socket(socket.AF_UNIX) as wire:
-            wire.connect(self._path)
-            socket.send_fds(wire, [role.encode()], [source, sink])
-            os.close(source)
-            os.close(sink)
-            self.pids.append(int(wire.recv(32)))
-        return self.pids[-1]
-
-    def http(self) -> HttpFork:
-        """A server that listens."""
-        source, lifeline = os.pipe()
-        out, sink = os.pipe()
-        return HttpFork(self.fork("http", source, sink), out, lifeline)
-
-    def client(self, target: Any, **options: Any) -> tuple[int, int]:
-        """A client that calls without end: its number, and what is to be closed here at last."""
-        out, sink = os.pipe()
-        return self.fork(json.dumps({"target": target, **options}), os.open(os.devnull, os.O_RDONLY), sink), out
-
-    def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-        self._process.stdout.close()
-        os.unlink(self._path)
-        os.rmdir(self._folder)
+def forked_client(target: Any, **options: Any) -> tuple[int, int]:
+    """A client that calls without end: its number, and what is to be closed here at last."""
+    out, sink = os.pipe()
+    null = [os.open(os.devnull, os.O_RDWR) for _ in range(2)]
+    order = json.dumps({"target": target, **options})
+    return forks().start("relays:call_on", order, descriptors=[null[0], sink, null[1]]).detach(), out
 
 
-class HttpFork:
-    """A forked server that listens; it takes a moment until it does."""
-
-    def __init__(self, pid: int, out: int, lifeline: int) -> None:
-        self.pid = pid
-        self._out = out
-        self._lifeline = lifeline
-
-    def url(self) -> str:
-        with open(self._out) as said:
-            return said.readline().strip()
-
-    def close(self) -> None:
-        os.close(self._lifeline)
-
-
-def _zygote(path: str) -> None:
-    import subject
-
-    for name in ("client.client", "transports.child", "transports.http", "transports.web"):
-        import_module(f"handrail.{name}")  # otherwise loaded when first used
-    server = made()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
-    listening.listen(64)
-    print("ready", flush=True)
-    while 0 not in select.select([listening.fileno(), 0], [], [])[0]:
-        wire, _ = listening.accept()
-        role, (source, sink), _, _ = socket.recv_fds(wire, 65536, 2)
-        pid = os.fork()
-        if pid:
-            wire.send(str(pid).encode())
-            for descriptor in (source, sink):
-                os.close(descriptor)
-            wire.close()
-            continue
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(source, 0)
-        os.dup2(sink, 1)
-        os.closerange(3, 64)
-        try:
-            if role == b"stdio":
-                server.run()
-            elif role == b"http":
-                subject.serve_http(server)
-            else:
-                asyncio.run(_client(json.loads(role)))
-        finally:
-            os._exit(0)
+def call_on(order: str) -> None:
+    """Until it is killed."""
+    asyncio.run(_client(json.loads(order)))
 
 
 async def _client(options: Any) -> None:
-    """Calls without end, until it is killed."""
     from handrail.client import Client
 
     target = options.pop("target")
@@ -574,8 +487,3 @@ def messages(data: bytes, *, is_open: bool) -> Iterator[Any]:
             if after == "\n\n" if before == "data: " else after[:1] == "\n" or before.endswith("\r\n") or not is_open:
                 yield message
         at = text.find('{"jsonrpc"', end)
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    _zygote(sys.argv[1])

@@ -11,7 +11,7 @@ import json
 import socket
 from base64 import b64encode
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ import uvicorn
 from checks import check_message, strict_json
 from handrail import Call, Server
 from handrail.transports.asgi import Endpoint
-from handrail.transports.listen import HttpLimits, serve_http
+from servers_listen import listening
 from wires import ENVELOPE, MODERN, Json, Object
 from wires_http import BOTH, WITH_HEADER, Headers, Reply, http, mirrored
 
@@ -176,47 +176,24 @@ def shop() -> Server:
 @asynccontextmanager
 async def served(endpoint: Endpoint, listener: str = "handrail", **limits: Any) -> AsyncIterator[str]:
     """The address of an endpoint served from here: by our own listener, or by uvicorn as it comes."""
-    begin = _by_us if listener == "handrail" else _by_uvicorn
-    serving, address, end = begin(endpoint, limits)
-    task = asyncio.create_task(serving)
+    async with listening(endpoint, **limits) if listener == "handrail" else _by_uvicorn(endpoint, limits) as url:
+        try:
+            yield f"{url}/mcp"
+        finally:
+            await endpoint.stop()  # uvicorn would wait for streams to end by themselves
+
+
+@asynccontextmanager
+async def _by_uvicorn(endpoint: Endpoint, limits: Object) -> AsyncIterator[str]:
+    found = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(endpoint, log_level="error", http="httptools", **limits))
+    task = asyncio.create_task(server.serve(sockets=[found]))
     try:
-        async with asyncio.timeout(PATIENCE):
-            url = await address
-        yield f"{url}/mcp"
+        yield f"http://127.0.0.1:{found.getsockname()[1]}"
     finally:
-        await endpoint.stop()  # uvicorn would wait for streams to end by themselves
-        end()
+        server.should_exit = True
         async with asyncio.timeout(PATIENCE):
             await task
-
-
-_Serving = tuple[Coroutine[Any, Any, None], "asyncio.Future[str]", Callable[[], None]]
-
-
-def _by_us(endpoint: Endpoint, limits: Object) -> _Serving:
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    ending = asyncio.Event()
-    serving = serve_http(
-        endpoint,
-        "127.0.0.1:0",
-        stop=endpoint.stop,
-        ready=address.set_result,
-        ending=ending,
-        limits=HttpLimits(**limits),
-    )
-    return serving, address, ending.set
-
-
-def _by_uvicorn(endpoint: Endpoint, limits: Object) -> _Serving:
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    listening = socket.create_server(("127.0.0.1", 0))
-    address.set_result(f"http://127.0.0.1:{listening.getsockname()[1]}")
-    server = uvicorn.Server(uvicorn.Config(endpoint, log_level="error", http="httptools", **limits))
-
-    def end() -> None:
-        server.should_exit = True
-
-    return server.serve(sockets=[listening]), address, end
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -10,10 +10,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
-from handrail.transports.listen import HttpLimits, run_http
+from handrail.transports.acceptor import served
+from handrail.transports.listen import Address, HttpLimits, run_http, tls_context
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -130,6 +132,25 @@ async def broken(scope: Message, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await receive()
         await send({"type": "lifespan.startup.failed", "message": "no database"})
+
+
+@asynccontextmanager
+async def listening(
+    app: Any,
+    address: str = "127.0.0.1:0",
+    *,
+    certificate: str | None = None,
+    key: str | None = None,
+    grace: float = 3.0,
+    stop: Callable[[], Awaitable[None]] | None = None,
+    **limits: Any,
+) -> AsyncIterator[str]:
+    """The address of an application that is served in this loop."""
+    place, tls = Address.parse(address), tls_context(certificate, key)
+    with place.listening() as found:
+        stop = stop or app.stop
+        async with served(app, found, limits=HttpLimits(**limits), tls=tls, stop=stop, grace=grace):
+            yield place.url(found, "http" if tls is None else "https")
 
 
 def main(address: str, options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from faults import HERE, until
+from faults import HERE, put_away, until
 from handrail import Call, Limits, Server
 from handrail.transports.listen import HttpLimits
 from subject import Name, add_tools
@@ -306,9 +306,7 @@ async def running(
             await server.serves(control)
             yield server
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await put_away(process, group=True)
 
 
 @asynccontextmanager

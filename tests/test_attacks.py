@@ -22,8 +22,7 @@ from handrail import Server
 from handrail.engine.eager import starter
 from handrail.transports.cycle import Cycle
 from handrail.transports.guarded import Guarded
-from handrail.transports.listen import HttpLimits, serve_http
-from servers_listen import App, Message, Receive, Send
+from servers_listen import App, Message, Receive, Send, listening
 from test_listen import (
     MIB,
     PATIENCE,
@@ -172,27 +171,9 @@ async def secure(
     app: Any, certificate: tuple[str, str], *, is_secure: bool = True, **limits: Any
 ) -> AsyncIterator[tuple[str, ssl.SSLContext | None]]:
     """As `listener`, with TLS."""
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    ending = asyncio.Event()
     made, key = certificate if is_secure else (None, None)
-    serving = asyncio.create_task(
-        serve_http(
-            app,
-            ":0",
-            limits=HttpLimits(**limits),
-            stop=app.stop,
-            certificate=made,
-            key=key,
-            ready=ready.set_result,
-            ending=ending,
-        )
-    )
-    try:
-        yield await ready, ssl.create_default_context(cafile=made) if is_secure else None
-    finally:
-        ending.set()
-        async with asyncio.timeout(5):
-            await serving
+    async with listening(app, certificate=made, key=key, **limits) as url:
+        yield url, ssl.create_default_context(cafile=made) if is_secure else None
 
 
 @pytest.mark.parametrize("path", ["early", "raise", "last"])

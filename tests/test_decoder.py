@@ -134,6 +134,47 @@ def test_generated_texts_are_read_as_the_oracle_reads_them(text: str) -> None:
     assert oracle.same(got.params["v"], wanted)
 
 
+# A request as clients write it, in the two orders there are, and nearly.
+REQUESTS = (
+    '{"jsonrpc":"2.0","id":?,"method":"m","params":{}}',
+    '{"jsonrpc":"2.0","id":1,"method":"m","params":?}',
+    '{"method":"m","params":?,"jsonrpc":"2.0","id":"1"}',
+    '{"method":"m","params":{},"jsonrpc":"2.0","id":?}',
+    '{"method":?,"params":{},"jsonrpc":"2.0","id":1}',
+    '{"jsonrpc":?,"id":1,"method":"m","params":{}}',
+    '{"method":"m","params":{},"jsonrpc":?,"id":1}',
+    '{"id":1,"method":"m","params":?}',
+    '{"method":"m","params":?,"id":1}',
+    '{"jsonrpc":"2.0","id":1,"method":"m","params":?,"params":{}}',
+    '{"jsonrpc":"2.0","id":1,"method":"m","params":?,"more":1}',
+    '{"method":"m","params":{},"jsonrpc":"2.0","id":1,"result":?}',
+)
+
+
+@requirement("P-01", "P-02", everywhere=True)
+@settings(max_examples=500)
+@given(TEXTS, st.sampled_from(REQUESTS))
+@example('"2.0"', REQUESTS[5])
+@example('"2.1"', REQUESTS[5])
+@example("1.0", REQUESTS[0])
+@example("true", REQUESTS[3])
+@example("9" * 400, REQUESTS[3])
+@example('{"a":{"b":[1,2.5,"\u00fc"]}}', REQUESTS[1])
+@example('{"a":1,"a":2}', REQUESTS[2])
+@example('{"a":' * 126 + "{}" + "}" * 126, REQUESTS[2])
+@example('{"a":' * 127 + "{}" + "}" * 127, REQUESTS[2])
+def test_requests_are_read_the_same_in_the_short_way(text: str, request: str) -> None:
+    try:
+        data = request.replace("?", text).encode()
+    except UnicodeEncodeError:
+        assume(False)
+    assert difference(data) == ""
+    spaced = data.replace(b"{", b"{ ", 1)  # which is not what we would write
+    assert repr(jsonrpc.decode(data)) == repr(jsonrpc.decode(spaced)) or isinstance(
+        jsonrpc.decode(data), jsonrpc.Refusal
+    )
+
+
 @requirement("P-01", "P-02", everywhere=True)
 @settings(max_examples=300)
 @given(TEXTS, st.sampled_from([*ANSWERS, *map(bytes.decode, VALID)]))

@@ -18,7 +18,6 @@ from handrail import Call, Limits
 from handrail.engine.dispatch import Conversation
 from handrail.stores.memory import MemoryStore
 from handrail.transports.exchange import Exchange
-from handrail.transports.listen import serve_http
 from requirements import requirement
 from servers_http import (
     OPEN,
@@ -34,6 +33,7 @@ from servers_http import (
     take,
     until,
 )
+from servers_listen import listening
 from wires import ENVELOPE, Json, Object
 from wires_http import BOTH, Headers, HttpServer, Reply, mirrored
 
@@ -371,12 +371,15 @@ async def test_a_session_id_is_good_for_a_day_and_no_longer(ran: Ran, revision: 
 
 
 @requirement("SRV-207", "P-25")
-async def test_a_session_is_known_wherever_the_key_is_and_nowhere_else(ran: Ran) -> None:
+async def test_a_session_is_known_wherever_the_key_is_and_nowhere_else(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = ("one key for two processes", "one key for two processes", "another key for the third")
     with ExitStack() as stack:
         addresses = []
         for key in keys:
-            server = HttpServer("servers_http:shop", {"HANDRAIL_KEY": key})
+            monkeypatch.setenv("HANDRAIL_KEY", key)
+            server = HttpServer("servers_http:shop")
             stack.callback(server.stop)
             addresses.append(server.url)
         for revision in STREAMABLE:
@@ -1765,14 +1768,7 @@ async def test_two_hundred_calls_with_the_same_ids_each_get_their_own_answer(des
 @requirement("SRV-202")
 @of(*ALL)
 async def test_an_address_without_a_host_is_for_this_machine_alone(desk: Desk, revision: str, ran: Ran) -> None:
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    ending = asyncio.Event()
-    endpoint = desk.server.asgi()
-    serving = asyncio.create_task(
-        serve_http(endpoint, ":0", stop=endpoint.stop, ready=address.set_result, ending=ending)
-    )
-    async with asyncio.timeout(10):
-        url = await address
+    async with asyncio.timeout(10), listening(desk.server.asgi(), ":0") as url:
         client = await Client(f"{url}/mcp", revision).open()
         ran(revision, "http")
         status, answer = await client.ask(client.message(1, "tools/list"))
@@ -1783,5 +1779,3 @@ async def test_an_address_without_a_host_is_for_this_machine_alone(desk: Desk, r
             await asyncio.open_connection("127.0.0.2", port)
         for reply in OPEN:
             reply.close()
-        ending.set()
-        await serving

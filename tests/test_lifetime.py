@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from checks import strict_json
-from faults import SOAK, call, gone, lines, opening, rounds, text_of, until, victim
+from faults import SOAK, call, gone, lines, opening, put_away, rounds, text_of, until, victim
 from requirements import requirement
 from wires import ALL
 
@@ -278,6 +278,7 @@ async def orphan(tool: str, revision: str = "2025-11-25") -> AsyncIterator[int]:
         for pid in (server, holder):
             if not gone(pid):
                 os.kill(pid, signal.SIGKILL)
+        await put_away(parent)
 
 
 STUCK = ["blocks_loop", "hangs", "hangs_elsewhere", "stubborn"]
@@ -365,9 +366,7 @@ async def terminal() -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]:
     try:
         yield main, process
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await put_away(process)
         os.close(main)
 
 

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from faults import gone, rounds, until
+from faults import gone, put_away, rounds, until
 from handrail.transports.cycle import Cycle
-from handrail.transports.listen import Address, HttpLimits, serve_http
+from handrail.transports.listen import Address, HttpLimits
 from requirements import requirement
-from servers_listen import App
+from servers_listen import App, listening
 
 HERE = Path(__file__).resolve().parent
 MIB = 1024 * 1024
@@ -108,24 +108,14 @@ async def connected(url: str, **options: Any) -> AsyncIterator[Wire]:
 async def listener(
     app: Any = None, address: str = "127.0.0.1:0", *, grace: float = 3.0, **limits: Any
 ) -> AsyncIterator[str]:
-    """`serve_http` in this loop; the address it listens on."""
-    app = app or App()
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    ending = asyncio.Event()
-    serving = asyncio.create_task(
-        serve_http(
-            app, address, limits=HttpLimits(**limits), stop=app.stop, grace=grace, ready=ready.set_result, ending=ending
-        )
-    )
-    try:
-        await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            await serving  # which says why
-        yield ready.result()
-    finally:
-        ending.set()
-        async with asyncio.timeout(grace + 2):
-            await serving
+    """As `listening`, which ends in time."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(listening(app or App(), address, grace=grace, **limits))
+        try:
+            yield url
+        finally:
+            async with asyncio.timeout(grace + 2):
+                await stack.aclose()
 
 
 @asynccontextmanager
@@ -182,9 +172,7 @@ async def served(
             ready = (await process.stdout.readline()).decode().split()
         yield Served(process, ready[1] if ready else "")
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await put_away(process, group=True)
 
 
 # Requests that are served
@@ -696,7 +684,13 @@ async def test_a_request_that_does_not_end_is_left_after_the_grace() -> None:
 async def test_cancelling_ends_it_as_well_as_asking() -> None:
     app = App()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve_http(app, ":0", stop=app.stop, ready=ready.set_result))
+
+    async def serve() -> None:
+        async with listening(app) as url:
+            ready.set_result(url)
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(serve())
     async with connected(await ready) as wire:
         await wire.send(get("wait"))
         await until(lambda: len(app.scopes) == 1, PATIENCE, "the request runs")
@@ -948,7 +942,8 @@ async def test_a_wrong_certificate_is_said_before_anything_listens(tmp_path: Pat
     nothing = str(tmp_path / "nothing")
     for certificate, key, text in ((nothing, None, "cannot use the certificate"), (None, nothing, "no certificate")):
         with pytest.raises(ValueError, match=text):
-            await serve_http(App(), ":0", stop=App().stop, certificate=certificate, key=key)
+            async with listening(App(), certificate=certificate, key=key):
+                pass
 
 
 @pytest.mark.parametrize("name", HttpLimits.__struct_fields__)
@@ -965,7 +960,7 @@ def test_limits_are_more_than_nothing(name: str) -> None:
     ],
 )
 def test_a_missing_package_is_said_in_one_sentence(before: str, told: str) -> None:
-    code = f"import sys; {before}; from handrail.transports.listen import run_http; run_http(None, ':0', stop=None)"
+    code = f"import sys; {before}; from handrail import Server; Server('x').run(http=':0')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 1
     assert told in ran.stderr.strip().split("\n")[-1]

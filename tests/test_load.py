@@ -160,7 +160,7 @@ def _pour(url: str, request: bytes, form: str) -> tuple[int, int]:
 async def test_heads_and_bodies_that_trickle_are_cut_on_time_while_others_are_served(
     control: Control, ran: Ran
 ) -> None:
-    seconds = 0.5
+    seconds = 2.0  # time enough for those that do not trickle, on a machine that has much to do
     http_limits = {"header_seconds": seconds, "body_seconds": seconds}
     async with running(control, http_limits=http_limits) as server, asyncio.TaskGroup() as group:
         clients = [await Client(server.url, revision).open() for revision in ALL]

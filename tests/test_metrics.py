@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import given, strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from faults import put_away
 from handrail import Call, Principal, Server, ToolError
 from handrail.guards.identity import ApiKeys
 from handrail.metrics import BUCKETS, Metrics, text
@@ -434,9 +434,7 @@ async def process(**options: Any) -> AsyncIterator[tuple[list[str], asyncio.subp
             lines = [await running.stdout.readline() for _ in range(1 + ("metrics" in options))]
         yield [line.decode().strip() for line in lines], running
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        await running.wait()
+        await put_away(running, group=True)
 
 
 async def ended(running: asyncio.subprocess.Process) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 
 from handrail import Call, Server
-from handrail.transports.listen import serve_http
-from servers_http import PATIENCE, Client, closed as closed, fetch
+from servers_http import Client, closed as closed, fetch
+from servers_listen import listening
 
 ROOT = Path(__file__).resolve().parent.parent
 REVISIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "pocket", "2026-07-28")
@@ -47,17 +46,8 @@ async def serving(server: Server) -> AsyncIterator[str]:
     """The address of the example around a server."""
     module: dict[str, Any] = {"server": server}
     exec(example(), module)
-    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    ending = asyncio.Event()
-    application, stop = module["application"], module["tools"].stop
-    task = asyncio.create_task(serve_http(application, "127.0.0.1:0", stop=stop, ready=url.set_result, ending=ending))
-    try:
-        async with asyncio.timeout(PATIENCE):
-            place = await url
-        yield place
-    finally:
-        ending.set()
-        await task
+    async with listening(module["application"], stop=module["tools"].stop) as url:
+        yield url
 
 
 @pytest.mark.usefixtures("project")

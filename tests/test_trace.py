@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from handrail import Call, Server, Text, ToolError, ToolResult
+from handrail import Call, Limits, Server, Text, ToolError, ToolResult
 from handrail.protocol.trace import Trace, read
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -439,7 +439,7 @@ async def test_a_form_chosen_for_wrong_arguments_is_the_spans_too(spans: Spans) 
 
 
 async def test_a_call_nobody_wants_any_more_is_a_cancelled_span(spans: Spans) -> None:
-    traced = Traced()
+    traced = Traced(limits=Limits(grace_seconds=0.1))
     async with Peer(traced.server) as peer:
         waiting = asyncio.create_task(peer.request("tools/call", {"name": "waits"}))
         async with asyncio.timeout(PATIENCE):

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import subject
 from checks import check_message, strict_json
+from forks import Fork, forks
 from handrail.server import Server
 from requirements import record_ran
 
@@ -192,17 +191,15 @@ class MemoryWire(Wire):
 
 
 class StdioWire(Wire):
-    def __init__(self, revision: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, revision: str, process: Process) -> None:
         super().__init__(revision, "stdio")
         self.process = process
 
     async def write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(data + b"\n")
         await self.process.stdin.drain()
 
     async def read(self) -> bytes:
-        assert self.process.stdout is not None
         line = await self.process.stdout.readline()
         if not line:
             raise EOFError("the server closed its output")
@@ -211,7 +208,6 @@ class StdioWire(Wire):
 
     async def close(self) -> int:
         """End of input; the exit code."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
@@ -222,18 +218,57 @@ class StdioWire(Wire):
         return (await self.process.stderr.read()).decode()
 
 
-async def spawn(variant: str = "default", **options: Any) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(HERE / "subject.py"),
-        variant,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=options.pop("stderr", asyncio.subprocess.DEVNULL),
-        limit=64 * 1024 * 1024,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **options.pop("env", {})},
-        **options,
-    )
+class Process(NamedTuple):
+    """A server of `subject.py` and our ends of its pipes."""
+
+    fork: Fork
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader | None
+
+    async def wait(self) -> int:
+        if self.fork.returncode is None:
+            self.fork.told.setblocking(False)
+            self.fork.returncode = int(await asyncio.get_running_loop().sock_recv(self.fork.told, 32))
+            self.fork.told.close()
+        return self.fork.returncode
+
+
+@asynccontextmanager
+async def spawn(variant: str, stderr: int = asyncio.subprocess.DEVNULL) -> AsyncIterator[Process]:
+    """A process of its own, which ends with its input."""
+    loop = asyncio.get_running_loop()
+
+    async def reads(descriptor: int) -> asyncio.StreamReader:
+        reader = asyncio.StreamReader(limit=64 * 1024 * 1024)
+        pipe = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb"))
+        opened.append(pipe[0])
+        return reader
+
+    opened: list[asyncio.BaseTransport] = []
+    errors, error_sink = os.pipe() if stderr == asyncio.subprocess.PIPE else (-1, os.open(os.devnull, os.O_WRONLY))
+    source, stdin = os.pipe()
+    stdout, sink = os.pipe()
+    fork = forks().start("subject:serve", variant, descriptors=[source, sink, error_sink])
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(stdin, "wb"))
+    opened.append(transport)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    process = Process(fork, writer, await reads(stdout), await reads(errors) if errors >= 0 else None)
+    try:
+        yield process
+    finally:
+        writer.close()
+        try:
+            async with asyncio.timeout(6):
+                await process.wait()
+        except TimeoutError:
+            fork.kill()
+            await process.wait()
+            raise AssertionError("the server did not end with its input") from None
+        finally:
+            for each in opened:
+                each.close()
+            await asyncio.sleep(0)  # in which they are
 
 
 @asynccontextmanager
@@ -249,7 +284,7 @@ async def wire_to(revision: str, transport: str, variant: str = "default", **opt
     if transport == "http":
         import wires_http  # which is made of this module
 
-        listening = wires_http.HttpServer(variant, options.get("env"))
+        listening = wires_http.HttpServer(variant)
         try:
             client = wires_http.HttpWire(revision, listening)
             try:
@@ -259,21 +294,8 @@ async def wire_to(revision: str, transport: str, variant: str = "default", **opt
         finally:
             listening.stop()
         return
-    process = await spawn(variant, **options)
-    try:
-        stdio = StdioWire(revision, process)
-        yield stdio
-    finally:
-        if process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                async with asyncio.timeout(6):
-                    await process.wait()
-            except TimeoutError:
-                process.send_signal(signal.SIGKILL)
-                await process.wait()
-                raise AssertionError("the server did not end with its input") from None
+    async with spawn(variant, **options) as process:
+        yield StdioWire(revision, process)
 
 
 Open = Callable[..., Any]

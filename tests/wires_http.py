@@ -13,18 +13,18 @@ import asyncio
 import contextlib
 import json
 import os
-import selectors
+import select
 import subprocess
-import sys
 import tempfile
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from wires import ENVELOPE, HERE, MODERN, PATIENCE, Json, Object, Wire
+from forks import forks
+from wires import ENVELOPE, MODERN, PATIENCE, Json, Object, Wire
 
 OLD = ("2024-10-07", "2024-11-05")
 WITH_HEADER = ("2025-06-18", "2025-11-25", "pocket")
@@ -53,21 +53,15 @@ class Refusal(Exception):
 class HttpServer:
     """A server of `subject.py` in a process of its own. It ends with this one, whatever happens to us."""
 
-    def __init__(self, variant: str = "default", env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, variant: str = "default") -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 — closed by `stop`; a pipe nobody reads would stop it
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "subject.py"), variant, "http"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
-        )
+        source, self._lifeline = os.pipe()
+        self._out, sink = os.pipe()
+        descriptors = [source, sink, os.dup(self._log.fileno())]
+        self.process = forks().start("subject:serve", variant, "http", descriptors=descriptors)
         self._was_asked = False
-        assert self.process.stdout is not None
-        with selectors.DefaultSelector() as ready:
-            ready.register(self.process.stdout, selectors.EVENT_READ)
-            line = self.process.stdout.readline() if ready.select(PATIENCE) else b""
-        self.url = line.decode().strip()
+        is_there = select.select([self._out], [], [], PATIENCE)[0]
+        self.url = os.read(self._out, 1000).decode().strip() if is_there else ""
         if not self.url:
             self.process.kill()
             self.process.wait()
@@ -98,9 +92,9 @@ class HttpServer:
         finally:
             self.process.kill()
             self.process.wait()
-            for pipe in (self.process.stdin, self.process.stdout, self._log):
-                assert pipe is not None
-                pipe.close()
+            for pipe in (self._lifeline, self._out):
+                os.close(pipe)
+            self._log.close()
 
 
 class HttpServers:

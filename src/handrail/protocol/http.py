@@ -1,15 +1,18 @@
-"""The rules of the one HTTP endpoint, without I/O: who may come in, and what the headers must say.
+"""The rules of HTTP, without I/O: who may come in, and what headers must repeat of a request, written and checked.
 
-The body decides which revision a request is read by; headers are cross-checks, and the session comes second.
+The body decides which revision a request is read by; headers are cross-checks, and the session comes second. They
+repeat what a request says in its body for those on the way who do not read bodies.
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
 
 from handrail.errors import Kind, Refused
 from handrail.jsonrpc import Request
@@ -32,19 +35,32 @@ _PLACE = re.compile(_HOST)
 _ORIGIN = re.compile(r"(https?)://" + _HOST)
 _PORTS = {"http": "80", "https": "443"}
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
-_SENTINEL = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
+_SENTINEL = "=?base64?"
+_SENT = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
+# No blanks at the edges: they are lost on the way.
+_WHOLE = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
+# Exactly that: a web page may send other types without asking first.
+_JSON = re.compile(rb'(?i)\s*application/json\s*(;\s*(charset=(utf-8|"utf-8")\s*)?)?')
 _LEGAL = re.compile(r"[\t\x20-\x7e]*")
 _INTEGER = re.compile(r"-?[0-9]{1,16}(?:\.0+)?")
 # Which parameter of a method is repeated in `Mcp-Name`.
 NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
 
 
-class Place(NamedTuple):
-    """A server as a web page names it. Compared whole, never by prefix."""
+def is_local(url: str) -> bool:
+    """Whether `url` names this machine, by an address or as localhost: other names say what their owner likes."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
-    scheme: str
-    host: str
-    port: str
+
+def is_sheltered(url: str) -> bool:
+    """Whether nobody on the way to `url` reads or changes anything, and it holds no password: https, or http here."""
+    parts = urlsplit(url)
+    is_http_here = parts.scheme == "http" and is_local(url)
+    return bool(parts.hostname) and parts.username is None and (parts.scheme == "https" or is_http_here)
 
 
 def headers_of(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Headers, str]:
@@ -111,9 +127,10 @@ class Door:
         return ""
 
 
-def _place(text: str) -> Place | None:
+def _place(text: str) -> tuple[str, str, str] | None:
+    """Scheme, host and port of a server as a web page names it; compared whole, never by prefix."""
     found = _ORIGIN.fullmatch(text.lower())
-    return Place(found[1], found[2], found[3] or _PORTS[found[1]]) if found else None
+    return (found[1], found[2], found[3] or _PORTS[found[1]]) if found else None
 
 
 def preflight(headers: Headers) -> bytes:
@@ -137,33 +154,19 @@ def challenge(parts: Mapping[str, str]) -> tuple[bytes, bytes]:
 @lru_cache(64)
 def fitness(kind: bytes, coding: bytes | None, accept: bytes) -> tuple[bool, bool, str]:
     """Whether JSON, and whether an event stream, may be answered; and what speaks against the body."""
-    if not _is_json(kind):
+    flaw = "" if coding in (None, b"identity") else "Compressed bodies are not taken"
+    if not _JSON.fullmatch(kind):
         flaw = "Content-Type must be application/json"
-    else:
-        flaw = "" if coding in (None, b"identity") else "Compressed bodies are not taken"
-    return *_accepts(accept), flaw
-
-
-def _accepts(header: bytes) -> tuple[bool, bool]:
-    """Nothing said means both."""
     wanted: dict[str, bool] = {}
-    for part in header.decode("latin-1").lower().split(","):
-        kind, *parameters = [each.strip() for each in part.split(";")]
-        if kind:
-            wanted[kind] = not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
+    for part in accept.decode("latin-1").lower().split(","):
+        name, *parameters = [each.strip() for each in part.split(";")]
+        if name:
+            wanted[name] = not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
 
-    def has(kind: str) -> bool:
-        return next(
-            (wanted[each] for each in (kind, kind.partition("/")[0] + "/*", "*/*") if each in wanted), not wanted
-        )
+    def has(*names: str) -> bool:
+        return next((wanted[each] for each in names if each in wanted), not wanted)  # nothing said means both
 
-    return has("application/json"), has("text/event-stream")
-
-
-def _is_json(header: bytes) -> bool:
-    """Exactly that: a web page may send other types without asking first."""
-    kind, _, parameters = header.decode("latin-1").lower().partition(";")
-    return kind.strip() == "application/json" and parameters.strip() in ("", "charset=utf-8", 'charset="utf-8"')
+    return has("application/json", "application/*", "*/*"), has("text/event-stream", "text/*", "*/*"), flaw
 
 
 def check_version(request: Request, headers: Headers) -> None:
@@ -202,6 +205,32 @@ def check_parameters(header_map: Mapping[str, tuple[str, ...]], arguments: Objec
             raise _mismatch(f"Mcp-Param-{suffix}", said, "/".join(("params.arguments", *path)), value)
 
 
+def mirror(text: str) -> str:
+    """A text as the value of a header: as it is if that comes through whole, else as base64."""
+    if _WHOLE.fullmatch(text) and not text.lower().startswith(_SENTINEL):
+        return text
+    return f"{_SENTINEL}{b64encode(text.encode()).decode()}?="
+
+
+def mirrors(method: str, params: Mapping[str, Any], header_map: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The headers of a stateless request; `header_map` has the path of an argument for each `Mcp-Param-…` of a tool."""
+    out = {"Mcp-Method": mirror(method)}
+    name = params.get(NAMED.get(method, ""))
+    if type(name) is str:
+        out["Mcp-Name"] = mirror(name)
+    for suffix, path in header_map.items():
+        value: Json = params.get("arguments")
+        for member in path:
+            value = value.get(member) if isinstance(value, Mapping) else None
+        if isinstance(value, bool):
+            value = "true" if value else "false"
+        elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+            value = str(int(value))
+        if isinstance(value, str):  # no header can be about anything else
+            out[f"Mcp-Param-{suffix}"] = mirror(value)
+    return out
+
+
 def _same(said: str, value: Json) -> bool:
     if type(value) is bool:
         return said == ("true" if value else "false")
@@ -220,7 +249,7 @@ def _plain(raw: bytes) -> str:
 
 def _decoded(name: str, raw: bytes) -> str:
     text = _plain(raw)
-    found = _SENTINEL.fullmatch(text)
+    found = _SENT.fullmatch(text)
     try:
         if found:
             return b64decode(found[1], validate=True).decode()

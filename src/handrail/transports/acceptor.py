@@ -1,21 +1,35 @@
-"""The way in over HTTP: a listening socket, the application behind it, and every connection that came through."""
+"""The way in over HTTP: an application behind a listening socket, and every connection that comes through."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from email.utils import formatdate
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
+try:
+    import uvicorn
+
+    from handrail.transports.guarded import Guarded
+except ModuleNotFoundError as missing:
+    if missing.name is not None and missing.name.split(".")[0] in ("uvicorn", "httptools"):
+        text = "serving HTTP needs uvicorn and httptools: pip install 'handrail[http]'"
+        raise ModuleNotFoundError(text, name=missing.name) from None
+    raise
 
 from handrail.engine.eager import Start, starter
-from handrail.transports.guarded import Guarded
+from handrail.errors import NotStarted
 
 if TYPE_CHECKING:
     from handrail.transports.listen import HttpLimits
+
+log = logging.getLogger("handrail")
+
+Stop = Callable[[], Awaitable[None]]
 
 _BACKLOG = 2048
 _LAST_SECONDS = 0.25  # for each of the last steps of an end
@@ -43,66 +57,89 @@ class State:
             self._fewer.clear()
             await self._fewer.wait()
 
+    async def keep_date(self) -> None:
+        while True:
+            self.date = f"date: {formatdate(usegmt=True)}".encode()
+            await asyncio.sleep(1.0)
 
-class Acceptor:
-    """A listening socket, the application behind it, and every connection that came through."""
 
-    def __init__(self, app: Any, limits: HttpLimits, tls: ssl.SSLContext | None) -> None:
-        self._config = uvicorn.Config(
-            app, http=Guarded, ws="none", interface="asgi3", log_config=None, proxy_headers=False
-        )
-        self._config.load()
-        self._lifespan = self._config.lifespan_class(self._config)
-        self._limits = limits
-        self._tls: dict[str, Any] = {}
-        if tls is not None:
-            self._tls = {"ssl": tls, "ssl_handshake_timeout": limits.header_seconds}
+@contextlib.asynccontextmanager
+async def served(
+    app: Any,
+    listening: socket,
+    *,
+    limits: HttpLimits,
+    tls: ssl.SSLContext | None = None,
+    stop: Stop | None = None,
+    grace: float = 3.0,
+) -> AsyncIterator[None]:
+    """Serve on a socket for as long as this is entered.
 
-    async def open(self, listening: socket) -> None:
-        await self._lifespan.startup()
-        if self._lifespan.should_exit:
-            raise RuntimeError("the application did not start; the log says why")
-        self._state = State(self._limits)
-        # Not create_unix_server: that removes the path when it ends, which other workers still listen on.
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Guarded(self._config.loaded_app, self._state, self._lifespan.state),
-            sock=listening,
-            backlog=_BACKLOG,
-            **self._tls,
-        )
-        self._dating = asyncio.create_task(self._keep_date())
-
-    def stop_accepting(self) -> None:
-        """No more connections, and of those that are open no more than the requests they have begun."""
-        self._server.close()
-        self._state.ending = True
-        for connection in list(self._state.connections):
+    At the end no connection is accepted any more, `stop()` is awaited, and open connections may finish: both within
+    `grace`. Then whatever is left is ended.
+    """
+    loop = asyncio.get_running_loop()
+    config = uvicorn.Config(app, http=Guarded, ws="none", interface="asgi3", log_config=None, proxy_headers=False)
+    config.load()
+    lifespan = config.lifespan_class(config)
+    await lifespan.startup()
+    if lifespan.should_exit:
+        raise NotStarted("the application did not start; what it wrote says why")
+    state = State(limits)
+    # Not create_unix_server: that removes the path when it ends, which other workers still listen on.
+    server = await loop.create_server(
+        lambda: Guarded(config.loaded_app, state, lifespan.state),
+        sock=listening,
+        backlog=_BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else limits.header_seconds,
+    )
+    dating = asyncio.create_task(state.keep_date())
+    try:
+        yield
+    finally:
+        server.close()
+        state.ending = True
+        for connection in list(state.connections):
             if connection.cycle is not None:
                 connection.cycle.keep_alive = False
-
-    async def close(self, seconds: float) -> None:
-        """Let connections finish for a while; then end whatever is left."""
-        self._dating.cancel()
-        for connection in list(self._state.connections):
+        end = loop.time() + grace
+        if stop is not None:
+            await _call(stop, grace)
+        dating.cancel()
+        for connection in list(state.connections):
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds + _LAST_SECONDS):
-                await self._state.left()
-        for connection in list(self._state.connections):
+            async with asyncio.timeout_at(max(end, loop.time()) + _LAST_SECONDS):
+                await state.left()
+        for connection in list(state.connections):
             connection.transport.abort()
-        tasks = set(self._state.tasks)
-        if tasks:
-            # They have been told that the peer is gone: most end by themselves.
-            tasks = (await asyncio.wait(tasks, timeout=_LAST_SECONDS))[1]
-        for task in tasks:
+        stubborn = await _left_of(state.tasks)  # they have been told that the peer is gone: most end by themselves
+        for task in stubborn:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+        await _left_of(stubborn)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
-                await self._lifespan.shutdown()
+                await lifespan.shutdown()
 
-    async def _keep_date(self) -> None:
-        while True:
-            self._state.date = f"date: {formatdate(usegmt=True)}".encode()
-            await asyncio.sleep(1.0)
+
+async def _left_of(tasks: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Those that have not ended after a moment."""
+    tasks = set(tasks)
+    return (await asyncio.wait(tasks, timeout=_LAST_SECONDS))[1] if tasks else tasks
+
+
+async def _call(stop: Stop, seconds: float) -> None:
+    """Await the application's own end, but not for longer, and whatever it does with being cancelled."""
+
+    async def call() -> None:
+        try:
+            await stop()
+        except Exception:
+            log.exception("http: the application failed while it was stopped")
+
+    task = asyncio.create_task(call())
+    done, _ = await asyncio.wait((task,), timeout=seconds)
+    if not done:
+        log.warning("http: the application did not stop within %g s", seconds)
+        task.cancel()

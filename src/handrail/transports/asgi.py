@@ -22,7 +22,7 @@ from handrail.engine.core import Engine
 from handrail.engine.dispatch import Conversation
 from handrail.engine.door_book import DoorBook
 from handrail.engine.sessions import TOPIC, Sessions
-from handrail.errors import Refused
+from handrail.errors import HandrailError, Refused
 from handrail.guards.identity import Verifier
 from handrail.jsonrpc import encode
 from handrail.model import Principal
@@ -71,11 +71,7 @@ class Endpoint:
     """The ASGI application of one server. All it keeps is about requests that are going on."""
 
     def __init__(
-        self,
-        engine: Engine,
-        store: Store | Callable[[], Store],
-        watch: Watch | None = None,
-        **options: Unpack[EndpointOptions],
+        self, engine: Engine, store: Store | Callable[[], Store], /, **options: Unpack[EndpointOptions]
     ) -> None:
         self.engine = engine
         self.path = options.get("path", "/mcp").rstrip("/")
@@ -93,7 +89,7 @@ class Endpoint:
         self._looking = False
         self.auth = options.get("auth")
         self._book = DoorBook(engine.gate)
-        self.watch = watch or Watch.wanted(engine, options)
+        self.watch = Watch.wanted(engine, options)
         self._store = store
         self._stack: AsyncExitStack | None = None
         self._beginning = asyncio.Lock()
@@ -290,7 +286,8 @@ class Endpoint:
         try:
             await self.begin()
         except Exception as problem:
-            log.exception("the server's lifespan failed")
+            if not isinstance(problem, HandrailError):  # whose message says it all
+                log.exception("the server's lifespan failed")
             await send({"type": "lifespan.startup.failed", "message": str(problem)})
             return
         await send({"type": "lifespan.startup.complete"})

@@ -12,12 +12,13 @@ import re
 import socket
 from collections.abc import Mapping
 from functools import cache, partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from handrail import __version__
 from handrail.errors import AuthorizationError, Sent, TransportError
+from handrail.guards.inert import one_line
+from handrail.protocol.http import is_local
 from handrail.transports.link import Waiting
 
 if TYPE_CHECKING:
@@ -61,11 +62,15 @@ class Asker:
 
     def __init__(self, url: str, headers: Mapping[str, str], auth: Authorizer | None, connect_seconds: float) -> None:
         self.url = url
-        self.place = _place(url)
+        parts = urlsplit(url)
+        is_odd = "@" in parts.netloc or parts.port == 0 or any(each.isspace() for each in url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or is_odd:
+            raise ValueError("url: an address such as 'https://example.org/mcp' is needed, without a password in it")
+        self.place = f"{parts.scheme}://{parts.netloc}"  # all of the address that may stand in a log
         self._given = _checked(headers, auth)
         self._auth = auth
         self._connect_seconds = connect_seconds
-        self._is_exposed = _is_exposed(url)
+        self._is_exposed = parts.scheme == "http" and not is_local(url)  # others can read what is sent
         try:
             self._body = body_class()
         except ModuleNotFoundError:
@@ -164,7 +169,7 @@ class Asker:
         text = f"HTTP {status}: {self.place} wants to know who is calling"
         hint = "Give a token, or a way to get one" if self._auth is None else ""
         return AuthorizationError(
-            f"{text} ({printable(challenge)})" if challenge else text, sent=Sent.FAILED, hint=hint
+            f"{text} ({one_line(challenge, 200)})" if challenge else text, sent=Sent.FAILED, hint=hint
         )
 
     def verdict(self, problem: Exception, sent: Sent) -> TransportError:
@@ -181,11 +186,13 @@ class Asker:
             case aiohttp.ClientConnectorCertificateError():
                 text = f"no connection to {self.place}: {problem.certificate_error}"
                 hint = "Its certificate is not one this machine trusts"
+            case aiohttp.ClientConnectorSSLError():
+                text, hint = f"no connection to {self.place}: no TLS there", "Is it an http:// address?"
             case aiohttp.ClientConnectorError():
                 text = f"no connection to {self.place}: {problem.os_error.strerror or problem.os_error}"
                 hint = "Is the server running?"
             case aiohttp.ClientResponseError():
-                text = f"{self.place} did not answer in HTTP: {printable(problem.message)}"
+                text = f"{self.place} did not answer in HTTP: {one_line(problem.message, 200)}"
             case TimeoutError():
                 text = f"nothing came from {self.place} within {self._connect_seconds:g} s"
             case _:
@@ -281,26 +288,6 @@ def broken() -> tuple[type[Exception], ...]:
     return ClientError, HttpProcessingError, OSError  # a TimeoutError is one
 
 
-def _place(url: str) -> str:
-    """Scheme, host and port of an address that can be used: all of it that may stand in a log."""
-    parts = urlsplit(url)
-    is_odd = "@" in parts.netloc or parts.port == 0 or any(each.isspace() for each in url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or is_odd:
-        raise ValueError("url: an address such as 'https://example.org/mcp' is needed, without a password in it")
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _is_exposed(url: str) -> bool:
-    """Whether others can read what is sent there."""
-    parts = urlsplit(url)
-    name = parts.hostname or ""
-    try:
-        is_here = ip_address(name).is_loopback
-    except ValueError:
-        is_here = name == "localhost"
-    return parts.scheme == "http" and not is_here
-
-
 def _checked(headers: Mapping[str, str], auth: Authorizer | None) -> dict[str, str]:
     """A user's headers, if they can be sent and are not ours to set; and who we are."""
     for name, value in headers.items():
@@ -329,7 +316,3 @@ def same_place(url: URL, text: str) -> URL | None:
         return None
     is_plain = target.raw_user is None and target.raw_password is None
     return target if text and is_same and is_plain else None
-
-
-def printable(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text[:200]).strip()

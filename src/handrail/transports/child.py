@@ -25,6 +25,7 @@ from subprocess import PIPE, Popen, TimeoutExpired
 from msgspec import MsgspecError, Raw, json
 
 from handrail.errors import Sent, TransportError
+from handrail.guards.inert import inert
 from handrail.protocol.lines import Line, LineReader
 from handrail.transports.guard import OURS, guard_group
 from handrail.transports.link import Ear, Link, Waiting
@@ -90,7 +91,6 @@ class Child(Link):
             raise ValueError("command, env and cwd: no NUL characters")
         if any(not name or "=" in name for name in self._env):
             raise ValueError("env: a name is empty, or has = in it")
-        self.skipped = {"noise": 0, "too_long": 0}  # lines
         self._opened = self._closing = False
         self._gone = asyncio.Event()
         self._sink = self._source = self._errors = self._pidfd = -1  # -1: not open yet, or not any more
@@ -276,12 +276,10 @@ class Child(Link):
     def _take(self, lines: list[Line]) -> None:
         for line in lines if self._problem is None else ():
             if line is None:
-                self.skipped["too_long"] += 1
                 self._ear.skipped(f"a line of over {self._limit:,} bytes", too_long=True)
             elif line[0] == 0x7B or line.lstrip()[:1] in (b"{", b"["):
                 self._ear.hear(line)
             else:
-                self.skipped["noise"] += 1
                 self._ear.skipped(f"no message: {_text(line[:100])!r}")
 
     def _output_ended(self) -> None:
@@ -416,5 +414,4 @@ def _is_whole(line: bytes | bytearray) -> bool:
 def _told(said: str) -> str:
     """The last lines in one, with nothing in it that a terminal would obey (P-33)."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    told = " | ".join(lines[-5:])[-500:]
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in told)[-500:]
+    return inert(" | ".join(lines[-5:])[-500:], lines=False)[-500:]

@@ -18,6 +18,7 @@ Message = MutableMapping[str, Any]
 Fields = Iterable[tuple[bytes, bytes]]
 
 _TOGETHER = 64 * 1024  # bytes of a body that go out in one write with the head
+_TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
 class Cycle:
@@ -86,8 +87,7 @@ class Cycle:
     def _answer_for_it(self) -> None:
         if not self.complete and not self.is_begun:
             self.keep_alive = False
-            fields = [(b"content-type", b"text/plain; charset=utf-8")]
-            self.answer(500, fields, b"Internal Server Error")
+            self.answer(500, _TEXT, b"Internal Server Error")
 
     def start(self, application: Coroutine[Any, Any, None]) -> None:
         """Run what it takes to answer, in a task."""
@@ -218,11 +218,5 @@ def status_line(status: int) -> bytes:
 def refusal(status: int, text: str, date: bytes) -> bytes:
     """An answer of the listener's own, the last of a connection."""
     body = f"{text}.\n".encode()
-    lines = [
-        status_line(status),
-        date,
-        b"content-type: text/plain; charset=utf-8",
-        b"content-length: %d" % len(body),
-        b"connection: close",
-    ]
-    return b"\r\n".join((*lines, b"", body))
+    more = b"content-length: %d\r\nconnection: close\r\n" % len(body)
+    return b"%b%b\r\n%b\r\n%b" % (_lines(status, _TEXT), date, more, body)

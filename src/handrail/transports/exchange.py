@@ -90,9 +90,6 @@ class Exchange(Response):
         """Conversation and exchange know each other: left like that, only the garbage collector would find them."""
         self.conversation = None
 
-    def _begin_watching(self) -> None:
-        self._watcher = asyncio.create_task(self.watch())
-
     async def _outlive(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that goes on when whoever asked for it has gone, and the request with it."""
         self.task = task = asyncio.create_task(work)
@@ -104,9 +101,6 @@ class Exchange(Response):
         if task.done():
             task.result()
 
-    async def _find(self, ident: bytes) -> Session:
-        return self._fitting(await self.endpoint.sessions.find(ident, self.principal))
-
     def _fitting(self, session: Session | None) -> Session:
         """The session that was looked for, if it is there and speaks what the header says it does."""
         if session is None:
@@ -116,9 +110,6 @@ class Exchange(Response):
             text = f"MCP-Protocol-Version {said[:50].decode('latin-1')!r}: this session speaks "
             raise Refused(Kind.INVALID_REQUEST, text + session.connection.voice.name)
         return session
-
-    def _refuse_as_text(self, refused: Refused) -> None:
-        self.text(self.engine.offer.newest.faults[refused.kind].status, refused.text)
 
     def refuse_to_begin(self) -> None:
         self.text(503, "The server is stopping", [(b"retry-after", b"1")])
@@ -225,7 +216,7 @@ class Post(Exchange):
     async def _take_later(self, message: Message | list[Json], body: bytes) -> None:
         """With a session that is to be looked for in a store which takes its time."""
         try:
-            session = await self._find(self.headers[SESSION])
+            session = self._fitting(await self.endpoint.sessions.find(self.headers[SESSION], self.principal))
         except Refused as refused:
             self._refuse(message.id if type(message) is Request else UNSET, refused)
             return
@@ -240,24 +231,23 @@ class Post(Exchange):
         conversation, self.session = self._converse(session.connection), session
         if type(message) is Request or not session.name or session.connection.waits_for(message):
             return self._answer(conversation, message)
-        return self._pass_on(session, body)
+        return self._pass_on(session.name, body)
 
-    async def _pass_on(self, session: Session, body: bytes) -> None:
+    async def _pass_on(self, name: str, body: bytes) -> None:
         """An answer or a notice that somebody in another process waits for."""
-        await self.endpoint.sessions.pass_on(session.name, body)
+        await self.endpoint.sessions.pass_on(name, body)
         self.whole(202, [], b"")
 
     async def _to_pipe(self, ident: str, message: Message | list[Json], body: bytes) -> None:
         conversation = self.endpoint.pipes.get(ident)
         if not self.endpoint.sessions.owns_pipe(ident, self.principal):
             self.text(404, "No such stream: open one with GET")
-            return
         # What a notice is about may still be on its way here from another process: then it follows on the same way.
-        if conversation is None or not conversation.connection.waits_for(message):
-            await self.endpoint.sessions.pass_on(ident, body)
+        elif conversation is None or not conversation.connection.waits_for(message):
+            await self._pass_on(ident, body)
         else:
             conversation.say(conversation.receive(body) or None)
-        self.whole(202, [], b"")
+            self.whole(202, [], b"")
 
     def _check_stateless(self, request: Request, connection: Connection) -> None:
         http.check_version(request, self.headers)
@@ -377,7 +367,7 @@ class Post(Exchange):
             if seconds and not self.unsent and not self.paused:
                 await self.wait(seconds)
             if not self.ended:
-                self._begin_watching()
+                self._watcher = asyncio.create_task(self.watch())
             if not self.unsent and not self.paused and not self.ended:
                 await self.wait(QUIET_SECONDS - WATCH_SECONDS)
             if self.gone and is_stateless:

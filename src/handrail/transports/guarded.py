@@ -12,7 +12,6 @@ application that answers at once does so before the next turn of the loop.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from handrail.transports.writing import Writing
 
 if TYPE_CHECKING:
     from handrail.transports.acceptor import State
-
-log = logging.getLogger("handrail")
 
 _PIECE = 16 * 1024  # parsed at a time: bounds how many pipelined requests one read can put into the queue
 _HOLD_BYTES = 64 * 1024  # of a body, or of requests behind the one being answered; then the peer is not read from
@@ -338,13 +335,11 @@ class Guarded(Writing):
         elif self._is_new_phase:
             self._is_new_phase = False
             self._deadline = self.loop.time() + self._seconds[self._phase]
+            # Most requests are over long before their deadlines: a timer that is early enough already is left alone.
             if self._timer_at > self._deadline:
                 self._arm()
 
     def _arm(self) -> None:
-        # Most requests are over long before their deadlines, so a timer that is early enough already is left alone.
-        if self._timer_at <= self._deadline:
-            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline

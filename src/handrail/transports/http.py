@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import cast
 
 from handrail.engine.core import Engine
+from handrail.schema.explain import check_options
 from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
 from handrail.transports.asgi import Endpoint, EndpointOptions
 from handrail.transports.listen import HttpLimits, run_http
-from handrail.transports.watch import Watch, access
+from handrail.transports.watch import access
 
 
 class HttpOptions(EndpointOptions, total=False):
@@ -33,17 +34,13 @@ class HttpOptions(EndpointOptions, total=False):
 
 def run_endpoint(engine: Engine, address: str, options: HttpOptions) -> None:
     """Serve until a signal comes."""
-    for option in options:
-        if option not in HttpOptions.__annotations__:
-            raise TypeError(f"run: unknown option {option!r}")
-    reached = {name: value for name, value in options.items() if name in EndpointOptions.__annotations__}
+    check_options("run", options, HttpOptions.__annotations__)
     store, workers = options.get("store"), options.get("workers", 1)
     ready, metrics = options.get("ready", _print), options.get("metrics")
     with ExitStack() as stack:
         if store is None and workers > 1:  # they must know of each other's sessions
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
-        watch = Watch.wanted(engine, options)
-        endpoint = Endpoint(engine, _opener(store), watch, **cast(EndpointOptions, reached))
+        endpoint = Endpoint(engine, _opener(store), **cast(EndpointOptions, options))
         if options.get("access_log") and not access.hasHandlers():  # nobody has said where lines go
             access.addHandler(logging.StreamHandler())
         run_http(
@@ -56,7 +53,7 @@ def run_endpoint(engine: Engine, address: str, options: HttpOptions) -> None:
             certificate=options.get("certificate"),
             key=options.get("key"),
             ready=lambda url: ready(url + endpoint.path),
-            beside=(watch.page, metrics) if metrics is not None and watch is not None else None,
+            beside=(endpoint.watch.page, metrics) if metrics is not None and endpoint.watch is not None else None,
         )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -33,7 +35,8 @@ class Inside(Link):
     async def open(self, ear: Ear) -> None:
         await self._stack.enter_async_context(self._server.serving())
         self._channel = self._server.connect()
-        self._tasks = [asyncio.create_task(self._receive(ear)), asyncio.create_task(self._deliver(ear))]
+        both = (partial(self._receive, ear), self._deliver)
+        self._tasks = [asyncio.create_task(_tell_end(ear, work)) for work in both]
 
     def send(self, message: bytes, about: Waiting | None) -> None:
         self._unsent.append((message, about))
@@ -58,32 +61,26 @@ class Inside(Link):
         for number in count():
             if not number % TURN:  # a message that is there already is taken without a pause
                 await asyncio.sleep(0)
-            try:
-                message = await self._channel.receive()
-            except Exception as problem:
-                ear.lost(_verdict(problem))
-                return
-            ear.hear(message)
+            ear.hear(await self._channel.receive())
 
-    async def _deliver(self, ear: Ear) -> None:
+    async def _deliver(self) -> None:
         while True:
             while self._unsent:
                 message, about = self._unsent.popleft()
                 if about is not None:
                     about.sent = Sent.UNKNOWN
-                try:
-                    await self._channel.deliver(message)
-                except Exception as problem:
-                    ear.lost(_verdict(problem))
-                    return
+                await self._channel.deliver(message)
             self._more.clear()
             await self._more.wait()
 
 
-def _verdict(problem: Exception) -> TransportError:
-    if isinstance(problem, TransportError):
-        return problem
-    if isinstance(problem, TimeoutError):
-        return TransportError("the server took nothing")
-    log.error("a server in this process failed", exc_info=problem)
-    return TransportError(f"the server failed with {type(problem).__name__}")
+async def _tell_end(ear: Ear, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except TransportError as problem:
+        ear.lost(problem)
+    except TimeoutError:
+        ear.lost(TransportError("the server took nothing"))
+    except Exception as problem:
+        log.exception("a server in this process failed")
+        ear.lost(TransportError(f"the server failed with {type(problem).__name__}"))

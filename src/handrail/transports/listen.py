@@ -11,23 +11,21 @@ import socket
 import ssl
 import stat
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from handrail.transports.forks import Workers, run_process
+from handrail.transports.lifetime import Workers, run_process
 
 if TYPE_CHECKING:
-    from handrail.transports.acceptor import Acceptor
+    from handrail.transports.acceptor import Stop
 
-__all__ = ["Address", "HttpLimits", "run_http", "serve_http", "served"]
+__all__ = ["Address", "HttpLimits", "run_http", "tls_context"]
 
 log = logging.getLogger("handrail")
 
 _FORMS = "'127.0.0.1:8000', ':8000', '[::1]:8000', 'localhost:0' or 'unix:/run/handrail.sock'"
-
-Stop = Callable[[], Awaitable[None]]
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
@@ -47,9 +45,6 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
 
 
-_LIMITS = HttpLimits()
-
-
 class Address(Struct, frozen=True):
     """Where to listen: a host and a port, or the path of a Unix socket."""
 
@@ -59,6 +54,8 @@ class Address(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Address:
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is not an address: write '127.0.0.1:8000'")
         if text.startswith("unix:"):
             if text == "unix:" or "\0" in text:
                 raise ValueError(f"{text!r} has no path: write 'unix:/run/handrail.sock'")
@@ -124,9 +121,11 @@ class Address(Struct, frozen=True):
                     raise OSError(f"cannot listen on {self.path}: somebody does already")
                 os.unlink(self.path)
             new.bind(self.path)
-        except OSError:
+        except OSError as problem:
             new.close()
-            raise
+            if problem.errno is None:
+                raise
+            raise OSError(f"cannot listen on {self.path}: {problem.strerror}") from None
         return new
 
 
@@ -134,52 +133,48 @@ def run_http(
     app: Any,
     address: str,
     *,
-    limits: HttpLimits = _LIMITS,
+    limits: HttpLimits,
     stop: Stop,
     grace: float = 3.0,
     workers: int = 1,
     certificate: str | None = None,
     key: str | None = None,
-    ready: Callable[[str], None] | None = None,
+    ready: Callable[[str], None],
     beside: tuple[Any, str] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, in this process or in `workers` children of it; signals are ours meanwhile.
 
-    At the end no connection is accepted any more, `stop()` is awaited, and open connections may finish: all within
-    `grace` and 1.5 s. What does not end by then is left, and a second Ctrl-C does not wait. `beside` is a second
-    application, with an address of its own, that is served for as long.
+    It ends as `served` does, within `grace` and 1.5 s. What does not end by then is left, and a second Ctrl-C does not
+    wait. `beside` is a second application, with an address of its own, that is served for as long.
     """
+    from handrail.transports.acceptor import served  # what is missing is said before anything listens
+
     if workers < 1:
         raise ValueError(f"workers: {workers} is less than 1")
     if workers > 1 and not hasattr(os, "fork"):
         raise ValueError(f"workers: {workers}: this system cannot fork, start several processes instead")
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("run_http takes the signals of the process: call it in the main thread, or use serve_http")
-    tls = _tls(certificate, key)
-    _acceptor()  # what is missing is said before anything listens
-    place = Address.parse(address)
+        raise RuntimeError("run takes the signals of the process: call it in the main thread, or serve `asgi()`")
+    tls = tls_context(certificate, key)
+    place, scheme = Address.parse(address), "https" if tls else "http"
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(place.listening())
-        served: list[tuple[Any, socket.socket]] = []
+        other = None
         if beside is not None:
             where = Address.parse(beside[1])
-            served.append((beside[0], stack.enter_context(where.listening())))
-            log.info("also listens on %s", where.url(served[0][1], "https" if tls else "http"))
+            other = stack.enter_context(where.listening())
+            log.info("also listens on %s", where.url(other, scheme))
 
         async def serve(ending: asyncio.Event, begun: Callable[[], None]) -> None:
-            others = [
-                asyncio.create_task(_serve(_acceptor()(each, limits, tls), on, _nothing, grace, ending, lambda: None))
-                for each, on in served
-            ]
-            try:
-                await _serve(_acceptor()(app, limits, tls), listening, stop, grace, ending, begun)
-            finally:
-                ending.set()
-                await asyncio.gather(*others)
+            async with contextlib.AsyncExitStack() as stack:
+                if beside is not None and other is not None:
+                    await stack.enter_async_context(served(beside[0], other, limits=limits, tls=tls, grace=0.0))
+                await stack.enter_async_context(served(app, listening, limits=limits, tls=tls, stop=stop, grace=grace))
+                begun()
+                await ending.wait()
 
         def begun() -> None:
-            if ready is not None:
-                ready(place.url(listening, "https" if tls else "http"))
+            ready(place.url(listening, scheme))
 
         if workers == 1:
             run_process(serve, grace, begun)
@@ -187,96 +182,7 @@ def run_http(
             Workers(workers, serve, grace).run(begun)
 
 
-async def serve_http(
-    app: Any,
-    address: str,
-    *,
-    limits: HttpLimits = _LIMITS,
-    stop: Stop,
-    grace: float = 3.0,
-    certificate: str | None = None,
-    key: str | None = None,
-    ready: Callable[[str], None] | None = None,
-    ending: asyncio.Event | None = None,
-) -> None:
-    """As `run_http`, in a loop of the caller's, until `ending` is set or this is cancelled."""
-    tls = _tls(certificate, key)
-    acceptor = _acceptor()(app, limits, tls)
-    place = Address.parse(address)
-    with place.listening() as listening:
-
-        def begun() -> None:
-            if ready is not None:
-                ready(place.url(listening, "https" if tls else "http"))
-
-        await _serve(acceptor, listening, stop, grace, ending or asyncio.Event(), begun)
-
-
-@contextlib.asynccontextmanager
-async def served(app: Any, listening: socket.socket, *, grace: float = 3.0) -> AsyncIterator[None]:
-    """Serve on a socket that is there already, for as long as this is entered."""
-    acceptor = _acceptor()(app, _LIMITS, None)
-    await acceptor.open(listening)
-    try:
-        yield
-    finally:
-        acceptor.stop_accepting()
-        await acceptor.close(grace)
-
-
-async def _serve(
-    acceptor: Acceptor,
-    listening: socket.socket,
-    stop: Stop,
-    grace: float,
-    ending: asyncio.Event,
-    begun: Callable[[], None],
-) -> None:
-    loop = asyncio.get_running_loop()
-    await acceptor.open(listening)
-    try:
-        begun()
-        await ending.wait()
-    finally:
-        acceptor.stop_accepting()
-        end = loop.time() + grace
-        await _call(stop, grace)
-        await acceptor.close(max(0.0, end - loop.time()))
-
-
-async def _nothing() -> None: ...
-
-
-async def _call(stop: Stop, seconds: float) -> None:
-    """Await the application's own end, but not for longer, and whatever it does with being cancelled."""
-
-    async def call() -> None:
-        try:
-            await stop()
-        except Exception:
-            log.exception("http: the application failed while it was stopped")
-
-    task = asyncio.create_task(call())
-    done, _ = await asyncio.wait((task,), timeout=seconds)
-    if not done:
-        log.warning("http: the application did not stop within %g s", seconds)
-        task.cancel()
-
-
-def _acceptor() -> type[Acceptor]:
-    """Uvicorn behind our limits; it is imported only when somebody listens."""
-    try:
-        from handrail.transports.acceptor import Acceptor
-    except ModuleNotFoundError as missing:
-        if missing.name is not None and missing.name.split(".")[0] in ("uvicorn", "httptools"):
-            raise ModuleNotFoundError(
-                "serving HTTP needs uvicorn and httptools: pip install 'handrail[http]'", name=missing.name
-            ) from None
-        raise
-    return Acceptor
-
-
-def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     if certificate is None:
         if key is not None:
             raise ValueError("key: there is no certificate to go with it")

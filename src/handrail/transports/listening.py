@@ -17,7 +17,23 @@ LOOK_SECONDS = 0.25  # for further events of a stream that another process may b
 MAX_STREAMS = 10_000
 
 
-class Get(Exchange):
+class OfSession(Exchange):
+    """A request that is no message, about a session."""
+
+    async def _named_session(self) -> Session | None:
+        """The session that the headers name; if there is none, that is said."""
+        ident = self.headers.get(SESSION)
+        if not ident:
+            self.text(400, "Mcp-Session-Id is missing")
+            return None
+        try:
+            return self._fitting(await self.endpoint.sessions.find(ident, self.principal))
+        except Refused as refused:
+            self.text(self.engine.offer.newest.faults[refused.kind].status, refused.text)
+            return None
+
+
+class Get(OfSession):
     """An event stream: of a session, of a call whose stream broke, or all there is of a client of 2024."""
 
     async def run(self) -> None:
@@ -28,14 +44,7 @@ class Get(Exchange):
             say(503, "Too many streams are open", [(b"retry-after", b"10")])
         elif not ident and (path.endswith("/sse") or PROTOCOL not in self.headers):
             await self._pipe()
-        elif not ident:
-            say(400, "Mcp-Session-Id is missing")
-        else:
-            try:
-                session = await self._find(ident)
-            except Refused as refused:
-                self._refuse_as_text(refused)
-                return
+        elif session := await self._named_session():
             last = self.header(b"last-event-id")
             await self._outlive(self._resume(session, last) if last else self._listen(session))
 
@@ -69,7 +78,7 @@ class Get(Exchange):
             self.finish(None)
         self.task = self.task or asyncio.current_task()
         self.endpoint.open.add(self)
-        self._begin_watching()
+        self._watcher = asyncio.create_task(self.watch())
         try:
             await saying
         finally:
@@ -120,19 +129,11 @@ class Get(Exchange):
         await self.write(b"", more=False)
 
 
-class Delete(Exchange):
+class Delete(OfSession):
     """The end of a session."""
 
     async def run(self) -> None:
-        ident = self.headers.get(SESSION)
-        if not ident:
-            self.text(400, "Mcp-Session-Id is missing")
-            return
-        try:
-            session = await self._find(ident)
-        except Refused as refused:
-            self._refuse_as_text(refused)
-            return
-        await self.endpoint.sessions.end(session)
-        self.endpoint.end_session(session.connection)
-        self.whole(204, [], b"")
+        if session := await self._named_session():
+            await self.endpoint.sessions.end(session)
+            self.endpoint.end_session(session.connection)
+            self.whole(204, [], b"")

@@ -21,6 +21,7 @@ from handrail.engine.dispatch import Conversation
 from handrail.errors import Kind
 from handrail.model import Principal
 from handrail.protocol.lines import Line, LineReader
+from handrail.transports.lingering import lingering
 
 if sys.platform == "linux":
     from fcntl import F_SETPIPE_SZ, fcntl
@@ -81,6 +82,7 @@ class Pipe:
         self._conversation.address = "stdio"
         self._conversation.watch()
         self._lines = LineReader(engine.limits.max_message_bytes)
+        self._lingering = lingering(source) if self._source_watchable else None
         self._waiting: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
         self._unsent = bytearray()
         self._flushing = False  # `_flush` will be called anyway
@@ -210,6 +212,8 @@ class Pipe:
             self._loop.remove_reader(self._source)
 
     def _readable(self) -> None:
+        if self._lingering is not None:
+            self._lingering.line_came()
         try:
             data = os.read(self._source, _CHUNK)
         except BlockingIOError:
@@ -242,6 +246,7 @@ class Pipe:
     def _work(self) -> None:
         """Handle lines until there are none, or too much is unsent: then the peer has to read first."""
         waiting, unsent, limits = self._waiting, self._unsent, self._limits
+        alone = len(waiting) == 1
         self._flushing = True
         while waiting and len(unsent) <= limits.max_unsent_bytes and not self._end.done():
             line = waiting.popleft()
@@ -252,6 +257,8 @@ class Pipe:
                 answer = self._conversation.receive(line)
             if answer:
                 self.send(answer)
+            else:
+                alone = False
         self._flushing = False
         if unsent and self._write_timer is None:
             self._flush()
@@ -261,6 +268,8 @@ class Pipe:
             self.stop("end of input")
         elif not self._end.done():
             self._read_on()
+            if alone and self._lingering is not None and not unsent:
+                self._lingering.wait()
 
 
 def _watchable(descriptor: int) -> bool:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from msgspec import MsgspecError, json
 
 from handrail.errors import HttpRefused, Sent, TransportError
+from handrail.guards.inert import one_line
 from handrail.protocol.sse import Event, EventReader
-from handrail.transports.asking import EVENTS, JSON, broken, printable
+from handrail.transports.asking import EVENTS, JSON, broken
 from handrail.transports.link import Ear, Waiting
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ async def read_whole(response: ClientResponse, limit: int, ear: Ear, about: Wait
     return body
 
 
+NOT_HERE = "Is this the address of an MCP server? The path is often /mcp"
+
+
 def is_error(body: bytes, about: Waiting) -> bool:
     """Whether it is a JSON-RPC error, about this request or about none."""
     try:
@@ -73,19 +77,20 @@ def refusal(response: ClientResponse, body: bytes) -> HttpRefused:
     if status < 400:
         said, hint = response.headers.get("Location", ""), "Redirects to other places are not followed"
     elif media_type(response) in (JSON, "text/plain"):
-        said = body[:200].decode("utf-8", "replace")
+        said = body.decode("utf-8", "replace")
+    if status in (404, 405):
+        hint = NOT_HERE
     wait = _seconds(response.headers.get("Retry-After", "")) if status in (429, 503) else None
     if wait is not None:
         hint = f"Try again in {wait:g} s"
-    text = f"HTTP {status}: {printable(said)}" if said else f"HTTP {status}"
+    text = f"HTTP {status}: {one_line(said, 200)}" if said else f"HTTP {status}"
     sent = Sent.FAILED if status < 500 else Sent.UNKNOWN
     return HttpRefused(text, status=status, body=body, retry_after=wait, sent=sent, hint=hint)
 
 
 def unanswered(status: int, what: str, body: bytes = b"") -> HttpRefused:
     """A status that says yes, without an answer."""
-    hint = "Is this the address of an MCP server?"
-    return HttpRefused(f"HTTP {status} with {what}", status=status, body=body, sent=Sent.UNKNOWN, hint=hint)
+    return HttpRefused(f"HTTP {status} with {what}", status=status, body=body, sent=Sent.UNKNOWN, hint=NOT_HERE)
 
 
 def _seconds(text: str) -> float | None:
@@ -98,58 +103,51 @@ def _seconds(text: str) -> float | None:
         return None
 
 
-class Bookmark:
-    """Where in an event stream we are, to come back to when it has broken."""
+class EventStream:
+    """Events as they come, and where we are among them, to come back to when a stream has broken."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.last = ""  # the id of the last event that had one
-        self.wait = RETRY_SECONDS
         self.pieces = 0  # that came
-
-    def note(self, event: Event) -> None:
-        if event.ident is not None:
-            self.last = event.ident if _SENDABLE.fullmatch(event.ident) else ""
-        if event.retry_ms is not None:
-            self.wait = min(max(event.retry_ms / 1000, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+        self._wait = RETRY_SECONDS
+        self._limit = limit
+        self._reader: EventReader | None = None
+        self._unread: list[Event] | None = None
 
     def pause(self, fruitless: int) -> float:
         """How long to wait before coming back, after so many times in vain."""
-        return min(self.wait * 2.0 ** min(fruitless, 10), max(self.wait, MAX_BACK_OFF_SECONDS))
+        return min(self._wait * 2.0 ** min(fruitless, 10), max(self._wait, MAX_BACK_OFF_SECONDS))
 
+    async def opening(self, response: ClientResponse) -> Event | None:
+        """The first event of a response that says something; what came with it is handed over later."""
+        self._reader = EventReader(self._limit)
+        while piece := await response.content.readany():
+            events = [event for event in self._reader.feed(piece) if event.data]
+            if events:
+                self._unread = events[1:]
+                return events[0]
+        return None
 
-class EventStream:
-    """The events of a response."""
-
-    def __init__(self, response: ClientResponse, limit: int) -> None:
-        self.limit = limit
-        self._content = response.content
-        self._reader = EventReader(limit)
-        self._unread: list[Event] | None = None
-
-    async def read(self) -> list[Event] | None:
-        """What has come, perhaps not yet a whole event; None at the end."""
-        if self._unread is not None:
-            events, self._unread = self._unread, None
-            return events
-        piece = await self._content.readany()
-        return self._reader.feed(piece) if piece else None
-
-    def unread(self, events: list[Event]) -> None:
-        """Give these once more."""
-        self._unread = events
-
-    async def hand_over(self, ear: Ear, about: Waiting | None, mark: Bookmark, *, is_only: bool = False) -> None:
+    async def hand_over(
+        self, response: ClientResponse, ear: Ear, about: Waiting | None, *, is_only: bool = False
+    ) -> None:
         """Tell `ear` what comes, until the answer to `about` was there, or the end.
 
         Where it is the only stream there is, a sign of life on it counts for everything.
         """
-        while (events := await self.read()) is not None:
-            mark.pieces += 1
+        reader, events = self._reader or EventReader(self._limit), self._unread
+        self._reader = self._unread = None
+        while True:
+            if events is None:
+                if not (piece := await response.content.readany()):
+                    return
+                events = reader.feed(piece)
+            self.pieces += 1
             is_silent = True
             for event in events:
-                mark.note(event)
+                self.note(event)
                 if event.too_long:
-                    why = f"an event of over {self.limit:,} bytes"
+                    why = f"an event of over {self._limit:,} bytes"
                     if about is not None:
                         raise TransportError(why, sent=Sent.UNKNOWN)
                     ear.skipped(why, too_long=True)
@@ -160,3 +158,10 @@ class EventStream:
                         return
             if is_silent and (is_only or about is not None):
                 ear.alive(about)
+            events = None
+
+    def note(self, event: Event) -> None:
+        if event.ident is not None:
+            self.last = event.ident if _SENDABLE.fullmatch(event.ident) else ""
+        if event.retry_ms is not None:
+            self._wait = min(max(event.retry_ms / 1000, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)

@@ -14,12 +14,10 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.errors import PeerError, Sent, TransportError
-from handrail.protocol.sse import Event
 from handrail.revisions import Revision
 from handrail.transports.asking import EVENTS, JSON, Asker, Authorizer, broken, drop, leave, same_place
 from handrail.transports.link import Ear, Waiting
 from handrail.transports.stream import (
-    Bookmark,
     EventStream,
     is_error,
     media_type,
@@ -31,7 +29,6 @@ from handrail.transports.stream import (
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
-    from yarl import URL
 
 __all__ = ["Authorizer", "Web"]
 
@@ -227,9 +224,8 @@ class Web:
                 elif kind == EVENTS:
                     await self._hear(response, about)
                 else:
-                    raise unanswered(
-                        status, f"{kind[:100]}, not a message", await read_some(response, MAX_REFUSAL_BYTES)
-                    )
+                    body = await read_some(response, MAX_REFUSAL_BYTES)
+                    raise unanswered(status, f"{kind[:100]}, not a message", body)
         finally:
             drop(response)
 
@@ -243,9 +239,9 @@ class Web:
 
     async def _hear(self, response: ClientResponse, about: Waiting) -> None:
         """The answer as an event stream."""
-        mark = Bookmark()
+        stream = EventStream(self._limit)
         try:
-            await EventStream(response, self._limit).hand_over(self._ear, about, mark)
+            await stream.hand_over(response, self._ear, about)
         except broken() as problem:
             log.debug("%s: a stream broke: %s", self._place, type(problem).__name__)
         if about.future.done():
@@ -253,39 +249,44 @@ class Web:
             return
         drop(response)
         # Stateless revisions have no ids to come back with.
-        if mark.last and (self._session or (self._revision is not None and not self._revision.stateless)):
-            await self._resume(about, mark)
+        if stream.last and (self._session or (self._revision is not None and not self._revision.stateless)):
+            await self._resume(about, stream)
         if not about.future.done():
             raise TransportError("the event stream ended before the answer", sent=Sent.UNKNOWN)
 
-    async def _resume(self, about: Waiting, mark: Bookmark) -> None:
+    async def _resume(self, about: Waiting, stream: EventStream) -> None:
         """Ask for the rest of a stream, again and again, while the server has something to say on it."""
         fruitless = 0
-        while fruitless < MAX_FRUITLESS:
-            await asyncio.sleep(mark.pause(fruitless))
-            before, session = mark.pieces, self._own.get(SESSION, "")
+        while fruitless < MAX_FRUITLESS and not about.future.done():
+            await asyncio.sleep(stream.pause(fruitless))
+            before = stream.pieces
             try:
-                response = await self._asker.ask(
-                    "GET", self._address, {**self._own, "Accept": EVENTS, "Last-Event-ID": mark.last}
-                )
-                try:
-                    if response.status < 300 and media_type(response) == EVENTS:
-                        await EventStream(response, self._limit).hand_over(self._ear, about, mark)
-                        if about.future.done():
-                            await leave(response)
-                            return
-                    elif response.status < 500:
-                        body = await read_some(response, MAX_REFUSAL_BYTES)
-                        self._lost_session(response, session)
-                        raise refusal(response, body)
-                finally:
-                    drop(response)
+                await self._read_on(about, stream)
             except PeerError as problem:
                 problem.sent = Sent.UNKNOWN  # whatever becomes of its stream, the request was sent
                 raise
-            except broken() as problem:
-                log.debug("%s: a stream was not resumed: %s", self._place, type(problem).__name__)
-            fruitless = fruitless + 1 if mark.pieces == before else 0
+            fruitless = fruitless + 1 if stream.pieces == before else 0
+
+    async def _read_on(self, about: Waiting | None, stream: EventStream) -> None:
+        """GET a stream, from where we were in it, and hand over what it says until it breaks."""
+        session, resumed = self._session, {"Last-Event-ID": stream.last} if stream.last else {}
+        try:
+            response = await self._asker.ask("GET", self._address, {**self._own, "Accept": EVENTS, **resumed})
+            try:
+                if response.status < 300 and media_type(response) == EVENTS:
+                    if about is None:
+                        self._streams += not resumed  # what is not resumed may have missed something
+                        self.news = self._streams
+                    await stream.hand_over(response, self._ear, about)
+                    await leave(response)
+                elif response.status < 500:
+                    body = await read_some(response, MAX_REFUSAL_BYTES)
+                    self._lost_session(response, session)
+                    raise refusal(response, body)
+            finally:
+                drop(response)
+        except broken() as problem:
+            log.debug("%s: a stream broke: %s", self._place, type(problem).__name__)
 
     async def _note(self, message: bytes) -> None:
         """A notification, or an answer: nobody waits for what becomes of it."""
@@ -312,34 +313,22 @@ class Web:
             self._listener = self._start(self._listening())
 
     async def _listening(self) -> None:
-        mark = Bookmark()
+        stream = EventStream(self._limit)
         failures = 0
         while True:
-            before = mark.pieces
-            resumed = {"Last-Event-ID": mark.last} if mark.last else {}
+            before = stream.pieces
             try:
-                response = await self._asker.ask("GET", self._address, {**self._own, "Accept": EVENTS, **resumed})
-                try:
-                    if response.status < 300 and media_type(response) == EVENTS:
-                        self._streams += not resumed  # what is not resumed may have missed something
-                        self.news = self._streams
-                        await EventStream(response, self._limit).hand_over(self._ear, None, mark)
-                    elif response.status < 500:
-                        self._is_gone |= response.status == 404
-                        return  # it has nothing to say unasked
-                finally:
-                    self.news = 0
-                    drop(response)
+                await self._read_on(None, stream)
             except PeerError as problem:
                 log.debug("%s: no stream: %s", self._place, problem)
-                return
-            except broken() as problem:
-                log.debug("%s: the stream broke: %s", self._place, type(problem).__name__)
+                return  # it has nothing to say unasked
             except Exception:
                 log.exception("%s: a stream ended in a way it should not", self._place)
                 return
-            failures = 0 if mark.pieces != before else failures
-            await asyncio.sleep(mark.pause(failures))
+            finally:
+                self.news = 0
+            failures = 0 if stream.pieces != before else failures
+            await asyncio.sleep(stream.pause(failures))
             failures += 1
 
     # The older transport
@@ -349,50 +338,38 @@ class Web:
         if self._transport == "streamable" or self._is_old:
             return False
         self.forget_session()
-        found: tuple[ClientResponse, EventStream, URL] | PeerError | None
         try:
             async with asyncio.timeout(self._connect_seconds):
-                found = await self._old_opening()
+                await self._open_old()
         except broken() as problem:
-            found = self._asker.verdict(problem, Sent.NO)
-        if isinstance(found, PeerError):
-            raise found
-        if found is None:
-            return False
-        response, stream, self._post_address = found
-        self._is_old = True
-        self.news = 1
-        self._start(self._old_stream(response, stream))
-        return True
+            failed = self._asker.verdict(problem, Sent.NO)
+        else:
+            return self._is_old
+        raise failed  # not in the `except`: its context would hold the headers
 
-    async def _old_opening(self) -> tuple[ClientResponse, EventStream, URL] | None:
-        """The stream, and where the server wants its messages, if that is what its stream begins with."""
+    async def _open_old(self) -> None:
+        """Speak the older transport, if that is what the stream begins with: where the server wants its messages."""
         response = await self._asker.ask("GET", self._address, {"Accept": EVENTS})
-        is_old = False
         try:
-            stream = EventStream(response, self._limit)
-            said: list[Event] = []
-            while response.status < 300 and media_type(response) == EVENTS and not said:
-                if (events := await stream.read()) is None:
-                    break
-                said = [event for event in events if event.data]
-            if not said or said[0].name != "endpoint":
-                return None
-            address = same_place(response.url, said[0].data.decode("utf-8", "replace"))
+            stream = EventStream(self._limit)
+            is_stream = response.status < 300 and media_type(response) == EVENTS
+            said = await stream.opening(response) if is_stream else None
+            if said is None or said.name != "endpoint":
+                return
+            address = same_place(response.url, said.data.decode("utf-8", "replace"))
             if address is None:
                 # It would be sent all that is said, and every token (P-27).
                 raise TransportError(f"{self._place} wants its messages to be sent to another place; refused")
-            stream.unread(said[1:])
-            is_old = True
-            return response, stream, address
+            self._is_old, self._post_address, self.news = True, address, 1
+            self._start(self._old_stream(response, stream))
         finally:
-            if not is_old:
+            if not self._is_old:
                 drop(response)
 
     async def _old_stream(self, response: ClientResponse, stream: EventStream) -> None:
         how = "ended"
         try:
-            await stream.hand_over(self._ear, None, Bookmark(), is_only=True)
+            await stream.hand_over(response, self._ear, None, is_only=True)
         except broken() as problem:
             how = f"broke ({type(problem).__name__})"
         finally:
