@@ -193,15 +193,23 @@ async def victim(
             await server.open()
         yield server
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-            await process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-        transport = getattr(process, "_transport", None)
-        if transport is not None:
-            transport.close()
+        await put_away(process)
+
+
+async def put_away(process: asyncio.subprocess.Process, *, group: bool = False) -> None:
+    """Kill it, with what it has started if that is its group, and close our ends of its pipes.
+
+    Its death alone does not close them: a child of it, or only what it wrote last, keeps a pipe open. What the loop
+    leaves open is then complained of in another test, when the garbage is collected.
+    """
+    with suppress(ProcessLookupError):
+        if group:
+            os.killpg(process.pid, signal.SIGKILL)
+        elif process.returncode is None:
+            process.kill()
+    await process.wait()
+    process._transport.close()  # type: ignore[attr-defined]  # no public way closes them unread
+    await asyncio.sleep(0)  # they are closed in the loop's next turn
 
 
 async def rounds(count: int, one: Callable[[int], Awaitable[None]], *, at_once: int = 4) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
@@ -35,6 +35,7 @@ from handrail.engine.records import intent
 from handrail.guards.approval import Approval, Approvals, Desk
 from handrail.guards.identity import ApiKeys
 from handrail.guards.rates import Rates
+from handrail.guards.trail_sqlite import SqliteTable
 from handrail.transports.response import Response
 from wires import PATIENCE, Wire
 
@@ -184,15 +185,15 @@ def _dies_before_the_intent() -> None:
 
 
 def _in_the_transaction(then: Callable[[], None]) -> None:
-    inner = trails._append
+    inner = SqliteTable._append
 
-    def outer(items: Sequence[trails.Item], *more: Any) -> list[bool]:
-        written = inner(items, *more)
-        if any(changes and b'"event":"intent"' in body for body, changes, _ in items):
+    def outer(table: SqliteTable, bodies: list[bytes], changes: Mapping[int, Any], *more: Any) -> Collection[int]:
+        unmet = inner(table, bodies, changes, *more)
+        if any(b'"event":"intent"' in bodies[at] for at in changes):
             then()
-        return written
+        return unmet
 
-    put(trails, "_append", outer)
+    put(SqliteTable, "_append", outer)
 
 
 def _dies_before_the_answer() -> None:
@@ -229,12 +230,16 @@ DEATHS: dict[str, Callable[[], None]] = {
 
 
 def _acts_before_its_intent() -> None:
-    async def intend(gate: gates.Gate, call: Call) -> None:
-        assert gate.trail is not None
-        gate.trail.hand(intent(call, None))
-        call.intended = True
+    inner = trails._Trail.hand
 
-    put(gates.Gate, "intend", intend)
+    def hand(trail: trails._Trail, record: Any, then: trails.Then | None = None) -> None:
+        if then is not None and record.event == "intent":
+            inner(trail, record)
+            then(None)
+        else:
+            inner(trail, record, then)
+
+    put(trails._Trail, "hand", hand)
 
 
 def _answers_before_its_outcome() -> None:

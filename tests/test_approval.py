@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from clients import ALL, R0, R1, R2, R5
-from handrail import Call, Principal, Server, Text, ToolError, ToolResult
+from clients import ALL, R0, R1, R2, R4, R5
+from handrail import Call, Limits, Principal, Server, Text, ToolError, ToolResult
 from handrail.errors import RemoteProtocolError
 from handrail.guards.approval import ApprovalError, Approvals, Desk
 from handrail.guards.policy import Policy, Rule
@@ -20,6 +22,9 @@ from handrail.guards.trail_reading import TrailFile
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from requirements import requirement
+from servers_http import Client, closed, served, until
+
+__all__ = ["closed"]
 
 Object = dict[str, Any]
 Ran = Callable[[str, str], None]
@@ -195,8 +200,33 @@ async def test_p19_of_many_calls_that_bring_one_approval_one_runs() -> None:
     assert shop.cancelled == [7] and [each.is_error for each in answers].count(False) == 1
 
 
-@pytest.mark.parametrize(("edited", "ran_with"), [({"order": 8}, [8]), ({"order": "eight"}, []), ({"order": 13}, [])])
-async def test_p19_edited_arguments_are_validated_and_decided_again(edited: Object, ran_with: list[int]) -> None:
+async def test_p19_arguments_edited_into_what_the_tool_does_not_take_decide_nothing() -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
+    async with shop.peer(R5) as peer:
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        with pytest.raises(ApprovalError, match="nothing is decided: order: expected integer"):
+            await shop.desk.decide(await shop.only(), True, by="operator", edited={"order": "eight"})
+        await shop.desk.decide(await shop.only(), True, by="operator", edited={"order": 8})
+        assert not (await peer.call("cancel", {"order": 7})).is_error
+    assert shop.cancelled == [8]
+
+
+async def test_p19_edited_arguments_that_nobody_could_check_are_checked_before_they_run() -> None:
+    """As of a question filed by a version that did not keep the schema."""
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
+    async with shop.peer(R5) as peer:
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        [waiting] = await shop.desk.open()
+        await shop.desk.cancel(waiting)
+        old = await shop.desk.claim(replace(waiting.asked, schema={}))
+        await shop.desk.decide(old.id, True, by="operator", edited={"order": "eight"})
+        answer = await peer.call("cancel", {"order": 7})
+    assert answer.is_error and "which are not valid" in answer.text
+    assert shop.cancelled == []
+
+
+@pytest.mark.parametrize(("edited", "ran_with"), [({"order": 8}, [8]), ({"order": 13}, [])])
+async def test_p19_edited_arguments_are_decided_again(edited: Object, ran_with: list[int]) -> None:
     never = Rule(name="unlucky", verdict="deny", tools=["cancel"], arguments={"order": {"is": 13}})
     shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"), policy=Policy([never]))
     async with shop.peer(R5) as peer:
@@ -205,6 +235,59 @@ async def test_p19_edited_arguments_are_validated_and_decided_again(edited: Obje
         with contextlib.suppress(RemoteProtocolError):  # how a rule's no is told
             assert (await peer.call("cancel", {"order": 7})).is_error is not bool(ran_with)
     assert shop.cancelled == ran_with
+
+
+async def test_what_was_last_allowed_is_what_ran_not_what_was_asked() -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
+    async with shop.peer(R5) as peer:
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        await shop.desk.decide(await shop.only(), True, by="operator", edited={"order": 8})
+        assert not (await peer.call("cancel", {"order": 7})).is_error and shop.cancelled == [8]
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        [waiting] = await shop.desk.open()
+    assert any("8" in each for each in waiting.before)
+
+
+class Thinking(MemoryStore):
+    """Takes its time to file a question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, changes: Any) -> bool:
+        self.begun.set()
+        await self.go.wait()
+        return await super().commit(changes)
+
+
+@requirement("P-19", everywhere=True)
+async def test_p19_who_gives_up_while_a_question_is_filed_takes_it_along() -> None:
+    store = Thinking()
+    shop = Shop(approvals=Approvals(by="operator"), store=store)
+    async with shop.peer(R4) as peer, store.subscribe("approvals") as news, asyncio.timeout(10):
+        await peer.send(
+            b'{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{"name":"cancel","arguments":{"order":7}}}'
+        )
+        await store.begun.wait()
+        await peer.notify("notifications/cancelled", {"requestId": "c"})
+        assert (await peer.request("ping"))["result"] == {}  # so it has been heard
+        store.go.set()
+        await anext(news)  # that it was asked
+        await anext(news)  # that it need not be answered
+        assert await shop.desk.open() == []
+    assert shop.cancelled == []
+
+
+@requirement("P-02", everywhere=True)
+@pytest.mark.parametrize("edited", [{"order": math.inf}, {"order": math.nan}, {"order": b"7"}])
+async def test_arguments_are_not_edited_into_what_json_cannot_say(edited: Object) -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
+    async with shop.peer(R5) as peer:
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        with pytest.raises(ApprovalError, match="/order: "):
+            await shop.desk.decide(await shop.only(), True, by="operator", edited=edited)
+        assert [each.state for each in await shop.desk.open()] == ["pending"] and not shop.cancelled
 
 
 @pytest.mark.parametrize("revision", ASKS)
@@ -387,3 +470,91 @@ async def test_p15_no_effect_without_an_intent_and_no_approval_without_a_record(
     ]
     assert records[3]["approval"] == ident and records[3]["by"] == "operator"
     assert records[4]["call"] == records[5]["call"] and records[4]["principal"] == "local"
+
+
+async def called_and_cancelled(shop: Shop, peer: Peer, order: int) -> str:
+    """The question of a call that its caller took back."""
+    params = {"name": "cancel", "arguments": {"order": order}}
+    async with shop.store.subscribe("approvals") as news, asyncio.timeout(10):
+        await peer.send(
+            json.dumps({"jsonrpc": "2.0", "id": f"c{order}", "method": "tools/call", "params": params}).encode()
+        )
+        ident = (await anext(news)).decode()
+        await peer.notify("notifications/cancelled", {"requestId": f"c{order}"})
+        await anext(news)
+    return ident
+
+
+async def test_whoever_calls_and_cancels_asks_no_more_often_than_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handrail.guards.approval.MAX_OPEN_EACH", 3)
+    store = MemoryStore(clock=lambda: shop.now)
+    shop = Shop(approvals=Approvals(wait=0.05, by="operator"), store=store)
+    shop.store = store
+    alice, bob = (Peer(shop.server, principal=Principal(name)) for name in ("alice", "bob"))
+    async with alice, bob:
+        asked = [await called_and_cancelled(shop, alice, order) for order in range(3)]
+        assert await shop.desk.open() == []
+        refused = await alice.call("cancel", {"order": 3})
+        assert refused.is_error and "were cancelled while they did; wait until" in refused.text
+        assert await shop.desk.open() == []
+        assert "waits for somebody's approval" in (await bob.call("cancel", {"order": 3})).text
+        assert [each.state for each in await shop.desk.recent()] == ["cancelled"] * 3
+        shop.now += 900  # as long as they would have been open
+        assert [await shop.desk.get(each) for each in asked] == [None] * 3
+        assert await shop.store.scan("approval-for:") == []
+        assert "waits for somebody's approval" in (await alice.call("cancel", {"order": 3})).text
+
+
+@requirement("P-19")
+async def test_p19_a_yes_that_comes_while_its_call_is_given_up_is_still_a_yes(ran: Ran) -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, by="operator"))
+    async with shop.peer(R4) as peer:
+        ran(R4, "memory")
+        await peer.call("cancel", {"order": 7})
+        (seen,) = await shop.desk.open()
+        await shop.desk.decide(seen.id, True, by="operator")
+        await shop.desk.cancel(seen)
+        assert not (await peer.call("cancel", {"order": 7})).is_error
+    assert shop.cancelled == [7]
+
+
+@requirement("P-19")
+@pytest.mark.parametrize("revision", [R1, R4, R5])
+async def test_p19_a_question_outlives_a_server_that_is_stopped_while_its_call_waits(revision: str, ran: Ran) -> None:
+    shop = Shop(approvals=Approvals(wait=30, round=30, by="operator"), limits=Limits(grace_seconds=0.05))
+    async with served(shop.server.asgi()) as url:
+        ran(revision, "http")
+        client = await Client(url, revision).open()
+        async with shop.store.subscribe("approvals") as news:
+            waiting = asyncio.create_task(client.post(client.call(1, "cancel", {"order": 7})))
+            await anext(news)
+    await asyncio.gather(waiting, return_exceptions=True)
+    async with served(shop.server.asgi()) as url:
+        await shop.desk.decide(await shop.only(), True, by="operator")
+        client = await Client(url, revision).open()
+        _, answer = await client.ask(client.call(1, "cancel", {"order": 7}))
+        assert answer["result"]["content"][0]["text"] == "order 7 is cancelled"
+
+
+@requirement("P-19")
+@pytest.mark.parametrize(("revision", "ends"), [(R4, "connection"), (R4, "session"), (R5, "connection")])
+async def test_a_question_goes_with_its_client_but_a_session_outlives_a_connection(
+    revision: str, ends: str, ran: Ran
+) -> None:
+    shop = Shop(approvals=Approvals(wait=30, round=30, by="operator"))
+    async with served(shop.server.asgi()) as url, asyncio.timeout(10):
+        ran(revision, "http")
+        client = await Client(url, revision).open()
+        async with shop.store.subscribe("approvals") as news:
+            reply = await client.post(client.call(1, "cancel", {"order": 7}))
+            ident = (await anext(news)).decode()
+            await (client.delete() if ends == "session" else reply.gone())
+            if stays := (revision, ends) == (R4, "connection"):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(news), 0.5)
+                await shop.desk.decide(ident, True, by="operator")
+                await until(lambda: shop.cancelled == [7])
+            else:
+                await anext(news)
+        found = await shop.desk.get(ident)
+        assert found is not None and found.state == ("consumed" if stays else "cancelled")

@@ -24,7 +24,7 @@ import pytest
 
 from clients import ALL, R1, R2, R3, R4, R5, P
 from faults import SOAK, call, opening, until
-from handrail.guards.approval import Approvals, Desk
+from handrail.guards.approval import ApprovalError, Approvals, Desk
 from handrail.guards.chain import verify
 from handrail.guards.identity import ApiKeys
 from handrail.guards.trail import open_trail
@@ -430,9 +430,12 @@ async def test_p19_a_yes_is_good_for_that_call_in_another_process_and_for_no_oth
     options = place.options(approvals=quick, **KEYED)
     async with nursery.server(**options) as first, desk_of(place) as desk:
         assert (await keyed(first, "alice", "cancel", order=7))[1]["result"]["resultType"] == "input_required"
-        edits: dict[str, Object] = {"edited": {"order": 8}, "edited badly": {"order": "eight"}}
-        edited = edits.get(change)
-        await desk.decide(await asked_of(desk, 7), True, by="operator", edited=edited)
+        ident = await asked_of(desk, 7)
+        if change == "edited badly":
+            with pytest.raises(ApprovalError, match="nothing is decided: order: expected integer"):
+                await desk.decide(ident, True, by="operator", edited={"order": "eight"})
+        else:
+            await desk.decide(ident, True, by="operator", edited={"order": 8} if change == "edited" else None)
         if change == "used before":
             assert is_done((await keyed(first, "alice", "cancel", order=7))[1])
     changed: Object = {"description": "Cancels all."} if change == "other tool" else {}

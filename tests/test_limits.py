@@ -22,7 +22,7 @@ from msgspec.json import decode, encode
 
 from handrail import Server
 from handrail.errors import Kind
-from handrail.guards.limits import Limiter, MemoryLimiter, Throttled, Ticket, network
+from handrail.guards.limits import Limiter, MemoryLimiter, Taken, Throttled, network
 from handrail.guards.rates import Rate, Rates, ToolRate
 from handrail.guards.shared_limits import StoreLimiter
 from handrail.stores import Append, Delete, Put, Store, StoreError
@@ -39,7 +39,6 @@ from wires_shared import everywhere, open_wire as open_wire, processes as proces
 BACKENDS = ("memory", "store", "sqlite")
 SECOND = 1_000_000_000
 UNLIMITED = {"principal": "", "address": "", "lists": ""}
-Answer = Throttled | Ticket | None
 
 
 class Clock:
@@ -58,7 +57,7 @@ class Clock:
         self.now += math.ceil(seconds * SECOND)
 
 
-async def ask(limiter: Limiter, principal: str, tool: str = "tool", address: str = "") -> Answer:
+async def ask(limiter: Limiter, principal: str, tool: str = "tool", address: str = "") -> Taken:
     answer = limiter.take(principal, tool, address)
     return await answer if isinstance(answer, Awaitable) else answer
 
@@ -74,7 +73,7 @@ async def refused(limiter: Limiter, principal: str, tool: str = "tool", address:
     return answer
 
 
-async def slot(limiter: Limiter, principal: str, tool: str = "tool") -> Ticket:
+async def slot(limiter: Limiter, principal: str, tool: str = "tool") -> Callable[[], None]:
     answer = await ask(limiter, principal, tool)
     assert answer is not None and not isinstance(answer, Throttled), f"no slot: {answer}"
     return answer
@@ -91,7 +90,7 @@ async def opened(backend: str, rates: Rates, clock: Clock, folder: str | Path) -
     if backend == "sqlite":
         store = SqliteStore(Path(folder, "state.db"), durable=False, clock=clock.seconds)
     await store.put("rate:salt", b"always the same")  # or two addresses meet in one bucket, now and then
-    return StoreLimiter(store, rates, clock=clock), store
+    return StoreLimiter(store, rates, name="shop", clock=clock), store
 
 
 @pytest.fixture
@@ -214,13 +213,13 @@ async def test_the_tools_of_a_caller_share_what_the_caller_has(make: Make) -> No
 async def test_a_call_that_one_limit_refuses_takes_nothing_from_the_others(make: Make) -> None:
     limiter = await make(principal="4/hour", tool={"rate": "2/hour"}, tools={"full": {"concurrent": 1}})
     assert await answers(limiter, 50, "alice", "a") == [True] * 2 + [False] * 48
-    ticket = await slot(limiter, "alice", "full")
+    give_back = await slot(limiter, "alice", "full")
     assert (await refused(limiter, "alice", "full")).scope == "concurrency"
     assert await answers(limiter, 50, "alice", "b") == [True] + [False] * 49
     assert await answers(limiter, 2, "bob", "b") == [True] * 2
-    ticket.release()
+    give_back()
     assert (await refused(limiter, "alice", "full")).scope == "principal"
-    (await slot(limiter, "bob", "full")).release()
+    (await slot(limiter, "bob", "full"))()
 
 
 async def test_who_is_refused_by_two_limits_is_told_the_later_time(make: Make, clock: Clock) -> None:
@@ -252,15 +251,16 @@ async def test_a_call_costs_what_its_tool_costs(make: Make, clock: Clock) -> Non
 async def test_a_slot_by_itself_costs_nothing_but_itself(make: Make) -> None:
     limiter = await make(principal="1/hour", tools={"slow": {"concurrent": 1}})
 
-    async def place(tool: str) -> Answer:
+    async def place(tool: str) -> Taken:
         answer = limiter.place(tool)
         return await answer if isinstance(answer, Awaitable) else answer
 
     for _ in range(3):
-        ticket = await place("slow")
-        assert ticket is not None and not isinstance(ticket, Throttled)
+        give_back = await place("slow")
+        assert give_back is not None and not isinstance(give_back, Throttled)
         assert await place("slow") == Throttled(1.0, "1 of this tool at once", "concurrency")
-        ticket.release()
+        assert (await refused(limiter, "bob", "slow")).scope == "concurrency"  # it is one of those calls take
+        give_back()
     assert await place("quick") is None
     assert await answers(limiter, 2, "alice") == [True, False]
 
@@ -270,13 +270,13 @@ async def test_slots_are_for_all_callers_and_come_back(make: Make) -> None:
     first, second = await slot(limiter, "alice", "slow"), await slot(limiter, "bob", "slow")
     assert await refused(limiter, "carol", "slow") == Throttled(1.0, "2 of this tool at once", "concurrency")
     assert await ask(limiter, "carol", "quick") is None
-    first.release()
+    first()
     third = await slot(limiter, "carol", "slow")
     assert (await refused(limiter, "alice", "slow")).scope == "concurrency"
-    second.release()
-    third.release()
-    for ticket in [await slot(limiter, "alice", "slow") for _ in range(2)]:
-        ticket.release()
+    second()
+    third()
+    for give_back in [await slot(limiter, "alice", "slow") for _ in range(2)]:
+        give_back()
 
 
 async def test_calls_at_the_same_moment_are_counted_one_by_one(make: Make) -> None:
@@ -419,7 +419,7 @@ class Machine(RuleBasedStateMachine):
         self.clock = Clock()
         self.limiter, self.store = self.runner.run(opened(self.backend, rates, self.clock, self.folder.name))
         self.model = Model(rates)
-        self.held: list[Ticket] = []
+        self.held: list[Callable[[], None]] = []
         self.refused: tuple[tuple[str, str, str], float] | None = None
 
     async def _take(self, call: tuple[str, str, str]) -> float | str | None:
@@ -461,7 +461,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def release(self) -> None:
         async def release() -> None:
-            self.held.pop().release()
+            self.held.pop()()
 
         self.runner.run(release())
         self.model.running["slow"] -= 1
@@ -591,10 +591,10 @@ async def test_limiters_on_one_store_share(shared: Shared) -> None:
     assert await answers(one, 1, "alice") == [False]
     first, second = await slot(one, "bob", "slow"), await slot(other, "bob", "slow")
     assert (await refused(one, "bob", "slow")).scope == "concurrency"
-    first.release()
+    first()
     await one.close()
-    (await slot(other, "bob", "slow")).release()
-    second.release()
+    (await slot(other, "bob", "slow"))()
+    second()
 
 
 @requirement("P-21", everywhere=True)
@@ -623,7 +623,7 @@ async def test_p21_a_clock_that_goes_back_does_not_keep_the_slots_of_the_dead(sh
     clock.advance(-86_400)
     assert (await refused(other, "alice", "slow")).scope == "concurrency"
     clock.advance(30)
-    (await slot(other, "alice", "slow")).release()
+    (await slot(other, "alice", "slow"))()
 
 
 async def test_a_slot_is_held_as_long_as_its_lease_is_renewed(shared: Shared, clock: Clock) -> None:
@@ -635,18 +635,18 @@ async def test_a_slot_is_held_as_long_as_its_lease_is_renewed(shared: Shared, cl
         await ask(holder, "bob", "slow")  # it is done before this
         assert (await refused(other, "alice", "slow")).scope == "concurrency"
     clock.advance(30)
-    (await slot(other, "alice", "slow")).release()
+    (await slot(other, "alice", "slow"))()
 
 
 async def test_leases_are_renewed_by_themselves(shared: Shared, clock: Clock) -> None:
     holder = shared.limiter(lease_seconds=0.03, tools={"slow": {"concurrent": 1}})
-    ticket = await slot(holder, "alice", "slow")
+    give_back = await slot(holder, "alice", "slow")
     (key, first), *_ = await shared.store.scan("slots:")
     clock.advance(0.015)
     async with asyncio.timeout(10):
         while await shared.store.get(key) == first:  # noqa: ASYNC110 - a store has no event for it
             await asyncio.sleep(0.001)
-    ticket.release()
+    give_back()
     async with asyncio.timeout(10):
         while await shared.store.get(key) is not None:  # noqa: ASYNC110 - a store has no event for it
             await asyncio.sleep(0.001)
@@ -658,9 +658,9 @@ async def test_a_slot_that_was_lost_and_is_given_back_is_nobody_elses(shared: Sh
     lost = await slot(sleeper, "alice", "slow")
     clock.advance(31)
     theirs = await slot(other, "alice", "slow")
-    lost.release()
+    lost()
     assert (await refused(sleeper, "alice", "slow")).scope == "concurrency"
-    theirs.release()
+    theirs()
 
 
 async def test_a_limiter_that_is_closed_holds_nothing(shared: Shared) -> None:
@@ -669,9 +669,9 @@ async def test_a_limiter_that_is_closed_holds_nothing(shared: Shared) -> None:
     tickets = [await slot(ended, "alice", "slow") for _ in range(3)]
     await ended.close()
     assert await shared.store.scan("slots:") == []
-    for ticket in [await slot(other, "alice", "slow") for _ in range(3)]:
-        ticket.release()
-    tickets[0].release()
+    for give_back in [await slot(other, "alice", "slow") for _ in range(3)]:
+        give_back()
+    tickets[0]()
     await ended.close()
 
 
@@ -767,7 +767,7 @@ async def test_a_slot_that_nobody_waits_for_any_more_comes_back(clock: Clock, mo
     with pytest.raises(asyncio.CancelledError):
         await task
     store.interfere = lambda: True
-    (await slot(limiter, "alice", "slow")).release()
+    (await slot(limiter, "alice", "slow"))()
     await limiter.close()
 
 
@@ -824,8 +824,8 @@ async def test_p30_the_slots_of_a_process_that_was_killed_come_back_with_its_lea
     await slot(limiter, "alice")
     assert (await refused(limiter, "alice")).scope == "concurrency"
     clock.now += 1
-    for ticket in [await slot(limiter, "alice") for _ in range(2)]:
-        ticket.release()
+    for give_back in [await slot(limiter, "alice") for _ in range(2)]:
+        give_back()
     await limiter.close()
     await store.close()
 

@@ -17,9 +17,12 @@ import pytest
 from hypothesis import example, given, strategies as st
 from msgspec import convert
 
+from handrail.guards.doubts import Known, settings_that_meet_nothing
 from handrail.guards.policy import KEPT_PLANS, Decision, Facts, Policy, Rule, Verdict
 from handrail.guards.predicates import Predicate
-from handrail.model import Principal
+from handrail.guards.rates import Rates, ToolRate
+from handrail.guards.sanitize import Sanitize, ToolSanitize
+from handrail.model import Object, Principal
 from requirements import requirement
 
 NOW = "2025-06-18"
@@ -722,7 +725,7 @@ def test_deny_wins_wherever_it_stands_and_allows_nothing(
 
 @given(rule_lists, one_rule(), every_call, st.integers(0, 6))
 def test_a_rule_that_does_not_match_changes_nothing(rules: list[Rule], other: Rule, call: Call, place: int) -> None:
-    [(_, matched, _), _] = named([other]).explain(*call)
+    [(_, matched, _)] = named([other]).explain(*call)
     before, after = named(rules).decide(*call), named([*rules[:place], other, *rules[place:]]).decide(*call)
     assert matched or (before.verdict, before.why) == (after.verdict, after.why)
 
@@ -742,13 +745,11 @@ def test_hidden_in_lists_is_hidden_in_calls_whatever_the_arguments(
 
 
 @given(rule_lists, every_call)
-def test_the_explanation_ends_with_the_decision(rules: list[Rule], call: Call) -> None:
+def test_a_rule_that_decides_is_one_that_matches(rules: list[Rule], call: Call) -> None:
     policy = named(rules)
-    *lines, (name, _, text) = policy.explain(*call)
-    found = policy.decide(*call)
-    assert (name, text.partition(":")[0]) == (found.rule, found.verdict)
-    assert [each for each, _, _ in lines] == [f"rule {number}" for number in range(1, len(rules) + 1)]
-    assert name not in [each for each, _, _ in lines] or (name, True) in [(each, matched) for each, matched, _ in lines]
+    matches = {name: matched for name, matched, _ in policy.explain(*call)}
+    assert list(matches) == [f"rule {number}" for number in range(1, len(rules) + 1)]
+    assert matches.get(policy.decide(*call).rule, True)
 
 
 @given(st.dictionaries(paths, asked, min_size=1), st.dictionaries(texts, json) | calls)
@@ -825,14 +826,12 @@ def test_an_explanation_names_the_condition() -> None:
         ("odd", False, 'not so: amount in [1,"x"]'),
         ("rule 4", True, "ask: amount over 10, amount under 100"),
         ("night", False, "not so: 22:00-06:00 fri Europe/Berlin"),
-        ("rule 4", True, "ask: amount over 10, amount under 100"),
     ]
     assert policy.explain(ALICE, CANCEL, {"amount": True}, NOW)[1:] == [
         ("small", False, "not so: tools refund"),
         ("odd", True, 'cannot be told, so it counts: amount in [1,"x"]'),
         ("rule 4", True, "cannot be told, so it counts: amount over 10, amount under 100"),
         ("night", False, "not so: 22:00-06:00 fri Europe/Berlin"),
-        ("built in: destructive tools ask", True, "ask: it counts as destructive, and no rule says otherwise"),
     ]
     assert policy.explain(ALICE, REFUND, {"amount": "5"}, NOW)[1] == (
         "small",
@@ -863,11 +862,42 @@ def test_rules_that_match_every_call_are_pointed_out(rules: list[Rule], expected
     assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
 
 
-def test_patterns_that_match_no_tool_are_pointed_out() -> None:
-    policy = Policy([rule("deny", "a", tools=["cancel_*", "refnd"]), rule("deny", tools=["zzzzzzzzzzzz"])])
-    assert policy.warnings_for(["cancel_order", "refund"]) == [
-        "a: tools: 'refnd' matches no tool; did you mean 'refund'?",
-        "rule 2: tools: 'zzzzzzzzzzzz' matches no tool",
+ORDERS = {"type": "object", "properties": {"order": {"type": "integer"}, "amount": {"type": "number"}}}
+KNOWN = [
+    Known("cancel_order", frozenset({"orders"}), ORDERS),
+    Known("refund", frozenset({"money"}), ORDERS),
+    Known("free", frozenset(), {"type": "object", "allOf": []}),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tools": ["cancel_*", "refnd"]}, ["r: tools: 'refnd' matches no tool; did you mean 'refund'?"]),
+        ({"tools": ["zzzzzzzzzzzz"]}, ["r: tools: 'zzzzzzzzzzzz' matches no tool"]),
+        ({"tags": ["order", "money"]}, ["r: tags: 'order' is on no tool; did you mean 'orders'?"]),
+        (
+            {"tools": ["refund"], "arguments": {"amout.value": {"over": 5}, "order": {"is": 1}}},
+            ["r: arguments: 'amout' is an argument of no tool it is about; did you mean 'amount'?"],
+        ),
+        (
+            {"tags": ["money"], "arguments": {"zz": {"is": 1}}},
+            ["r: arguments: 'zz' is an argument of no tool it is about"],
+        ),
+        ({"tools": ["cancel_*", "free"], "arguments": {"anything": {"is": 1}}}, []),  # who knows what is in there
+        ({"arguments": {"/*": {"is": 1}, "*.x": {"is": 1}}}, []),
+    ],
+)
+def test_what_a_rule_names_and_no_tool_has_is_pointed_out(given: Object, expected: list[str]) -> None:
+    assert Policy([rule("deny", "r", **given)]).warnings_for(KNOWN) == expected
+
+
+def test_limits_and_cleaning_for_no_tool_are_pointed_out() -> None:
+    rates = Rates(tools={"refun": ToolRate(concurrent=1), "cancel_*": ToolRate()})
+    sanitize = Sanitize(tools={"free": ToolSanitize(), "mail_*": ToolSanitize()})
+    assert [*settings_that_meet_nothing(rates, sanitize, KNOWN), *settings_that_meet_nothing(None, None, KNOWN)] == [
+        "limits.tools: 'refun' matches no tool; did you mean 'refund'?",
+        "sanitize.tools: 'mail_*' matches no tool",
     ]
 
 

@@ -357,3 +357,19 @@ def test_it_outlives_a_reload(tmp_path: Path) -> None:
             assert sorted(peer.names()) == ["book", "read_more"]
             found = CUT.search(peer.call("book"))
             assert found is not None and letter * 500 in peer.call("read_more", handle=found[1])
+
+
+async def test_read_more_that_was_switched_off_does_not_outlive_the_serving() -> None:
+    server = Server("long", sanitize=Sanitize(max_text=CAP))
+
+    @server.tool
+    async def long() -> str:
+        return TEXT
+
+    for _ in range(2):
+        async with Peer(server) as peer:
+            assert [each.name for each in await peer.tools()] == ["long", "read_more"]
+            assert await followed((await peer.call("long")).text, reader(peer)) == TEXT
+            server.engine.catalog.switch("read_more", False)
+        server.engine.catalog.switch("read_more", True)
+        assert [each.tool.name for each in server.engine.catalog.entries] == ["long"]

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from handrail.transports import acceptor
 from handrail.transports.cycle import Cycle
 from handrail.transports.guarded import Guarded
 from handrail.transports.heads import Head as KnownHead
-from handrail.transports.listen import HttpLimits, serve_http
 from servers_http import until
+from servers_listen import listening
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -156,28 +157,18 @@ class Rig:
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self._run = runner.run
-        self._ending = asyncio.Event()
-        self._serving: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
         self._ports: dict[Plain, int] = {}
         self.plain, self.parsed, self.at_once = Plain(), Parsed(), AtOnce()
         for app in (self.plain, self.parsed, self.at_once):
             self._run(self._open(app))
 
     async def _open(self, app: Plain) -> None:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        limits = HttpLimits(max_headers=20, max_header_bytes=4096)
-        serving = serve_http(
-            app, ":0", limits=limits, stop=app.stop, grace=0.1, ready=ready.set_result, ending=self._ending
-        )
-        self._serving.append(asyncio.create_task(serving))
-        self._ports[app] = int((await ready).rsplit(":", 1)[1])
+        serving = listening(app, grace=0.1, max_headers=20, max_header_bytes=4096)
+        self._ports[app] = int((await self._stack.enter_async_context(serving)).rsplit(":", 1)[1])
 
     def close(self) -> None:
-        async def end() -> None:
-            self._ending.set()
-            await asyncio.gather(*self._serving)
-
-        self._run(end())
+        self._run(self._stack.aclose())
 
     def sent(self, app: Plain, pieces: list[bytes]) -> Outcome:
         """What comes of these bytes on one connection, each piece read before the next is sent."""

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import seeds_data
 from handrail.guards.inert import MASK, inert, mask
@@ -29,6 +29,7 @@ from handrail.guards.sanitize import (
     risk,
     secrets_in,
 )
+from handrail.jsonrpc import encode
 from handrail.model import UNSET, Audio, Block, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
 from requirements import requirement
 from subject import PNG, WAV
@@ -571,6 +572,21 @@ def test_what_fits_a_pattern_is_masked_with_its_word(pattern: str, text: str, le
     assert {each.rule for each in findings} == ({"mine"} if text != left else set())
 
 
+@requirement("P-34", everywhere=True)
+@pytest.mark.parametrize("pattern", [r"^\d{4}$", r"\A\d{4}", r"\d{4}\z"])
+def test_p34_a_pattern_of_whole_texts_holds_for_each_text_of_a_result(pattern: str) -> None:
+    by = Sanitizer(Sanitize(patterns={"pin": pattern}))
+    data = {"pin": "1234", "more": ["1234"]}
+    for result in (
+        ToolResult([Text(encode(data).decode())], data),
+        ToolResult([Text("your pin:"), Text("1234")]),
+        ToolResult([Text("1234")], meta=data),
+        ToolResult([Text("no")], is_error=True, data=data),
+    ):
+        assert not by.passes("tool", result, mirrored=result.structured is not UNSET)
+        assert "1234" not in [*strings(by.clean("tool", result)[0])]
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -1000,6 +1016,25 @@ def test_p33_p34_nothing_is_left_and_twice_is_once(result: ToolResult) -> None:
     assert "correct-horse-battery" not in "".join(block.text for block in made.content if isinstance(block, Text))
     again, findings = GUARDED.clean("tool", made)
     assert again is made and findings == ()
+
+
+WALKED = Sanitizer(Sanitize(patterns={"acme": r"ACME-\d{4}"}), secrets=[CANARIES[0]], inspectors=[lambda *_: None])
+
+
+@requirement("P-33", "P-34", everywhere=True)
+@settings(max_examples=300, deadline=None)
+@given(values, st.booleans())
+@example({"a": "ACME-1234"}, True)
+@example(["\x7f"], True)
+@example(["\x1b[31m"], True)
+@example({"\u202e": 1}, True)
+def test_p33_p34_what_a_quick_look_lets_pass_has_nothing_in_it(value: Json, mirrored: bool) -> None:
+    try:
+        result = ToolResult([Text(encode(value).decode())], value)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return  # which no tool can have returned
+    if GUARDED.passes("tool", result, mirrored):
+        assert WALKED.clean("tool", result) == (result, ())
 
 
 printable = st.text(

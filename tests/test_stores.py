@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from faults import put_away
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
@@ -666,9 +667,7 @@ async def process(body: str, path: Path) -> AsyncIterator[Process]:
     try:
         yield child
     finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
+        await put_away(child)
 
 
 def output(child: Process) -> asyncio.StreamReader:

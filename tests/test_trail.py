@@ -450,7 +450,7 @@ async def test_old_records_are_trimmed_and_the_rest_can_still_be_checked(tmp_pat
     assert verdict.first > 20
     assert verdict.last == verdict.first + verdict.records - 1
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("DELETE FROM audit WHERE number = ?", (verdict.first,))
+        db.execute("DELETE FROM audit WHERE number = (SELECT min(number) FROM audit)")
     flaw = verify(read(path)).flaw
     assert flaw is not None and "those before it are missing" in flaw.text
 
@@ -533,6 +533,35 @@ async def test_what_was_missed_is_told_at_the_latest_when_the_trail_is_closed(pa
             await trail.write(intent(1))
     trail.hand({"event": "refused"})
     assert events(path) == ["opened", "gap"]
+
+
+def test_records_of_a_loop_that_has_ended_do_not_hold_up_another(path: Path) -> None:
+    async def hand() -> Trail:
+        trail = open_trail(path)
+        trail.hand(intent(1), lambda problem: None)
+        return trail
+
+    async def go_on(trail: Trail) -> None:
+        assert await asyncio.wait_for(trail.write(intent(2)), 30)
+        await trail.close()
+
+    asyncio.run(go_on(asyncio.run(hand())))
+    assert calls(path) == ["1", "2"]
+
+
+async def test_records_written_together_are_read_one_by_one_from_any_place(path: Path) -> None:
+    async with opened(path) as trail:
+        await asyncio.gather(*(trail.write(intent(i)) for i in range(40)))
+        await trail.write(intent(40))
+    file, n = TrailFile(path), 42
+    assert file.span == (1, n)
+    for before in range(1, n + 2):
+        assert [number for number, _ in file.newest_first(before)] == list(range(before - 1, 0, -1))
+    if path.suffix == ".db":
+        for after in range(n + 1):
+            assert [place.split()[-1] for place, _ in file.lines(after)] == [str(i) for i in range(after + 1, n + 1)]
+        with closing(sqlite3.connect(path)) as db:
+            assert db.execute("SELECT count(*) FROM audit").fetchone() < (10,)
 
 
 # Several processes

@@ -16,6 +16,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,18 +25,20 @@ from msgspec.json import decode
 from msgspec.structs import replace
 
 from handrail.errors import HandrailError
+from handrail.guards.differing import differences
 from handrail.guards.grants import LEEWAY, Grant, meets
-from handrail.guards.inert import mask_secrets, one_line
 from handrail.guards.limits import ANONYMOUS
 from handrail.guards.webhook import Webhook
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
-from handrail.stores import Delete, Put, Store
+from handrail.schema.compile import compile_schema
+from handrail.schema.plain import plain
+from handrail.stores import Delete, Put, Store, StoreError
 
 if TYPE_CHECKING:
     from handrail.guards.trail import Trail
 
-__all__ = ["Approval", "ApprovalError", "Approvals", "Asked", "Desk", "Grant", "differences"]
+__all__ = ["Approval", "ApprovalError", "Approvals", "Asked", "Desk", "Grant"]
 
 State = Literal["pending", "approved", "denied", "expired", "cancelled", "consumed"]
 OPEN: frozenset[State] = frozenset({"pending", "approved"})
@@ -89,6 +92,7 @@ class Asked(Struct, frozen=True):
     rule: str = ""
     why: str = ""
     client: str = ""
+    schema: Object = {}  # what other arguments would have to meet; not bound, the fingerprint is
 
     def digest(self, arguments: Object | None = None) -> str:
         bound = [self.server, self.principal, self.tool, self.fingerprint, self.policy]
@@ -110,23 +114,6 @@ class Approval(Struct, frozen=True, kw_only=True):
     edited: Object | None = None  # the arguments to run with instead
     ticket: str = ""  # names the one continuation it is good for, once the tool has asked something itself
     before: list[str] = []  # how it differs from what the same caller was last allowed to do with the tool
-
-
-def differences(was: Asked, now: Asked) -> list[str]:
-    """What is not as it was, in words. It may be shown to whoever asks now: what was a secret then is masked (P-34)."""
-    found = [] if was.fingerprint == now.fingerprint else ["the tool itself has changed"]
-    for name in sorted(was.arguments.keys() | now.arguments.keys()):
-        if len({encode_sorted([each.arguments[name]] if name in each.arguments else []) for each in (was, now)}) > 1:
-            old, new = (_said(each.arguments, name) for each in (was, now))
-            found.append(f"{name}: {new}, was {old}")
-    return found or ["nothing: it is the same call again"]
-
-
-def _said(arguments: Object, name: str) -> str:
-    if name not in arguments:
-        return "not given"
-    [shown] = mask_secrets({name: arguments[name]}).values()
-    return one_line(encode_sorted(shown).decode(), 200)
 
 
 def _last(asked: Asked) -> str:
@@ -160,19 +147,21 @@ class Desk:
         """The question that is open for this very call, or decided and not used; else a new one."""
         digest = asked.digest()
         for _ in range(10):
-            index = await self._store.get(f"approval-for:{digest}")
-            known = await self._read(index.decode()) if index is not None else None
-            if known is not None and self._is_live(known[1]):
-                return known[1]
-            made = await self._file(asked, digest, index)
+            index, known = await self._current(digest)
+            made = known or await self._file(asked, digest, index)
             if made is not None:
                 return made
         raise ApprovalError("too many identical calls wait for the same approval at once")
 
-    def _is_live(self, known: Approval) -> bool:
+    async def _current(self, digest: str) -> tuple[bytes | None, Approval | None]:
+        """What was last filed for this very call: its name as it is kept, and the approval itself if that holds."""
+        index = await self._store.get(f"approval-for:{digest}")
+        known = await self.get(index.decode()) if index is not None else None
+        if known is None or not self.is_good(known):
+            return index, None
         denied = known.state == "denied" and known.by != known.asked.principal  # one's own no binds nobody later
         mine = known.state in OPEN and not known.ticket  # with one it belongs to a call that goes on
-        return (mine or denied) and self.is_good(known)
+        return index, known if mine or denied else None
 
     def is_good(self, known: Approval) -> bool:
         """Whether it is its time: not over yet, nor, by a clock that was set back, before it was asked (P-21)."""
@@ -180,9 +169,8 @@ class Desk:
 
     async def is_approved(self, asked: Asked) -> bool:
         """Whether there is a yes for this very call that was not used yet."""
-        index = await self._store.get(f"approval-for:{asked.digest()}")
-        known = await self._read(index.decode()) if index is not None else None
-        return known is not None and known[1].state == "approved" and self._is_live(known[1])
+        _, known = await self._current(asked.digest())
+        return known is not None and known.state == "approved"
 
     async def _file(self, asked: Asked, digest: str, index: bytes | None) -> Approval | None:
         if (size := len(encode_sorted(asked.arguments))) > MAX_ARGUMENTS:
@@ -190,28 +178,27 @@ class Desk:
         waiting = await self._store.scan("approval-open:", limit=MAX_OPEN)
         theirs = [who for _, who in waiting if who == asked.principal.encode()]
         if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
-            raise ApprovalError("too many calls wait for an approval; wait until some are decided")
-        now = self.now()
-        last = await self.last(asked)
-        before = [] if last is None else differences(last, asked)
+            text = "too many calls wait for an approval, or were cancelled while they did"
+            raise ApprovalError(f"{text}; wait until some are decided, or their time is over")
+        now, last = self.now(), await self.last(asked)
         made = Approval(
             id=secrets.token_hex(5),
             asked=asked,
             digest=digest,
             created=now,
             expires=now + self.options.expires,
-            before=before,
+            before=[] if last is None else differences(last, asked),
         )
-        ttl = self.options.expires + KEPT
+        good, kept = self.options.expires, self.options.expires + KEPT
         changes = [
-            Put(f"approval:{made.id}", encode_sorted(made), ttl, if_absent=True),
-            Put(f"approval-open:{made.id}", asked.principal.encode(), self.options.expires),
-            Put(f"approval-for:{digest}", made.id.encode(), ttl, if_absent=index is None, if_equals=index),
+            Put(f"approval:{made.id}", encode_sorted(made), kept, if_absent=True),
+            Put(f"approval-open:{made.id}", asked.principal.encode(), good),
+            Put(f"approval-for:{digest}", made.id.encode(), good, if_absent=index is None, if_equals=index),
         ]
         if not await self._commit(made, "asked", *changes):
             return None
-        await self._store.append("approvals", made.id.encode(), keep=MAX_RECENT, ttl=ttl)
-        await self._store.publish("approvals", made.id.encode())
+        await self._store.append("approvals", made.id.encode(), keep=MAX_RECENT, ttl=kept)
+        await self.tell(made)
         if self.filed is not None:
             self.filed(made)
         return made
@@ -242,22 +229,26 @@ class Desk:
             await self._step(raw, replace(approval, state="expired", at=now), "expired")
             raise ApprovalError(f"{ident}: nobody decided in time; it has expired")
         if approval.state != "pending":
-            raise ApprovalError(
-                f"{ident}: has been {approval.state}{' by ' + approval.by if approval.by else ''} already"
-            )
+            who_was = f" by {approval.by}" if approval.by else ""
+            raise ApprovalError(f"{ident}: has been {approval.state}{who_was} already")
         if self.is_own(approval, who or by):
             raise ApprovalError(f"{ident}: somebody else than its caller has to decide on it")
-        for name, condition in (matching or {}).items():
-            try:
-                met = meets(name, condition, approval.asked.arguments)
-            except ValueError as problem:
-                raise ApprovalError(str(problem)) from None
-            if not met:
-                raise ApprovalError(f"remember: {name}: this very call does not meet that condition")
+        try:
+            edited, asked = plain(edited), approval.asked.arguments
+            unmet = [name for name, condition in (matching or {}).items() if not meets(name, condition, asked)]
+        except ValueError as problem:
+            raise ApprovalError(f"{ident}: {problem}") from None
+        if unmet:
+            raise ApprovalError(f"remember: {unmet[0]}: this very call does not meet that condition")
+        if edited is not None and approval.asked.schema:
+            problems = compile_schema(approval.asked.schema, approval.asked.tool).problems(edited)
+            if problems:
+                raise ApprovalError(f"{ident}: nothing is decided: {'; '.join(each.text for each in problems)}")
         state: State = "approved" if yes else "denied"
         decided = replace(approval, state=state, by=by, at=now, note=note[:1000], edited=edited if yes else None)
-        last = Put(_last(approval.asked), encode_sorted(approval.asked), LAST) if yes else None
-        if not await self._step(raw, decided, state, last):
+        allowed = replace(approval.asked, arguments=approval.asked.arguments if edited is None else edited, schema={})
+        last = [Put(_last(allowed), encode_sorted(allowed), LAST)] if yes else []
+        if not await self._step(raw, decided, state, *last):
             raise ApprovalError(f"{ident}: has just been decided by somebody else")
         if yes and remember > 0 and edited is None:
             await self._remember(decided, min(remember, self.options.remember), dict(matching or {}))
@@ -269,11 +260,9 @@ class Desk:
             found = await self.get(approval.id)
             if found is None or found.state != "pending":
                 return found or replace(approval, state="expired")
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await anext(news)
-            except TimeoutError:
-                pass
         return await self.get(approval.id) or replace(approval, state="expired")
 
     def consuming(self, approval: Approval) -> Put:
@@ -289,9 +278,9 @@ class Desk:
         return ticket if await self._step(encode_sorted(used), more, "continued") else ""
 
     async def cancel(self, approval: Approval) -> None:
-        """Nobody wants it any more, or it cannot be used."""
+        """Nobody wants it any more, or it cannot be used; unless it is not what it was when that was found."""
         known = await self._read(approval.id)
-        if known is not None and known[1].state in OPEN:
+        if known is not None and known[1].state == approval.state in OPEN:
             await self._step(known[0], replace(known[1], state="cancelled", at=self.now()), "cancelled")
 
     def now(self) -> float:
@@ -360,40 +349,38 @@ class Desk:
 
     async def revoke(self, ident: str, *, by: str) -> bool:
         """Forget a grant, and the yes it came from, if that was not used."""
-        record: Object = {"event": "approval", "step": "revoked", "grant": ident, "by": by}
         raw = await self._store.get(f"grant:{ident}")
         if raw is None:
             return False
         first = await self._read(decode(raw, type=Grant).approval)
         if first is not None and first[1].state == "approved":
             await self._step(first[0], replace(first[1], state="cancelled", by=by, at=self.now()), "cancelled")
-        if self._trail is not None:
-            done = await self._trail.write(record, [Delete(f"grant:{ident}")])
-        else:
-            done = await self._store.delete(f"grant:{ident}")
+        done = await self._write({"step": "revoked", "grant": ident, "by": by}, Delete(f"grant:{ident}"))
         await self._store.publish("approvals", b"")
         return done
 
     # Steps
 
-    async def _step(self, before: bytes, after: Approval, step: str, more: Put | None = None) -> bool:
-        ttl = max(after.expires - self.now(), 0.0) + KEPT
-        changes: list[Put | Delete] = [
-            Put(f"approval:{after.id}", encode_sorted(after), ttl, if_equals=before),
-            Delete(f"approval-open:{after.id}"),
-        ]
-        done = await self._commit(after, step, *changes, *([more] if more is not None else []))
+    async def _step(self, before: bytes, after: Approval, step: str, *more: Put) -> bool:
+        left = max(after.expires - self.now(), 1.0)
+        # Taken back undecided, it counts as open until its time is over: else nothing bounds who asks and takes back.
+        over = after.by or after.state != "cancelled"
+        put = Put(f"approval:{after.id}", encode_sorted(after), left + KEPT if over else left, if_equals=before)
+        close = [Delete(f"approval-open:{after.id}")] if over else []
+        done = await self._commit(after, step, put, *close, *more)
         if done:
             await self._store.publish(f"approval:{after.id}", after.state.encode())
-            await self._store.publish("approvals", after.id.encode())
+            await self.tell(after)
         return done
 
+    async def tell(self, approval: Approval) -> None:
+        """Whoever looks, that it is not what it was. What is done is done, whether that can be told or not."""
+        with suppress(StoreError):
+            await self._store.publish("approvals", approval.id.encode())
+
     async def _commit(self, approval: Approval, step: str, *changes: Put | Delete) -> bool:
-        if self._trail is None:
-            return await self._store.commit(changes)
         asked = approval.asked
         record: Object = {
-            "event": "approval",
             "step": step,
             "approval": approval.id,
             "digest": approval.digest,
@@ -405,7 +392,12 @@ class Desk:
         }
         if approval.edited is not None:
             record["edited_digest"] = asked.digest(approval.edited)
-        return await self._trail.write(record, changes)
+        return await self._write(record, *changes)
+
+    async def _write(self, record: Object, *changes: Put | Delete) -> bool:
+        if self._trail is None:
+            return await self._store.commit(changes)
+        return await self._trail.write({"event": "approval", **record}, changes)
 
     async def _read(self, ident: str) -> tuple[bytes, Approval] | None:
         raw = await self._store.get(f"approval:{ident}")

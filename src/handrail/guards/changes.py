@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from handrail.guards.inert import inert, one_line, seen
+from handrail.guards.inert import inert, one_line, seen, texts_in
 from handrail.guards.look_alikes import looks
 from handrail.guards.pins import FIELDS, canonical
 from handrail.model import Json, Object
@@ -182,14 +182,9 @@ def _looked_at(change: Change) -> Iterator[Change]:
 
 def _hidden(value: Json) -> Counter[str]:
     hidden: Counter[str] = Counter()
-    rest = [value]
-    for each in rest:
-        if type(each) is str and seen(each) != each:
+    for each in texts_in(value):
+        if seen(each) != each:
             hidden += Counter(each) - Counter(seen(each))
-        elif type(each) is dict:
-            rest += [*each, *each.values()]
-        elif type(each) is list:
-            rest += each
     return hidden
 
 

@@ -6,20 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from sys import maxsize
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 from unicodedata import combining
 
-from msgspec import UNSET, Meta, MsgspecError, Struct
+from msgspec import UNSET, MsgspecError, Struct
 from msgspec.json import decode as parse
 from msgspec.structs import replace
 
 from handrail.guards.inert import HIDDEN, quiet, written_out
 from handrail.guards.media import size_of, trouble
-from handrail.guards.secrets import SIGNS, Secrets, lacks
+from handrail.guards.secrets import SIGNS, Secrets, lacks, lacks_whole
 from handrail.jsonrpc import encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 
-__all__ = ["FEARED", "Cleaning", "Finding", "Policy", "Sight"]
+if TYPE_CHECKING:
+    from handrail.guards.sanitize import Sanitize
+
+__all__ = ["FEARED", "Cleaning", "Finding", "Sight"]
 
 # The linear-time engine is fastest with 16 characters at most.
 _ASCII = (r"([\x00-\x07])|([\x08\x0b\x0c\x0e-\x11])", r"([\x12-\x19])|([\x1a-\x1f])", r"\x7f|\r(?:[^\n]|$)")
@@ -28,43 +31,9 @@ _WIDE = rf"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{HIDDEN}]|\r(?:[^\n]|$)".replace(
 FEARED = frozenset({"escape sequence", "tag character", "bidirectional control", "private_key", "mismatch", "scripts"})
 _MANY = 64  # findings told one by one
 _NOTICE = 200  # characters kept free for it
-_SMALLEST = 1_000
 _JOINS = "\u200c\u200d\ufe0e\ufe0f\u20e3" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
 
 Kind = Literal["control", "secret", "media", "size", "inspector"]
-Controls = Annotated[
-    Literal["remove", "show", "report", "block", "keep"],
-    Meta(description="Escape sequences, control, bidirectional, invisible and tag characters in a result."),
-]
-Hidden = Annotated[
-    Literal["redact", "report", "block", "keep"],
-    Meta(description="Known secrets, tokens of well-known issuers, private keys, and your patterns in a result."),
-]
-Media = Annotated[
-    Literal["withhold", "report", "keep"],
-    Meta(description="Pictures and sounds that are not of their declared type, or can hold scripts."),
-]
-MaxText = Annotated[int, Meta(ge=0, description="Characters of one text; 0: as many as fit into a message.")]
-MaxResult = Annotated[int, Meta(ge=0, description="Characters of a result's texts, or of its data as JSON; 0: any.")]
-MaxMedia = Annotated[int, Meta(ge=0, description="Bytes of one picture, sound or file in a result; 0: any.")]
-
-
-class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is done to the results of a tool."""
-
-    controls: Controls = "remove"
-    secrets: Hidden = "redact"
-    media: Media = "withhold"
-    max_text: MaxText | None = None
-    max_result: MaxResult | None = None
-    max_media: MaxMedia = 3 * 1024 * 1024  # as base64 that is a whole message
-
-    def __post_init__(self) -> None:
-        for name in ("max_text", "max_result"):
-            if 0 < (getattr(self, name) or 0) < _SMALLEST:
-                raise ValueError(
-                    f"{name}: {getattr(self, name)} is too small for a notice; use {_SMALLEST} or more, or 0"
-                )
 
 
 class Finding(Struct, frozen=True):
@@ -82,14 +51,17 @@ class Sight:
     def __init__(self, secrets: Secrets) -> None:
         self.secrets = secrets
         # These may see a secret where there is none. For a long text several quick looks are faster than one slow one.
-        self._nothing = lacks(f"{_WIDE}|{SIGNS}")
-        self._nothing_long = lacks(*_ASCII, SIGNS)
+        self._nothing = lacks_whole(f"{_WIDE}|{SIGNS}")
+        self._nothing_long = lacks_whole(*_ASCII, SIGNS)
         self._calm = {True: lacks(*_ASCII), False: lacks(_WIDE)}
 
     def is_plain(self, text: str) -> bool:
         """Nothing that acts or hides, and no secret."""
-        if self._nothing_long(text) if len(text) > 200 and text.isascii() else self._nothing(text):
-            return not self.secrets.others or all(without(text) for without in self.secrets.others)
+        try:
+            if self._nothing_long(text) if len(text) > 200 and text.isascii() else self._nothing(text):
+                return not self.secrets.others or all(without(text) for without in self.secrets.others)
+        except UnicodeEncodeError:  # half a character
+            pass
         return self.is_calm(text) and self.secrets.absent(text)
 
     def is_calm(self, text: str) -> bool:
@@ -100,11 +72,11 @@ class Sight:
 class Cleaning:
     """One result on its way, and what has been found in it."""
 
-    __slots__ = ("_policy", "_sight", "_told", "findings")
+    __slots__ = ("_options", "_sight", "_told", "findings")
 
-    def __init__(self, sight: Sight, policy: Policy) -> None:
+    def __init__(self, sight: Sight, options: Sanitize) -> None:
         self._sight = sight
-        self._policy = policy
+        self._options = options
         self.findings: list[Finding] = []
         self._told: dict[tuple[str, str, str], int] = {}  # where findings are that are told together
 
@@ -153,15 +125,15 @@ class Cleaning:
 
     def blocked(self) -> str:
         """Why the result may not leave; "" when it may."""
-        verdicts = {"control": self._policy.controls, "secret": self._policy.secrets}
+        verdicts = {"control": self._options.controls, "secret": self._options.secrets}
         found = [each for each in self.findings if verdicts.get(each.kind) == "block"]
         reasons = [*dict.fromkeys(f"{each.rule.replace('_', ' ')} in {each.where}" for each in found)]
         return f"it has {', '.join(reasons[:5])}" if reasons else ""
 
     def capped(self, result: ToolResult, keep: Callable[[str], str] | None) -> ToolResult:
         """The result within its sizes: texts are cut, with a notice how to read on. Data cannot be cut."""
-        content, most = [*result.content], self._policy.max_result or maxsize
-        if result.structured is not UNSET and self._policy.max_result:
+        content, most = [*result.content], self._options.max_result or maxsize
+        if result.structured is not UNSET and self._options.max_result:
             said = encode(result.structured).decode()
             if len(said) > most:
                 self._note("size", "structuredContent", "max_result", len(said))
@@ -171,8 +143,8 @@ class Cleaning:
                 content = [Text(why), Text(said), *(each for each in content if _text(each) != said)]
                 result = replace(result, structured=UNSET, is_error=True)
         for at, block in enumerate(content):
-            if len(_text(block)) > (self._policy.max_text or maxsize):
-                content[at] = self._cut(block, (self._policy.max_text or 0) - _NOTICE, "", keep)
+            if len(_text(block)) > (self._options.max_text or maxsize):
+                content[at] = self._cut(block, (self._options.max_text or 0) - _NOTICE, "", keep)
                 self._note("size", f"content/{at}/text", "max_text", len(_text(block)))
         total = sum(len(_text(block)) for block in content)
         if total > most:
@@ -210,20 +182,20 @@ class Cleaning:
         return block
 
     def _media(self, block: Image | Audio | EmbeddedResource, mime: str, data: bytes | str, where: str) -> Block:
-        what, size, most = type(block).__name__.lower(), size_of(data), self._policy.max_media or maxsize
+        what, size, most = type(block).__name__.lower(), size_of(data), self._options.max_media or maxsize
         if size > most:
             self._note("size", where, "max_media", size)
             return Text(f"[{what} withheld: {size:,} bytes, more than the {most:,} allowed]")
-        found = trouble(mime, data) if self._policy.media != "keep" else None
+        found = trouble(mime, data) if self._options.media != "keep" else None
         if found is None:
             return block
         rule, reason = found
         self._note("media", where, rule)
-        return Text(f"[{what} withheld: {reason}]") if rule in FEARED and self._policy.media == "withhold" else block
+        return Text(f"[{what} withheld: {reason}]") if rule in FEARED and self._options.media == "withhold" else block
 
     def _quiet(self, text: str, where: str) -> str:
         """Without what acts or hides."""
-        wanted = self._policy.controls
+        wanted = self._options.controls
         if wanted == "keep" or self._sight.is_calm(text):
             return text
         made, counts = quiet(text)
@@ -235,7 +207,7 @@ class Cleaning:
 
     def _hidden(self, texts: list[str], where: Sequence[str]) -> list[str]:
         """Without secrets, also those that go from one text into the next."""
-        wanted = self._policy.secrets
+        wanted = self._options.secrets
         if wanted == "keep":
             return texts
         made, hits = self._sight.secrets.masked(texts)

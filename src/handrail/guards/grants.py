@@ -46,13 +46,13 @@ class Grant(Struct, frozen=True, kw_only=True):
             return False
         if not self.made - LEEWAY <= now < self.until:
             return False
-        given, loose = asked.arguments, self.matching.keys()
-        if given.keys() - loose != self.arguments.keys() - loose:
+        ours, theirs = (
+            {name: value for name, value in each.items() if name not in self.matching}
+            for each in (self.arguments, asked.arguments)
+        )
+        if encode_sorted(ours) != encode_sorted(theirs):
             return False
-        firm = [name for name in self.arguments if name not in loose]
-        if any(encode_sorted(given[name]) != encode_sorted(self.arguments[name]) for name in firm):
-            return False
-        return all(meets(name, condition, given) for name, condition in self.matching.items())
+        return all(meets(name, condition, asked.arguments) for name, condition in self.matching.items())
 
 
 def meets(name: str, condition: Object, given: Object) -> bool:

@@ -23,20 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = [
-    "HIDDEN",
-    "MASK",
-    "inert",
-    "is_secret",
-    "mask",
-    "mask_secrets",
-    "mask_words",
-    "one_line",
-    "quiet",
-    "seen",
-    "written_out",
-]
-
 MASK = "****"
 
 HIDDEN = (
@@ -172,6 +158,17 @@ def one_line(text: str, limit: int = 80) -> str:
     return made if len(made) <= limit and len(start) == len(text) else made[: limit - 1] + "…"
 
 
+def texts_in(value: Any) -> list[str]:
+    """Every text in a JSON value, and every key."""
+    rest = [value]
+    for each in rest:
+        if type(each) is dict:
+            rest += [*each, *each.values()]
+        elif type(each) is list:
+            rest += each
+    return [each for each in rest if type(each) is str]
+
+
 def _name(char: str) -> str:
     code = ord(char)
     return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0xA0 else f"<U+{code:04X}>")
@@ -216,7 +213,7 @@ _BEGINNINGS = (
     "private-key accesskey access_key access-key signingkey signing_key signing-key authorization credential token"
 ).split()
 _LIKE = {0x130: "i", 0x131: "i", 0x17F: "s"}  # what counts as a letter in the other case beside what `lower` knows
-_RUN = re.compile(r"[\w-]*")
+_RUN = re.compile(r"(?<![\w-])[\w-]*?eyj")
 _SCHEME = re.compile(r"(?:bearer|dpop|basic)\s+", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[\w:]+\}")  # to a variable: where a secret is, not what it is
 
@@ -265,15 +262,8 @@ def _starts(text: str) -> list[int]:
     """Where something that looks like a secret can begin, in order."""
     lower = (text if text.isascii() else text.translate(_LIKE)).lower()
     found = [at for word in _BEGINNINGS for at in _places(lower, word)]
-    last = 0
-    for at in _places(lower, "eyj"):  # a token of three parts may have something before it, up to where its word begins
-        if not last or not _RUN.fullmatch(text, last, at):
-            size, length = 0, 0
-            while length == size < at:
-                size = min(at, 256 + 8 * size)
-                length = len(_RUN.match(text[at - size : at][::-1])[0])  # type: ignore[index]  # it matches anything
-            found.append(at - length)
-        last = at
+    if "eyj" in lower:  # a token of three parts may have something before it, up to where its word begins
+        found += [run.start() for run in _RUN.finditer(lower)]
     return sorted(found)
 
 

@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import IPv6Address
 from typing import Literal, Protocol
 
@@ -33,6 +33,7 @@ LATECOMERS = ""
 BUSY_SECONDS = 1.0  # in place of the time until a slot is free, which nobody knows
 
 Scope = Literal["principal", "address", "lists", "tool", "concurrency"]
+_Ring = deque[tuple[dict[str, int], str]]  # the buckets of one sort of callers, in the order they are looked at
 
 
 class Throttled(Struct, frozen=True):
@@ -49,25 +50,20 @@ class Throttled(Struct, frozen=True):
         return Refused(kind, text, {"retryAfter": self.retry_after}, retry_after=self.retry_after)
 
 
-class Ticket(Protocol):
-    """A slot that is held."""
-
-    def release(self) -> None:
-        """To be called once, when the call has ended."""
+Taken = Throttled | Callable[[], None] | None
+"""No; or what gives the slot of a call back, once it has ended; or None: go on, there is nothing to give back."""
 
 
 class Limiter(Protocol):
     """Says who may go on."""
 
-    def take(
-        self, principal: str, tool: str, address: str = ""
-    ) -> Throttled | Ticket | Awaitable[Throttled | Ticket | None] | None:
+    def take(self, principal: str, tool: str, address: str = "") -> Taken | Awaitable[Taken]:
         """Count a call of a tool there is; with `""` for the tool, a request that is not a call.
 
-        None: go on, there is nothing to give back. `address` counts if the caller has no name but `anonymous`.
+        `address` counts if the caller has no name but `anonymous`.
         """
 
-    def place(self, tool: str) -> Throttled | Ticket | Awaitable[Throttled | Ticket | None] | None:
+    def place(self, tool: str) -> Taken | Awaitable[Taken]:
         """Only a slot, if the tool has any: for a call that was counted before, and had to wait elsewhere."""
 
 
@@ -79,16 +75,17 @@ class MemoryLimiter:
     ) -> None:
         self._plans = Plans(rates)
         self._clock = clock
-        self._known = _Crowd(max_buckets)
-        self._strangers = _Crowd(max_buckets)
+        self._most = max_buckets
+        self._known = _Ring()
+        self._strangers = _Ring()
         self._running: Counter[str] = Counter()  # calls of tools that have slots
 
-    def take(self, principal: str, tool: str, address: str = "") -> Throttled | Ticket | None:
+    def take(self, principal: str, tool: str, address: str = "") -> Taken:
         plan = self._plans[tool]
         if address and principal == ANONYMOUS:
-            charges, caller, crowd = plan.strange, network(address), self._strangers
+            charges, caller, ring = plan.strange, network(address), self._strangers
         else:
-            charges, caller, crowd = plan.local if principal == LOCAL else plan.known, principal, self._known
+            charges, caller, ring = plan.local if principal == LOCAL else plan.known, principal, self._known
         if not charges and plan.slots is None:
             return None
         now = self._clock()
@@ -98,7 +95,10 @@ class MemoryLimiter:
             end = charge.full.get(who)
             if end is None:
                 is_new = True
-                who = crowd.place(who)
+                # When there are too many, those who come late share one. None is dropped to make room: else whoever
+                # makes up enough callers gets rid of a bucket that is empty.
+                if len(ring) >= self._most:
+                    who = LATECOMERS
                 end = charge.full.get(who, now)
             if end < now:
                 end = now
@@ -106,7 +106,7 @@ class MemoryLimiter:
                 worst, wait = charge, end - now - charge.slack
             taken.append((charge.full, who, end + charge.cost))
         if is_new:
-            crowd.sweep(now)
+            _sweep(ring, now)
         if worst is not None:
             return Throttled(wait / 1e9, worst.limit, worst.scope)
         ticket = None
@@ -116,52 +116,31 @@ class MemoryLimiter:
                 return ticket
         for full, who, end in taken:
             if is_new and who not in full:
-                crowd.ring.append((full, who))
+                ring.append((full, who))
             full[who] = end
         return ticket
 
-    def place(self, tool: str) -> Throttled | Ticket | None:
+    def place(self, tool: str) -> Taken:
         slots = self._plans[tool].slots
         if slots is None:
             return None
-        return busy(slots) if self._running[tool] >= slots else _Slot(self._running, tool)
+        if self._running[tool] >= slots:
+            return busy(slots)
+        self._running[tool] += 1
+        return partial(self._release, tool)
+
+    def _release(self, tool: str) -> None:
+        self._running[tool] -= 1
 
 
-class _Crowd:
-    """The buckets of one sort of callers, in the order in which they are looked at."""
-
-    def __init__(self, most: int) -> None:
-        self.ring: deque[tuple[dict[str, int], str]] = deque()
-        self._most = most
-
-    def place(self, caller: str) -> str:
-        """Whose bucket is used by a caller who has none.
-
-        When there are too many, those who come late share one. None is dropped to make room: else whoever makes up
-        enough callers gets rid of a bucket that is empty.
-        """
-        return caller if len(self.ring) < self._most else LATECOMERS
-
-    def sweep(self, now: int) -> None:
-        """Forget some of the buckets that are full."""
-        for _ in range(min(SWEEP, len(self.ring))):
-            full, caller = self.ring.popleft()
-            if full[caller] > now:
-                self.ring.append((full, caller))
-            else:
-                del full[caller]
-
-
-class _Slot:
-    __slots__ = ("_running", "_tool")
-
-    def __init__(self, running: Counter[str], tool: str) -> None:
-        running[tool] += 1
-        self._running = running
-        self._tool = tool
-
-    def release(self) -> None:
-        self._running[self._tool] -= 1
+def _sweep(ring: _Ring, now: int) -> None:
+    """Forget some of the buckets that are full."""
+    for _ in range(min(SWEEP, len(ring))):
+        full, caller = ring.popleft()
+        if full[caller] > now:
+            ring.append((full, caller))
+        else:
+            del full[caller]
 
 
 class Charge(Struct, eq=False):

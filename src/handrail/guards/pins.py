@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from msgspec import UNSET, ValidationError, convert
+from msgspec.structs import fields
 
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Json, Object, Tool
@@ -25,20 +26,14 @@ from handrail.revisions import REVISIONS
 
 __all__ = ["FIELDS", "canonical", "comparable", "definition", "fingerprint"]
 
-FIELDS = {
-    "name": "name",
-    "title": "title",
-    "description": "description",
-    "inputSchema": "input_schema",
-    "outputSchema": "output_schema",
-    "annotations": "annotations",
-}
+FIELDS = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_ATTRIBUTES = {each.encode_name: each.name for each in fields(Tool) if each.encode_name in FIELDS}
 
 
 def definition(tool: Tool | Mapping[str, Json]) -> Object:
     """What counts of a tool: one of a server's own, or one as it was listed."""
     if isinstance(tool, Tool):
-        said = {name: getattr(tool, attribute) for name, attribute in FIELDS.items()}
+        said = {name: getattr(tool, attribute) for name, attribute in _ATTRIBUTES.items()}
         return {name: value for name, value in said.items() if value is not UNSET}
     return {name: tool[name] for name in FIELDS if name in tool}
 

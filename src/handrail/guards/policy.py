@@ -11,7 +11,7 @@ All that is the same for each call of one caller to one tool is decided once; ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal, NamedTuple, get_args
@@ -19,10 +19,10 @@ from typing import Literal, NamedTuple, get_args
 from msgspec import Struct, to_builtins
 from msgspec.json import encode
 
+from handrail.guards.doubts import Known, rules_that_meet_nothing
 from handrail.guards.predicates import Answer, all_of, known
 from handrail.guards.rules import Compiled, Decision, Facts, Rule, Verdict, any_glob, compile_rule, hints
 from handrail.model import Object, Principal
-from handrail.schema.explain import closest
 
 __all__ = ["Decision", "Facts", "Fallback", "Policy", "Rule", "Verdict"]
 
@@ -85,7 +85,7 @@ class Policy:
         self._untrusted = Decision(
             "ask", "built in: untrusted tools ask", "no rule matches, and nobody trusts its server"
         )
-        self._plans: dict[tuple[Principal, Facts, str], Decision | _Plan] = {}
+        self._plans: dict[tuple[Principal, Facts, str], _Plan] = {}
         self.hides_anything = any(rule.decision.verdict == "hide" for rule in self._rules)  # else no list is filtered
 
     @property
@@ -107,24 +107,21 @@ class Policy:
     def decide(self, principal: Principal, facts: Facts, arguments: Object, revision: str) -> Decision:
         """The verdict on a call whose arguments are valid."""
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
-        if isinstance(plan, Decision):
-            return plan
+        if not plan.steps:
+            return plan.otherwise
         return _decide(plan, arguments, self._clock() if plan.timed else 0.0)
 
     def hides(self, principal: Principal, facts: Facts, revision: str) -> Decision | None:
         """The decision that hides a tool, if there is one: it is not listed, and a call finds nothing."""
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
-        if isinstance(plan, _Plan):
-            if not plan.hides:
-                return None
-            plan = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
-        return plan if plan.verdict == "hide" else None
+        if not plan.hides:
+            return None
+        found = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
+        return found if found.verdict == "hide" else None
 
     def outlook(self, principal: Principal, facts: Facts, revision: str) -> list[Decision]:
         """Every decision a call could meet now, in the order of the rules. If it is one, no argument changes it."""
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
-        if isinstance(plan, Decision):
-            return [plan]
         found, now = [], self._clock()
         for decision, holds, asked in plan.steps:
             if holds is None or holds(now):
@@ -136,12 +133,9 @@ class Policy:
     def explain(
         self, principal: Principal, facts: Facts, arguments: Object, revision: str
     ) -> list[tuple[str, bool, str]]:
-        """Each rule as written, whether it matches and the condition that says so; last, what decides."""
+        """Each rule as written, whether it matches and the condition that says so."""
         now = self._clock()
-        lines = [_explain(rule, principal, facts, arguments, revision, now) for rule in self._rules]
-        plan = self._plan(principal, facts, revision)
-        decision = plan if isinstance(plan, Decision) else _decide(plan, arguments, now)
-        return [*lines, (decision.rule, True, f"{decision.verdict}: {decision.why}")]
+        return [_explain(rule, principal, facts, arguments, revision, now) for rule in self._rules]
 
     @property
     def warnings(self) -> list[str]:
@@ -152,24 +146,16 @@ class Policy:
             name, verdict = rule.decision.rule, rule.decision.verdict
             if every:
                 found.append(f"{name}: never decides: {every!r} comes first and matches every call")
-            elif rule.unconditional:
+            elif not (rule.fixed or rule.timed or rule.asked):
                 found.append(f"{name}: has no condition: {verdict} for every caller and tool, destructive or not")
                 every = name
         return found
 
-    def warnings_for(self, names: Iterable[str]) -> list[str]:
-        """Patterns of tools that match none of these names."""
-        names = list(names)
-        found = []
-        for rule in self._rules:
-            for glob in rule.rule.tools:
-                if not any(map(any_glob([glob], ""), names)):
-                    near = closest(glob, names)
-                    hint = f"; did you mean {near!r}?" if near else ""
-                    found.append(f"{rule.decision.rule}: tools: {glob!r} matches no tool{hint}")
-        return found
+    def warnings_for(self, tools: Sequence[Known]) -> list[str]:
+        """What rules name and these tools do not have."""
+        return list(rules_that_meet_nothing(self._rules, tools))
 
-    def _plan(self, principal: Principal, facts: Facts, revision: str) -> Decision | _Plan:
+    def _plan(self, principal: Principal, facts: Facts, revision: str) -> _Plan:
         steps: list[_Step] = []
         otherwise = self._fallback(facts)
         for rule in self._ranked:
@@ -180,12 +166,10 @@ class Policy:
                 holds = rule.timed[0][1] if rule.timed else None
                 asked = all_of([test for _, test in rule.asked]) if rule.asked else None
                 steps.append(_Step(rule.decision, holds, asked))
-        plan: Decision | _Plan = otherwise
-        if steps:
-            hides = "hide" in (otherwise.verdict, *(step.decision.verdict for step in steps))
-            plan = _Plan(steps, otherwise, any(step.holds for step in steps), hides)
         if len(self._plans) >= KEPT_PLANS:
             self._plans.clear()
+        hides = "hide" in (otherwise.verdict, *(step.decision.verdict for step in steps))
+        plan = _Plan(steps, otherwise, any(step.holds for step in steps), hides)
         self._plans[principal, facts, revision] = plan
         return plan
 

@@ -32,7 +32,7 @@ from handrail.schema.compile import compile_schema
 from handrail.schema.explain import closest
 from handrail.schema.plain import plain
 
-__all__ = ["Answer", "Predicate", "all_of", "known", "reader"]
+__all__ = ["Answer", "Predicate", "all_of", "first_step", "known", "reader"]
 
 Answer = bool | None
 """Yes, no, or None: it cannot be told."""
@@ -43,14 +43,7 @@ _Size = Annotated[int, Meta(ge=0)] | UnsetType
 _Values = Annotated[list[Any], Meta(min_length=1)] | UnsetType
 
 
-class Predicate(
-    Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    rename={"is_": "is", "in_": "in"},
-):
+class Predicate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"is_": "is", "in_": "in"}):
     """What is asked of one argument. All that is given must hold."""
 
     present: Annotated[bool | UnsetType, Meta(description="Whether it is there at all.")] = UNSET
@@ -81,7 +74,8 @@ def known(where: str, word: str, words: Iterable[str]) -> None:
     words = list(words)
     if word not in words:
         near = closest(str(word), words)
-        raise ValueError(f"{where}: unknown: {word!r}; " + (f"did you mean {near!r}?" if near else _list(words)))
+        hint = f"did you mean {near!r}?" if near else f"known are {', '.join(words)}"
+        raise ValueError(f"{where}: unknown: {word!r}; {hint}")
 
 
 def reader(path: str, given: Object, where: str, *, every: bool) -> tuple[str, Callable[[Object], Answer]]:
@@ -91,7 +85,8 @@ def reader(path: str, given: Object, where: str, *, every: bool) -> tuple[str, C
     """
     where = f"{where}: arguments.{path}"
     steps, test = _steps(path, where), _test(given, where)
-    words = ", ".join(f"{path} {name.replace('_', ' ')} {_shown(value)}" for name, value in given.items())
+    asked = [f"{path} {name.replace('_', ' ')} {encode(plain(value)).decode()}" for name, value in given.items()]
+    words = ", ".join(asked)
     if _EACH in steps:
         return words, lambda arguments: _together([test(value) for value in _reach(arguments, steps)], every)
     if len(steps) == 1:
@@ -104,6 +99,12 @@ def reader(path: str, given: Object, where: str, *, every: bool) -> tuple[str, C
         return test(value)
 
     return words, read
+
+
+def first_step(path: str) -> str | None:
+    """The name of the argument a path begins with; None: any."""
+    step = _steps(path, "")[0]
+    return None if step is _EACH else str(step)
 
 
 def all_of(tests: list[Callable[[Any], Answer]]) -> Callable[[Any], Answer]:
@@ -168,7 +169,7 @@ def _test(given: Object, where: str) -> Test:
     for name in given:
         known(where, name, _NAMES)
     if not given:
-        raise ValueError(f"{where}: nothing is asked of it; {_list(_NAMES)}")
+        raise ValueError(f"{where}: nothing is asked of it; known are {', '.join(_NAMES)}")
     try:
         predicate = convert(given, Predicate)
     except ValidationError as error:
@@ -178,10 +179,6 @@ def _test(given: Object, where: str) -> Test:
     if predicate.present is False and len(asked) > 1:
         raise ValueError(f"{where}: present = false leaves nothing else to ask")
     return all_of([_TESTS[name](value, f"{where}.{name.rstrip('_')}") for name, value in asked.items()])
-
-
-def _present(wanted: bool) -> Test:
-    return lambda value: None if value is _ASTRAY else (value is not _MISSING) is wanted
 
 
 def _equal(values: list[Json], where: str) -> Test:
@@ -260,7 +257,7 @@ def _not(test: Test) -> Test:
 
 
 _TESTS: dict[str, Callable[[Any, str], Test]] = {
-    "present": lambda wanted, _: _present(wanted),
+    "present": lambda wanted, _: lambda value: None if value is _ASTRAY else (value is not _MISSING) is wanted,
     "is_": lambda value, where: _equal([value], where),
     "is_not": lambda value, where: _not(_equal([value], where)),
     "in_": _equal,
@@ -274,11 +271,3 @@ _TESTS: dict[str, Callable[[Any, str], Test]] = {
     "longer_than": lambda limit, _: _size(operator.gt, limit),
     "shorter_than": lambda limit, _: _size(operator.lt, limit),
 }
-
-
-def _shown(value: Json) -> str:
-    return encode(plain(value)).decode()
-
-
-def _list(words: Iterable[str]) -> str:
-    return f"known are {', '.join(words)}"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
+from fnmatch import translate
 from typing import Annotated, Any, Literal, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -87,10 +88,6 @@ class Compiled(Struct, frozen=True):
     timed: list[tuple[str, Callable[[float], bool]]]
     asked: list[tuple[str, Callable[[Object], Answer]]]  # of the arguments
 
-    @property
-    def unconditional(self) -> bool:
-        return not (self.fixed or self.timed or self.asked)
-
 
 def hints(facts: Facts) -> Mapping[str, Any]:
     """What the hints of a tool say to rules."""
@@ -107,37 +104,29 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
     """The conditions of a rule, tools first: they tell most rules apart."""
     rule, name = _checked(rule, f"rule {number}"), rule.name or f"rule {number}"
     where = f"rule {number} ({name})" if rule.name else name
-    fixed: list[tuple[str, Fixed]] = []
-
-    def condition(key: str, test: Fixed) -> None:
-        fixed.append((f"{key.replace('_', ' ')} {', '.join(getattr(rule, key))}", test))
-
     tools = any_glob(rule.tools, f"{where}: tools", _OTHER_GLOBS)
     servers = any_glob(rule.servers, f"{where}: servers", _OTHER_GLOBS)
     principals = any_glob(rule.principals, f"{where}: principals")
-    for group in rule.groups:
-        known(f"{where}: groups", group, groups)
-    for revision in rule.revisions:
-        known(f"{where}: revisions", revision, REVISIONS)
-    if rule.tools and "*" not in rule.tools:
+    for key, words in (("groups", groups), ("revisions", REVISIONS), ("annotations", _PESSIMISTIC)):
+        for word in getattr(rule, key):
+            known(f"{where}: {key}", word, words)
+    fixed: list[tuple[str, Fixed]] = []
+
+    def condition(key: str, test: Fixed) -> None:
+        if said := getattr(rule, key):
+            fixed.append((f"{key.replace('_', ' ')} {', '.join(said)}", test))
+
+    if "*" not in rule.tools:
         condition("tools", lambda _, facts, __: tools(facts.name))
-    if rule.tags:
-        condition("tags", lambda _, facts, __: not facts.tags.isdisjoint(rule.tags))
-    for hint, wanted in rule.annotations.items():
-        known(f"{where}: annotations", hint, _PESSIMISTIC)
-        fixed.append((f"{hint} {str(wanted).lower()}", _hint(hint, wanted)))
-    if rule.servers:
-        condition("servers", lambda _, facts, __: bool(facts.server) and servers(facts.server))
-    if rule.principals and "*" not in rule.principals:
+    condition("tags", lambda _, facts, __: not facts.tags.isdisjoint(rule.tags))
+    fixed += [(f"{hint} {str(wanted).lower()}", _hint(hint, wanted)) for hint, wanted in rule.annotations.items()]
+    condition("servers", lambda _, facts, __: bool(facts.server) and servers(facts.server))
+    if "*" not in rule.principals:
         condition("principals", lambda principal, *_: principals(principal.id))
-    if rule.groups:
-        condition("groups", lambda principal, *_: any(groups[group](principal.id) for group in rule.groups))
-    if rule.scopes:
-        condition("scopes", lambda principal, *_: principal.scopes.issuperset(rule.scopes))
-    if rule.without_scopes:
-        condition("without_scopes", lambda principal, *_: not principal.scopes.issuperset(rule.without_scopes))
-    if rule.revisions:
-        condition("revisions", lambda _, __, revision: revision in rule.revisions)
+    condition("groups", lambda principal, *_: any(groups[group](principal.id) for group in rule.groups))
+    condition("scopes", lambda principal, *_: principal.scopes.issuperset(rule.scopes))
+    condition("without_scopes", lambda principal, *_: not principal.scopes.issuperset(rule.without_scopes))
+    condition("revisions", lambda _, __, revision: revision in rule.revisions)
     timed = [_when(rule, where)] if rule.hours or rule.days or rule.timezone else []
     if rule.arguments and rule.verdict == "hide":
         raise ValueError(f"{where}: arguments: a tool is hidden before it has any; use deny")
@@ -153,8 +142,10 @@ def any_glob(globs: Sequence[str], where: str, refused: str = "") -> Callable[[s
     for glob in globs:
         if not glob or not set(refused).isdisjoint(glob):
             raise ValueError(f"{where}: {glob!r} is not a name, or one with `*` for any characters")
-    tests = [_glob(glob) for glob in globs]
-    return tests[0] if len(tests) == 1 else lambda text: any(test(text) for test in tests)
+    # Only `*` is special. `translate` finds each piece between two of them once, with nothing to go back for.
+    plain = [translate(re.sub(r"[?\[]", r"[\g<0>]", glob)) for glob in globs]
+    match = re.compile("|".join(plain) or "(?!)").match
+    return lambda text: match(text) is not None
 
 
 def _checked(rule: Rule, where: str) -> Rule:
@@ -183,7 +174,11 @@ def _when(rule: Rule, where: str) -> tuple[str, Callable[[float], bool]]:
     if start == end:
         raise ValueError(f"{where}: hours: {rule.hours!r} is not a time of day such as 09:00-17:30 or 22:00-06:00")
     days = {DAYS.index(day) for day in rule.days or DAYS}
-    zone = _zone(rule.timezone, f"{where}: timezone") if rule.timezone else None
+    try:
+        zone = ZoneInfo(rule.timezone) if rule.timezone else None
+    except (KeyError, ValueError, OSError):
+        near = [*get_close_matches(rule.timezone, available_timezones(), 1), "Europe/Berlin"]
+        raise ValueError(f"{where}: timezone: unknown: {rule.timezone!r}; did you mean {near[0]!r}?") from None
     last = (-1.0, False)
 
     def holds(now: float) -> bool:
@@ -201,32 +196,3 @@ def _when(rule: Rule, where: str) -> tuple[str, Callable[[float], bool]]:
         return last[1]
 
     return " ".join(filter(None, [rule.hours, ", ".join(rule.days), rule.timezone])), holds
-
-
-def _zone(name: str, where: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        near = [*get_close_matches(name, available_timezones(), 1), "Europe/Berlin"]
-        raise ValueError(f"{where}: unknown: {name!r}; did you mean {near[0]!r}?") from None
-
-
-def _glob(glob: str) -> Callable[[str], bool]:
-    """Each piece between the stars is found once, from left to right: there is nothing to go back for."""
-    first, *middle = glob.split("*")
-    if not middle:
-        return glob.__eq__
-    last = middle.pop()
-
-    def test(text: str) -> bool:
-        at, end = len(first), len(text) - len(last)
-        if at > end or not text.startswith(first) or not text.endswith(last):
-            return False
-        for piece in middle:
-            at = text.find(piece, at, end)
-            if at < 0:
-                return False
-            at += len(piece)
-        return True
-
-    return test

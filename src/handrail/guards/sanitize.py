@@ -9,40 +9,47 @@ The usual result costs one look of the linear-time engine at all of its text; on
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
 from sys import maxsize
-from typing import Annotated
+from typing import Annotated, Literal, TypeGuard
 
-from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType, field
-from msgspec.structs import asdict
+from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType
+from msgspec.structs import asdict, replace
 
 from handrail.errors import HandrailError
-from handrail.guards.cleaning import (
-    FEARED,
-    Cleaning,
-    Controls,
-    Finding,
-    Hidden,
-    MaxMedia,
-    MaxResult,
-    MaxText,
-    Media,
-    Policy,
-    Sight,
-)
-from handrail.guards.inert import MASK
+from handrail.guards.cleaning import FEARED, Cleaning, Finding, Sight
+from handrail.guards.inert import MASK, texts_in
 from handrail.guards.secrets import Secrets, lacks, secrets_in
 from handrail.jsonrpc import encode
-from handrail.model import Json, Text, ToolResult
+from handrail.model import Block, Json, Text, ToolResult
 
 __all__ = ["Blocked", "Finding", "Inspector", "Sanitize", "Sanitizer", "ToolSanitize", "risk", "secrets_in"]
 
 log = logging.getLogger("handrail")
 
-_POLICIES = 1_000
+_CHOICES = 1_000
 _FINDINGS = 64  # of one inspector
+_SMALLEST = 1_000
+_ANCHOR = re.compile(r"[\^$]|\\[AzZ]")  # or what looks like one
+
+Controls = Annotated[
+    Literal["remove", "show", "report", "block", "keep"],
+    Meta(description="Escape sequences, control, bidirectional, invisible and tag characters in a result."),
+]
+Hidden = Annotated[
+    Literal["redact", "report", "block", "keep"],
+    Meta(description="Known secrets, tokens of well-known issuers, private keys, and your patterns in a result."),
+]
+Media = Annotated[
+    Literal["withhold", "report", "keep"],
+    Meta(description="Pictures and sounds that are not of their declared type, or can hold scripts."),
+]
+MaxText = Annotated[int, Meta(ge=0, description="Characters of one text; 0: as many as fit into a message.")]
+MaxResult = Annotated[int, Meta(ge=0, description="Characters of a result's texts, or of its data as JSON; 0: any.")]
+MaxMedia = Annotated[int, Meta(ge=0, description="Bytes of one picture, sound or file in a result; 0: any.")]
 
 
 class ToolSanitize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,28 +63,35 @@ class ToolSanitize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_media: MaxMedia | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        self.over(Policy())
+        self.over(Sanitize())
 
-    def over(self, policy: Policy) -> Policy:
-        """The policy with these differences."""
-        chosen = {name: getattr(policy, name) for name in Policy.__struct_fields__}
-        return Policy(**chosen | {name: value for name, value in asdict(self).items() if value is not UNSET})
+    def over(self, options: Sanitize) -> Sanitize:
+        """What holds for all, with these differences."""
+        return replace(options, **{name: value for name, value in asdict(self).items() if value is not UNSET})
 
 
-class Sanitize(Policy, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sanitize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The section `[sanitize]`: what is done to results before they leave."""
 
+    controls: Controls = "remove"
+    secrets: Hidden = "redact"
+    media: Media = "withhold"
+    max_text: MaxText | None = None
+    max_result: MaxResult | None = None
+    max_media: MaxMedia = 3 * 1024 * 1024  # as base64 that is a whole message
     patterns: Annotated[
         dict[str, str],
         Meta(description="Further secrets by name: regular expressions without look-around and back-references."),
-    ] = field(default_factory=dict)
+    ] = {}
     tools: Annotated[
         dict[str, ToolSanitize],
         Meta(description="What is different for a tool, by its name or a glob; a name counts before the first glob."),
-    ] = field(default_factory=dict)
+    ] = {}
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for name in ("max_text", "max_result"):
+            if 0 < (size := getattr(self, name) or 0) < _SMALLEST:
+                raise ValueError(f"{name}: {size} is too small for a notice; use {_SMALLEST} or more, or 0")
         for name, pattern in self.patterns.items():
             try:
                 without = lacks(pattern)
@@ -114,19 +128,20 @@ class Sanitizer:
     ) -> None:
         self._options = options or Sanitize()
         self._sight = Sight(Secrets(secrets, self._options.patterns))
+        # A pattern of where a text begins or ends finds nothing in texts that are looked at together.
+        self._anchored = any(map(_ANCHOR.search, self._options.patterns.values()))
         self._inspectors = inspectors
         self.keep = keep
-        self._policies: dict[str, tuple[Policy, int]] = {}
+        self._chosen: dict[str, tuple[Sanitize, int]] = {}
 
     def clean(self, tool: str, result: ToolResult) -> tuple[ToolResult, tuple[Finding, ...]]:
         """The result as it may leave, and what was found; the same object when nothing had to be done.
 
         A result that may not leave becomes an error that says so. Whatever fails here, the result does not leave.
         """
-        policy, cap = self._policies.get(tool) or self._policy(tool)
-        if not self._inspectors and self._has_nothing(result, cap):
+        if self.passes(tool, result):
             return result, ()
-        cleaning = Cleaning(self._sight, policy)
+        cleaning = Cleaning(self._sight, (self._chosen.get(tool) or self._choose(tool))[0])
         try:
             made = cleaning.result(result)
             why = cleaning.blocked()
@@ -152,46 +167,47 @@ class Sanitizer:
         """As `text`, for a JSON value."""
         return Cleaning(self._sight, self._options).value(value, "message")
 
+    def passes(self, tool: str, result: ToolResult, mirrored: bool = False) -> bool:
+        """Whether a quick look finds nothing to do, as in most results. `mirrored`: its text is its data as JSON."""
+        cap = (self._chosen.get(tool) or self._choose(tool))[1]
+        if self._inspectors:
+            return False
+        is_text = (mirrored or result.structured is UNSET) and result.meta is UNSET and not result.data
+        if is_text and len(result.content) == 1 and _is_bare(block := result.content[0]):
+            text = block.text
+            # What is written as an escape in JSON is another text in the data.
+            if not mirrored or not (self._anchored or "\\" in text):
+                return len(text) <= cap and self._sight.is_plain(text)
+        return not self._anchored and self._has_nothing(result, cap)
+
     def _has_nothing(self, result: ToolResult, cap: int) -> bool:
         strings: list[str] = []
         for block in result.content:
-            if type(block) is not Text or block.annotations is not UNSET or block.meta is not UNSET:
+            if not _is_bare(block):
                 return False
             strings.append(block.text)
         if len(strings) > 1 and not self._sight.is_plain("".join(strings)):
             return False
-        if result.structured is not UNSET or result.meta is not UNSET or result.data:
-            more = [result.structured, result.meta, result.data]
+        if more := [each for each in (result.structured, result.meta, result.data or UNSET) if each is not UNSET]:
             try:
-                said = encode([each for each in more if each is not UNSET]).decode()
-                if "\\" in said:  # what is written as an escape in JSON
-                    _gather(more, strings)
-                else:
-                    strings.append(said)
+                said = encode(more).decode()
             except (MsgspecError, UnicodeEncodeError, RecursionError):
                 return False
+            strings += texts_in(more) if "\\" in said else [said]
         text = " ".join(strings)
         return len(text) <= cap and self._sight.is_plain(text)
 
-    def _policy(self, tool: str) -> tuple[Policy, int]:
+    def _choose(self, tool: str) -> tuple[Sanitize, int]:
         """What holds for a tool, and the size below which nothing is cut."""
         rules = self._options.tools
         name = tool if tool in rules else next((each for each in rules if fnmatchcase(tool, each)), "")
-        policy = rules[name].over(self._options) if name in rules else self._options
-        if len(self._policies) >= _POLICIES:
-            self._policies.clear()
-        made = self._policies[tool] = policy, min(policy.max_text or maxsize, policy.max_result or maxsize)
+        options = rules[name].over(self._options) if name in rules else self._options
+        if len(self._chosen) >= _CHOICES:
+            self._chosen.clear()
+        made = self._chosen[tool] = options, min(options.max_text or maxsize, options.max_result or maxsize)
         return made
 
 
-def _gather(value: Json, into: list[str]) -> None:
-    """Every string in a JSON value."""
-    if type(value) is str:
-        into.append(value)
-    elif type(value) is dict:
-        into.extend(value)
-        for inner in value.values():
-            _gather(inner, into)
-    elif type(value) is list:
-        for inner in value:
-            _gather(inner, into)
+def _is_bare(block: Block) -> TypeGuard[Text]:
+    """Whether a block is a text with nothing beside it."""
+    return type(block) is Text and block.annotations is UNSET and block.meta is UNSET

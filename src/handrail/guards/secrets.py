@@ -24,7 +24,7 @@ from handrail.guards.inert import MASK, is_secret, quiet
 from handrail.model import Json
 from handrail.schema.compile import compile_schema
 
-__all__ = ["SIGNS", "Hit", "Secrets", "lacks", "secrets_in"]
+__all__ = ["SIGNS", "Hit", "Secrets", "lacks", "lacks_whole", "secrets_in"]
 
 _EDGE = "(?<![A-Za-z0-9])"
 _NEW = r"(?:\\[rn]|\s)"  # also as JSON writes it
@@ -93,18 +93,23 @@ def _finder(*rules: str) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=64)
-def lacks(*patterns: str) -> Callable[[str], bool]:
-    """Whether a text has none of these, by the linear-time engine; ValueError says why that cannot take one."""
+def lacks_whole(*patterns: str) -> Callable[[str], bool]:
+    """As `lacks`; UnicodeEncodeError of a text with half a character."""
     schema = {"not": {"anyOf": [{"type": "string", "pattern": each} for each in patterns]}}
     try:
-        valid = compile_schema(schema, "pattern", any_root=True, formats=False).valid
+        return compile_schema(schema, "pattern", any_root=True, formats=False).valid
     except SchemaError as problem:
         raise ValueError(str(problem)) from None
+
+
+def lacks(*patterns: str) -> Callable[[str], bool]:
+    """Whether a text has none of these, by the linear-time engine; ValueError says why that cannot take one."""
+    valid = lacks_whole(*patterns)
 
     def check(text: str) -> bool:
         try:
             return valid(text)
-        except UnicodeEncodeError:  # half a character
+        except UnicodeEncodeError:
             return valid(_HALF.sub("\ufffe", text))
 
     return check

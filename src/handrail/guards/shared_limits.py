@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from hashlib import blake2b
 from secrets import token_bytes, token_hex
 
@@ -24,8 +25,8 @@ from handrail.guards.limits import (
     Charge,
     MemoryLimiter,
     Plans,
+    Taken,
     Throttled,
-    Ticket,
     busy,
     network,
 )
@@ -74,9 +75,7 @@ class StoreLimiter:
         # By caller and tool: from when until when, and what was said.
         self._refused: dict[tuple[str, str], dict[str, tuple[int, int, Throttled]]] = {}
 
-    def take(
-        self, principal: str, tool: str, address: str = ""
-    ) -> Throttled | Awaitable[Throttled | Ticket | None] | None:
+    def take(self, principal: str, tool: str, address: str = "") -> Throttled | Awaitable[Taken] | None:
         plan = self._plans[tool]
         if address and principal == ANONYMOUS:
             charges, kind, caller = plan.strange, "address", network(address)
@@ -96,13 +95,11 @@ class StoreLimiter:
                 return Throttled((until - now) / 1e9, said.limit, said.scope)
         return self._taken(tool, kind, caller, charges, plan.slots)
 
-    def place(self, tool: str) -> Awaitable[Throttled | Ticket | None] | None:
+    def place(self, tool: str) -> Awaitable[Taken] | None:
         slots = self._plans[tool].slots
-        return None if slots is None else self._taken(tool, "", "", [], slots)
+        return None if slots is None else self._taken(self._prefix + tool, "", "", [], slots)
 
-    def _taken(
-        self, tool: str, kind: str, caller: str, charges: list[Charge], slots: int | None
-    ) -> Awaitable[Throttled | Ticket | None]:
+    def _taken(self, tool: str, kind: str, caller: str, charges: list[Charge], slots: int | None) -> Awaitable[Taken]:
         taking = _Taking(tool, kind, caller, charges, slots, asyncio.get_running_loop().create_future())
         self._waiting.append(taking)
         self._wake()
@@ -118,33 +115,27 @@ class StoreLimiter:
         while self._turn is not None and not self._turn.done():
             await asyncio.wait([self._turn])
 
-    def release(self, tool: str) -> None:
-        """Give back a slot; for tickets."""
+    def _release(self, tool: str) -> None:
         self._held[tool] -= 1
         self._stale.add(tool)
         self._wake()
 
     def renew(self) -> None:
         """Renew the leases of what is held. This happens by itself, three times in the time of a lease."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._held = +self._held  # without what is 0
         self._stale |= self._held.keys()
         if self._held:
+            self._timer = asyncio.get_running_loop().call_later(self._lease / 3e9, self.renew)
             self._wake()
 
-    def _hold(self, tool: str) -> Ticket:
+    def _hold(self, tool: str) -> Callable[[], None]:
         self._held[tool] += 1
         if self._timer is None:
-            self._renew_later()
-        return _Lease(self, tool)
-
-    def _renew_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._lease / 3e9, self._keep)
-
-    def _keep(self) -> None:
-        self._timer = None
-        self.renew()
-        if self._held:
-            self._renew_later()
+            self._timer = asyncio.get_running_loop().call_later(self._lease / 3e9, self.renew)
+        return partial(self._release, tool)
 
     def _wake(self) -> None:
         if self._turn is None or self._turn.done():
@@ -207,90 +198,81 @@ class _Taking(Struct, eq=False):
     caller: str
     charges: list[Charge]
     slots: int | None
-    answer: asyncio.Future[Throttled | Ticket | None]
+    answer: asyncio.Future[Taken]
     keys: list[str] = []
 
 
-class _Lease(Struct, eq=False):
-    limiter: StoreLimiter
-    tool: str
-
-    def release(self) -> None:
-        self.limiter.release(self.tool)
-
-
-async def _answer(taking: _Taking) -> Throttled | Ticket | None:
+async def _answer(taking: _Taking) -> Taken:
     try:
         return await taking.answer
     except asyncio.CancelledError:
         given = None if taking.answer.cancelled() else taking.answer.result()
-        if isinstance(given, _Lease):
-            given.release()
+        if callable(given):
+            given()
         raise
 
 
-class _Books:
+class _Books(Struct, eq=False):
     """What was found in the store, and what a group of calls makes of it."""
 
-    def __init__(self, found: dict[str, bytes | None], now: int, lease: int, me: str, held: Counter[str]) -> None:
-        self._now = now
-        self._found = found
-        self._lease = lease
-        self._me = me
-        self._held = held
-        self._full: dict[str, int] = {}
+    found: dict[str, bytes | None]
+    now: int
+    lease: int
+    me: str
+    held: Counter[str]
+    full: dict[str, int] = {}
 
     def charge(self, it: _Taking) -> Throttled | None:
-        now, worst, wait, ends = self._now, None, 0, {}
+        now, worst, wait, ends = self.now, None, 0, {}
         for charge, key in zip(it.charges, it.keys, strict=True):
             window = charge.cost + charge.slack
             # No bucket is more than empty: one that seems to be is from before the clock went back.
-            end = self._full.setdefault(key, min(int(self._found[key] or 0), now + window))
+            end = self.full.setdefault(key, min(int(self.found[key] or 0), now + window))
             ends[key] = max(end, now) + charge.cost
             if ends[key] - now - window > wait:
                 worst, wait = charge, ends[key] - now - window
         if worst is not None:
             return Throttled(wait / 1e9, worst.limit, worst.scope)
         if it.slots is not None:
-            if self._held[it.tool] + sum(slots for slots, _ in self._others(it.tool).values()) >= it.slots:
+            if self.held[it.tool] + sum(slots for slots, _ in self._others(it.tool).values()) >= it.slots:
                 return busy(it.slots)
-            self._held[it.tool] += 1
-        self._full |= ends
+            self.held[it.tool] += 1
+        self.full |= ends
         return None
 
     def changes(self, tools: Iterable[str]) -> list[Put | Delete]:
         """What has to be written, if what was found is still there."""
         out: list[Put | Delete] = []
-        for key, end in self._full.items():
-            if end > self._now and b"%d" % end != self._found[key]:
+        for key, end in self.full.items():
+            if end > self.now and b"%d" % end != self.found[key]:
                 out.append(self._put(key, b"%d" % end, end))
         for tool in tools:
-            key, until = _slots(tool), self._now + self._lease
+            key, until = _slots(tool), self.now + self.lease
             leases = self._others(tool)
-            if self._held[tool] > 0:
-                slots, end = self._leases(tool).get(self._me, (0, 0))
-                is_good = slots == self._held[tool] and end - self._now > self._lease * 3 // 4
-                leases[self._me] = (slots, end) if is_good else (self._held[tool], until)
+            if self.held[tool] > 0:
+                slots, end = self._leases(tool).get(self.me, (0, 0))
+                is_good = slots == self.held[tool] and end - self.now > self.lease * 3 // 4
+                leases[self.me] = (slots, end) if is_good else (self.held[tool], until)
             value = encode(leases, order="sorted")
-            if leases and value != self._found[key]:
+            if leases and value != self.found[key]:
                 out.append(self._put(key, value, until))
-            elif not leases and self._found[key] is not None:
-                out.append(Delete(key, if_equals=self._found[key]))
+            elif not leases and self.found[key] is not None:
+                out.append(Delete(key, if_equals=self.found[key]))
         return out
 
     def _put(self, key: str, value: bytes, end: int) -> Put:
-        found = self._found[key]
-        ttl = (end - self._now) / 1e9 + SPARE_SECONDS
+        found = self.found[key]
+        ttl = (end - self.now) / 1e9 + SPARE_SECONDS
         return Put(key, value, ttl, if_absent=found is None, if_equals=found)
 
     def _leases(self, tool: str) -> dict[str, tuple[int, int]]:
         """Slots that processes hold, and until when."""
-        found = decode(self._found[_slots(tool)] or b"{}", type=dict[str, tuple[int, int]])
-        most = self._now + self._lease
-        return {who: (slots, min(end, most)) for who, (slots, end) in found.items() if end > self._now}
+        found = decode(self.found[_slots(tool)] or b"{}", type=dict[str, tuple[int, int]])
+        most = self.now + self.lease
+        return {who: (slots, min(end, most)) for who, (slots, end) in found.items() if end > self.now}
 
     def _others(self, tool: str) -> dict[str, tuple[int, int]]:
-        return {who: lease for who, lease in self._leases(tool).items() if who != self._me}
+        return {who: lease for who, lease in self._leases(tool).items() if who != self.me}
 
 
 def _slots(tool: str) -> str:

@@ -13,33 +13,30 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count, repeat, takewhile
 from pathlib import Path
 from shutil import disk_usage
-from sqlite3 import Connection
 from typing import Annotated, Literal, Protocol, get_args
 
 from msgspec import Meta, Struct
 from msgspec.json import encode
 
 from handrail import __version__
-from handrail.guards.chain import MAX_BYTES, ORIGIN, RESERVED, Event, Link, TrailError, frame, link_of, notice
+from handrail.guards.chain import MAX_BYTES, RESERVED, Event, TrailError, notice
 from handrail.guards.trail_jsonl import JsonlFile
+from handrail.guards.trail_sqlite import SqliteTable
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
-from handrail.stores.sqlite import STEP, SqliteStore, commit
+from handrail.stores.lane import Told
+from handrail.stores.sqlite import SqliteStore
 
 __all__ = ["DATABASES", "Record", "Then", "Trail", "TrailError", "TrailSettings", "open_trail"]
 
 log = logging.getLogger("handrail")
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
-TOGETHER = 16
-INSERT = "INSERT INTO audit VALUES (?, ?, ?)"
-INSERT_TOGETHER = "INSERT INTO audit VALUES " + ", ".join(f"(?1 + {i}, ?2, ?{i + 3})" for i in range(TOGETHER))
 MAX_NOTES = 1000
 NOTE_SECONDS = 0.05  # a record that nobody waits for may wait for others to share the way with
 GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
@@ -53,8 +50,6 @@ Record = Object | Event
 """Of a call or of an approval; it has an `event`, and `call` is the same for all of one call."""
 Changes = tuple[Put | Delete, ...]
 Then = Callable[[TrailError | None], None]
-Item = tuple[bytes, Changes, Then | None]
-"""A record as JSON, what changes with it, and who is told."""
 
 
 class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,8 +103,11 @@ class Sink(Protocol):
     name: str
     path: str
 
-    def append(self, items: Sequence[Item], writer: bytes) -> asyncio.Future[list[bool]]:
-        """Write the records, in order; which ones were written, because their changes could be made."""
+    def append(self, bodies: list[bytes], changes: Mapping[int, Changes], writer: bytes, then: Told) -> None:
+        """Write the records in order, and with some of them, counted from 0, make changes.
+
+        `then` hears which were not written, because a condition of their changes did not hold.
+        """
 
     async def close(self) -> None: ...
 
@@ -133,11 +131,11 @@ def open_trail(
     if isinstance(where, SqliteStore):
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
-        return _Trail(SqliteSink(where, keep), settings, free, where)
+        return _Trail(SqliteTable(where, keep), settings, free, where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
         kept = SqliteStore(path, durable=durable, clock=clock)
-        return _Trail(SqliteSink(kept, keep, path), settings, free, kept)
+        return _Trail(SqliteTable(kept, keep, path), settings, free, kept)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY)
@@ -166,12 +164,16 @@ class _Trail:
         self._has_room = False  # as far as is known since something was written
         self._writer = secrets.token_hex(8).encode()
         self._is_begun = self._is_closed = False
-        self._waiting: list[Item] = []
+        self._bodies: list[bytes] = []  # of the records that wait
+        self._thens: list[Then | None] = []  # who is told of each
+        self._changes: dict[int, Changes] = {}
         self._notes = 0
         self._missed: Counter[str] = Counter()
-        self._flushing: asyncio.Task[None] | None = None
+        self._is_busy = False  # records are gathered, or on their way
+        self._idle: asyncio.Future[None] | None = None  # who waits until it is not
+        self._known, self._enough, self._until = -1, GATHER_RECORDS, 0.0  # how many are gathered, and until when
         self._later: asyncio.TimerHandle | None = None  # when notes are flushed that nobody else takes along
-        self._loop: asyncio.AbstractEventLoop  # while flushing
+        self._loop: asyncio.AbstractEventLoop  # while it is busy
 
     async def write(self, record: Record, changes: Sequence[Put | Delete] = ()) -> bool:
         body = _encoded(record)
@@ -184,7 +186,10 @@ class _Trail:
             changes = ()
         self._begin()
         done: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.append((body, tuple(changes), partial(_settle, done)))
+        if changes:
+            self._changes[len(self._bodies)] = tuple(changes)
+        self._bodies.append(body)
+        self._thens.append(partial(_settle, done))
         return await done
 
     def hand(self, record: Record, then: Then | None = None) -> None:
@@ -194,12 +199,13 @@ class _Trail:
         body = _encoded(record)
         try:
             self._look_for_room(record)
-            if self._flushing is None or self._is_closed:
+            if not self._is_busy or self._is_closed or self._loop.is_closed():
                 self._begin()
         except TrailError as problem:
             asyncio.get_running_loop().call_soon(then, problem)
             return
-        self._waiting.append((body, (), then))
+        self._bodies.append(body)
+        self._thens.append(then)
 
     def _look_for_room(self, record: Record) -> None:
         """The last of a disk is for what becomes of calls that have begun, not for new ones (P-17)."""
@@ -218,7 +224,8 @@ class _Trail:
         if self._is_closed or self._notes >= MAX_NOTES:
             self._missed["refusals"] += 1
             return
-        self._waiting.append((_encoded(record), (), None))
+        self._bodies.append(_encoded(record))
+        self._thens.append(None)
         self._notes += 1
         if self._notes > GATHER_RECORDS:
             self._begin()
@@ -226,78 +233,106 @@ class _Trail:
             self._begin_later()
 
     def _begin_later(self) -> None:
-        if self._later is None and self._flushing is None and not self._is_closed:
+        if self._later is None and not self._is_busy and not self._is_closed:
             self._later = asyncio.get_running_loop().call_later(NOTE_SECONDS, self._begin)
 
     async def close(self) -> None:
         self._is_closed = True
-        while self._waiting or self._flushing is not None:
-            await asyncio.wait([self._flush_now()])
+        while self._bodies or self._is_busy:
+            await self._all_sent()
         if self._missed:
-            await self._append([])
+            await self._all_sent()
         await self._sink.close()
+
+    async def _all_sent(self) -> None:
+        self._gather_now()
+        self._idle = self._idle or self._loop.create_future()
+        await asyncio.wait([self._idle])
 
     def _begin(self) -> None:
         if self._is_closed:
             raise TrailError(f"{self._sink.name}: the trail was closed")
-        self._flush_now()
+        self._gather_now()
 
-    def _flush_now(self) -> asyncio.Task[None]:
+    def _gather_now(self) -> None:
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        if self._flushing is None:
-            self._loop = asyncio.get_running_loop()
-            self._flushing = self._loop.create_task(self._flush())
-        return self._flushing
+        if not self._is_busy or self._loop.is_closed():  # with all who waited in it
+            self._is_busy, self._loop = True, asyncio.get_running_loop()
+            self._gather_anew()
 
-    async def _flush(self) -> None:
-        enough = GATHER_RECORDS
-        try:
-            while True:
-                await self._gathered(enough)
-                batch, self._waiting, self._notes = self._waiting, [], 0
-                await self._append(batch)
-                if len(self._waiting) == self._notes:  # nobody waits
-                    return
-                enough = len(batch)  # all those who have just gone on are back
-        finally:
-            self._flushing = None
-            if self._notes:
-                self._begin_later()
+    def _gather_anew(self) -> None:
+        self._known, self._until = -1, self._loop.time() + GATHER_SECONDS
+        self._loop.call_soon(self._gather)
 
-    async def _gathered(self, enough: int) -> None:
+    def _gather(self) -> None:
         """As long as every turn of the loop brings more records, they share the way, which costs most of all."""
-        end, known = self._loop.time() + GATHER_SECONDS, -1
-        while known < len(self._waiting) < enough and self._loop.time() < end:
-            known = len(self._waiting)
-            await asyncio.sleep(0)
+        known, self._known = self._known, len(self._bodies)
+        if known < self._known < self._enough and self._loop.time() < self._until:
+            self._loop.call_soon(self._gather)
+        else:
+            self._send()
 
-    async def _append(self, batch: list[Item]) -> None:
-        missed, self._missed, self._has_room = self._missed, Counter(), False
-        own: list[Item] = []
+    def _send(self) -> None:
+        bodies, thens, changes, missed = self._bodies, self._thens, self._changes, self._missed
+        self._bodies, self._thens, self._changes, self._missed = [], [], {}, Counter()
+        self._notes, self._has_room = 0, False
+        own = []
         if not self._is_begun:
-            own.append((notice("opened", version=__version__, process=os.getpid()), (), None))
+            own.append(notice("opened", version=__version__, process=os.getpid()))
         if missed:
-            own.append((notice("gap", **missed), (), None))
+            own.append(notice("gap", **missed))
+        if own:
+            bodies, changes = own + bodies, {len(own) + at: each for at, each in changes.items()}
+        landed = partial(self._landed, thens, len(own), frozenset(changes), missed)
         try:
-            written = await self._sink.append([*own, *batch], self._writer)
-        except Exception as problem:  # whatever it is, those who wait have to hear of it
+            self._sink.append(bodies, changes, self._writer, landed)
+        except Exception as problem:  # it was closed
+            self._loop.call_soon(landed, None, problem)
+
+    def _landed(
+        self,
+        thens: list[Then | None],
+        first: int,
+        changing: frozenset[int],
+        missed: Counter[str],
+        unmet: Collection[int] | None,
+        problem: BaseException | None,
+    ) -> None:
+        """Those who wait go on, and what they record now goes the same way."""
+        if unmet is None:
             self._missed += missed
-            found = [self._missing(item, problem) for item in batch]
         else:
             self._is_begun = True
-            found = [None if is_written else UNMET for is_written in written[len(own) :]]
-        for (_, _, then), trouble in zip(batch, found, strict=True):
+        for at, then in enumerate(thens, first):
+            if unmet is None:
+                trouble = self._missing(then, at in changing, problem)
+            else:
+                trouble = UNMET if at in unmet else None
             if then is not None:
                 try:
                     then(trouble)
-                except Exception:  # the others have to hear of it too
+                except BaseException:  # the others have to hear of it too
                     log.exception("whoever waited for a record could not go on")
+        self._enough = len(thens)
+        if len(self._bodies) == self._notes:  # nobody waits
+            self._rest()
+        elif len(self._bodies) >= self._enough:  # all those who have just gone on are back
+            self._send()
+        else:
+            self._gather_anew()
 
-    def _missing(self, item: Item, problem: Exception) -> TrailError | None:
+    def _rest(self) -> None:
+        self._is_busy = False
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+        if self._notes:
+            self._begin_later()
+
+    def _missing(self, then: Then | None, changes: bool, problem: BaseException | None) -> TrailError | None:
         """What is said of a record that could not be written."""
-        _, changes, then = item
         if then is None:
             self._missed["refusals"] += 1
             return None
@@ -325,51 +360,3 @@ def _encoded(record: Record) -> bytes:
     if len(body) > MAX_BYTES:
         raise ValueError(f"a record of {len(body)} bytes: {MAX_BYTES} are the most")
     return body
-
-
-class SqliteSink:
-    """In the table `audit` of a store's file, in the store's own transactions."""
-
-    def __init__(self, store: SqliteStore, keep_seconds: float, path: Path | None = None) -> None:
-        self.name = str(path or "audit trail")
-        self.path = store.path
-        self._store = store
-        self._is_ours = path is not None
-        self._keep = keep_seconds
-
-    def append(self, items: Sequence[Item], writer: bytes) -> asyncio.Future[list[bool]]:
-        return self._store.writer.start(partial(_append, items, writer, self._keep))
-
-    async def close(self) -> None:
-        if self._is_ours:
-            await self._store.close()
-
-
-def _append(items: Sequence[Item], writer: bytes, keep: float, db: Connection, now: float) -> list[bool]:
-    row = db.execute("SELECT number, line FROM audit ORDER BY number DESC LIMIT 1").fetchone()
-    last = Link(row[0], (link_of(row[1]) or ORIGIN).hash) if row else ORIGIN
-    written = [not changes or commit(changes, db, now) for _, changes, _ in items]
-    bodies = [item[0] for item, is_written in zip(items, written, strict=True) if is_written]
-    if keep and (trimmed := _trim(keep, db, now)):
-        bodies.append(trimmed)
-    lines, _ = frame(bodies, writer, now, last)
-    first, single = last.number + 1, len(lines) % TOGETHER
-    db.executemany(INSERT, zip(count(first), repeat(now), lines[:single]))
-    for at in range(single, len(lines), TOGETHER):  # a row by itself takes a third more
-        db.execute(INSERT_TOGETHER, (first + at, now, *lines[at : at + TOGETHER]))
-    return written
-
-
-def _trim(keep: float, db: Connection, now: float) -> bytes | None:
-    """Delete what is too old, and tell where the trail begins by now.
-
-    It waits until there is a day too much, or a tenth: else every transaction would have something to tell.
-    """
-    oldest = db.execute("SELECT time FROM audit ORDER BY number LIMIT 1").fetchone()
-    if not oldest or oldest[0] >= now - keep - min(DAY, keep / 10):
-        return None
-    rows = db.execute("SELECT number, time FROM audit ORDER BY number LIMIT ?", (STEP,)).fetchall()
-    to = [number for number, _ in takewhile(lambda row: row[1] < now - keep, rows)][-1]
-    (line,) = db.execute("SELECT line FROM audit WHERE number = ?", (to,)).fetchone()
-    db.execute("DELETE FROM audit WHERE number <= ?", (to,))
-    return notice("trimmed", to=to, digest=(link_of(line) or ORIGIN).hash.decode())

@@ -13,10 +13,11 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from msgspec import DecodeError
 from msgspec.json import decode
 
 from handrail.guards.chain import MARK, ORIGIN, TrailError, frame, link_of, notice
+from handrail.stores.lane import Told
 
 if sys.platform != "win32":
     import fcntl
@@ -68,17 +70,17 @@ class JsonlFile:
         self._open()
         self._thread = ThreadPoolExecutor(1, "handrail-audit")
 
-    def append(self, items: Sequence[tuple[bytes, Any, Any]], writer: bytes) -> asyncio.Future[list[bool]]:
+    def append(self, bodies: list[bytes], _: Any, writer: bytes, then: Told) -> None:
         if os.getpid() != self._process:
             raise TrailError(f"the trail was opened by process {self._process}; after a fork, open it anew")
-        bodies = [item[0] for item in items]
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._append, bodies, writer)
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._append, bodies, writer)
+        done.add_done_callback(partial(_tell, then))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
         self._close()
 
-    def _append(self, bodies: list[bytes], writer: bytes) -> list[bool]:
+    def _append(self, bodies: list[bytes], writer: bytes) -> None:
         try:
             own = self._catch_up(self._hold())
             if self._end and self._is_full():
@@ -90,7 +92,6 @@ class JsonlFile:
             # What a write or sync that failed has left is unknown: nothing is tried over it.
             self._close()
             raise
-        return [True] * len(bodies)
 
     def _hold(self) -> int:
         """Lock the file that has the name now, and tell its size."""
@@ -173,6 +174,11 @@ class JsonlFile:
                 os.ftruncate(self._file, self._end)
             raise
         self._end, self._last = end, last
+
+
+def _tell(then: Told, done: asyncio.Future[None]) -> None:
+    problem = done.exception()
+    then(() if problem is None else None, problem)
 
 
 def _lock(file: int, deadline: float) -> None:

@@ -16,9 +16,12 @@ from handrail.guards.trail_jsonl import rotated_files
 __all__ = ["TrailFile"]
 
 MAGIC = b"SQLite format 3\0"
+# A row has several lines; its number is that of the last.
 ROWS = "SELECT number, line FROM audit WHERE number > ? ORDER BY number"
-BACKWARDS = "SELECT number, line FROM audit WHERE number < ? ORDER BY number DESC"
-SPAN = "SELECT (SELECT min(number) FROM audit), (SELECT max(number) FROM audit)"  # asked together, all rows are read
+BACKWARDS = (
+    "SELECT number, line FROM audit WHERE number <= ifnull((SELECT min(number) FROM audit WHERE number >= ?), 1 << 62)"
+    " ORDER BY number DESC"
+)
 STEP = 64 * 1024
 
 
@@ -57,8 +60,9 @@ class TrailFile:
         """The numbers of the first record and the last; 0 where there is none."""
         if self._is_database:
             with closing(self._connect()) as db:
-                first, last = db.execute(SPAN).fetchone()
-                return first or 0, last or 0
+                oldest = db.execute(ROWS + " LIMIT 1", (0,)).fetchone()
+                (last,) = db.execute("SELECT max(number) FROM audit").fetchone()
+                return (_records(*oldest)[0][0], last) if oldest else (0, 0)
         firsts = (link_of(line) for path in self._files for line in _beginning(path))
         first = next((link.number for link in firsts if link), 0)
         return first, next((number for number, _ in self.newest_first()), 0)
@@ -66,8 +70,10 @@ class TrailFile:
     def newest_first(self, before: int = 0) -> Iterator[tuple[int, bytes]]:
         """Each record with its number, or the one it should have, down from the last before `before`; not checked."""
         if self._is_database:
+            before = before or 1 << 62
             with closing(self._connect()) as db:
-                yield from db.execute(BACKWARDS, (before or 1 << 62,))
+                for row in db.execute(BACKWARDS, (before,)):
+                    yield from (each for each in reversed(_records(*row)) if each[0] < before)
             return
         number = before
         for path in reversed(self._files):
@@ -107,8 +113,10 @@ class TrailFile:
 
     def _rows(self, after: int) -> Iterator[tuple[str, bytes]]:
         with closing(self._connect()) as db:
-            for number, line in db.execute(ROWS, (after,)):
-                yield f"{self._path.name}, record {number}", line + b"\n"
+            for row in db.execute(ROWS, (after,)):
+                for number, line in _records(*row):
+                    if number > after:
+                        yield f"{self._path.name}, record {number}", line + b"\n"
             if after:
                 return
             (told,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -117,6 +125,12 @@ class TrailFile:
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{quote(str(self._path.absolute()))}?mode=ro", uri=True)
+
+
+def _records(number: int, lines: bytes) -> list[tuple[int, bytes]]:
+    """Those of a row, with their numbers, or the ones they should have."""
+    found = lines.split(b"\n")
+    return list(enumerate(found, number - len(found) + 1))
 
 
 def _beginning(path: Path) -> Iterator[bytes]:

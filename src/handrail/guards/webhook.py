@@ -15,7 +15,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import find_spec
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -26,6 +25,7 @@ from handrail.errors import HandrailError
 from handrail.guards.identity import ApiKeys
 from handrail.guards.inert import one_line
 from handrail.model import Object
+from handrail.protocol.http import is_sheltered
 
 if TYPE_CHECKING:
     from handrail.guards.approval import Approval, Desk
@@ -54,9 +54,7 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.url:
             return
-        parts = urlsplit(self.url)
-        here = parts.scheme == "http" and _is_here(parts.hostname or "")
-        if not parts.hostname or parts.username is not None or not (parts.scheme == "https" or here):
+        if not is_sheltered(self.url):
             # The address is not repeated: it may have a token in it.
             raise ValueError("approvals.webhook.url: https is needed, or http to this machine, and no password in it")
         if not self.secret_variable:
@@ -181,10 +179,3 @@ class Sender:
 
     def _tell(self, approval: Approval, what: str) -> None:
         log.warning("approval %s: webhook %s %s", approval.id, self._webhook.host, one_line(what, 200))
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

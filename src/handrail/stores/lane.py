@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from sqlite3 import Connection
 from threading import Thread
@@ -26,11 +27,14 @@ T = TypeVar("T")
 Work = Callable[[Connection, float], T]
 """Something to do in a transaction, at a time of day."""
 Outcome = tuple[Any, Exception | None]
+Told = Callable[[Any, BaseException | None], None]
+"""Who hears what it gave, or what went wrong."""
 
 
 class _Job(Struct, eq=False):
     work: Work[Any]
-    done: asyncio.Future[Any]
+    then: Told
+    loop: asyncio.AbstractEventLoop
 
 
 class Lane:
@@ -52,16 +56,18 @@ class Lane:
         opened.result()
 
     async def run(self, work: Work[T]) -> T:
-        return await self.start(work)
+        """What `work` gives. It is carried out even if nobody waits for it any more."""
+        self._check_process()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.start(work, partial(_settle, done))
+        return await done
 
-    def start(self, work: Work[T]) -> asyncio.Future[T]:
-        """What `work` will give. Once it is accepted it is carried out, whatever becomes of the future."""
+    def start(self, work: Work[Any], then: Told) -> None:
+        """Have it done; `then` is called in this loop, and must not raise."""
         self._check_process()
         if self._closed:
             raise StoreError("the store was closed")
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(work, done))
-        return done
+        self._jobs.put(_Job(work, then, asyncio.get_running_loop()))
 
     async def close(self) -> None:
         """Wait until all that was accepted is done, and the thread has ended."""
@@ -130,20 +136,24 @@ def _close(db: Connection | None) -> None:
 def _answer(group: list[_Job], outcomes: list[Outcome]) -> None:
     answers = defaultdict(list)
     for job, (value, failed) in zip(group, outcomes, strict=True):
-        answers[job.done.get_loop()].append((job.done, value, failed))
+        answers[job.loop].append((job.then, value, failed))
     for loop, settled in answers.items():
         with suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, settled)
+            loop.call_soon_threadsafe(_tell, settled)
 
 
-def _settle(settled: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:
-    for done, value, problem in settled:
-        if done.done():
-            continue
-        if problem is None:
-            done.set_result(value)
-        else:
-            done.set_exception(_told(problem))
+def _tell(settled: list[tuple[Told, Any, Exception | None]]) -> None:
+    for then, value, failed in settled:
+        then(value, failed and _told(failed))
+
+
+def _settle(done: asyncio.Future[Any], value: Any, problem: BaseException | None) -> None:
+    if done.done():
+        return
+    if problem is None:
+        done.set_result(value)
+    else:
+        done.set_exception(problem)
 
 
 def _told(problem: Exception) -> Exception:

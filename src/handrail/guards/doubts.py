@@ -1,0 +1,72 @@
+"""Settings that meet nothing: a rule, a limit or a cleaning that names what the server does not have is not in force.
+
+Said, not refused: tools may come later. What is not known is not doubted: an argument below the first level, or one of
+a schema that does not list them in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from handrail.guards.predicates import first_step
+from handrail.guards.rates import Rates
+from handrail.guards.rules import Compiled, any_glob
+from handrail.guards.sanitize import Sanitize
+from handrail.model import Object
+from handrail.schema.explain import closest
+
+__all__ = ["Known", "rules_that_meet_nothing", "settings_that_meet_nothing"]
+
+
+_ELSEWHERE = frozenset({"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
+
+
+class Known(NamedTuple):
+    """What there is to meet of a tool."""
+
+    name: str
+    tags: frozenset[str]
+    schema: Object
+
+    @property
+    def arguments(self) -> set[str] | None:
+        """Their names, as far as the schema lists them in one place."""
+        return None if self.schema.keys() & _ELSEWHERE else set(self.schema.get("properties", {}))
+
+
+def rules_that_meet_nothing(rules: Iterable[Compiled], tools: Sequence[Known]) -> Iterator[str]:
+    for compiled in rules:
+        rule, where = compiled.rule, compiled.decision.rule
+        yield from _unmet(f"{where}: tools", rule.tools, tools)
+        tags = sorted({tag for tool in tools for tag in tool.tags})
+        for tag in rule.tags:
+            if tag not in tags:
+                yield f"{where}: tags: {tag!r} is on no tool{_hint(tag, tags)}"
+        matches = any_glob(rule.tools or ["*"], where)
+        meant = [each for each in tools if matches(each.name) and (not rule.tags or each.tags & {*rule.tags})]
+        names = [each.arguments for each in meant]
+        for path in rule.arguments if meant else ():
+            word = first_step(path)
+            if word is not None and all(each is not None and word not in each for each in names):
+                there = sorted(set().union(*(each for each in names if each)))
+                yield f"{where}: arguments: {word!r} is an argument of no tool it is about{_hint(word, there)}"
+
+
+def settings_that_meet_nothing(rates: Rates | None, sanitize: Sanitize | None, tools: Sequence[Known]) -> Iterator[str]:
+    for section, settings in (("limits", rates), ("sanitize", sanitize)):
+        if settings is not None:
+            yield from _unmet(f"{section}.tools", settings.tools, tools)
+
+
+def _unmet(where: str, patterns: Iterable[str], tools: Sequence[Known]) -> Iterator[str]:
+    names = [each.name for each in tools]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield f"{where}: {pattern!r} matches no tool{_hint(pattern, names)}"
+
+
+def _hint(word: str, words: Iterable[str]) -> str:
+    near = closest(word, words)
+    return f"; did you mean {near!r}?" if near else ""
