@@ -478,9 +478,13 @@ def serve_http(server: Server) -> None:
     server.run(http="127.0.0.1:0", ready=lambda url: print(url, flush=True))
 
 
-if __name__ == "__main__":
-    subject = make(sys.argv[1] if len(sys.argv) > 1 else "default")
-    if sys.argv[2:] == ["http"]:
-        serve_http(subject)
+def serve(variant: str = "default", transport: str = "stdio") -> None:
+    """What a process of its own does."""
+    if transport == "http":
+        serve_http(make(variant))
     else:
-        subject.run()
+        make(variant).run()
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -158,6 +158,30 @@ def test_what_cannot_be_meant_is_an_error_that_says_where(tmp_path: Path, text: 
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"rules": [{"verdict": "denied"}]}, "rules[1].verdict: 'denied' is not one of allow, deny, ask, hide"),
+        ({"rules": [{"tools": ["x"]}]}, "rules[1]: `verdict` is missing"),
+        ({"rules": {"verdict": "deny"}}, "rules: expected a list, got a section"),
+        (
+            {"rules": [{"verdict": "deny"}, {"verdict": "deny", "tools": [5]}]},
+            "rules[2].tools[1]: expected a text, got a whole number",
+        ),
+        ({"http": {"workers": "two"}}, "http.workers: expected a whole number, got a text"),
+        ({"audit": {"on": "yes"}}, "audit.on: expected true or false, got a text"),
+        ({"audit": {"file": "trail.txt"}}, "audit.file: 'trail.txt' does not end in .jsonl"),
+        ({"identities": {"keys": {"alice": 5}}}, "identities.keys.alice: expected a text, got a whole number"),
+        ({"limits": {"tools": {"mail": {"concurrent": -1}}}}, "limits.tools.mail.concurrent: -1 is less than 1"),
+        ({"approvals": {"by": "me"}}, "approvals.by: 'me' is not one of anyone, caller, operator, another"),
+    ],
+)
+def test_a_wrong_value_is_told_by_its_place_with_what_would_be_right(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(given)
+    assert str(caught.value).startswith(f"{NAME}: {told}")
+
+
 def test_a_file_that_is_not_there_or_too_long_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "none.toml")

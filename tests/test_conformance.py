@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
+from faults import put_away
+
 Object = dict[str, Any]
 InstalledPeer = Callable[[str], Path]
 Judge = Callable[[str, str], Awaitable[list[Object]]]
@@ -100,13 +102,7 @@ async def running_server(complaints: IO[bytes]) -> AsyncIterator[str]:
         async with asyncio.timeout(SCENARIO_SECONDS):
             assert await process.wait() == 0
     finally:
-        await killed(process)
-
-
-async def killed(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+        await put_away(process)
 
 
 class Proxy:
@@ -175,7 +171,7 @@ async def conformance(folder: Path, *options: str, seconds: float) -> str:
         async with asyncio.timeout(seconds):
             out, _ = await process.communicate()
     finally:
-        await killed(process)
+        await put_away(process)
     return out.decode("utf-8", "replace")
 
 

@@ -1120,7 +1120,7 @@ def endless() -> Json:
         ({"a": [1, float("inf")]}, "/a/1: inf is not a JSON number"),
         ({"a/b": -float("inf")}, "/a~1b: -inf"),
         (Point(1.0, float("nan")), "/1: nan"),
-        ({"a": b"x"}, "/a: bytes has no JSON form; return an Image"),
+        ({"a": b"x"}, "/a: bytes has no JSON form; base64 text"),
         ([bytearray(b"x")], "/0: bytearray has no JSON form"),
         ({"a": object()}, "/a: object has no JSON form"),
         ({"a": 1j}, "/a: complex"),

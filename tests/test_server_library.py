@@ -9,15 +9,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 import handrail
 from handrail import Call, Refused, SchemaError, Server, Text, ToolError, ToolResult
 from handrail.engine.pipeline import Handler
 from handrail.errors import LocalProtocolError, RemoteProtocolError
+from handrail.guards.sanitize import Sanitize
 from handrail.testing import Peer
+from requirements import requirement
 
 Json = Any
 Object = dict[str, Any]
@@ -171,7 +177,28 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "unknown option": (
         lambda server: server.add(_nothing, titel="x"),
         TypeError,
-        "tool '_nothing': unknown option 'titel'",
+        r"tool '_nothing': unknown option 'titel'; did you mean 'title'\?",
+    ),
+    "unknown option of a server": (
+        lambda server: AnyServer("x", plicy=None),
+        TypeError,
+        r"server 'x': unknown option 'plicy'; did you mean 'policy'\?",
+    ),
+    "misspelt guard of an application": (
+        lambda server: server.asgi(authh=None),
+        TypeError,
+        r"asgi: unknown option 'authh'; did you mean 'auth'\?",
+    ),
+    "misspelt option of an address": (
+        lambda server: server.run(http="127.0.0.1:0", worker=2),
+        TypeError,
+        r"run: unknown option 'worker'; did you mean 'workers'\?",
+    ),
+    "a port alone": (lambda server: server.run(http=8000), TypeError, "8000 is not an address: write '127.0.0.1:8000'"),
+    "misspelt hint": (
+        lambda server: server.add(_nothing, annotations={"destructive_hint": True}),
+        SchemaError,
+        r"tool '_nothing': annotations.destructive_hint: did you mean destructiveHint\?",
     ),
     "empty name": (
         lambda server: server.add(_nothing, name=""),
@@ -446,6 +473,52 @@ async def test_middleware_runs_in_the_order_it_was_added_and_may_change_everythi
         order.clear()
         assert (await peer.call("echo", {"text": 5})).is_error
         assert "tool" not in order
+
+
+@dataclass
+class Sum:
+    sum: float
+
+
+@requirement("P-02", "P-06", everywhere=True)
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("sanitize", [Sanitize(), None])
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"content": None},
+        {"content": ["text"]},
+        {"structured": {"sum": float("nan")}},
+        {"structured": {"sum": "three"}},
+        {"structured": UNSET},
+        {"meta": {"x": b"bytes"}},
+    ],
+)
+async def test_what_middleware_makes_of_a_result_keeps_the_promises_of_the_tool(
+    spoilt: dict[str, Any], sanitize: Sanitize | None, watched: bool, tmp_path: Path
+) -> None:
+    server = Server("spoilt", sanitize=sanitize, audit=tmp_path / "audit.db")
+    if watched:
+        server.engine.watch()
+
+    @server.tool
+    async def add(a: int, b: int) -> Sum:
+        return Sum(a + b)
+
+    @server.middleware
+    async def spoil(call: Call, following: Handler) -> ToolResult:
+        return replace(await following(call), **(spoilt if call.arguments["a"] == 1 else {}))
+
+    async with Peer(server, timeout=10) as peer:
+        result = await peer.call("add", {"a": 1, "b": 2})
+        assert result.is_error and "add returned" in result.text
+        assert (await peer.call("add", {"a": 2, "b": 2})).structured == {"sum": 4}
+
+
+def test_a_key_that_is_too_short_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANDRAIL_KEY", "short")
+    with pytest.raises(ValueError, match="HANDRAIL_KEY: 5 bytes are too few for a key, 16 are needed"):
+        Server("x")
 
 
 async def test_middleware_that_returns_something_else_is_a_fault_of_the_server() -> None:

@@ -6,13 +6,14 @@ A key nobody knows is an error that names the closest one: a misspelled rule mus
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from msgspec import Meta, Struct, ValidationError, convert, field
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from handrail.engine.gate import GuardOptions
 from handrail.errors import HandrailError
@@ -37,6 +38,12 @@ SECTIONS = {  # that a guard is made of, where that is not the section of its na
     "audit_arguments": {"audit"},
     "store": {"audit"},
 }
+
+_KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list"}
+_KINDS |= {"int | float": "a number", "object": "a section", "null": "nothing"}
+_KIND = re.compile(r"`([a-z |]+)`")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_KEY = re.compile(r"[a-z_]+(\.[^:]+)?: ")
 
 
 class ConfigError(HandrailError, ValueError):
@@ -176,6 +183,9 @@ class Config(_Section, frozen=True):
     def policy(self) -> Policy:
         return Policy(self.rules, groups=self.groups, default=self.access.default, destructive=self.access.destructive)
 
+    def audit_file(self, state: Path) -> Path:
+        return Path(self.audit.file) if self.audit.file else state / STATE
+
     def guards(self, state: Path | None) -> GuardOptions:
         """For `Server.guard`; what has to be kept is kept in the folder `state`. Without one there is no audit."""
         options: GuardOptions = {
@@ -187,7 +197,7 @@ class Config(_Section, frozen=True):
         }
         if state is None:
             return options
-        file = Path(self.audit.file) if self.audit.file else state / STATE
+        file = self.audit_file(state)
         if self.audit.on:
             options |= {"audit": file, "trail": self.audit.kept, "audit_arguments": self.audit.arguments}
         if not self.audit.on or file.suffix not in DATABASES:
@@ -197,9 +207,7 @@ class Config(_Section, frozen=True):
 
 def load(path: str | Path) -> Config:
     """What a file says; ConfigError says where it is wrong."""
-    made = read(document(path), str(path))
-    audit = replace(made.audit, file=str(Path(path).parent / made.audit.file)) if made.audit.file else made.audit
-    return replace(made, audit=audit)
+    return read(document(path), str(path))
 
 
 def document(path: str | Path) -> dict[str, Any]:
@@ -208,47 +216,84 @@ def document(path: str | Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes")
-        return tomllib.loads(text.decode())
     except OSError as problem:
         raise ConfigError(f"{path}: {problem.strerror}") from None
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes")
+    try:
+        return tomllib.loads(text.decode())
     except ValueError as problem:
-        raise problem if isinstance(problem, ConfigError) else ConfigError(f"{path}: not TOML: {problem}") from None
+        raise ConfigError(f"{path}: not TOML: {problem}") from None
 
 
 def read(given: dict[str, Any], where: str = NAME) -> Config:
-    """A configuration from what TOML, or any other such file, says."""
+    """A configuration from what TOML, or any other such file, says; what it names lies beside the file."""
     for problem in _unknown(given, Config, ""):
         raise ConfigError(f"{where}: {problem}")
     try:
         made = convert(given, Config)
         made.policy()
         made.identities.verifier()
-    except (ValidationError, ValueError) as problem:
+    except ValidationError:
+        raise ConfigError(f"{where}: {_wrong(given, Config, '')}") from None
+    except ValueError as problem:
         raise ConfigError(f"{where}: {problem}") from None
+    if made.audit.file:
+        return replace(made, audit=replace(made.audit, file=str(Path(where).parent / made.audit.file)))
     return made
 
 
 def _unknown(given: Any, kind: Any, path: str) -> Iterator[str]:
     """Keys that mean nothing, each with the closest that would."""
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    kind = _bare(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(given, dict):
+        known = [each.encode_name for each in fields(kind)]
+        for key in (each for each in given if each not in known):
+            near = closest(key, known)
+            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
+            yield f"{_at(path, key)}: unknown key; {hint}"
+    for inner, value, where in _inside(given, kind, path):
+        yield from _unknown(value, inner, where)
+
+
+def _wrong(given: Any, kind: Any, path: str) -> str:
+    """The value that is wrong, by its place, and what would be right."""
+    for inner, value, where in _inside(given, _bare(kind), path):
+        try:
+            convert(value, inner)
+        except ValidationError:
+            return _wrong(value, inner, where)
+    if get_origin(_bare(kind)) is Literal and isinstance(given, str):
+        return f"{path}: {given!r} is not one of {', '.join(get_args(_bare(kind)))}"
+    try:
+        convert(given, kind)
+    except ValidationError as problem:
+        text = _MISSING.sub(r"`\1` is missing", str(problem).split(" - at `$")[0])
+        text = _KIND.sub(lambda found: _KINDS.get(found[1], found[0]), text)
+        if text.startswith(path.split(".")[0]):
+            return text  # it knows its place
+        return f"{path}.{text}" if _KEY.match(text) else f"{path}: {text[:1].lower()}{text[1:]}"
+    raise AssertionError(f"{path}: nothing is wrong")
+
+
+def _inside(given: Any, kind: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+    """What a value consists of: what each part should be, what it is, and its place."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(given, dict):
-        hints = get_type_hints(kind, include_extras=True)
-        known = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
-        for key, value in given.items():
-            here = f"{path}.{key}" if path else key
-            if key not in known:
-                near = closest(key, known)
-                yield f"{here}: unknown key" + (
-                    f"; did you mean {near!r}?" if near else f"; known are {', '.join(known)}"
-                )
-            else:
-                yield from _unknown(value, hints[known[key]], here)
+        for each in fields(kind):
+            if each.encode_name in given:
+                yield each.type, given[each.encode_name], _at(path, each.encode_name)
     elif origin is list and isinstance(given, list):
         for number, value in enumerate(given, 1):
-            yield from _unknown(value, inner[0], f"{path}[{number}]")
+            yield inner[0], value, f"{path}[{number}]"
     elif origin is dict and isinstance(given, dict):
         for key, value in given.items():
-            yield from _unknown(value, inner[1], f"{path}.{key}")
+            yield inner[1], value, _at(path, key)
+
+
+def _bare(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _at(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -54,7 +54,7 @@ class HandrailError(Exception):
 
 
 class LocalProtocolError(HandrailError):
-    """The calling code tried to send something the peer's revision does not allow."""
+    """The calling code tried to send something the peer's revision, or JSON, does not allow. It was not sent."""
 
 
 class Sent(StrEnum):
@@ -88,6 +88,10 @@ class PeerError(HandrailError):
         if where and self.sent is not Sent.FAILED:
             told += f" ({self.sent})"
         return f"{told}. {self.hint}" if self.hint else told
+
+
+class NotStarted(HandrailError):
+    """A server could not begin to serve; what it wrote says why."""
 
 
 class TransportError(PeerError):
@@ -198,13 +202,7 @@ class Refused(HandrailError):
     """
 
     def __init__(
-        self,
-        kind: Kind,
-        text: str,
-        data: dict[str, Any] | None = None,
-        *,
-        prefix: str = "",
-        retry_after: float = 1.0,
+        self, kind: Kind, text: str, data: dict[str, Any] | None = None, *, prefix: str = "", retry_after: float = 1.0
     ) -> None:
         super().__init__(prefix + text)
         self.kind = kind

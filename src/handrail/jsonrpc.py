@@ -42,7 +42,7 @@ _NUMBER_TWICE = re.compile(rb"[0-9.eE+-](?=[0-9.eE+-])")
 _NAMES = {bool: "a boolean", float: "a fraction", list: "an array", dict: "an object", int: "a number", str: "a string"}
 
 
-class Request(Struct, gc=False):
+class Request(Struct, gc=False, forbid_unknown_fields=True, tag_field="jsonrpc", tag="2.0"):
     id: Id
     method: str
     params: Object
@@ -83,7 +83,16 @@ class _Wire(Struct):
     error: Json = UNSET
 
 
-class _Answer(Struct, forbid_unknown_fields=True, gc=False):
+class _Late(Struct, gc=False, forbid_unknown_fields=True):
+    """A request in the other usual order, on its way in."""
+
+    method: str
+    params: Object
+    jsonrpc: Literal["2.0"]
+    id: Id
+
+
+class _Answer(Struct, gc=False, forbid_unknown_fields=True):
     """The usual answer, on its way in."""
 
     jsonrpc: Literal["2.0"]
@@ -91,7 +100,7 @@ class _Answer(Struct, forbid_unknown_fields=True, gc=False):
     result: Object
 
 
-_parse_answer = Decoder(_Answer).decode
+_parse_request, _parse_late, _parse_answer = Decoder(Request).decode, Decoder(_Late).decode, Decoder(_Answer).decode
 
 
 def answer(ident: Id, result: Json) -> bytes:
@@ -113,11 +122,42 @@ def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
 
 def decode(data: bytes | bytearray) -> Message | list[Json]:
     """Read one message; a list is a batch, its items to be given to `read`."""
+    # Few bytes that are just what we would have written have no flaw: the usual request.
+    if len(data) <= _SHORT or _is_small(data):
+        try:
+            if data.startswith(b'{"method'):
+                late = _parse_late(data)
+                if encode(late) == data:
+                    return Request(late.id, late.method, late.params)
+            else:
+                found = _parse_request(data)
+                if encode(found) == data:
+                    return found
+        except (MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    return _decode_any(data)
+
+
+def decode_answer(data: bytes | bytearray) -> Message | list[Json]:
+    """As `decode`, for those who mostly get answers."""
+    if len(data) <= _SHORT or _is_small(data):
+        try:
+            found = _parse_answer(data)
+            if encode(found) == data:
+                return Response(found.id, found.result)
+        except (MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    return _decode_any(data)
+
+
+def _is_small(data: bytes | bytearray) -> bool:
+    """Whether there is no room for a number that is too long, nor for too many levels."""
+    return len(data) <= MAX_DIGITS and data.count(b"{") + data.count(b"[") <= MAX_DEPTH
+
+
+def _decode_any(data: bytes | bytearray) -> Message | list[Json]:
     # Not fewer than there are objects and arrays.
-    if len(data) <= _LONG:
-        opened = data.count(b"{") + data.count(b"[") if len(data) > _SHORT else MAX_DEPTH
-    else:
-        opened = _count(data, b"{") + _count(data, b"[")
+    opened = _count(data, b"{") + _count(data, b"[")
     if opened > 5 * MAX_PARTS:  # far too many even if most are inside texts: not worth the time to find out
         return Refusal(Kind.PARSE, f"Not acceptable JSON: {_TOO_MANY}")
     try:
@@ -126,23 +166,11 @@ def decode(data: bytes | bytearray) -> Message | list[Json]:
         return Refusal(Kind.PARSE, f"Not acceptable JSON: {problem}", _salvage(data))
     if type(value) is not dict and type(value) is not list:
         return Refusal(Kind.INVALID_REQUEST, "A message is a JSON object")
-    # Few bytes that are just what we would have written have no flaw: the usual message.
     if opened > MAX_DEPTH or len(data) > MAX_DIGITS or encode(value) != data:
         flaw = _flaw(data, value, opened)
         if flaw:
             return Refusal(Kind.PARSE, f"Not acceptable JSON: {flaw}", _id_of(value))
     return value if type(value) is list else read(value)
-
-
-def decode_answer(data: bytes | bytearray) -> Message | list[Json]:
-    """As `decode`, for those who mostly get answers: few bytes that are one in the usual order take half the time."""
-    if len(data) > MAX_DIGITS or (len(data) > _SHORT and data.count(b"{") + data.count(b"[") > MAX_DEPTH):
-        return decode(data)
-    try:
-        found = _parse_answer(data)
-    except (MsgspecError, UnicodeDecodeError, RecursionError):
-        return decode(data)
-    return Response(found.id, found.result) if encode(found) == data else decode(data)
 
 
 def read(value: Json) -> Message:
@@ -206,12 +234,17 @@ def _flaw(data: bytes | bytearray, value: Json, opened: int) -> str:
                     rest.append(each)
             if len(rest) > MAX_PARTS:
                 return _TOO_MANY
-    if opened > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if opened > MAX_DEPTH and extent(value)[0] > MAX_DEPTH:
         return f"nested deeper than {MAX_DEPTH}"
     if most > MAX_KEYS:
         return f"an object with over {MAX_KEYS} members"
     doubtful = _count(data, b":") != total and encode(value) != data
-    return _strict_flaw(data) if doubtful or (len(data) > MAX_DIGITS and _has_long_number(data)) else ""
+    if doubtful or (len(data) > MAX_DIGITS and _has_long_number(data)):
+        try:
+            json.loads(data, object_pairs_hook=_unique, parse_int=_short, parse_float=_short)
+        except ValueError as flaw:
+            return str(flaw)
+    return ""
 
 
 def _count(data: bytes | bytearray, what: bytes) -> int:
@@ -224,16 +257,17 @@ def _count(data: bytes | bytearray, what: bytes) -> int:
     return data.count(what)
 
 
-def _depth(value: Json) -> int:
-    """How deep `value` is nested, as far as one level more than is allowed."""
-    level, depth = [value], 0
+def extent(value: Json) -> tuple[int, int]:
+    """How deep an object or array is nested, as far as one level more than is allowed; how many values are in it."""
+    level, depth, size = [value], 0, 0
     while level and depth <= MAX_DEPTH:
         depth += 1
         inner: list[Json] = []
         for item in level:
             inner += item.values() if type(item) is dict else item
+        size += len(inner)
         level = [each for each in inner if type(each) is dict or type(each) is list]
-    return depth
+    return depth, size
 
 
 def _has_long_number(data: bytes | bytearray) -> bool:
@@ -245,14 +279,6 @@ def _has_long_number(data: bytes | bytearray) -> bool:
         if found and found.end() - at > _STRIDE:
             return True
     return False
-
-
-def _strict_flaw(data: bytes | bytearray) -> str:
-    try:
-        json.loads(data, object_pairs_hook=_unique, parse_int=_short, parse_float=_short)
-    except ValueError as flaw:
-        return str(flaw)
-    return ""
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> None:
@@ -269,14 +295,11 @@ def _short(number: str) -> int | None:
     return None
 
 
-def _int_or_none(number: str) -> int | None:
-    return int(number) if len(number.lstrip("-")) <= MAX_DIGITS else None
-
-
 def _salvage(data: bytes | bytearray) -> Id | UnsetType:
     """The id of a text that is not acceptable, if a lenient reading finds one: a caller that waits wants an answer."""
+    text = data.decode("utf-8", "surrogateescape")
     try:
-        ident = _id_of(json.loads(data.decode("utf-8", "surrogateescape"), parse_int=_int_or_none))
+        ident = _id_of(json.loads(text, parse_int=lambda it: int(it) if len(it) <= MAX_DIGITS else None))
         encode({"id": None if ident is UNSET else ident})  # one that cannot be written cannot be echoed
     except (ValueError, RecursionError):
         return UNSET

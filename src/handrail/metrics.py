@@ -9,27 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-BUCKETS = (
-    0.00001,
-    0.0001,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-)
-
+BUCKETS = tuple(map(float, "1e-5 1e-4 .001 .0025 .005 .01 .025 .05 .1 .25 .5 1 2.5 5 10 30 60 300".split()))  # seconds
 MAX_APART = 1_000  # sets of label values, of each family
 
 Labels = tuple[str, ...]

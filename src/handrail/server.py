@@ -21,10 +21,11 @@ from handrail.engine.pipeline import Middleware
 from handrail.engine.reading_on import read_more
 from handrail.errors import SchemaError
 from handrail.model import Object, Principal, Tool
+from handrail.oauth.fetch import post
 from handrail.schema.derive import derive
+from handrail.schema.explain import check_options
 from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
-from handrail.transports.post import post
 from handrail.transports.stdio import Pipe, private_descriptors, take_descriptors
 
 if TYPE_CHECKING:
@@ -111,9 +112,7 @@ class Server:
         if not self.engine.has_tools:
             raise SchemaError(f"server {self.name!r} was made with tools=False")
         name = options.get("name", getattr(function, "__name__", repr(function)))
-        for option in options:
-            if option not in ToolOptions.__annotations__:
-                raise TypeError(f"tool {name!r}: unknown option {option!r}")
+        check_options(f"tool {name!r}", options, ToolOptions.__annotations__)
         silent = options.get("output_schema", UNSET) is None
         options = cast(ToolOptions, {key: value for key, value in options.items() if value is not None})
         signature = derive(
@@ -168,7 +167,9 @@ class Server:
         """Offer another server's tools here too, under `prefix`, with its middleware and state; changes follow."""
         if other._reaches(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
-        taken = {entry.tool.name for entry in self.engine.catalog} & {prefix + each.name for each in other.tools}
+        taken = {entry.tool.name for entry in self.engine.catalog.entries} & {
+            prefix + each.name for each in other.tools
+        }
         if taken:
             raise SchemaError(f"server {other.name!r}: tool {min(taken)!r} exists already; choose another prefix")
         if unheard := sorted(other.engine.guards.keys() - self.engine.guards.keys()):
@@ -221,8 +222,9 @@ class Server:
     def asgi(self, *, store: Store | None = None, **options: Unpack[EndpointOptions]) -> Endpoint:
         """The server as an ASGI application, to be served or mounted anywhere."""
         from handrail.stores.memory import MemoryStore
-        from handrail.transports.asgi import Endpoint
+        from handrail.transports.asgi import Endpoint, EndpointOptions
 
+        check_options("asgi", options, EndpointOptions.__annotations__)  # a misspelt `auth` would let everybody in
         return Endpoint(self.engine, MemoryStore if store is None else store, **options)
 
     def run(self, *, http: str | None = None, **options: Unpack[HttpOptions]) -> None:

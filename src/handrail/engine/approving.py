@@ -12,14 +12,17 @@ Whoever decides first has decided. A repeat is matched by what the approval is b
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from handrail.engine.ask import Answer, Form, Later
 from handrail.engine.call import Call
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk
+from handrail.guards.chain import TrailError
 from handrail.guards.inert import inert
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
+from handrail.stores import StoreError
 
 ROUNDS = 9  # of "ask again": clients give up after the tenth
 BEAT_SECONDS = 5.0
@@ -48,17 +51,37 @@ class Agreement:
             raise Refused(Kind.DENIED, f"{text} Nothing was done.")
         call, seconds = self._call, self._desk.options.expires
         try:
-            approval = await self._brought() or await self._desk.claim(self._asked)
-            self._call.agreed = f"approval {approval.id}"
-            if approval.state == "pending":
+            approval = await self._brought() or await self._claimed()
+            call.agreed = f"approval {approval.id}"
+            while approval.state == "pending":
                 call.deadline = call.now() + seconds + call.entry.total  # a person's time is not the tool's
-                approval = await self._decided(approval)
+                try:
+                    approval = await self._decided(approval)
+                except asyncio.CancelledError:
+                    await self._let_go(approval)
+                    raise
                 call.deadline = call.now() + call.entry.total
+                if approval.state != "cancelled":
+                    break
+                approval = await self._claimed()  # another call of the same had waited for the same yes
+                call.agreed = f"approval {approval.id}"
         except ApprovalError as problem:
             raise Refused(Kind.DENIED, f"{self._call.name} was not approved: {problem}") from None
         if approval.state == "approved":
             return approval
         raise self._refused(approval)
+
+    async def _claimed(self) -> Approval:
+        """The question is filed whole, or not at all; whoever gives up meanwhile takes it back."""
+        filing = asyncio.ensure_future(self._desk.claim(self._asked))
+        try:
+            return await asyncio.shield(filing)
+        except asyncio.CancelledError:
+            with suppress(StoreError, TrailError, ApprovalError):
+                approval = await filing
+                if approval.state == "pending":
+                    await self._let_go(approval)
+            raise
 
     async def _brought(self) -> Approval | None:
         """The approval a retry speaks of, if it is this call's and still good for it."""
@@ -86,8 +109,18 @@ class Agreement:
             for each in (asking, waiting):
                 each.cancel()
             await asyncio.gather(asking, waiting, return_exceptions=True)
-            if not self._others and (left := await self._desk.get(approval.id)) and left.state == "pending":
-                await self._desk.cancel(left)
+            if not self._others:
+                await self._let_go(approval)
+
+    async def _let_go(self, approval: Approval) -> None:
+        """Nobody need decide any more. Where that cannot be said now, the question ends by its time.
+
+        Of an endpoint that stops it stays open: the caller has not gone, and will call again.
+        """
+        endpoint = getattr(self._call._flight.outlet, "endpoint", None)
+        if not getattr(endpoint, "stopping", False):
+            with suppress(StoreError, TrailError, ApprovalError):
+                await self._desk.cancel(approval)  # as it was when it was waited for: a yes since then is a yes
 
     async def _question(self, approval: Approval) -> Answer:
         key, question = f"approval-{approval.id}", Form(_wording(approval), _form(self._desk), as_is=True)

@@ -30,7 +30,7 @@ from handrail.schema.repair import Repair
 if TYPE_CHECKING:
     from handrail.engine.driving import Course
     from handrail.engine.flight import Flight
-    from handrail.engine.watching import Seen
+    from handrail.engine.watching import Feed
     from handrail.guards.trail import Trail
 
 STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
@@ -74,7 +74,7 @@ class Call(Struct, eq=False):
     serial: str = ""  # its name there
     intended: bool = False  # from here on it may have had an effect
     recorded: bool = False  # how it ended
-    seen: Seen | None = None  # where somebody watches
+    feed: Feed | None = None  # where somebody watches
     marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
@@ -149,8 +149,8 @@ class Call(Struct, eq=False):
         if not math.isfinite(done) or (total is not None and not math.isfinite(total)):
             raise ValueError("progress: a number that is finite")
         self.touched = self.now()
-        if self.seen is not None and not self.waiting:  # else it only is a sign of life
-            self.seen.progressed(done, total, message)
+        if self.feed is not None and not self.waiting:  # else it only is a sign of life
+            self.feed.progressed(self, done, total, message)
         token = UNSET if self.meta is UNSET else self.meta.progress_token
         if token is UNSET or self.closed or done <= self._progress:
             return
@@ -166,8 +166,8 @@ class Call(Struct, eq=False):
         """Send a log message to the client, if it wants messages of this level."""
         if level not in LEVELS:
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
-        if self.seen is not None:
-            self.seen.logged(level, data)
+        if self.feed is not None:
+            self.feed.logged(self, level, data)
         if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
             return
         params: Object = {"level": level, "data": self._cleaned(plain(data))}

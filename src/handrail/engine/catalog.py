@@ -98,6 +98,8 @@ def _checked(tool: Tool, where: str) -> Tool:
             raise SchemaError(f"{where}: {name}: {problem}") from None
     for name, value in own["annotations"].items() if own["annotations"] is not UNSET else ():
         if name not in _HINTS:
+            if near := closest(name, _HINTS):  # else a tool that destroys would run unasked, for a letter
+                raise SchemaError(f"{where}: annotations.{name}: did you mean {near}?")
             log.warning("%s: annotations.%s is not in the specification", where, name)
         elif type(value) is not (str if name == "title" else bool):
             kind = "text" if name == "title" else "boolean"
@@ -118,6 +120,7 @@ class Catalog:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._shown: dict[str, Entry] = {}
+        self._off: set[str] = set()  # switched off by an operator, whoever adds it, and when
         self._places = 0
         self._lock = threading.RLock()
         self._pages: dict[tuple[str, int, int, frozenset[str], frozenset[str]], tuple[Raw, int | None]] = {}
@@ -161,6 +164,14 @@ class Catalog:
             entry.enabled = enabled
         self._change()
 
+    def switch(self, name: str, on: bool) -> None:
+        """By an operator: what is off stays off, also if it is taken away and added again, or is not there yet."""
+        with self._lock:
+            (self._off.discard if on else self._off.add)(name)
+            if on and name in self._entries:
+                self._entries[name].enabled = True
+        self._change()
+
     def unknown(self, name: str, held: frozenset[str], hidden: frozenset[str] = frozenset()) -> Refused:
         known = [each.tool.name for each in self._shown.values() if each.shown_to(held)]
         near = closest(name, (each for each in known if each not in hidden))
@@ -189,6 +200,9 @@ class Catalog:
                 self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].place if len(page) < len(rest) else None
             return self._pages[key]
 
+    def is_on(self, entry: Entry) -> bool:
+        return entry.enabled and entry.tool.name not in self._off
+
     def _known(self, name: str) -> Entry:
         if name not in self._entries:
             near = closest(name, self._entries)
@@ -197,7 +211,7 @@ class Catalog:
 
     def _change(self) -> None:
         with self._lock:
-            self._shown = {name: entry for name, entry in self._entries.items() if entry.enabled}
+            self._shown = {name: entry for name, entry in self._entries.items() if self.is_on(entry)}
             self.get = self._shown.get
             self._pages = {}
             hidden = [entry.scopes for entry in self._shown.values() if entry.hide]

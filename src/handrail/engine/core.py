@@ -21,9 +21,10 @@ from handrail.engine.workers import Workers
 from handrail.errors import Kind
 from handrail.metrics import Metrics
 from handrail.model import Object
-from handrail.protocol.seal import Seal
+from handrail.protocol.seal import MIN_KEY_BYTES, Seal
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import Fault, Identity, Welcome
+from handrail.schema.explain import check_options
 
 if TYPE_CHECKING:
     from handrail.engine.watching import Feed
@@ -74,9 +75,7 @@ class Engine:
     """One server, seen from its conversations."""
 
     def __init__(self, owner: Any, name: str, options: ServerOptions) -> None:
-        for option in options:
-            if option not in ServerOptions.__annotations__:
-                raise TypeError(f"server {name!r}: unknown option {option!r}")
+        check_options(f"server {name!r}", options, ServerOptions.__annotations__)
         guards = {key: value for key, value in options.items() if key in GuardOptions.__annotations__}
         options = cast(ServerOptions, {key: value for key, value in options.items() if value is not None})
         self.owner = owner
@@ -141,8 +140,6 @@ class Engine:
             from handrail.engine.watching import Feed  # which most servers do without
 
             self.feed = Feed(lambda: self.clock())
-            self._observers.insert(0, self.feed.observed)
-            self._compose()
         return self.feed
 
     def _compose(self) -> None:
@@ -200,4 +197,8 @@ def _spans(forms: Mapping[Kind, Fault]) -> Observer:
 def _key_from_environment() -> bytes:
     """`HANDRAIL_KEY`, shared by processes that must understand each other's cursors and states; else one of our own."""
     given = os.environ.get("HANDRAIL_KEY")
-    return given.encode() if given is not None else secrets.token_bytes(32)
+    if given is None:
+        return secrets.token_bytes(32)
+    if len(given.encode()) < MIN_KEY_BYTES:
+        raise ValueError(f"HANDRAIL_KEY: {len(given.encode())} bytes are too few for a key, {MIN_KEY_BYTES} are needed")
+    return given.encode()

@@ -80,6 +80,10 @@ class Flight:
         engine, entry = self.engine, call.entry
         if engine.gate.audits:
             engine.gate.put_on_record(call)
+        if (feed := engine.feed) is not None:
+            call.feed, call.marks, feed.call = feed, [feed.started], call
+            if call.trail is not None:
+                call.serial = feed.serial
         handle = engine.handler_through(entry.via) if entry.via else engine.handle
         if handle is engine.inner and (entry.mode == "inline" or call.trail is not None):
             call.course = Course(self, call, handle(call), copy_context())
@@ -112,8 +116,8 @@ class Flight:
 
     async def tell(self, call: Call, message: bytes) -> None:
         if not call.closed:
-            if call.seen is not None:
-                call.seen.said("out", message)
+            if call.feed is not None:
+                call.feed.said(call, "out", message)
             self.outlet.send(message)
             await self.outlet.drain()
 
@@ -126,8 +130,8 @@ class Flight:
         ident, message = self.connection.question(request.method, request.params, waiter)
         self.outlet.send(message)
         call.questions |= {ident}
-        if call.seen is not None:
-            call.seen.said("out", message)
+        if call.feed is not None:
+            call.feed.said(call, "out", message)
         try:
             return await waiter
         finally:
@@ -216,14 +220,19 @@ class Flight:
 
     def ended(self, call: Call, how: How) -> bytes:
         """The answer to a call that has ended, as soon as that is on record; whoever gave it up has answered it."""
+        if call.feed is not None:
+            try:
+                call.feed.ended(call, how)
+            except Exception:  # who looks on does not come between
+                log.exception("the end of %s could not be shown", call.name)
         answer = LATER if call.cancelled else self._finish(call, how)
         return answer if call.trail is None or call.recorded else self._recorded(call, how, answer)
 
     def _recorded(self, call: Call, how: How, answer: bytes) -> bytes:
         """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
         assert call.trail is not None
-        call.recorded = True
         record = recording.ended(call, how)
+        call.recorded = True
         if not call.intended:
             call.trail.hand(record)
             return answer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from inspect import isawaitable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
@@ -25,7 +24,7 @@ from handrail.errors import Kind, Refused
 from handrail.guards.approval import Approvals, Asked, Desk
 from handrail.guards.chain import TrailError
 from handrail.guards.inert import one_line
-from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Throttled, network
+from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Throttled, network
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
@@ -88,9 +87,7 @@ class Gate:
         self.name = name
         self._clock = clock
         self._options: GuardOptions = {}
-        ours, numbers = token_hex(6), count(1)  # random bytes for each call would be a system call each
-        # The names of calls in the audit: no two alike, whatever process they are in.
-        self.serial: Callable[[], str] = lambda: f"{ours}{next(numbers)}"
+        self.serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
 
     def configure(self, options: GuardOptions) -> None:
         for name in (
@@ -126,6 +123,8 @@ class Gate:
 
     async def open(self, post: Post) -> None:
         """What has to be open while the server serves; `post` is how a webhook is asked."""
+        ours, numbers = token_hex(6), count(1)  # random bytes for each call would be a system call each
+        self.serial = lambda: f"{ours}{next(numbers)}"  # no two alike, whatever process they are in
         audit, kept = self._options.get("audit"), self._options.get("store")
         try:
             store = self._open_store(kept) if isinstance(kept, str | Path) else kept
@@ -174,8 +173,7 @@ class Gate:
     def end_reading(self, catalog: Catalog) -> None:
         if self.reading is not None and self.sanitizer is not None:
             self.reading = self.sanitizer.keep = None
-            entry = catalog.get(NAME)
-            if entry is not None and entry.invoke is read_more:
+            if any(entry.invoke is read_more for entry in catalog.entries):  # also one that was switched off
                 catalog.remove(NAME)
 
     def _open_trail(self, path: Path, store: Store | None) -> Store | None:
@@ -265,9 +263,9 @@ class Gate:
             raise Refused(Kind.UNRECORDED, f"{call.name} was not called: nobody has opened the record of it")
         call.trail, call.serial, call.marks = self.trail, self.serial(), [perf_counter_ns()]
 
-    async def entered(self, call: Call, taken: Any) -> Callable[[], None] | None:
+    async def entered(self, call: Call, taken: Taken | Awaitable[Taken]) -> Callable[[], None] | None:
         """What gives the call's place back, if it was within the limits and takes one."""
-        if isawaitable(taken):
+        if isinstance(taken, Awaitable):
             if call.course is not None:
                 await TASK
             try:
@@ -276,7 +274,7 @@ class Gate:
                 raise _unrecorded(call, problem) from None
         if isinstance(taken, Throttled):
             raise taken.refusal()
-        return None if taken is None else taken.release
+        return taken
 
     async def reentered(self, call: Call) -> Callable[[], None] | None:
         """As `entered`, for one that gave its place back while a person thought. Its rates it has met."""
@@ -319,6 +317,7 @@ class Gate:
             rule=decision.rule,
             why=decision.why,
             client=call.client.name[:100],
+            schema=entry.tool.input_schema,
         )
         try:
             grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
@@ -355,6 +354,8 @@ class Gate:
         if not done:
             call.intended = False
             raise used_up(call.name)
+        if call.approval is not None:
+            await self.desk.tell(call.approval)
 
     async def continued(self, call: Call) -> None:
         """The tool has asked something by ending its try: the approval is good for the next one too."""
@@ -374,8 +375,10 @@ class Gate:
             result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
         if self.sanitizer is None or is_clean:
             return result
-        sent = result.structured
-        result, findings = self.sanitizer.clean(call.name, result)
+        sent, given = result.structured, result
+        result, findings = self.sanitizer.clean(call.entry.tool.name, given)
+        if result is given and not findings:
+            return result
         call.findings += findings
         left, schema = result.structured, None if result.is_error else call.entry.output
         if schema is not None and left is not sent and not schema.valid(left):

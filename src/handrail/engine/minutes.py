@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from math import frexp
+from collections import Counter, deque
+from collections.abc import Iterable
 
 MINUTES = 60
-BUCKETS = 200  # four to each doubling, from a millionth of a second on: enough for months
+BUCKETS = 250  # four to each doubling of a nanosecond: enough for a century
 
 
 class Minute:
@@ -27,24 +27,31 @@ class Minutes:
         self.now = Minute(now // 60 * 60)
         self.past: deque[Minute] = deque(maxlen=MINUTES)
 
-    def count(self, now: float, seconds: float, outcome: str, is_error: bool) -> None:
-        """A call that has ended."""
-        minute = self.now if self.now.at <= now < self.now.at + 60 else self.roll(now)
-        part, octave = frexp(seconds)
-        minute.times[max(octave * 4 + int(part * 8) + 76, 0)] += 1
-        minute.calls += 1
-        minute.errors += is_error
-        minute.unrecorded += outcome == "unrecorded"
+    def count(self, now: float, times: Iterable[int], errors: int = 0, unrecorded: int = 0) -> None:
+        """Calls that have ended in the same minute, and how many nanoseconds each took."""
+        minute = self.roll(now)
+        for bucket, count in Counter([(taken**4).bit_length() for taken in times]).items():
+            minute.times[bucket] += count
+            minute.calls += count
+        minute.errors += errors
+        minute.unrecorded += unrecorded
 
     def roll(self, now: float) -> Minute:
-        """The minute that is going on. Those that have passed since the last one had no calls."""
+        """The minute that is going on. Those that have passed since the last one had no calls.
+
+        What comes a little late, after its minute, counts in this one. Where a clock was set back, minutes that are
+        still to come have not been.
+        """
         last, at = self.now, now // 60 * 60
-        if last.at != at:
-            for back in range(MINUTES if last.at < at else 0, 0, -1):
-                passed = at - 60 * back
-                if passed >= last.at:
-                    self.past.append(last if passed == last.at else Minute(passed))
-            self.now = Minute(at)
+        if last.at - 60 <= at <= last.at:
+            return last
+        if at < last.at:
+            self.past = deque((each for each in self.past if each.at < at), maxlen=MINUTES)
+        for back in range(MINUTES if last.at < at else 0, 0, -1):
+            passed = at - 60 * back
+            if passed >= last.at:
+                self.past.append(last if passed == last.at else Minute(passed))
+        self.now = Minute(at)
         return self.now
 
 
@@ -54,6 +61,5 @@ def p95(times: list[int]) -> float:
     for number, count in enumerate(times):
         left -= count
         if count and left <= 0:
-            octave, part = divmod(number, 4)
-            return float((4.5 + part) / 8 * 2.0 ** (octave - 20))
+            return float(2.0 ** ((number - 0.5) / 4) / 1e9)
     return 0.0

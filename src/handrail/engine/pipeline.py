@@ -64,6 +64,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 await gate.intend(call)
             if marks is not None:
                 marks.append(perf_counter_ns())
+            value: Any = None
             try:
                 if entry.mode == "async":
                     value = await entry.invoke(call.arguments, call)
@@ -86,7 +87,10 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 result = failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
             if marks is not None:
                 marks.append(perf_counter_ns())
-            if gate.sanitizer is not None or call.repairs:
+            mirrored = result.structured is not UNSET and not isinstance(value, ToolResult)
+            if call.repairs or (
+                gate.sanitizer is not None and not gate.sanitizer.passes(entry.tool.name, result, mirrored)
+            ):
                 # What can be read on was cleaned before it was cut.
                 result = gate.cleaned(call, result, entry.invoke is read_more)
                 if gate.reading is not None and gate.reading.fresh:
@@ -124,7 +128,7 @@ def compose(middleware: list[Middleware], inner: Handler, gate: Gate) -> Handler
 
     async def handle(call: Call) -> ToolResult:
         try:
-            result = await inner(call)
+            result = outcome(call.entry, await inner(call))  # whatever was made of it: it keeps its promises
         except ToolError as failure:
             result = told(call.name, failure)
         if gate.sanitizer is not None:  # also what comes back as it went: there may be more in it by now

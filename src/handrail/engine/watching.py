@@ -1,51 +1,45 @@
 """What a server's calls look like to somebody who watches: those that run, the last that ended, and exact numbers.
 
-Nothing here knows who watches, and nothing is masked or sent while a call goes on. Values are kept as they are; whoever
-shows them masks them. What is kept has an end: so many calls, and so many bytes of what went over the wire.
+Nothing here knows who watches, and nothing is masked or sent while a call goes on. What is kept has an end: so many
+calls, and so many bytes of what went over the wire.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from handrail.engine.call import STAGES, Call
 from handrail.engine.counting import ending
 from handrail.engine.minutes import Minutes
 from handrail.engine.peers import Peer, Peers
-from handrail.engine.pipeline import Handler
+from handrail.engine.seen import Line, Log, Progress, Seen, weigh
 from handrail.errors import Refused
-from handrail.guards.rules import Decision
-from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Request, encode
-from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Principal, Text, ToolResult
+from handrail.model import Json, Principal, ToolResult
 from handrail.protocol.connection import Connection
-from handrail.protocol.http import Headers
-from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
-from handrail.schema.repair import Repair
 
 if TYPE_CHECKING:
     from handrail.engine.dispatch import Conversation
 
-__all__ = ["Feed", "Seen", "Tally"]
+__all__ = ["Feed", "Tally"]
+
+log = logging.getLogger("handrail")
 
 RING_CALLS, RING_BYTES = 500, 16 * 1024 * 1024
 MAX_LINES = 100  # of one call: notices, progress, log
 LARGE = 64 * 1024  # bytes that are not left lying about
-TOGETHER = 32
-MAX_PRINCIPALS = 1_000
+TOGETHER = 64  # calls are counted
 
 ERRORS = frozenset({"tool_error", "timeout", "internal"})
 NEITHER = frozenset({"ok", "cancelled", "input_required"})  # failed nor refused
-
-Line = tuple[float, str, bytes]  # when, "in" or "out", what
-Progress = tuple[float, float, float | None, str | None]  # when, done, total, message
 
 
 class Tally(Struct):
@@ -56,153 +50,56 @@ class Tally(Struct):
     last: float = 0.0
 
 
-class Seen(Struct, eq=False, gc=False):  # what would be a cycle is undone when it is settled
-    """One call, from its request to its answer."""
+class Begun(Struct, eq=False):
+    """What is known of a call that takes longer, beside itself."""
 
     feed: Feed
-    id: str
-    conversation: Conversation | None  # this and `call`: while it runs, and until it is settled
-    request: Request | None
-    asked: bytes | bytearray  # as it came
     reply: Callable[[bytes | None], None]
-    began: float
-    started: int  # the same, by the clock that times are measured with, in nanoseconds
-    call: Call | None = None
-    ended: int = 0
-    who: str = ""
-    address: str = ""
-    tool: str = ""
-    client: str = ""
-    revision: str = ""
-    peer: Peer | None = None
-    traced: Headers | None = None  # over HTTP, what the headers say of the trace
-    meta: Any = UNSET
-    how: str = ""  # it ended, as soon as it has
-    outcome: str = ""  # the same, when it is settled
-    seconds: float = 0.0
-    answered: float = 0.0
-    marks: Sequence[int] = ()
-    arguments: Object | None = None  # it ran with, if others came
-    repairs: tuple[Repair, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    decision: Decision | None = None
-    agreed: str = ""
-    result: ToolResult | None = None
-    refusal: tuple[str, str] | None = None  # its kind, and its text
+    number: int = 0
+    asked: bytes | bytearray = b""
+    began: float = 0.0
+    seen: Seen | None = None  # once it has ended
     answer: bytes | None = None
     progress: tuple[Progress, ...] = ()
-    logs: tuple[tuple[float, str, bytes], ...] = ()  # the last is JSON
-    lines: tuple[Line, ...] = ()  # that went over the wire between request and answer
-    weight: int = 0  # in bytes
-    replied: bool = False
+    logs: tuple[Log, ...] = ()
+    lines: tuple[Line, ...] = ()
 
     def answer_with(self, answer: bytes | None) -> None:
-        """Stands where the answer goes: notes it, and lets it go there."""
-        reply = self.reply
-        self.take(answer)
-        reply(answer)
-
-    def take(self, answer: bytes | None) -> None:
-        self.answer, self.replied = answer, True
-        if self.outcome:
-            self.feed.keep(self)
-        elif answer is not None and len(answer) > LARGE:
-            self.feed.settle()
-
-    def said(self, way: str, message: bytes) -> None:
-        if len(self.lines) < MAX_LINES and len(message) <= LARGE:
-            self.lines += ((self.feed.clock(), way, message),)
-        self.feed.tell()
-
-    def progressed(self, done: float, total: float | None, message: str | None) -> None:
-        """Also what could not be sent, as far as it can be shown: nobody may have asked to be told."""
-        said = None if message is None else str(message)[:LARGE].encode(errors="replace").decode()
-        kept = (self.feed.clock(), float(done), None if total is None else float(total), said)
-        self.progress = (*self.progress[-MAX_LINES + 1 :], kept)
-        self.feed.tell()
-
-    def logged(self, level: str, data: Json) -> None:
-        try:
-            said = encode(data)
-        except Exception as problem:  # of whatever was to be said
-            said = encode(f"not JSON: {type(problem).__name__}")
-        if len(said) > LARGE:
-            said = encode(f"{len(said):,} bytes, too much to be kept")
-        self.logs = (*self.logs[-MAX_LINES + 1 :], (self.feed.clock(), level, said))
-
-    def begin(self, call: Call) -> None:
-        """It has become a call."""
-        self.call = call
-        call.seen = self
-        call.serial = self.id
-        call.marks = [self.started]
-
-    def settle(self) -> None:
-        """Take what is to be shown from where it is, and let go of the rest."""
-        conversation, call, request = self.conversation, self.call, self.request
-        if conversation is not None and request is not None:
-            who = conversation.principal
-            self.who, self.address, self.traced = who.id, conversation.address, conversation.traced
-            self.peer = self.peer or self.feed.meet(conversation, request, self.began)
-        if call is None:
-            self.client = "" if self.peer is None else self.peer.client
-        else:
-            self.tool, self.client, self.revision = call.entry.tool.name, call.client.name, call.revision.name
-            self.meta, self.decision, self.agreed = call.meta, call.decision, call.agreed
-            self.repairs, self.findings = call.repairs, call.findings
-            self.arguments = None if call.sent is None else call.arguments
-            self.marks = call.marks or ()
-            if self.ended and len(self.marks) <= len(STAGES):  # it did not get further
-                self.marks = [*self.marks, self.ended]
-        if self.ended:
-            self.call = self.conversation = self.request = None
-
-    @property
-    def stage(self) -> str:
-        """The one it is in; the last, if it is over."""
-        if not self.marks:
-            return ""
-        over = len(self.marks) - 1  # so many are
-        return STAGES[max(0, min(over - 1 if self.ended else over, len(STAGES) - 1))]
-
-    @property
-    def state(self) -> str:
-        call = self.call
-        return "done" if call is None else "cancelling" if call.cancelled else "asking" if call.waiting else "running"
-
-    @property
-    def trace(self) -> Trace | None:
-        """Which trace the client made the call in."""
-        meta = self.meta
-        named = None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
-        return named or read_headers(self.traced)
+        """Stands where the answer goes: lets it go there, and notes it."""
+        self.answer = answer
+        self.reply(answer)
+        if self.seen is not None:
+            self.feed.answered(self.seen, answer)
 
 
 class Feed:
     """The calls of one process, as they come and go.
 
-    A call leaves no more than itself behind. What follows from it is worked out for many at once, or when somebody
-    looks: that is a third of the work.
+    Most calls have ended when their request has been handled. Of such a call nothing is noted before its end, and then
+    all at once; what follows from it is worked out for many together, or when somebody looks. Of one that takes longer
+    there is a `Begun`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.fresh: list[Seen] = []  # that have ended since somebody last took them
         self.news: Callable[[], None] | None = None  # is told of each change, if somebody watches
-        self._running: dict[str, Seen] = {}
-        self._ended: list[Seen] = []  # and not settled
+        self.open()
+        self._running: dict[Call, Begun] = {}
+        self._ended: list[Seen] = []  # and not counted
         self._totals = [0, 0, 0]
         self._tools: dict[str, Tally] = {}
-        self._principals: dict[str, Principal] = {}
         self._peers = Peers()
         self._minutes = Minutes(clock())
-        self._ring: deque[Seen] = deque()
-        self._known: dict[str, Seen] = {}
+        self._kept: list[Seen] = []
         self._bytes = 0
-        self._last: Request | None = None  # that came, and what became of it
-        self._newest: Seen
-        self._prefix = secrets.token_hex(4)
-        self._count = 0
+        # The request that is being handled, when it came, and what has become of it
+        self.started = self._count = self._number = 0
+        self._request: Request | None = None
+        self._refused: tuple[str, Refused] | None = None
+        self.call: Call | None = None
+        self._how: ToolResult | BaseException | None = None
+        self._over = 0  # when it ended
 
     # A call, from its request to its end
 
@@ -210,132 +107,271 @@ class Feed:
         """Let a conversation respond, and look on."""
         if request.method != "tools/call":
             answer = conversation.respond(request, reply)
-            self.meet(conversation, request, self.clock())
+            try:
+                self._peers.meet(conversation, request, self.clock())
+            except Exception:
+                log.exception("what came of %s could not be shown", request.method)
             return answer
-        self._last, self._newest = request, self._begin(conversation, request, reply)
-        seen = self._newest
-        answer = conversation.respond(request, seen.answer_with)
-        if answer:
-            seen.take(answer)
+        if self._request is not None:
+            return self._inside(conversation, request, reply)
+        asked, began, self._request = conversation.raw, conversation.engine.clock(), request
+        self._count = self._number = number = self._count + 1
+        self.started = perf_counter_ns()
+        try:
+            answer = conversation.respond(request, reply)
+        finally:
+            call, how, refused = self.call, self._how, self._refused
+            self.call = self._how = self._request = self._refused = None
+        try:
+            if how is not None and call is not None:
+                seen = self._look(call, number, asked, began, self._over, how, answer or None)
+                if not answer or call in self._running:
+                    self._tie(self._begun(call), call, seen)
+                self._end(seen, len(answer or b""))
+            elif refused is not None:
+                self._end(self._turned_away(conversation, request, began, *refused, answer), len(answer or b""))
+            elif call is not None:
+                begun = self._begun(call)
+                begun.number, begun.asked, begun.began = number, asked, began
+                self.tell()
+        except Exception:
+            log.exception("what came of %s could not be shown", request.method)
         return answer
 
-    def _begin(self, conversation: Conversation, request: Request, reply: Callable[[bytes | None], None]) -> Seen:
-        self._count = count = self._count + 1
-        ident = f"{self._prefix}{count:08x}"
-        return Seen(self, ident, conversation, request, conversation.raw, reply, self.clock(), perf_counter_ns())
+    def _inside(self, conversation: Conversation, request: Request, reply: Callable[[bytes | None], None]) -> Any:
+        """A call that is made while another is being handled: by its tool, of an application in the same process."""
+        outer = self._request, self._refused, self._number, self.started, self.call, self._how, self._over
+        self._request = self._refused = self.call = self._how = None
+        try:
+            return self.follow(conversation, request, reply)
+        finally:
+            self._request, self._refused, self._number, self.started, self.call, self._how, self._over = outer
 
-    def observed(self, inner: Handler) -> Handler:
-        """Around a whole call, outermost of all."""
-        running = self._running
-
-        async def handle(call: Call) -> ToolResult:
-            seen: Seen = call.reply.__self__  # type: ignore[attr-defined]  # `answer_with`: it came by `follow`
-            seen.begin(call)
-            running[seen.id] = seen
-            if self.news is not None:
-                self.news()
-            try:
-                seen.result = result = await inner(call)
-                seen.how = ending(call, result)
-                return result
-            except BaseException as problem:
-                seen.how = ending(call, problem)
-                if isinstance(problem, Refused):  # whose traceback would hold on to all that was going on
-                    seen.refusal = (problem.kind.value, problem.prefix + problem.text)
-                raise
-            finally:
-                seen.ended = perf_counter_ns()
-                del running[seen.id]
-                self._end(seen)
-
-        return handle
+    def ended(self, call: Call, how: ToolResult | BaseException) -> None:
+        """A call has ended. It need not have been answered, or has been before."""
+        if call is self.call:
+            self._over, self._how = perf_counter_ns(), how
+        elif (begun := self._running.get(call)) is not None:
+            seen = self._look(call, begun.number, begun.asked, begun.began, perf_counter_ns(), how, begun.answer)
+            self._tie(begun, call, seen)
+            self._end(seen, len(begun.answer or b""))
 
     def turned_away(self, conversation: Conversation, request: Request, revision: Revision, refused: Refused) -> str:
         """A call that never became one; its id."""
-        if self._last is request:
-            seen = self._newest
+        if self._request is request:
+            self._refused = (revision.name, refused)
         else:  # it did not even come as far as `follow`
-            seen = self._begin(conversation, request, _nowhere)
-            seen.replied = True
-        name = request.params.get("name")
-        seen.tool, seen.revision = name[:200] if type(name) is str else "", revision.name
-        seen.how = refused.kind.value
-        seen.refusal = (refused.kind.value, refused.prefix + refused.text)
-        seen.ended = perf_counter_ns()
-        self._end(seen)
-        return seen.id
+            self._count = self._number = self._count + 1
+            self.started = perf_counter_ns()
+            self._end(self._turned_away(conversation, request, self.clock(), revision.name, refused, None), 0)
+        return self.serial
 
-    def _end(self, seen: Seen) -> None:
+    def _turned_away(
+        self,
+        conversation: Conversation,
+        request: Request,
+        began: float,
+        revision: str,
+        refused: Refused,
+        answer: bytes | None,
+    ) -> Seen:
+        name = request.params.get("name")
+        return Seen(
+            self._prefix,
+            self._number,
+            self._peers.turned_away(conversation, request, revision, began),
+            name[:200] if type(name) is str else "",
+            conversation.address,
+            conversation.traced,
+            conversation.raw,
+            answer,
+            began,
+            self.started,
+            perf_counter_ns(),
+            refused.kind.value,
+            None,
+            (refused.kind.value, refused.prefix + refused.text),
+        )
+
+    def _begun(self, call: Call) -> Begun:
+        """What is known of the call that is being handled: it will be answered later, or says something before."""
+        found = self._running.get(call)
+        if found is None:
+            found = self._running[call] = Begun(self, call.reply)
+            call.reply = found.answer_with
+        return found
+
+    def _tie(self, begun: Begun, call: Call, seen: Seen) -> None:
+        begun.seen, seen.progress, seen.logs, seen.lines = seen, begun.progress, begun.logs, begun.lines
+        del self._running[call]
+
+    def _end(self, seen: Seen, answered: int) -> None:
         self._ended.append(seen)
         if self.news is not None:
             self.fresh.append(seen)
-            self.news()
-        if len(self._ended) >= TOGETHER or len(seen.asked) > LARGE:
+            self.tell()
+        if len(self._ended) >= TOGETHER or len(seen.asked) + answered > LARGE:
             self.settle()
+
+    def open(self) -> None:
+        """In the process whose calls it sees: their names are no other's."""
+        self._prefix = secrets.token_hex(4)
+
+    def answered(self, seen: Seen, answer: bytes | None) -> None:
+        """One that had ended before."""
+        seen.answer, size = answer, len(answer or b"")
+        if seen.weight:
+            seen.weight += size
+            self._bytes += size
+        if size > LARGE:
+            self.settle()
+
+    # What it says on the way
+
+    def _going(self, call: Call) -> Begun | None:
+        return self._begun(call) if call is self.call and self._how is None else self._running.get(call)
+
+    def said(self, call: Call, way: str, message: bytes) -> None:
+        begun = self._going(call)
+        if begun is not None and len(begun.lines) < MAX_LINES and len(message) <= LARGE:
+            begun.lines += ((self.clock(), way, message),)
+        self.tell()
+
+    def progressed(self, call: Call, done: float, total: float | None, message: str | None) -> None:
+        """Also what could not be sent, as far as it can be shown: nobody may have asked to be told."""
+        said = None if message is None else str(message)[:LARGE].encode(errors="replace").decode()
+        kept = (self.clock(), float(done), None if total is None else float(total), said)
+        if (begun := self._going(call)) is not None:
+            begun.progress = (*begun.progress[-MAX_LINES + 1 :], kept)
+        self.tell()
+
+    def logged(self, call: Call, level: str, data: Json) -> None:
+        try:
+            said = encode(data)
+        except Exception as problem:  # of whatever was to be said
+            said = encode(f"not JSON: {type(problem).__name__}")
+        if len(said) > LARGE:
+            said = encode(f"{len(said):,} bytes, too much to be kept")
+        if (begun := self._going(call)) is not None:
+            begun.logs = (*begun.logs[-MAX_LINES + 1 :], (self.clock(), level, said))
 
     def tell(self) -> None:
         if self.news is not None:
-            self.news()
+            try:
+                self.news()
+            except Exception:
+                log.exception("nobody could be told what is new")
+
+    def _look(
+        self,
+        call: Call,
+        number: int,
+        asked: bytes | bytearray,
+        began: float,
+        ended: int = 0,
+        how: ToolResult | BaseException | None = None,
+        answer: bytes | None = None,
+    ) -> Seen:
+        """A call as it is now."""
+        flight, marks, peers = call._flight, call.marks, self._peers
+        assert marks is not None
+        is_last = flight.connection is peers.last and not call.revision.stateless  # where each call says whose it is
+        outcome, result, refusal = "", None, None
+        if how is not None:
+            if len(marks) <= len(STAGES):  # it did not get further
+                marks = [*marks, ended]
+            if isinstance(how, ToolResult):
+                result = how
+            elif isinstance(how, Refused):  # whose traceback would hold on to all that was going on
+                refusal = (how.kind.value, how.prefix + how.text)
+            outcome = ending(call, how) if result is None or call.cancelled or result.is_error else "ok"
+        return Seen(
+            self._prefix,
+            number,
+            peers.caller if is_last else peers.find(call, began),
+            call.entry.tool.name,
+            flight.address,
+            flight.traced,
+            asked,
+            answer,
+            began,
+            marks[0],
+            ended,
+            outcome,
+            result,
+            refusal,
+            call.meta,
+            marks,
+            None if call.sent is None else call.arguments,
+            call.repairs,
+            call.findings,
+            call.decision,
+            call.agreed,
+            None if ended else call,
+        )
 
     # What follows from it
 
     def settle(self) -> None:
-        """Everybody who looks at anything here has this done first."""
-        for seen in self._running.values():
-            seen.settle()
-        ended, self._ended = self._ended, []
+        """Count those that have ended, and keep the last. Who looks at anything here has this done first."""
+        ended = self._ended
+        if not ended:
+            return
+        self._ended = []
+        if ended[0].answered // 60 == ended[-1].answered // 60:
+            self._count_in(ended)
+        else:
+            for seen in ended:
+                self._count_in([seen])
         for seen in ended:
-            is_call = seen.call is not None
-            seen.settle()
-            self._count_in(seen, is_call=is_call)
-            if seen.replied:
-                self.keep(seen)
+            seen.weight = weigh(seen)
+        kept = self._kept
+        kept += ended
+        gone = max(0, len(kept) - RING_CALLS)
+        self._bytes += sum([seen.weight for seen in ended]) - sum([seen.weight for seen in kept[:gone]])
+        while self._bytes > RING_BYTES and len(kept) - gone > 1:
+            self._bytes -= kept[gone].weight
+            gone += 1
+        for seen in kept[:gone]:
+            seen.weight = 0  # its answer, if that is still to come, weighs nothing here
+        del kept[:gone]
 
-    def _count_in(self, seen: Seen, *, is_call: bool) -> None:
-        seen.outcome = how = seen.how
-        seen.seconds = seconds = (seen.ended - seen.started) / 1e9
-        seen.answered = now = seen.began + seconds
-        is_error = how in ERRORS
-        self._minutes.count(now, seconds, how, is_error)
+    def _count_in(self, ended: list[Seen]) -> None:
+        """Some that have ended in the same minute."""
+        kinds = [(seen.peer, seen.tool, seen.outcome, not seen.marks) for seen in ended]
+        counts, last = Counter(kinds), dict(zip(kinds, ended, strict=True))
+        errors = unrecorded = 0
         totals = self._totals
-        totals[0] += 1
-        totals[1] += is_error
-        totals[2] += not is_error and how not in NEITHER
-        if is_call:
-            tally = self._tools.get(seen.tool)
+        for kind, count in counts.items():
+            peer, tool, how, never_began = kind
+            seen = last[kind]
+            peer.calls += count
+            peer.seen = max(peer.seen, seen.began)
+            is_error = how in ERRORS
+            totals[0] += count
+            if is_error:
+                errors += count
+                totals[1] += count
+            elif how not in NEITHER:
+                totals[2] += count
+                unrecorded += count if how == "unrecorded" else 0
+            if never_began:
+                continue
+            tally = self._tools.get(tool)
             if tally is None:
-                tally = self._tools[seen.tool] = Tally()
-            tally.calls += 1
-            tally.errors += is_error
-            tally.last = now
-
-    def keep(self, seen: Seen) -> None:
-        """One that is over and answered, in place of the oldest."""
-        seen.reply = _nowhere  # not to hold on to a connection
-        if type(seen.asked) is bytearray:
-            seen.asked = bytes(seen.asked)
-        weight = len(seen.asked) + sum(len(line) for _, _, line in seen.lines)
-        weight += sum(len(said) for _, _, said in seen.logs) + sum(len(each[3] or "") for each in seen.progress)
-        if seen.answer is not None:
-            weight += len(seen.answer)
-        if seen.result is not None:  # is kept as it was given, and as it was sent, if it was
-            weight += max(len(seen.answer or b""), sum(map(_size, seen.result.content)))
-        seen.weight = weight
-        self._bytes += weight
-        self._ring.append(seen)
-        self._known[seen.id] = seen
-        while len(self._ring) > RING_CALLS or (self._bytes > RING_BYTES and len(self._ring) > 1):
-            oldest = self._ring.popleft()
-            self._bytes -= oldest.weight
-            del self._known[oldest.id]
-
-    def meet(self, conversation: Conversation, request: Request, now: float) -> Peer | None:
-        who = conversation.principal
-        if who.id not in self._principals and len(self._principals) < MAX_PRINCIPALS:
-            self._principals[who.id] = who
-        return self._peers.meet(conversation, request, now)
+                tally = self._tools[tool] = Tally()
+            tally.calls += count
+            tally.errors += count if is_error else 0
+            tally.last = max(tally.last, seen.answered)
+        times = [seen.ended - seen.started for seen in ended]
+        self._minutes.count(ended[-1].answered, times, errors, unrecorded)
 
     # For whoever looks
+
+    @property
+    def serial(self) -> str:
+        """The name of the call that is being handled."""
+        return f"{self._prefix}{self._number:08x}"
 
     @property
     def totals(self) -> tuple[int, int, int]:
@@ -346,17 +382,22 @@ class Feed:
 
     @property
     def running(self) -> dict[str, Seen]:
-        self.settle()
-        return self._running
+        """By their ids, oldest first."""
+        found: dict[str, Seen] = {}
+        for call, begun in self._running.items():
+            seen = self._look(call, begun.number, begun.asked, begun.began, answer=begun.answer)
+            seen.progress, seen.logs, seen.lines = begun.progress, begun.logs, begun.lines
+            found[seen.id] = seen
+        return found
 
     @property
     def kept(self) -> list[Seen]:
         """Oldest first."""
         self.settle()
-        return list(self._ring)
+        return list(self._kept)
 
     def find(self, ident: str) -> Seen | None:
-        return self.running.get(ident) or self._known.get(ident)
+        return self.running.get(ident) or next((seen for seen in self.kept if seen.id == ident), None)
 
     @property
     def minutes(self) -> Minutes:
@@ -371,25 +412,9 @@ class Feed:
 
     @property
     def principals(self) -> dict[str, Principal]:
+        return self._peers.principals
+
+    def connected(self, streams: set[Connection]) -> list[tuple[Peer, int, bool]]:
+        """Who is there now, how many calls they made, and whether one of those runs, or one of `streams` is theirs."""
         self.settle()
-        return self._principals
-
-    def connected(self, streams: set[Connection]) -> list[tuple[Peer, bool]]:
-        """Who is there now, and whether a request of theirs is open, or one of the `streams`."""
-        busy = {id(seen.peer) for seen in self.running.values()}
-        return self._peers.connected(streams, busy, self.clock())
-
-
-def _size(block: Block) -> int:
-    """About, and quickly: of a result that was not sent, too large perhaps."""
-    match block:
-        case Text():
-            return len(block.text)
-        case Image() | Audio():
-            return len(block.data)
-        case EmbeddedResource(resource=inner):
-            return len(inner.get("text") or inner.get("blob") or "")
-    return 0
-
-
-def _nowhere(answer: bytes | None) -> None: ...
+        return self._peers.connected(streams, Counter([seen.peer for seen in self.running.values()]), self.clock())

@@ -24,17 +24,12 @@ Level = Literal["debug", "info", "notice", "warning", "error", "critical", "aler
 LEVELS = get_args(Level)
 
 
-class Traced(Struct):
-    """The trace context in a request's `_meta`. Of any type here: what is wrong with it is no error of the request."""
+class Meta(Struct):
+    """What is read from a request's `_meta`. A trace may be of any type: what is wrong with it is nobody's error."""
 
     traceparent: Json = UNSET
     tracestate: Json = UNSET
     baggage: Json = UNSET
-
-
-class Meta(Traced):
-    """What a handshake revision reads from a request's `_meta`."""
-
     progress_token: int | str | UnsetType = field(default=UNSET, name="progressToken")
 
 

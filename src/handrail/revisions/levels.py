@@ -176,10 +176,10 @@ def _options(field: Object) -> list[tuple[str, str]]:
     return [(option["const"], option.get("title", option["const"])) for option in titled]
 
 
-def declare(capabilities: Object, *, modes: bool | None = None) -> Object:
-    """What a client can be asked, in a revision that has no elicitation (`modes` is None), or none of its modes."""
+def declare(capabilities: Object, *, elicits: bool = False) -> Object:
+    """What a client can be asked, in a revision without modes of elicitation; `elicits` if it has that at all."""
     out = {name: value for name, value in capabilities.items() if name in ("experimental", "roots", "sampling")}
-    if modes is not None and "form" in capabilities.get("elicitation", {}):
+    if elicits and "form" in capabilities.get("elicitation", {}):
         out["elicitation"] = {}
     if "sampling" in out:
         out["sampling"] = {}

@@ -32,5 +32,5 @@ REVISION = replace(
     welcome=partial(base.welcome, info=("name", "version", "title")),
     tool=partial(levels.tool, members=TOOL),
     result=partial(result, BlockRules(drops=frozenset({"icons"}))),
-    declare=partial(levels.declare, modes=False),
+    declare=partial(levels.declare, elicits=True),
 )

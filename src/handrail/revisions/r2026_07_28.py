@@ -11,13 +11,12 @@ from handrail.revisions import base, r2025_11_25
 from handrail.revisions.base import Fault, Identity, Peer, Welcome
 
 
-class Envelope(base.Traced, kw_only=True):
+class Envelope(base.Meta, kw_only=True):
     """What every request says of its sender."""
 
     version: str = field(name=base.VERSION)
     capabilities: Object = field(name=base.CAPABILITIES)
     client: Peer | UnsetType = field(default=UNSET, name=base.CLIENT_INFO)
-    progress_token: int | str | UnsetType = field(default=UNSET, name="progressToken")
     log_level: base.Level | UnsetType = field(default=UNSET, name=base.LOG_LEVEL)
 
 

@@ -20,7 +20,7 @@ from msgspec import json
 from handrail.errors import SchemaError
 from handrail.model import Json, Object, Problem
 from handrail.schema.explain import Rules, Targets, explain
-from handrail.schema.plain import plain, pointer
+from handrail.schema.plain import keys_of, plain, pointer
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2_000
@@ -51,22 +51,18 @@ _SECRETS = frozenset(
 Headers = dict[str, tuple[str, ...]]
 
 
-class Checker:
+class Checker(Rules, frozen=True, kw_only=True):
     """A compiled schema. `valid(value)` is the validator's own method: nothing is added to the hot path.
 
     `headers` are the `x-mcp-header` annotations: header suffix to the path of the property it mirrors.
     """
 
-    __slots__ = ("headers", "rules", "valid")
-
-    def __init__(self, rules: Rules, headers: Headers) -> None:
-        self.valid: Callable[[Json], bool] = rules.build(rules.schema).is_valid
-        self.headers = headers
-        self.rules = rules
+    valid: Callable[[Json], bool]
+    headers: Headers
 
     def problems(self, value: Json, *, limit: int = 20) -> list[Problem]:
         """Everything that is wrong with `value`, in sentences; bounded in number, in length and in work."""
-        return [] if self.valid(value) else explain(self.rules, value, limit)
+        return [] if self.valid(value) else explain(self, value, limit)
 
 
 def compile_schema(schema: Object, where: str, *, any_root: bool = False, formats: bool = True) -> Checker:
@@ -83,9 +79,10 @@ def compile_schema(schema: Object, where: str, *, any_root: bool = False, format
         dialect, targets, patterns = _dialect(nodes), _targets(nodes), _pattern_options(nodes)
         _check_unfolding(nodes, targets)
         options: Object = {"offline": True, "ignore_unknown_formats": True, "validate_formats": formats}
-        build = partial(dialect, **options, pattern_options=patterns)
-        rules = Rules(root, targets, build, "member" if any_root else "argument", dialect is Draft7Validator)
-        return Checker(rules, {} if any_root else _headers(nodes))
+        build: Callable[[Object], Validator] = partial(dialect, **options, pattern_options=patterns)
+        noun, headers = ("member", {}) if any_root else ("argument", _headers(nodes))
+        stands_alone = dialect is Draft7Validator
+        return Checker(root, targets, build, noun, stands_alone, valid=build(root).is_valid, headers=headers)
     except jsonschema_rs.ValidationError as error:
         raise SchemaError(f"{where}: {_reason(error)}") from None
     except (ValueError, RecursionError) as error:
@@ -260,8 +257,7 @@ def _reason(error: jsonschema_rs.ValidationError) -> str:
 
 
 def _at(node: Json, fragment: str) -> Json:
-    for part in fragment.split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
+    for key in keys_of(fragment):
         if type(node) is list:
             node = dict(zip(map(str, range(len(node))), node, strict=True))
         node = node.get(key) if type(node) is dict else None

@@ -8,7 +8,7 @@ at a number of problems and at a number of steps. Single keywords are still judg
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from jsonschema_rs import Validator
@@ -84,6 +84,14 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     folded = {_fold(each): each for each in islice(similar, _MAX_CANDIDATES)}
     found = difflib.get_close_matches(_fold(name[:67]), folded, 1, 0.65)
     return folded[found[0]] if found else None
+
+
+def check_options(where: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse an option that is not known: one that is misspelt must not be passed over."""
+    for option in given:
+        if option not in known:
+            near = closest(option, known)
+            raise TypeError(f"{where}: unknown option {option!r}" + (f"; did you mean {near!r}?" if near else ""))
 
 
 class Walk:

@@ -43,6 +43,11 @@ def pointer(path: str, key: str | int) -> str:
     return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
+def keys_of(path: str) -> list[str]:
+    """The steps of a JSON pointer."""
+    return [key.replace("~1", "/").replace("~0", "~") for key in path.split("/")[1:]]
+
+
 def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
@@ -88,7 +93,7 @@ def _strict(value: Any, path: str) -> Json:
     if isinstance(value, str) and not _encodable(value):
         raise NotJson(f"{where}: a string with half a character (a lone surrogate)")
     if isinstance(value, _BYTES):
-        raise NotJson(f"{where}: {type(value).__name__} has no JSON form; return an Image, an Audio, or base64 text")
+        raise NotJson(f"{where}: {type(value).__name__} has no JSON form; base64 text, an Image or an Audio has")
     if isinstance(value, float | Decimal) and not isfinite(value):
         raise NotJson(f"{where}: {value} is not a JSON number")
     if isinstance(value, Decimal):

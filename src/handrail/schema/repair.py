@@ -25,6 +25,7 @@ from handrail import jsonrpc
 from handrail.model import Json, Object, Problem
 from handrail.schema.compile import Checker
 from handrail.schema.explain import Walk
+from handrail.schema.plain import keys_of
 
 MAX_REPAIRS = 64
 MAX_TRIED = 128
@@ -74,8 +75,15 @@ class _Choice(Problem, frozen=True):
     branches: list[list[Problem]]
 
 
-class _Complaints(Walk):
+class _Search(Walk):
     """The walk that explains, with every branch that might have been meant instead of the likeliest."""
+
+    def __init__(self, checker: Checker, arguments: Object) -> None:
+        super().__init__(checker)
+        self.valid = checker.valid
+        self.arguments = arguments
+        self.readings: dict[str, tuple[Json, Json]] = {}  # by path: the value there, and what it is read as
+        self.tried = self.values = self.characters = 0
 
     def at(self, schema: Json, value: Json, path: str) -> Iterator[Problem]:
         self.steps += len(path) // 64  # a long name is copied into every path below it
@@ -91,26 +99,17 @@ class _Complaints(Walk):
         elif fitting > 1 and keyword == "oneOf":
             yield Problem(path, keyword, "")
 
-
-class _Search:
-    def __init__(self, checker: Checker, arguments: Object) -> None:
-        self.checker = checker
-        self.arguments = arguments
-        self.walk = _Complaints(checker.rules)
-        self.readings: dict[str, tuple[Json, Json]] = {}  # by path: the value there, and what it is read as
-        self.tried = self.values = self.characters = 0
-
     def paths(self) -> Paths:
         """The places to read anew."""
         found: list[Paths] = []
         known: dict[Paths, Object] = {frozenset(): self.arguments}
         pending = [frozenset[str]()]
         for made in pending:  # what was read may hold more to be read
-            for more in self.ways(self.walk.at(self.walk.rules.schema, known[made], ""), known[made]):
+            for more in self.ways(self.at(self.rules.schema, known[made], ""), known[made]):
                 if (paths := made | more) not in known:
                     known[paths] = self.read(paths)
-                    (found if self.valid(known[paths]) else pending).append(paths)
-        if len(found) != 1 or len(found[0]) > MAX_REPAIRS or any(map(self.valid, self.rivals(found[0]))):
+                    (found if self.helps(known[paths]) else pending).append(paths)
+        if len(found) != 1 or len(found[0]) > MAX_REPAIRS or any(map(self.helps, self.rivals(found[0]))):
             raise _Hopeless
         return found[0]
 
@@ -122,8 +121,8 @@ class _Search:
                 answers = {way for branch in problem.branches for way in self.ways(branch, value)}
             else:
                 answers = {frozenset({problem.path})} if self.has_reading(problem, value) else set()
-            self.walk.steps += len(ways) * len(answers)
-            if self.walk.steps > MAX_STEPS or max(map(len, ways)) > MAX_REPAIRS:
+            self.steps += len(ways) * len(answers)
+            if self.steps > MAX_STEPS or max(map(len, ways)) > MAX_REPAIRS:
                 raise _Hopeless
             ways = {way | answer for way in ways for answer in answers}
             if not ways:
@@ -133,7 +132,7 @@ class _Search:
     def has_reading(self, problem: Problem, value: Json) -> bool:
         path, keyword = problem.path, problem.keyword
         if path not in self.readings:
-            for key in _keys(path):
+            for key in keys_of(path):
                 value = value[int(key) if type(value) is list else key]
             self.characters += len(value) if type(value) is str else 0
             if self.characters > MAX_TEXT:
@@ -148,24 +147,25 @@ class _Search:
         """The arguments with these places read anew."""
         value = self.arguments
         for path in sorted(paths):
-            value = _put(value, _keys(path), self.readings[path][1])
+            value = _put(value, keys_of(path), self.readings[path][1])
         return value
 
-    def valid(self, candidate: Json) -> bool:
+    def helps(self, candidate: Json) -> bool:
+        """Whether it is valid; only so much is tried."""
         self.tried += 1
         self.values += _size(candidate)
         if self.tried > MAX_TRIED or self.values > MAX_VALUES:
             raise _Hopeless
-        return self.checker.valid(candidate)
+        return self.valid(candidate)
 
     def rivals(self, paths: Paths) -> Iterator[Json]:
         """What must not be valid as well: with one place as it was sent, and with a similar text."""
         whole = self.read(paths)
         for path in paths:
             sent, new = self.readings[path]
-            yield _put(whole, _keys(path), sent)
+            yield _put(whole, keys_of(path), sent)
             if type(sent) in (bool, float):
-                yield _put(whole, _keys(path), new + new[-1])
+                yield _put(whole, keys_of(path), new + new[-1])
 
 
 def _reading(value: Json) -> Json:
@@ -203,18 +203,8 @@ def _exact(text: str) -> None:
 
 def _size(value: Json) -> int:
     """How many values there are; more than are allowed where they are nested too deeply."""
-    level, size = [value], 1
-    for _ in range(jsonrpc.MAX_DEPTH):
-        inside = [each for each in level if type(each) in (dict, list)]
-        size += sum(map(len, inside))
-        if not inside or size > MAX_VALUES:
-            return size
-        level = [each for part in inside for each in (part.values() if type(part) is dict else part)]
-    return MAX_VALUES + 1
-
-
-def _keys(path: str) -> list[str]:
-    return [key.replace("~1", "/").replace("~0", "~") for key in path.split("/")[1:]]
+    depth, size = jsonrpc.extent([value])
+    return size if depth <= jsonrpc.MAX_DEPTH else MAX_VALUES + 1
 
 
 def _put(value: Json, keys: list[str], new: Json) -> Json:

@@ -99,9 +99,19 @@ class Types:
         if origin is tuple:
             first = [self.schema(each, at) for each in arguments]
             return {"type": "array", "prefixItems": first, "minItems": len(first), "maxItems": len(first)}
-        if isinstance(hint, type):
-            return self._class(hint, at)
-        raise self._refusal(hint, at)
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return _enumeration([plain(member) for member in hint])
+        if isinstance(hint, type) and issubclass(hint, PurePath):
+            self.has_paths = True
+            return {"type": "string"}
+        if hint is Decimal:
+            return {"type": ["number", "string"] if self.closed else "string"}
+        if is_record(hint):
+            members = fields_of(hint, self.where)
+            return self._named(hint, lambda: self.object_schema(members, at, closed=self.closed))
+        name = hint.__qualname__ if isinstance(hint, type) else str(hint)
+        advice = "use JSON types, a dataclass, a TypedDict or a Struct, or pass an explicit schema"
+        raise SchemaError(f"{self.where}: {at}: {name} has no JSON Schema; {advice}")
 
     def object_schema(self, members: list[Field], at: str, *, closed: bool) -> Object:
         """An object schema of these members; parts that would be empty are left out."""
@@ -119,24 +129,6 @@ class Types:
         if set(root) == {"$ref"}:
             root = dict(self.definitions[root["$ref"].removeprefix("#/$defs/")])
         return {**root, "$defs": self.definitions} if self.definitions else root
-
-    def _refusal(self, hint: Any, at: str) -> SchemaError:
-        name = hint.__qualname__ if isinstance(hint, type) else str(hint)
-        advice = "use JSON types, a dataclass, a TypedDict or a Struct, or pass an explicit schema"
-        return SchemaError(f"{self.where}: {at}: {name} has no JSON Schema; {advice}")
-
-    def _class(self, hint: type, at: str) -> Object:
-        if issubclass(hint, Enum):
-            return _enumeration([plain(member) for member in hint])
-        if issubclass(hint, PurePath):
-            self.has_paths = True
-            return {"type": "string"}
-        if hint is Decimal:
-            return {"type": ["number", "string"] if self.closed else "string"}
-        if is_record(hint):
-            members = fields_of(hint, self.where)
-            return self._named(hint, lambda: self.object_schema(members, at, closed=self.closed))
-        raise self._refusal(hint, at)
 
     def _named(self, hint: Any, make: Callable[[], Object]) -> Object:
         if hint in self._open and hint not in self._labels:
