@@ -356,13 +356,14 @@ def pings(rig: Rig, message: Object) -> None:
         ordinary(rig, message)
 
 
-GOOD_ICONS = ["https://example.org/i.png", "data:image/png;base64,iVBORw0KGgo="]
+GOOD_ICONS = ["https://example.org/i.png", "data:image/png;base64,iVBORw0KGgo=", "data:image/webp,RIFF0000WEBP"]
 BAD_ICONS = ["http://example.org/i.png", "javascript:alert(1)", "file:///etc/passwd", "ftp://x/y", "https://u:p@h/i"]
 BAD_ICONS += [
     "data:text/html,<script>",
     "data:image/svg+xml,<svg/>",
     "data:image/png;base64,PHN2Zz4=",
     "data:image/png,",
+    "data:image/webp,%23!/bin/xWEBP",
 ]
 BAD_ICONS += ["data:image/png;base64,iVBORw0KGgo" + "A" * 200_000, "https://[", ""]
 ICONS: list[Any] = [*({"src": each} for each in GOOD_ICONS + BAD_ICONS), {}, 7, {"src": 7}]

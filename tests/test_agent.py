@@ -598,7 +598,7 @@ async def test_a_code_counts_once(home: Home, caller: Callable[..., Caller]) -> 
         ({"token_endpoint": "http://evil.example/token"}, "https is needed"),
         ({"token_endpoint": "https://169.254.169.254/token"}, "no server may send us there"),
         ({"registration_endpoint": "https://10.0.0.1/register"}, "no server may send us there"),
-        ({"padding": "x" * 70_000}, "more than 65536 bytes"),
+        ({"padding": "x" * 70_000}, "more than 65,536 bytes"),
     ],
 )
 @requirement("P-26", "P-27")

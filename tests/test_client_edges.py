@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,8 +14,20 @@ from typing import Any
 import pytest
 
 from clients import R4, R5, OpenRig, open_rig
+from handrail import Call, Server
 from handrail.client import Client, Clocks, Confirmation, Elicitation
-from handrail.errors import CallTimeout, ConfirmationRequired, Denied, InvalidResult, PeerError, Sent, TransportError
+from handrail.errors import (
+    CallFailed,
+    CallTimeout,
+    ConfirmationRequired,
+    Denied,
+    InvalidResult,
+    LocalProtocolError,
+    PeerError,
+    RemoteProtocolError,
+    Sent,
+    TransportError,
+)
 from handrail.transports.inside import Inside
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary
@@ -148,6 +161,50 @@ async def test_what_was_agreed_to_is_what_is_sent(open_rig: OpenRig) -> None:
     async with open_rig("ordinary", R5, "memory", confirm=confirm) as (client, heard):
         await client.call("echo", arguments)
         assert heard.asked("tools/call")[0]["params"]["arguments"] == {"path": "/tmp/a"}
+
+
+@requirement("P-02", everywhere=True)
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"limit": math.inf}, "/arguments/limit: inf is not a JSON number"),
+        ({"deep": [{"limit": math.nan}]}, "/arguments/deep/0/limit: nan is not a JSON number"),
+        ({"text": "\ud800"}, "/arguments/text: a string with half a character"),
+        ({"data": b"x"}, "/arguments/data: bytes has no JSON form"),
+        ({"any": object()}, "/arguments/any: object has no JSON form"),
+        (["a"], "arguments are a dict"),
+    ],
+)
+async def test_what_json_cannot_say_is_neither_asked_about_nor_sent(
+    open_rig: OpenRig, arguments: Any, complaint: str
+) -> None:
+    asked: list[Confirmation] = []
+
+    def agree(call: Confirmation) -> bool:
+        asked.append(call)
+        return True
+
+    async with open_rig("ordinary", R5, "memory", confirm=agree) as (client, heard):
+        with pytest.raises(LocalProtocolError, match=f"tools/call echo: not sent: {complaint}"):
+            await client.call("echo", arguments)
+        assert not asked and not heard.asked("tools/call")
+
+
+@requirement("P-02", everywhere=True)
+@pytest.mark.parametrize("revision", [R4, R5])
+async def test_a_question_is_not_answered_with_what_json_cannot_say(revision: str) -> None:
+    heard: list[object] = []
+    server = Server("asks")
+
+    @server.tool
+    async def guess(call: Call) -> None:
+        heard.append(await call.sample("How sure?"))
+
+    said = {"role": "assistant", "content": {"type": "text", "text": "very"}, "model": "m", "score": math.inf}
+    async with Client(server, revision=revision, sample=lambda _: said, raise_on_error=True) as client:
+        with pytest.raises((RemoteProtocolError, CallFailed)):
+            await client.call("guess")
+    assert heard == []
 
 
 @requirement("P-31")
@@ -317,3 +374,29 @@ def test_closing_in_one_thread_ends_what_another_waits_for() -> None:
         thread.join(10)
         assert not thread.is_alive()
     assert isinstance(problems[0], TransportError)
+
+
+def test_a_client_that_is_closed_does_not_say_that_a_call_in_progress_was_not_sent() -> None:
+    runs = threading.Event()
+    server = Server("slow")
+
+    @server.tool
+    async def wait() -> None:
+        runs.set()
+        await asyncio.Event().wait()
+
+    problems: list[PeerError] = []
+
+    def listen() -> None:
+        try:
+            list(client.events("wait"))
+        except PeerError as problem:
+            problems.append(problem)
+
+    with Client(server) as client:
+        thread = threading.Thread(target=listen)
+        thread.start()
+        assert runs.wait(10)
+        client.close()
+        thread.join(10)
+    assert [each.sent for each in problems] == [Sent.UNKNOWN]

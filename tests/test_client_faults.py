@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 import rigs_faults
@@ -324,6 +325,15 @@ async def test_content_of_an_unknown_type_survives(open_fault: OpenFault) -> Non
 # Lists
 
 
+def reads(depth: int) -> bool:
+    """Whether the parser goes so deep, as from Python 3.12 on: then it is known whose answer it is."""
+    try:
+        msgspec.json.decode(b"[" * depth + b"]" * depth)
+        return True
+    except RecursionError:
+        return False
+
+
 @requirement("P-35", "CLI-19")
 @pytest.mark.parametrize(
     ("script", "kind", "text"),
@@ -343,7 +353,7 @@ async def test_a_bad_list_is_an_error_and_the_next_one_is_read(
 ) -> None:
     async def one(place: Place) -> None:
         async with open_fault(script, place) as (client, heard), within(PROMPTLY):
-            unsure = script == "list_nested_1000_deep" and place[1] != "http"
+            unsure = script == "list_nested_1000_deep" and place[1] != "http" and not reads(1000)
             await refused(client.tools(), place, kind, Sent.UNKNOWN if unsure else Sent.FAILED, "tools/list", text)
             assert len(heard.asked("tools/list")) <= 101
             assert [tool.name for tool in await client.tools()] == ["echo"]

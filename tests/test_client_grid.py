@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,14 +120,20 @@ async def test_progress_is_heard(connect: Open, place: tuple[str, str]) -> None:
 @requirement("CLI-25")
 async def test_a_call_nobody_waits_for_is_stopped(connect: Open, place: tuple[str, str]) -> None:
     async with connect() as client:
-        mark = f"m{next(_marks)}"
-        with pytest.raises(CallTimeout) as caught:
-            await client.call("waits", {"mark": mark}, timeout=Clocks(first=0.5, idle=0.5))
-        assert caught.value.sent is Sent.UNKNOWN
-        if place[0] == R0:  # where nobody can be told
-            assert (await client.call("was_stopped", {"mark": mark})).text == "false"
-            return
-        await until(lambda: client.call("was_stopped", {"mark": mark}), lambda result: result.text == "true")
+        for seconds in (0.2, 1.0, 5.0):  # on a busy machine it may not even have begun, and then it cannot be stopped
+            mark = f"m{next(_marks)}"
+            with pytest.raises(CallTimeout) as caught:
+                await client.call("waits", {"mark": mark}, timeout=Clocks(first=seconds, idle=seconds))
+            assert caught.value.sent is Sent.UNKNOWN
+            if place[0] == R0:  # where nobody can be told
+                assert (await client.call("was_stopped", {"mark": mark})).text == "false"
+                return
+            ask = partial(client.call, "was_stopped", {"mark": mark})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    await until(ask, lambda told: told.text == "true")
+                return
+        pytest.fail("the tool went on")
 
 
 @requirement("CLI-29", "CLI-35")

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from clients import R1, R2, R4, R5
-from faults import HERE, SOAK, gone, until
+from faults import HERE, SOAK, gone, put_away, until
 from handrail.client import CallResult, Client, Clocks, Tools
 from handrail.errors import CallTimeout, PeerError, Sent
 from handrail.jsonrpc import encode
-from relays import WAYS, Between, How, HttpFork, Plan, Relay, Way, Zygote, made, messages, requests
+from relays import WAYS, Between, How, Plan, Relay, Way, forked_client, made, messages, requests
 from requirements import record_ran, requirement
 from rigs import command
 from standing import Standing, children_of
@@ -215,11 +215,9 @@ class World:
     """The servers all stories are told with."""
 
     def __init__(self) -> None:
-        self.zygote = Zygote()
         self.http = HttpServer("relays:made")
 
     def close(self) -> None:
-        self.zygote.close()
         self.http.stop()
 
     async def story(self, place: Place, plan: Plan | None = None) -> Story:
@@ -231,7 +229,7 @@ class World:
         relay = Relay(plan)
         story = Story(place, relay)
         if place[1] == "stdio":
-            with relay.to_process(self.zygote):
+            with relay.to_process():
                 await tell(story, relay.command)
         else:
             with relay.to_url(self.http.url):
@@ -330,24 +328,23 @@ async def test_a_server_that_is_killed_costs_every_call_an_error_that_is_true(
     assert isinstance(whole.wire, Relay)
     chance = random.Random(f"{SEED} {place}")
     points = [(way, at) for way in WAYS for at in whole.wire.steps[way]]
-    servers = [world.zygote.http() for _ in range(KILLS)]
+    servers = [HttpServer("relays:made") for _ in range(KILLS)]
     try:
 
-        async def one(server: HttpFork, way: Way, at: int) -> Story:
+        async def one(server: HttpServer, way: Way, at: int) -> Story:
             relay = Relay(Plan(way, at, "kill"))
             relay.on_cut = relay.refuse
             story = Story(place, relay)
             story.recovers = False
-            with relay.to_url(server.url(), server.pid):
+            with relay.to_url(server.url, server.process.pid):
                 await tell(story, relay.url)
             return story
 
         stories = await asyncio.gather(*(one(each, *chance.choice(points)) for each in servers))
     finally:
         for each in servers:
-            each.close()
+            each.stop()
     all_true(stories)
-    await until(lambda: all(gone(each.pid) for each in servers), 5, "the servers have ended")
 
 
 def sockets_of(pid: int) -> int:
@@ -376,11 +373,11 @@ async def test_when_a_client_is_killed_its_server_notices(
         relay = Relay(plan)
         killed = asyncio.Event()
         relay.on_cut = killed.set
-        reached = relay.to_process(world.zygote) if transport == "stdio" else relay.to_url(world.http.url)
+        reached = relay.to_process() if transport == "stdio" else relay.to_url(world.http.url)
         with reached:
             options = {"transport": "sse"} if transport == "sse" else {}
             target = relay.command if transport == "stdio" else relay.url
-            relay.victim, out = world.zygote.client(target, revision=revision, **options)
+            relay.victim, out = forked_client(target, revision=revision, **options)
             try:
                 async with asyncio.timeout(20):
                     await killed.wait()
@@ -430,6 +427,5 @@ async def test_kill_9_of_a_process_that_holds_five_servers_leaves_none(
         assert len(servers) == 5 and not any(map(gone, servers))
         everything = {*servers, *children_of(holder.pid)}  # with the guards
     finally:
-        holder.kill()
-        await holder.wait()
+        await put_away(holder)
     await until(lambda: all(map(gone, everything)), 2, "nothing of it is left")

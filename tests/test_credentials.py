@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from authorization_server import Home
+from faults import put_away
 from handrail.errors import AuthorizationError
 from handrail.oauth.agent import OAuth
-from handrail.oauth.credentials import Credentials, FileCredentials, MemoryCredentials
+from handrail.oauth.credentials import FileCredentials, MemoryCredentials
 from handrail.oauth.flow import Grant, Registered, Token
 from requirements import requirement
 
@@ -52,7 +53,7 @@ def saved_file(folder: Path) -> Path:
 @pytest.mark.parametrize("grants", [[GRANT], [ENDLESS, GRANT], []])
 @requirement("P-26")
 def test_what_was_saved_is_loaded(kept: FileCredentials, grants: list[Grant]) -> None:
-    stores: list[Credentials] = [kept, MemoryCredentials()]
+    stores: list[FileCredentials | MemoryCredentials] = [kept, MemoryCredentials()]
     for store in stores:
         assert store.load(KEY) == []
         store.save(KEY, [ENDLESS])
@@ -268,9 +269,7 @@ async def test_of_two_processes_one_renews_and_both_have_the_token(home: Home, f
             told = [(await process.communicate())[0] for process in processes]
     finally:
         for process in processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await put_away(process)
     assert told[0] == told[1] == f"{{'Authorization': 'Bearer {list(home.issued)[-1]}'}}\n".encode()
     assert home.count("/token", grant_type="refresh_token") == 1
     assert json.loads(saved_file(folder).read_bytes())["grants"][0]["token"]["refresh"] == "refresh-3"

@@ -162,6 +162,7 @@ def test_a_variable_inside_another_is_no_half_measure() -> None:
 WRONG: dict[str, tuple[Any, str]] = {
     "nothing in it": ({"mcp": {}}, 'no servers: {"mcpServers"'),
     "servers in a list": ({"mcpServers": []}, "/mcpServers: [] is not an object with a server under each name"),
+    "no servers but null": ({"mcpServers": None}, "/mcpServers: null is not an object with a server under each name"),
     "an entry that is a text": ({"mcpServers": {"x": "npx"}}, '/mcpServers/x: "npx" is not an object such as'),
     "neither": ({"mcpServers": {"x": {}}}, '/mcpServers/x: neither "command" nor "url"'),
     "both": ({"mcpServers": {"x": {"command": "a", "url": "http://b"}}}, '/mcpServers/x: both "command" and "url"'),
@@ -182,6 +183,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a header in a header": ({"url": "http://x", "headers": {"A": "b\r\nC: d"}}, "/headers/A: has a new line"),
     "no name of a header": ({"url": "http://x", "headers": {"A b": "c"}}, "'A b' is not the name of a header"),
     "a folder of two lines": ({"command": "x", "cwd": "/a\n/b"}, "/cwd: has a new line"),
+    "a type that is a list": ({"command": "x", "type": ["x"]}, '/type: ["x"] is not stdio, http or sse'),
     "disabled by a text": ({"command": "x", "disabled": "yes"}, '/disabled: "yes" is not true or false'),
     "a batch file with a meaning": ({"command": "x.CMD", "args": ["a&calc"]}, "a batch file gets no arguments"),
     "a name of two lines": ({"mcpServers": {"a\nb": {"command": "x"}}}, "has only characters that can be seen"),

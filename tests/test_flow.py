@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import sys
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Generator
@@ -19,8 +20,18 @@ from msgspec.structs import replace
 
 from handrail.errors import AuthorizationError
 from handrail.model import Object
-from handrail.oauth.discovery import Answer, Challenge, Found, ServerMetadata, checked, discover, read_challenge
-from handrail.oauth.flow import Applicant, Authorize, Grant, PostForm, PostJson, Registered, Rejected, Token
+from handrail.oauth.discovery import (
+    Answer,
+    Ask,
+    Authorize,
+    Challenge,
+    Found,
+    ServerMetadata,
+    checked,
+    discover,
+    read_challenge,
+)
+from handrail.oauth.flow import Applicant, Grant, Registered, Rejected, Token
 from requirements import requirement
 
 T = TypeVar("T")
@@ -366,17 +377,15 @@ def test_a_server_in_trouble_is_not_taken_for_one_of_2025_03_26() -> None:
 def test_a_client_registers_for_the_redirect_it_will_use() -> None:
     answer = Answer(201, {"client_id": "made", "client_secret": "unasked"})
     client, (step,) = steps(applicant().register(found(), REDIRECT, None), answer)
-    assert step == PostJson(
-        f"{ISSUER}/register",
-        {
-            "client_name": "Handrail",
-            "redirect_uris": [REDIRECT],
-            "application_type": "native",
-            "grant_types": ["authorization_code", "refresh_token"],
-            "response_types": ["code"],
-            "token_endpoint_auth_method": "none",
-        },
-    )
+    assert (step.url, step.headers) == (f"{ISSUER}/register", {"Content-Type": "application/json"})
+    assert json.loads(step.data) == {
+        "client_name": "Handrail",
+        "redirect_uris": [REDIRECT],
+        "application_type": "native",
+        "grant_types": ["authorization_code", "refresh_token"],
+        "response_types": ["code"],
+        "token_endpoint_auth_method": "none",
+    }
     assert (client.id, client.method, client.redirect) == ("made", "none", REDIRECT)
 
 
@@ -393,14 +402,14 @@ def test_a_client_registers_with_a_method_the_server_offers(offered: list[str] |
     answer = Answer(201, {"client_id": "made", "client_secret": "secret"})
     flow = applicant().register(found(token_endpoint_auth_methods_supported=offered), REDIRECT, None)
     client, (step,) = steps(flow, answer)
-    assert step.body["token_endpoint_auth_method"] == client.method == asked
+    assert json.loads(step.data)["token_endpoint_auth_method"] == client.method == asked
 
 
 def test_a_server_that_says_nothing_of_methods_means_the_usual_one() -> None:
     at = found(token_endpoint_auth_methods_supported=None)
     for made, method in (({}, "none"), ({"client_secret": "secret"}, "client_secret_basic")):
         client, (step,) = steps(applicant().register(at, REDIRECT, None), Answer(201, {"client_id": "made", **made}))
-        assert (step.body["token_endpoint_auth_method"], client.method) == ("none", method)
+        assert (json.loads(step.data)["token_endpoint_auth_method"], client.method) == ("none", method)
 
 
 def test_the_method_the_server_registered_counts() -> None:
@@ -472,7 +481,7 @@ def test_a_registration_that_fails(server: Object, answer: Answer | None, compla
 def test_a_code_is_asked_for_and_exchanged() -> None:
     grant, (ask, exchange) = steps(code_flow(), back(), Answer(200, TOKEN | {"refresh_token": "refresh"}))
     said = dict(parse_qsl(urlsplit(ask.url).query))
-    verifier = exchange.fields["code_verifier"]
+    verifier = exchange.data["code_verifier"]
     assert ask.url.startswith(f"{ISSUER}/authorize?")
     assert said == {
         "response_type": "code",
@@ -486,7 +495,7 @@ def test_a_code_is_asked_for_and_exchanged() -> None:
     }
     assert len(verifier) >= 43 and verifier != ask.state
     assert exchange.url == f"{ISSUER}/token"
-    assert exchange.fields == {
+    assert exchange.data == {
         "grant_type": "authorization_code",
         "code": "the-code",
         "redirect_uri": REDIRECT,
@@ -503,7 +512,7 @@ def test_every_request_has_its_own_state_and_verifier() -> None:
     me = applicant()
     first, second = (steps(code_flow(me), back(), Answer(200, TOKEN))[1] for _ in range(2))
     assert first[0].state != second[0].state
-    assert first[1].fields["code_verifier"] != second[1].fields["code_verifier"]
+    assert first[1].data["code_verifier"] != second[1].data["code_verifier"]
 
 
 @requirement("P-26")
@@ -659,7 +668,7 @@ def test_a_client_shows_who_it_is_in_one_way(method: str, header: str | None, fi
     _, (_, exchange) = steps(flow, back(), Answer(200, TOKEN))
     shown = exchange.headers.get("Authorization")
     assert (shown and b64decode(shown.removeprefix("Basic ")).decode()) == header
-    shown_fields = {name: value for name, value in exchange.fields.items() if name.startswith("client_")}
+    shown_fields = {name: value for name, value in exchange.data.items() if name.startswith("client_")}
     assert shown_fields == fields
 
 
@@ -690,7 +699,7 @@ def test_a_method_we_do_not_have_is_named() -> None:
 def test_client_credentials_with_a_secret() -> None:
     me = applicant(client_id="mine", client_secret="secret")
     grant, (step,) = steps(me.client_credentials(found(), ("a", "b")), Answer(200, TOKEN))
-    assert step.fields == {"grant_type": "client_credentials", "resource": URL, "scope": "a b"}
+    assert step.data == {"grant_type": "client_credentials", "resource": URL, "scope": "a b"}
     assert grant.token.access == "access"
     with pytest.raises(AuthorizationError, match="client_secret or private_key"):
         next(applicant(client_id="mine").client_credentials(found(), ()))
@@ -701,8 +710,8 @@ def test_client_credentials_with_a_signed_assertion() -> None:
     key = ECKey.generate_key("P-256")
     me = applicant(client_id="mine", private_key=key.as_pem(private=True).decode(), signing_algorithm="ES256")
     _, (step,) = steps(me.client_credentials(found(), ()), Answer(200, TOKEN))
-    said = jwt.decode(step.fields["client_assertion"], key, algorithms=["ES256"])
-    assert step.fields["client_assertion_type"] == "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+    said = jwt.decode(step.data["client_assertion"], key, algorithms=["ES256"])
+    assert step.data["client_assertion_type"] == "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
     assert said.claims | {"jti": ""} == {
         "iss": "mine",
         "sub": "mine",
@@ -751,7 +760,7 @@ def test_a_refresh_goes_to_the_issuer_of_the_token_and_takes_the_next_one() -> N
     answer = Answer(200, TOKEN | {"refresh_token": "refresh-2"})
     grant, (step,) = steps(applicant().refresh(held()), answer)
     assert step.url == f"{ISSUER}/token"
-    assert step.fields == {
+    assert step.data == {
         "grant_type": "refresh_token",
         "refresh_token": "refresh-1",
         "resource": URL,
@@ -844,5 +853,5 @@ def test_for_offline_access_the_user_is_asked_again() -> None:
 def test_nothing_shows_its_secrets() -> None:
     me = applicant(client_id="mine", client_secret="canary", private_key="canary", signing_algorithm="ES256")
     grant = Grant(ISSUER, URL, f"{ISSUER}/token", Registered("id", "canary"), Token("canary", "canary"))
-    shown = [me, grant, Answer(200, {"access_token": "canary"}), PostForm(URL, {"code": "canary"}, {"x": "canary"})]
+    shown = [me, grant, Answer(200, {"access_token": "canary"}), Ask(URL, {"code": "canary"}, {"x": "canary"})]
     assert "canary" not in repr([*shown, Authorize("https://x?state=canary", "canary", ISSUER)])

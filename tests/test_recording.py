@@ -250,9 +250,9 @@ class Counted:
         sink = trail._sink  # type: ignore[attr-defined]  # how often it is asked is the point
         inner = sink.append
 
-        def append(items: Sequence[Any], writer: bytes) -> Any:
-            self.batches.append(len(items))
-            return inner(items, writer)
+        def append(bodies: list[bytes], *more: Any) -> None:
+            self.batches.append(len(bodies))
+            inner(bodies, *more)
 
         monkeypatch.setattr(sink, "append", append)
 

@@ -21,7 +21,7 @@ from joserfc.jws import JWSRegistry
 
 from handrail.guards.identity import Verifier
 from handrail.model import Object, Principal
-from handrail.oauth import claims as claims_module
+from handrail.oauth import verify as verify_module
 from handrail.oauth.verify import Introspection, JwtVerifier
 from requirements import requirement
 
@@ -511,11 +511,11 @@ async def test_a_remembered_token_ends_with_its_exp(verifier: JwtVerifier, clock
 async def test_what_is_remembered_is_bounded_and_holds_no_token(
     verifier: JwtVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_module, "MAX_KNOWN", 5)
+    monkeypatch.setattr(verify_module, "MAX_KNOWN", 5)
     made = [token(jti=number) for number in range(20)]
     for each in made:
         assert await verifier.verify(each) == ALICE
-    known = verifier._rules._known
+    known = verifier._known
     assert list(known) == [hashlib.sha256(each.encode()).digest() for each in made[-5:]]
 
 

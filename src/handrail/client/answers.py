@@ -52,11 +52,10 @@ class Answers:
 
     def __init__(
         self,
-        *,
-        elicit: Callable[[Elicitation], Any] | None = None,
-        elicit_url: Callable[[Elicitation], Any] | None = None,
-        sample: Callable[[Sampling], Any] | None = None,
-        roots: Iterable[str | Path] | Callable[[], Any] | None = None,
+        elicit: Callable[[Elicitation], Any] | None,
+        elicit_url: Callable[[Elicitation], Any] | None,
+        sample: Callable[[Sampling], Any] | None,
+        roots: Iterable[str | Path] | Callable[[], Any] | None,
     ) -> None:
         self._elicit = {"form": elicit, "url": elicit_url}
         self._sample = sample
@@ -73,9 +72,9 @@ class Answers:
         if method == "elicitation/create" and "elicitation" in self.capabilities:
             return await self._form_or_page(server, params, revision)
         if method == "sampling/createMessage" and self._sample is not None:
-            return _sampled(await _called(self._sample, Sampling(server, params)))
+            return _sampled(await said_by(self._sample, Sampling(server, params)))
         if method == "roots/list" and self._roots is not None:
-            found = await _called(self._roots) if callable(self._roots) else self._roots
+            found = await said_by(self._roots) if callable(self._roots) else self._roots
             return {"roots": [_root(each) for each in found]}
         raise RemoteProtocolError(f"Nobody here answers {method[:100]}", code=_NOT_FOUND)
 
@@ -89,14 +88,14 @@ class Answers:
             url: Json = params.get("url")
             if type(url) is not str or not _is_page(url):
                 raise RemoteProtocolError("Only plain https and http addresses are shown", code=_BAD_PARAMS)
-            return _decided(await _called(handler, Elicitation(server, message, url=url)))
+            return _decided(await said_by(handler, Elicitation(server, message, url=url)))
         schema: Json = params.get("requestedSchema")
         try:
             check = compile_schema(schema, "requestedSchema")
         except SchemaError as unusable:
             raise RemoteProtocolError(str(unusable), code=_BAD_PARAMS) from None
         question = Elicitation(server, message, schema)
-        decided = _decided(await _called(handler, question))
+        decided = _decided(await said_by(handler, question))
         if decided["action"] == "accept":
             decided["content"] = {**question.defaults, **decided.get("content", {})}
             problems = check.problems(decided["content"])
@@ -145,6 +144,7 @@ def _root(root: Any) -> Object:
     return {"uri": path.as_uri(), "name": path.name}
 
 
-async def _called(handler: Callable[..., Any], *args: Any) -> Any:
+async def said_by(handler: Callable[..., Any], *args: Any) -> Any:
+    """What somebody answered who may take their time: a function, or a coroutine function."""
     said = handler(*args)
     return await said if inspect.isawaitable(said) else said

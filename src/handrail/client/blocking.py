@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from handrail.client.client import Client
-from handrail.client.flight import Log, Progress
 from handrail.client.listing import Tools
 from handrail.client.results import CallResult
 from handrail.errors import Sent, TransportError
@@ -48,13 +47,11 @@ class BlockingClient:
     def events(self, name: str, arguments: Object | None = None, **options: Any) -> Iterator[Any]:
         events = self._client.events(name, arguments, **options)
         try:
-            while True:
-                try:
-                    yield self._run(_next(events))
-                except StopAsyncIteration:
-                    return
+            while (event := self._run(_next(events))) is not None:
+                yield event
         finally:
-            self._run(_close(events))
+            if not self._closed:  # else whoever closed the client has ended them, and what was raised says more
+                self._run(_close(events))
 
     @property
     def revision(self) -> str:
@@ -89,8 +86,7 @@ class BlockingClient:
     async def _end(self) -> None:
         """The client, and whatever still waits for somebody, in other threads."""
         await self._client.close()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(left, timeout=0.1)
         for task in left:
             task.cancel()
@@ -100,9 +96,8 @@ class BlockingClient:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._closed or threading.current_thread() is self._thread:
             work.close()
-            raise TransportError(
-                "the client is closed" if self._closed else "the client's own thread cannot wait for it"
-            )
+            why = "the client is closed" if self._closed else "the client's own thread cannot wait for it"
+            raise TransportError(why)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -113,9 +108,8 @@ class BlockingClient:
             raise
 
 
-async def _next(events: Any) -> Progress | Log | CallResult:
-    found: Progress | Log | CallResult = await anext(events)
-    return found
+async def _next(events: AsyncIterator[Any]) -> Any:
+    return await anext(events, None)
 
 
 async def _close(events: Any) -> None:

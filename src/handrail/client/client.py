@@ -85,55 +85,47 @@ class Client:
         tap: Callable[[str, bytes], None] | None = None,
         name: str = "handrail",
     ) -> None:
-        self.clocks = Clocks().within(timeout)
-        connect = self.clocks.connect
-        self._targets = targets(target, Reach(transport, headers, auth, env, cwd, agree, on_stderr, connect))
-        kept = None if state is None else State(Path(state))
+        clocks = Clocks().within(timeout)
+        self._targets = targets(target, Reach(transport, headers, auth, env, cwd, agree, on_stderr, clocks.connect))
         names = [each.name for each in self._targets]
         if len(set(names)) < len(names):
             raise ValueError(f"Client: two servers have the same name: {', '.join(names)}")
         if on_change not in ("refuse", "ask"):
             raise ValueError(f"Client: on_change={on_change!r:.40} is not 'refuse' or 'ask'")
+        answers, me = Answers(elicit, elicit_url, sample, roots), {"name": name, "version": __version__}
+        kept = None if state is None else State(Path(state))
         locked, asks = None if lock is None else read_lock(lock), on_change == "ask"
-        self._terms = Terms(policy, trusted, confirm, raise_on_error, log, kept, locked, asks)
+        self._terms = Terms(
+            answers, clocks, revision, me, policy, trusted, confirm, raise_on_error, log, tap, kept, locked, asks
+        )
         self._audit = audit
-        self._answers = Answers(elicit=elicit, elicit_url=elicit_url, sample=sample, roots=roots)
-        self._revision = revision
-        self._tap = tap
         self._auth = auth
-        self._me: Object = {"name": name, "version": __version__}
         self._remotes: dict[str, Remote] = {}
         self.problems: dict[str, PeerError] = {}  # servers of a configuration that could not be reached, and why
 
     async def __aenter__(self) -> Client:
         try:
-            await self._open(several=len(self._targets) > 1)
+            await self._open()
         except BaseException:
             await self.close()
             raise
         return self
 
-    async def _open(self, *, several: bool) -> None:
+    async def _open(self) -> None:
+        several = len(self._targets) > 1
         if self._audit is not None:
             from handrail.client.recording import Recorder  # which needs SQLite
 
             self._terms.recorder = Recorder(self._audit)
         for target in self._targets:
-            self._remotes[target.name] = Remote(
-                target,
-                f"{target.name}." if several else "",
-                answers=self._answers,
-                terms=self._terms,
-                revision=self._revision,
-                clocks=self.clocks,
-                me=self._me,
-            )
-            self._remotes[target.name].dialog.tap = self._tap
+            self._remotes[target.name] = Remote(target, f"{target.name}." if several else "", self._terms)
         opened = await asyncio.gather(*(each.dialog.open() for each in self._remotes.values()), return_exceptions=True)
-        for remote, problem in zip(list(self._remotes.values()), opened, strict=True):
+        for target, problem in zip(self._targets, opened, strict=True):
+            if target.if_done and isinstance(problem, TransportError) and problem.text.endswith("exited with code 0"):
+                problem.hint = ". ".join(filter(None, (problem.hint, target.if_done)))
             if isinstance(problem, PeerError) and several:
                 log.warning("%s", problem)
-                self.problems[remote.name] = problem
+                self.problems[target.name] = problem
             elif isinstance(problem, BaseException):
                 raise problem
 
@@ -151,8 +143,7 @@ class Client:
 
     async def close(self) -> None:
         """End every conversation; calls that still wait are told. From any task, and more than once."""
-        remotes = list(self._remotes.values())
-        await asyncio.gather(*(each.dialog.close() for each in remotes), return_exceptions=True)
+        await asyncio.gather(*(each.dialog.close() for each in self._remotes.values()), return_exceptions=True)
         if self._auth is not None and hasattr(self._auth, "close"):
             await self._auth.close()
         if self._terms.recorder is not None:
@@ -233,7 +224,7 @@ class Client:
         return await remote.call(
             own,
             arguments or {},
-            clocks=self.clocks if timeout is None else self.clocks.within(timeout),
+            timeout=timeout,
             confirm=confirm,
             watch=watch,
             meta=meta,
@@ -252,8 +243,7 @@ class Client:
                 news.get_nowait()  # the oldest says the least
             news.put_nowait(event)
 
-        clocks = self.clocks.within(options.pop("timeout", None))
-        task = asyncio.create_task(remote.call(own, arguments or {}, clocks=clocks, watch=watch, **options))
+        task = asyncio.create_task(remote.call(own, arguments or {}, watch=watch, **options))
         task.add_done_callback(lambda _: news.put_nowait(None) if not news.full() else None)
         try:
             while not task.done() or not news.empty():
@@ -271,7 +261,5 @@ class Client:
         for server in sorted(self._remotes, key=len, reverse=True):
             if name.startswith(f"{server}."):
                 return self._remotes[server], name[len(server) + 1 :]
-        known = ", ".join(self._remotes)
-        raise RemoteProtocolError(
-            f"no server for the tool {name!r:.100}", sent=Sent.NO, hint=f"Names begin with the server's: {known}"
-        )
+        hint = f"Names begin with the server's: {', '.join(self._remotes)}"
+        raise RemoteProtocolError(f"no server for the tool {name!r:.100}", sent=Sent.NO, hint=hint)

@@ -6,20 +6,20 @@ Every request settles: with an answer, by one of its clocks, or when the transpo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from msgspec import UNSET
 
 from handrail import jsonrpc
 from handrail.client.era import Era
-from handrail.client.flight import Clocks, Flight, Log, Progress
-from handrail.client.hearing import FOREVER, Hearing, Host
+from handrail.client.flight import Clocks, Flight, Log, Progress, until
+from handrail.client.hearing import FOREVER, LISTEN, Hearing, Host
+from handrail.client.targets import Target
 from handrail.errors import CallTimeout, HttpRefused, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.model import Object
-from handrail.protocol.mirrors import mirrors
+from handrail.protocol.http import mirrors
 from handrail.revisions import Revision
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
 from handrail.transports.link import Link, Waiting
@@ -35,26 +35,24 @@ class Dialog(Hearing):
 
     def __init__(
         self,
-        name: str,
-        make: Callable[[], Link],
+        target: Target,
         host: Host,
         *,
-        revision: str,
         clocks: Clocks,
+        revision: str,
         me: Object,
-        key: str = "",
+        tap: Callable[[str, bytes], None] | None = None,
     ) -> None:
-        super().__init__(name, host)
+        super().__init__(target.name, host, tap)
         self.clocks = clocks
         self.me = me
-        self.era = Era(self, revision, key)
+        self.era = Era(self, revision, target.key)
         self.welcome: Object = {}
-        self._make = make
+        self._make = target.make
         self._last_id = 0
         self._envelope: Object = {}
         self._opener: asyncio.Task[None] | None = None  # whoever wants to be connected waits for the same
         self._endings: set[asyncio.Task[None]] = set()  # of transports that were let go of
-        self._handshakes = 0
         self._closed = False
         self._listener: asyncio.Task[None] | None = None
         self._wants_news = False
@@ -92,7 +90,7 @@ class Dialog(Hearing):
             await work()
         except BaseException as problem:
             if isinstance(problem, PeerError):
-                self._name(problem, "connect")
+                self.named(problem, "connect")
             self._let_go(problem if isinstance(problem, PeerError) else TransportError("not connected"))
             raise
         if self._wants_news:
@@ -129,7 +127,6 @@ class Dialog(Hearing):
         """From now on this is spoken."""
         self.revision, self.welcome = revision, welcome
         self._envelope = self.envelope(revision)
-        self._handshakes += 1
         if self.link is None:
             raise TransportError("the client was closed")
         self.link.agreed(revision)
@@ -160,7 +157,6 @@ class Dialog(Hearing):
         for task in tasks:
             task.cancel()
         self._listener = None
-        self._waiting.clear()
         link, self.link = self.link, None
         if link is not None or tasks:
             ending = self._loop.create_task(self._ending(link, tasks))
@@ -199,23 +195,21 @@ class Dialog(Hearing):
         self,
         method: str,
         params: Object,
+        clocks: Clocks,
+        ends: float,
         *,
-        clocks: Clocks | None = None,
-        ends: float | None = None,
         header_map: dict[str, tuple[str, ...]] | None = None,
         watch: Callable[[Progress | Log], None] | None = None,
         tracked: bool = False,
     ) -> Object:
         """The result of a request; PeerError says why there is none.
 
-        `tracked` asks for progress; `ends` is when its total clock fires, if that began to run before.
+        `tracked` asks for progress; `ends` is when its total clock fires.
         """
-        clocks = clocks or self.clocks
-        ends = self.now() + clocks.total if ends is None else ends
         if not self.is_open:
-            async with self.until(ends, clocks, method):
+            async with until(ends, clocks):
                 await self.open()
-        again = self._handshakes
+        welcome = self.welcome
         flight = self.begin(method, params, clocks, ends, header_map=header_map, watch=watch, tracked=tracked)
         try:
             return await flight.future  # as `result` does: one coroutine less for every call
@@ -227,27 +221,11 @@ class Dialog(Hearing):
             turned_away = gone.status == 404 and gone.sent is Sent.FAILED
             if not turned_away or self.revision is None or self.revision.stateless:
                 raise
-        if again == self._handshakes:
-            async with self.until(ends, clocks, method):
+        if welcome is self.welcome:  # else another request has done so already
+            async with until(ends, clocks):
                 await self._opened(self.era.shake_hands if self.dead is None else self._connect)
         flight = self.begin(method, params, clocks, ends, header_map=header_map, watch=watch, tracked=tracked)
         return await self.result(flight)
-
-    @contextlib.asynccontextmanager
-    async def until(self, ends: float, clocks: Clocks, phase: str, sent: Sent = Sent.NO) -> AsyncIterator[None]:
-        """Do what a request needs besides being answered, in the time it has; it has got so far (`sent`)."""
-        limit = asyncio.timeout_at(ends)
-        try:
-            async with limit:
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            text = f"not done within {clocks.total:g} s"
-            raise CallTimeout(text, clock="total", sent=sent, server=self.name, phase=phase) from None
-        except PeerError as problem:
-            problem.sent = Sent.NO if sent is Sent.NO else problem.sent
-            raise
 
     def begin(
         self,
@@ -326,14 +304,11 @@ class Dialog(Hearing):
             self._listener = self._loop.create_task(self._keep_listening())
 
     async def _keep_listening(self) -> None:
-        clocks = Clocks(self.clocks.connect, self.clocks.first, FOREVER, FOREVER)
-        pause = 0.5
+        clocks, pause = Clocks(self.clocks.connect, self.clocks.first, FOREVER, FOREVER), 0.5
         while self.dead is None:
             began = self.now()
             try:
-                wanted = {"notifications": {"toolsListChanged": True}}
-                flight = self.begin("subscriptions/listen", wanted, clocks)
-                await self.result(flight)
+                await self.result(self.begin(LISTEN, {"notifications": {"toolsListChanged": True}}, clocks))
             except RemoteProtocolError as refused:
                 log.debug("%s: changes are not announced: %s", self.name, refused)
                 return

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from msgspec import Struct
 from handrail.errors import HandrailError
 from handrail.guards.inert import is_secret
 from handrail.model import Object
+from handrail.schema.explain import closest
 from handrail.schema.plain import pointer
 
 __all__ = ["MAX_BYTES", "Entry", "EntryError", "Missing", "known_files", "load", "parse", "read_entries"]
@@ -35,9 +37,10 @@ _KINDS: dict[str, Kind] = {
 }
 _TABLES = ("mcpServers", "servers")
 _ADDRESSES = ("url", "serverUrl")  # the second is Windsurf's
+_TARGETS = ("command", *_ADDRESSES)
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 _REFERENCE = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NAMES = {"variable": re.compile(r"[^=\0]+"), "header": re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")}
 _BREAKS = re.compile(r"[\x00\r\n]")
 _BATCH_FILE = re.compile(r"\.(?:bat|cmd)\Z", re.IGNORECASE)
 _BATCH_MEANING = re.compile(r'["%&|<>^!()]')
@@ -117,24 +120,23 @@ def known_files(environ: Mapping[str, str], platform: str, folder: Path | None =
     home = Path(environ.get("USERPROFILE" if platform == "win32" else "HOME") or Path.home())
     here = folder or Path.cwd()
     if platform == "win32":
-        settings: Path | None = Path(environ.get("APPDATA") or home / "AppData" / "Roaming")
+        settings = Path(environ.get("APPDATA") or home / "AppData" / "Roaming")
     elif platform == "darwin":
         settings = home / "Library" / "Application Support"
     else:
-        settings = None
-    # There is no Claude Desktop for other systems whose place its makers name.
-    desktop = [("claude", settings / "Claude" / "claude_desktop_config.json")] if settings else []
-    code = settings or Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    return [
-        *desktop,
+        settings = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    places = [
+        ("claude", settings / "Claude" / "claude_desktop_config.json"),
         ("claude-code", here / ".mcp.json"),
         ("claude-code", home / ".claude.json"),
         ("cursor", here / ".cursor" / "mcp.json"),
         ("cursor", home / ".cursor" / "mcp.json"),
         ("vscode", here / ".vscode" / "mcp.json"),
-        ("vscode", code / "Code" / "User" / "mcp.json"),
+        ("vscode", settings / "Code" / "User" / "mcp.json"),
         ("windsurf", home / ".codeium" / "windsurf" / "mcp_config.json"),
     ]
+    # There is no Claude Desktop for other systems whose place its makers name.
+    return places if platform in ("win32", "darwin") else places[1:]
 
 
 def _document(path: Path) -> Any:
@@ -145,19 +147,19 @@ def _document(path: Path) -> Any:
             raise ValueError(f"over {MAX_BYTES:,} bytes; a file of servers has fewer")
         return parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise EntryError(str(path), ["not a text in UTF-8"]) from None
+        why = "not a text in UTF-8"
     except OSError as problem:
-        raise EntryError(str(path), [f"cannot be read: {problem.strerror}"]) from None
+        why = f"cannot be read: {problem.strerror}"
     except ValueError as problem:
-        raise EntryError(str(path), [str(problem)]) from None
+        why = str(problem)
+    raise EntryError(str(path), [why])
 
 
 def _strict(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> Object:
         made = dict(pairs)
         if len(made) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise ValueError(f"the name {twice!r} occurs twice in one object")
         return made
 
@@ -179,79 +181,72 @@ class _Reader:
         self.problems: list[str] = []
         self.missing: list[Missing] = []
         self.entry = ""
-        self.base: Path | None = None
-        if source:
-            above = Path(source).parent
-            self.base = above.parent if above.name in (".vscode", ".cursor") else above
+        above = Path(source).parent
+        self.base = above.parent if above.name in (".vscode", ".cursor") else above
 
     def read(self, document: Any, name: str) -> tuple[list[Entry], list[Missing]]:
-        found = [
-            entry for key, value, where in self._named(document, name) if (entry := self._entry(key, value, where))
-        ]
+        found = [self._entry(key, value, where) for key, value, where in self._named(document, name)]
         if self.problems:
             raise EntryError(self.source, self.problems)
         return found, self.missing
 
-    def _named(self, document: Any, name: str) -> Iterator[tuple[str, Any, str]]:
+    def _named(self, document: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
         if not isinstance(document, Mapping):
             self._wrong("", document, "an object")
             return
-        if isinstance(document.get("command"), str) or any(isinstance(document.get(key), str) for key in _ADDRESSES):
+        if any(isinstance(document.get(key), str) for key in ("command", *_ADDRESSES)):
             yield name, document, ""
             return
         tables = [key for key in _TABLES if key in document]
-        if not tables and self.source:
-            return  # a host's file may be about other things only
-        if not tables:
+        if not tables and not self.source:  # a host's file may be about other things only
             self.problems.append('no servers: {"mcpServers": {"name": {"command": …}}} has one')
         for table in tables:
             servers = document[table]
             if not isinstance(servers, Mapping):
                 self._wrong(f"/{table}", servers, "an object with a server under each name")
-            elif len(servers) > MAX_ENTRIES:
+                continue
+            if len(servers) > MAX_ENTRIES:
                 self.problems.append(f"/{table}: {len(servers):,} servers are more than {MAX_ENTRIES:,}")
-            else:
-                for key, value in servers.items():
-                    yield key, value, pointer(f"/{table}", key)
+                return
+            for key, value in servers.items():
+                where = pointer(f"/{table}", key)
+                if isinstance(value, Mapping):
+                    yield key, value, where
+                else:
+                    self._wrong(where, value, 'an object such as {"command": "uvx", "args": ["weather"]}')
 
-    def _entry(self, name: str, value: Any, where: str) -> Entry | None:
-        before, self.entry = len(self.problems), name
-        if not isinstance(value, Mapping):
-            self._wrong(where, value, 'an object such as {"command": "uvx", "args": ["weather"]}')
-            return None
+    def _entry(self, name: str, value: Mapping[str, Any], where: str) -> Entry:
+        self.entry = name
         if not name or not name.isprintable():
             self.problems.append(f"{where}: a name is not empty, and has only characters that can be seen")
         address = next((key for key in _ADDRESSES if key in value), "")
-        kind = _KINDS.get(said) if isinstance(said := value.get("type"), str) else "http" if address else "stdio"
-        if said is not None and kind is None:
+        kind: Kind | None = "http" if address else "stdio"
+        if (said := value.get("type")) is not None:
+            kind = _KINDS.get(said) if isinstance(said, str) else None
+        if kind is None:
             self._wrong(f"{where}/type", said, "stdio, http or sse")
         elif kind == "stdio" and "command" not in value:
-            self.problems.append(f'{where}: neither "command" nor "url" is there; one of them says what to connect to')
+            near = next((f"; {key!r}: did you mean {word!r}?" for key in value if (word := closest(key, _TARGETS))), "")
+            text = 'neither "command" nor "url" is there; one of them says what to connect to'
+            self.problems.append(f"{where}: {text}{near}")
         elif kind != "stdio" and not address:
             self.problems.append(f'{where}: "url" is not there, and {said} needs one')
         elif "command" in value and address:
             self.problems.append(f'{where}: both "command" and "{address}" are there; only one can be meant')
-        disabled = value.get("disabled", False)
-        if not isinstance(disabled, bool):
-            self._wrong(f"{where}/disabled", disabled, "true or false")
-        made = Entry(
+        return Entry(
             name=name,
             kind=kind or "stdio",
             command=self._command(value, where) if "command" in value else (),
             url=self._url(value[address], f"{where}/{address}") if address else "",
-            env=self._env(value.get("env"), f"{where}/env"),
+            env=self._texts(value.get("env"), f"{where}/env", "variable", self._variable),
             cwd=self._folder(value.get("cwd"), f"{where}/cwd") if kind == "stdio" else "",
-            headers=self._headers(value.get("headers"), f"{where}/headers"),
+            headers=self._texts(value.get("headers"), f"{where}/headers", "header", self._line),
             source=self.source,
-            disabled=disabled is True,
+            disabled=bool(self._of(bool, value.get("disabled"), f"{where}/disabled", "true or false")),
         )
-        return made if len(self.problems) == before else None
 
     def _command(self, value: Mapping[str, Any], where: str) -> tuple[str, ...]:
-        args = value.get("args", [])
-        if not isinstance(args, list):
-            self._wrong(f"{where}/args", args, "an array of texts, one for each argument")
-            args = []
+        args = self._of(list, value.get("args"), f"{where}/args", "an array of texts, one for each argument") or []
         program = self._line(value["command"], f"{where}/command")
         rest = [self._line(each, f"{where}/args/{i}") for i, each in enumerate(args)]
         if isinstance(value["command"], str) and (not program.strip() or program.startswith("-")):
@@ -267,39 +262,31 @@ class _Reader:
             self._wrong(where, url, "an address that begins with https:// or http://")
         return url
 
-    def _env(self, value: Any, where: str) -> dict[str, str]:
-        made = {}
-        for name, text in self._pairs(value, where):
-            if not name or "=" in name or "\0" in name:
-                self.problems.append(f"{where}: {name!r} is not the name of a variable")
-            if isinstance(text, bool | int | float):  # written without quotes by many, and meant as they look
-                text = json.dumps(text)
-            made[name] = self._text(text, pointer(where, name))
-            if "\0" in made[name]:
-                self.problems.append(f"{pointer(where, name)}: has a character that no variable can have, U+0000")
-        return made
-
-    def _headers(self, value: Any, where: str) -> dict[str, str]:
-        made = {}
-        for name, text in self._pairs(value, where):
-            if not _HEADER.fullmatch(name):
-                self.problems.append(f"{where}: {name!r} is not the name of a header")
-            made[name] = self._line(text, pointer(where, name))
-        return made
-
     def _folder(self, value: Any, where: str) -> str:
         given = "" if value is None else self._line(value, where)
-        if self.base is None or given.startswith("${"):
-            return given
-        return str(self.base / given)
+        return str(self.base / given) if self.source and not given.startswith("${") else given
 
-    def _pairs(self, value: Any, where: str) -> list[tuple[str, Any]]:
-        if value is None:
-            return []
-        if not isinstance(value, Mapping):
-            self._wrong(where, value, "an object of texts")
-            return []
-        return list(value.items())
+    def _texts(self, value: Any, where: str, what: str, read: Callable[[Any, str], str]) -> dict[str, str]:
+        texts = self._of(Mapping, value, where, "an object of texts") or {}
+        for name in texts:
+            if not _NAMES[what].fullmatch(name):
+                self.problems.append(f"{where}: {name!r} is not the name of a {what}")
+        return {name: read(text, pointer(where, name)) for name, text in texts.items()}
+
+    def _of(self, kind: type, value: Any, where: str, wanted: str) -> Any:
+        """A value of this type, if it is there; None if it is not, or is another."""
+        if value is None or isinstance(value, kind):
+            return value
+        self._wrong(where, value, wanted)
+        return None
+
+    def _variable(self, value: Any, where: str) -> str:
+        if isinstance(value, bool | int | float):  # written without quotes by many, and meant as they look
+            value = json.dumps(value)
+        text = self._text(value, where)
+        if "\0" in text:
+            self.problems.append(f"{where}: has a character that no variable can have, U+0000")
+        return text
 
     def _line(self, value: Any, where: str) -> str:
         text = self._text(value, where)

@@ -46,24 +46,20 @@ class Era:
         if wanted is not None and wanted.stateless:
             if not await self._discover(wanted):
                 raise RemoteProtocolError(f"the server does not speak {wanted.name}", hint='Try revision="auto"')
-        elif not self._probes:
-            await self.shake_hands()
-        elif not await self._as_before():
-            if not await self._probe():
-                await self.shake_hands()
-            if dialog.revision is not None and not dialog.revision.stateless and self._key and len(_old) < MAX_KNOWN:
-                _old.add(self._key)
-
-    async def _as_before(self) -> bool:
-        """Shake hands at once with a server that did so before; False if it is not what it was."""
-        if self._key in _old:
+            return
+        if not self._probes or self._key in _old:
             try:
                 await self.shake_hands()
-                return True
+                return
             except (RemoteProtocolError, HttpRefused) as refused:
-                log.debug("%s: %s; asked anew what it speaks", self._dialog.name, refused)
+                if not self._probes:
+                    raise
+                log.debug("%s: %s; asked anew what it speaks", dialog.name, refused)
                 _old.discard(self._key)
-        return False
+        if not await self._probe():
+            await self.shake_hands()
+        if dialog.revision is not None and not dialog.revision.stateless and self._key and len(_old) < MAX_KNOWN:
+            _old.add(self._key)
 
     async def _probe(self) -> bool:
         """Agree without a handshake, if the server is of that kind; False if it seems not to be."""
@@ -90,18 +86,16 @@ class Era:
                 if not flight.future.done():
                     return await self._both(flight, revision)
             try:
-                welcome = await dialog.result(flight)
+                return self._welcomed(await dialog.result(flight), revision)
             except RemoteProtocolError as refused:
                 another = self._other_version(refused, flight.status)
                 if another is None:
                     return False
                 revision = another
-                continue
             except HttpRefused as refused:
                 if 400 <= refused.status < 500 and refused.status not in (401, 403, 408, 429):
                     return False
                 raise
-            return self._welcomed(welcome, revision)
         raise RemoteProtocolError("changes its mind about the versions it supports")
 
     async def _both(self, probe: Waiting, revision: Revision) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from msgspec import Struct
 
+from handrail.errors import CallTimeout, PeerError, Sent
 from handrail.model import Json, Object
 from handrail.transports.link import Waiting
 
@@ -66,6 +69,32 @@ class Flight(Waiting, kw_only=True):
     heard: bool = False
     progress: Progress | None = None
     watch: Callable[[Progress | Log], None] | None = None
+
+
+@contextlib.asynccontextmanager
+async def until(ends: float, clocks: Clocks, sent: Sent = Sent.NO) -> AsyncIterator[None]:
+    """Do what a request needs besides being answered, in the time it has; it has got so far (`sent`)."""
+    limit = asyncio.timeout_at(ends)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise CallTimeout(f"not done within {clocks.total:g} s", clock="total", sent=sent) from None
+    except PeerError as problem:
+        problem.sent = Sent.NO if sent is Sent.NO else problem.sent
+        raise
+
+
+@contextlib.contextmanager
+def after(first: Sent) -> Iterator[None]:
+    """What came before has got so far; what fails now does not undo it."""
+    try:
+        yield
+    except PeerError as problem:
+        problem.sent = first if problem.sent is Sent.NO else problem.sent
+        raise
 
 
 def _is_number(value: Json) -> bool:

@@ -26,7 +26,7 @@ MAX_BATCH = 1_000  # messages in one answer
 MAX_QUESTIONS = 32  # of the server's, being answered at once
 _CHANGED = "notifications/tools/list_changed"
 _ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-_LISTEN = "subscriptions/listen"
+LISTEN = "subscriptions/listen"
 _NOT_FOUND = -32601
 
 
@@ -45,13 +45,12 @@ class Hearing:
 
     revision: Revision | None = None
     link: Link | None = None
-    tap: Callable[[str, bytes], None] | None = None  # sees every message: ">" is ours, "<" the server's
 
-    def __init__(self, name: str, host: Host) -> None:
+    def __init__(self, name: str, host: Host, tap: Callable[[str, bytes], None] | None) -> None:
         self.name = name
         self.host = host
+        self.tap = tap  # sees every message: ">" is ours, "<" the server's
         self.skips: list[str] = []  # the last things that came and were no messages
-        self.strays = 0  # answers nobody waited for
         self.dead: PeerError | None = TransportError("not connected")
         self.deaths: list[float] = []
         self._waiting: dict[Id, Flight] = {}
@@ -111,7 +110,7 @@ class Hearing:
 
     def _only(self) -> Flight | None:
         """The one request that waits for an answer, if it is one; a subscription does not."""
-        waiting = [each for each in self._waiting.values() if each.method != _LISTEN]
+        waiting = [each for each in self._waiting.values() if each.method != LISTEN]
         return waiting[0] if len(waiting) == 1 else None
 
     def _take(self, message: Message, about: Waiting | None) -> None:
@@ -139,18 +138,12 @@ class Hearing:
 
     def _answered(self, message: Response, about: Waiting | None) -> None:
         flight: Waiting | None = self._waiting.get(message.id)
+        if flight is None and message.id == "" and message.error is not UNSET:  # about what could not be read
+            flight = about or self._only()
         if flight is None:
-            unnamed = message.id == "" and message.error is not UNSET  # an error about what could not be read
-            if unnamed and about is not None:
-                flight = about
-            elif unnamed and (only := self._only()):
-                flight = only
-            else:
-                self.strays += 1
-                if about is not None:
-                    self._fail(about, RemoteProtocolError(f"answered with the id {message.id!r}, not {about.id!r}"))
-                return
-        if message.error is not UNSET:
+            if about is not None:
+                self._fail(about, RemoteProtocolError(f"answered with the id {message.id!r}, not {about.id!r}"))
+        elif message.error is not UNSET:
             self._fail(flight, _error(message.error))
         elif type(message.result) is not dict:
             self._fail(flight, RemoteProtocolError("the result is not an object"))
@@ -185,7 +178,7 @@ class Hearing:
             ended = self._waiting.get(ident) if type(ident) is int else None
             if task is not None:
                 task.cancel()
-            elif ended is not None and ended.method == _LISTEN:
+            elif ended is not None and ended.method == LISTEN:
                 self._fail(ended, TransportError("the server ended the subscription"))
 
     def _acknowledged(self, params: Object) -> None:
@@ -238,13 +231,10 @@ class Hearing:
         self._reply(reply)
 
     def _reply(self, message: bytes) -> None:
+        """Send what is no request."""
         if self.link is not None:
-            self._send(self.link, message, None)
-
-    def _send(self, link: Link, message: bytes, about: Waiting | None) -> None:
-        if self.tap is not None:
             self._tapped(">", message)
-        link.send(message, about)
+            self.link.send(message, None)
 
     def _tapped(self, direction: str, message: bytes | bytearray) -> None:
         if self.tap is not None:
@@ -262,7 +252,7 @@ class Hearing:
             return
         by_disconnect = revision.stateless and link.disconnect_cancels
         if not by_disconnect and CANCELLED in revision.notifications:
-            self._send(link, jsonrpc.notification(CANCELLED, {"requestId": flight.id, "reason": why}), None)
+            self._reply(jsonrpc.notification(CANCELLED, {"requestId": flight.id, "reason": why}))
         link.give_up(flight)
 
     # Clocks
@@ -290,25 +280,26 @@ class Hearing:
             flight.last = now
         seconds = getattr(flight.clocks, clock)
         if now >= flight.total_by:
-            clock, seconds, text = "total", flight.clocks.total, "not done within {:g} s"
+            clock, text = "total", f"not done within {flight.clocks.total:g} s"
         elif now >= flight.last + seconds:
-            text = "nothing was heard for {:g} s"
+            text = f"nothing was heard for {seconds:g} s"
         else:
             flight.due = min(flight.last + seconds, flight.total_by)
             return
         got = "" if flight.progress is None else f"; progress had reached {shown(flight.progress)}"
-        problem = CallTimeout(text.format(seconds) + got, clock=clock, progress=flight.progress, sent=flight.sent)
-        problem.hint = f"The clock is Clocks({clock}=…)"
+        hint = f"The clock is Clocks({clock}=…)"
+        problem = CallTimeout(text + got, clock=clock, progress=flight.progress, sent=flight.sent, hint=hint)
         self._fail(flight, problem)
-        self.abandon(flight, f"time-out: {text.format(seconds)}")
+        self.abandon(flight, f"time-out: {text}")
 
     def _fail(self, flight: Waiting, problem: PeerError) -> None:
         self._waiting.pop(flight.id, None)
         if not flight.future.done():
-            flight.future.set_exception(self._name(problem, flight.method))
+            flight.future.set_exception(self.named(problem, flight.method))
             flight.future.exception()  # seen: whoever waits gets it all the same
 
-    def _name(self, problem: PeerError, phase: str) -> PeerError:
+    def named(self, problem: PeerError, phase: str) -> PeerError:
+        """The problem, with where and in what it came up, unless it says that already."""
         problem.server, problem.phase = problem.server or self.name, problem.phase or phase
         return problem
 

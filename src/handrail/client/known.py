@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -15,8 +14,8 @@ from msgspec.json import encode
 from handrail.client.answers import Answers
 from handrail.client.consent import LOCAL, Confirm
 from handrail.client.dialog import Dialog
-from handrail.client.flight import Clocks, Log
-from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools
+from handrail.client.flight import Clocks, Log, after, until
+from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools, hides
 from handrail.client.pins import LockedPins, Pins
 from handrail.client.state import State
 from handrail.client.targets import Target
@@ -24,6 +23,7 @@ from handrail.errors import InvalidResult, PeerError, RemoteProtocolError, Schem
 from handrail.guards.lock import Locked
 from handrail.model import Json, Object
 from handrail.revisions import Revision
+from handrail.schema.plain import NotJson, plain
 from handrail.transports.link import Link
 
 if TYPE_CHECKING:
@@ -41,38 +41,32 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO,
 
 
 class Terms(Struct):
-    """What a client does around every call."""
+    """What a client was given for all its servers."""
 
-    policy: Policy | None = None
-    trusted: bool = False
-    confirm: Confirm | None = None
-    raise_on_error: bool = False
-    log: Callable[[str, Log], None] | None = None
-    state: State | None = None  # where pins are kept
-    lock: dict[str, Locked] | None = None  # what tools have to be
-    asks: bool = False  # about a tool that is not what the lock says, instead of refusing it
+    answers: Answers
+    clocks: Clocks
+    revision: str
+    me: Object
+    policy: Policy | None
+    trusted: bool
+    confirm: Confirm | None
+    raise_on_error: bool
+    log: Callable[[str, Log], None] | None
+    tap: Callable[[str, bytes], None] | None
+    state: State | None  # where pins are kept
+    lock: dict[str, Locked] | None  # what tools have to be
+    asks: bool  # about a tool that is not what the lock says, instead of refusing it
     recorder: Recorder | None = None  # while the client is open
 
 
 class Known:
     """A server, and what is known of its tools. To the dialog with it, the host."""
 
-    def __init__(
-        self,
-        target: Target,
-        prefix: str,
-        *,
-        answers: Answers,
-        terms: Terms,
-        revision: str,
-        clocks: Clocks,
-        me: Object,
-    ) -> None:
+    def __init__(self, target: Target, prefix: str, terms: Terms) -> None:
         self.name = target.name
-        self.capabilities = answers.capabilities
-        self.dialog = Dialog(target.name, target.make, self, revision=revision, clocks=clocks, me=me, key=target.key)
+        self.capabilities = terms.answers.capabilities
+        self.dialog = Dialog(target, self, clocks=terms.clocks, revision=terms.revision, me=terms.me, tap=terms.tap)
         self._prefix = prefix
-        self._answers = answers
         self._terms = terms
         self._tools: Tools | None = None
         self._fresh_until = 0.0
@@ -84,13 +78,16 @@ class Known:
             if terms.lock is None
             else LockedPins(terms.lock, target.name, alone=not prefix, asks=terms.asks)
         )
-        self._hidden: dict[str, ListedTool] = {}  # by rules
+        self._listed: dict[str, ListedTool] = {}  # by their own names, also those that were barred or hidden
         self._listing = asyncio.Lock()
 
     # As the host of the dialog
 
     async def answer(self, method: str, params: Object, revision: Revision) -> Json:
-        return await self._answers.answer(self.name, method, params, revision)
+        try:
+            return plain(await self._terms.answers.answer(self.name, method, params, revision))
+        except NotJson as problem:
+            raise SchemaError(f"the answer to {method}: {problem}") from None
 
     def changed(self) -> None:
         self._stale = True
@@ -110,16 +107,20 @@ class Known:
     async def tools(self, *, fresh: bool = False) -> Tools:
         """All tools, over all pages: from memory while the server says they stay the same."""
         clocks, ends = self.dialog.clocks, self.dialog.now() + self.dialog.clocks.total
-        async with self.dialog.until(ends, clocks, "tools/list"):
-            await self._listing.acquire()
         try:
-            known = self._tools
-            told = self._told_by is not None and self._told_by == self._teller
-            if known is None or fresh or self._stale or not (told or time.monotonic() < self._fresh_until):
-                known = await self._list(ends)
-            return known
-        finally:
-            self._listing.release()
+            async with until(ends, clocks):
+                await self._listing.acquire()
+            try:
+                known = self._tools
+                told = self._told_by is not None and self._told_by == self._teller
+                if known is None or fresh or self._stale or not (told or time.monotonic() < self._fresh_until):
+                    known = await self._list(ends)
+                return known
+            finally:
+                self._listing.release()
+        except PeerError as problem:
+            self.dialog.named(problem, "tools/list")
+            raise
 
     @property
     def is_stale(self) -> bool:
@@ -127,8 +128,10 @@ class Known:
         return self._tools is None or self._stale or (self._expires and time.monotonic() >= self._fresh_until)
 
     async def _list(self, ends: float) -> Tools:
-        async with self.dialog.until(ends, self.dialog.clocks, "tools/list"):
-            await self._ready()
+        async with until(ends, self.dialog.clocks):
+            await self.dialog.open()
+        if "tools" not in self.dialog.welcome.get("capabilities", {}):
+            raise RemoteProtocolError("the server says that it has no tools", sent=Sent.NO)
         self.dialog.want_news()
         self._stale = False
         told_by = self._teller
@@ -144,51 +147,56 @@ class Known:
                 for raw in page["tools"]:
                     size += self._add(raw, found, refused)
                     if len(found) + len(refused) > MAX_TOOLS or size > MAX_LIST_BYTES:
-                        raise self._unlisted(f"over {MAX_TOOLS:,} tools, or {MAX_LIST_BYTES:,} bytes of them", {})
+                        raise InvalidResult(f"over {MAX_TOOLS:,} tools, or {MAX_LIST_BYTES:,} bytes of them", result={})
         except BaseException:
             self._stale = True  # whatever the notice told of is still to be seen
             raise
-        self._pins.look([*found.values()], self._spoken)
-        for own, tool in self._pins.barred.items():
-            refused[found.pop(own).name[:200]] = tool.change
+        revision, policy = self.dialog.revision, self._terms.policy
+        spoken = "" if revision is None else revision.name
+        self._pins.look([*found.values()], spoken)
+        refused |= {tool.name[:200]: tool.change for tool in found.values() if tool.barred}
         for name, why in refused.items():
             log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
-        self._hidden = {own: tool for own, tool in found.items() if self._hides(tool)}
-        for own in self._hidden:
-            refused[found.pop(own).name[:200]] = "a rule hides it"
-        self._tools, self._fresh_until, self._told_by = Tools([*found.values()], refused), fresh_until, told_by
+        shown = []
+        for tool in found.values():
+            if policy is not None and not tool.barred and policy.hides(LOCAL, tool.facts, spoken) is not None:
+                refused[tool.name[:200]] = "a rule hides it"
+            elif not tool.barred:
+                shown.append(tool)
+        self._listed, self._fresh_until, self._told_by = found, fresh_until, told_by
+        self._tools = Tools(shown, refused)
         return self._tools
-
-    def _hides(self, tool: ListedTool) -> bool:
-        policy = self._terms.policy
-        return policy is not None and policy.hides(LOCAL, tool.facts, self._spoken) is not None
-
-    @property
-    def _spoken(self) -> str:
-        return "" if self.dialog.revision is None else self.dialog.revision.name
 
     async def _pages(self, ends: float) -> AsyncIterator[Object]:
         params: Object = {}
         cursors: set[str] = set()
         for _ in range(MAX_PAGES):
-            page = await self._request_safely("tools/list", params, ends)
+            page = await self._page(params, ends)
             if type(page.get("tools")) is not list:
-                raise self._unlisted("there is no list of tools", page)
+                raise InvalidResult("there is no list of tools", result=page)
             yield page
             cursor = page.get("nextCursor")
             revision = self.dialog.revision
             if cursor is None or (cursor == "" and revision is not None and revision.complete):
                 return
             if type(cursor) is not str:
-                raise self._unlisted(f"the cursor {cursor!r:.100} is not a text", page)
+                raise InvalidResult(f"the cursor {cursor!r:.100} is not a text", result=page)
             if cursor in cursors:
-                raise self._unlisted(f"the cursor {cursor!r:.100} came before", page)
+                raise InvalidResult(f"the cursor {cursor!r:.100} came before", result=page)
             cursors.add(cursor)
             params = {"cursor": cursor}
-        raise self._unlisted(f"over {MAX_PAGES} pages", {})
+        raise InvalidResult(f"over {MAX_PAGES} pages", result={})
 
-    def _unlisted(self, why: str, result: Json) -> InvalidResult:
-        return InvalidResult(why, result=result, server=self.name, phase="tools/list")
+    async def _page(self, params: Object, ends: float) -> Object:
+        """A request that changes nothing, so it may be repeated once when the transport broke."""
+        clocks = self.dialog.clocks
+        try:
+            return await self.dialog.request("tools/list", params, clocks, ends)
+        except TransportError as broken:
+            log.debug("%s; once more", broken)
+            first = broken.sent
+        with after(first):
+            return await self.dialog.request("tools/list", params, clocks, ends)
 
     def _add(self, raw: Json, found: dict[str, ListedTool], refused: dict[str, str]) -> int:
         """One entry of a list, unless it is of no use: the others stay usable. Its size."""
@@ -197,22 +205,21 @@ class Known:
             return 0
         tool = ListedTool(raw, self.name, self._prefix + raw["name"], trusted=self._terms.trusted)
         size = len(encode(raw))
-        flaw = self._flaw(tool, size)
-        if flaw:
+        if flaw := self._flaw(tool, size):
             refused[tool.name[:200]] = flaw
-            return 0
-        if tool.own_name in found:
+        elif tool.own_name in found:
             refused[f"{tool.name[:200]} ({len(refused)})"] = "another tool of this server has the same name"
-            return 0
-        found[tool.own_name] = tool
-        return size
+        else:
+            found[tool.own_name] = tool
+            return size
+        return 0
 
     def _flaw(self, tool: ListedTool, size: int) -> str:
-        if len(tool.description) > MAX_DESCRIPTION:
+        if len(tool.description) > MAX_DESCRIPTION and not tool.trusted:
             return f"its description is longer than {MAX_DESCRIPTION:,} characters"
         if size > MAX_TOOL_BYTES:
             return f"its definition is longer than {MAX_TOOL_BYTES:,} bytes"
-        if tool.hides:
+        if hides(tool.input_schema):
             return "names of its arguments hold characters that nobody sees"
         try:
             self._mirrored(tool)
@@ -233,29 +240,3 @@ class Known:
         if link is None or link.news == 0 or self.dialog.dead is not None or revision is None or revision.stateless:
             return None
         return (link, link.news) if self.dialog.announces else None
-
-    async def _ready(self) -> None:
-        """Connected to a server that says it has tools."""
-        await self.dialog.open()
-        if "tools" not in self.dialog.welcome.get("capabilities", {}):
-            raise RemoteProtocolError("the server says that it has no tools", sent=Sent.NO, server=self.name)
-
-    async def _request_safely(self, method: str, params: Object, ends: float) -> Object:
-        """A request that changes nothing, so it may be repeated once when the transport broke."""
-        try:
-            return await self.dialog.request(method, params, ends=ends)
-        except TransportError as broken:
-            log.debug("%s; once more", broken)
-            first = broken.sent
-        with after(first):
-            return await self.dialog.request(method, params, ends=ends)
-
-
-@contextlib.contextmanager
-def after(first: Sent) -> Iterator[None]:
-    """What came before has got so far; what fails now does not undo it."""
-    try:
-        yield
-    except PeerError as problem:
-        problem.sent = first if problem.sent is Sent.NO else problem.sent
-        raise

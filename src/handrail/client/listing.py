@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, overload
+from urllib.parse import unquote_to_bytes, urlsplit
 
-from handrail.client.icons import safe_icons
 from handrail.errors import SchemaError
 from handrail.guards.changes import Change, changes, kinds
 from handrail.guards.inert import seen
+from handrail.guards.media import trouble
 from handrail.guards.pins import canonical, definition, fingerprint
 from handrail.model import Json, Object, Problem
 from handrail.schema.compile import Checker, compile_schema, header_map
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
 MAX_DESCRIPTION = 16 * 1024
+MAX_ICON_BYTES = 64 * 1024
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _NOT_FOR_MODELS = re.compile(r"[^A-Za-z0-9_-]")
 _MODEL_NAME = 64
 _SCHEMA = {"anthropic": "input_schema", "gemini": "parametersJsonSchema", "mcp": "inputSchema", "openai": "parameters"}
@@ -84,11 +88,6 @@ class ListedTool:
     def icons(self) -> list[Object]:
         """Those that are safe to show; `raw` has them all."""
         return safe_icons(self.raw.get("icons"))
-
-    @property
-    def hides(self) -> bool:
-        """Whether names of its arguments hold characters that nobody sees, but a model would read."""
-        return _hides(self.input_schema)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -195,10 +194,40 @@ class Tools:
         return names
 
 
-def _hides(value: Json) -> bool:
-    if type(value) is dict:
-        return any(seen(name) != name or _hides(inner) for name, inner in value.items())
-    return type(value) is list and any(map(_hides, value))
+def safe_icons(icons: Json) -> list[Object]:
+    """Those at https addresses without a password, and small pictures that are what they say. Nothing is fetched.
+
+    Drawings in SVG are programs, and left out where they come inside.
+    """
+    found = icons if type(icons) is list else []
+    return [icon for icon in found if type(icon) is dict and type(icon.get("src")) is str and _is_safe(icon["src"])]
+
+
+def _is_safe(source: str) -> bool:
+    try:
+        if source[:5].lower() == "data:":
+            return _is_picture(source[5:])
+        parts = urlsplit(source)
+        return parts.scheme == "https" and bool(parts.hostname) and parts.username is None and parts.password is None
+    except ValueError:
+        return False
+
+
+def _is_picture(rest: str) -> bool:
+    head, comma, body = rest.partition(",")
+    kind, *more = head.lower().split(";")
+    if not comma or kind not in _PICTURES or len(body) > 2 * MAX_ICON_BYTES:
+        return False
+    data = b64decode(body, validate=True) if "base64" in more else unquote_to_bytes(body)
+    begins = kind != "image/webp" or data.startswith(b"RIFF")  # `trouble` looks at what comes behind that
+    return len(data) <= MAX_ICON_BYTES and begins and trouble(kind, data) is None
+
+
+def hides(schema: Json) -> bool:
+    """Whether names in it hold characters that nobody sees, but a model would read."""
+    if type(schema) is dict:
+        return any(seen(name) != name or hides(inner) for name, inner in schema.items())
+    return type(schema) is list and any(map(hides, schema))
 
 
 def _cleaned(value: Json) -> Json:

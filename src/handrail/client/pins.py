@@ -27,14 +27,12 @@ class Pins:
         self._state = state
         self._file = f"pins-{sha256(server.encode()).hexdigest()[:32]}.json"
         self._texts = f"tools-{self._file}"
-        kept = state.read(self._file) if state is not None else None
-        self._lost = kept is None and state is not None and state.has(self._file)  # then nothing is as it was
-        self._known: dict[str, str] = dict(kept) if isinstance(kept, dict) else {}
-        texts = state.read(self._texts) if state is not None else None
-        self._kept: dict[str, list[str]] = dict(texts) if isinstance(texts, dict) else {}
+        known, kept = (state.read(self._file), state.read(self._texts)) if state is not None else (None, None)
+        self._lost = known is None and state is not None and state.has(self._file)  # then nothing is as it was
+        self._known: dict[str, str] = known if isinstance(known, dict) else {}
+        self._kept: dict[str, list[str]] = kept if isinstance(kept, dict) else {}
         self._used = sum(map(_size, self._kept.values()))
         self._revision = ""
-        self.barred: dict[str, ListedTool] = {}
 
     def look(self, tools: list[ListedTool], revision: str) -> None:
         """Mark those that changed; what is new is remembered as it is."""
@@ -104,15 +102,18 @@ class LockedPins:
         self._pins = {name: fingerprint(said) for name, said in self._locked.tools.items()}
         self._asks = asks
         self._agreed: dict[str, str] = {}
-        self.barred: dict[str, ListedTool] = {}
 
     def look(self, tools: list[ListedTool], revision: str) -> None:
         """Mark those that are not what the lock says; unless somebody is to be asked, they are barred."""
-        self.barred = {}
         for tool in tools:
-            self._mark(tool, revision)
-            if tool.barred:
-                self.barred[tool.own_name] = tool
+            said = self._locked.tools.get(tool.own_name)
+            if said is None:
+                tool.compared = None, definition(tool.raw)
+            elif self._pins[tool.own_name] == tool.fingerprint or _is_same(tool, said, self._locked.revision, revision):
+                self._agreed.pop(tool.own_name, None)
+                continue
+            if self._agreed.get(tool.own_name) != tool.fingerprint:
+                self._suspect(tool)
 
     def agree(self, tool: ListedTool) -> None:
         if tool.changed:
@@ -123,16 +124,6 @@ class LockedPins:
         said = self._locked.tools.get(tool.own_name)
         tool.compared = (None, definition(tool.raw)) if said is None else (said, None)
         self._suspect(tool)
-
-    def _mark(self, tool: ListedTool, revision: str) -> None:
-        said = self._locked.tools.get(tool.own_name)
-        if said is None:
-            tool.compared = None, definition(tool.raw)
-        elif self._pins[tool.own_name] == tool.fingerprint or _is_same(tool, said, self._locked.revision, revision):
-            self._agreed.pop(tool.own_name, None)
-            return
-        if self._agreed.get(tool.own_name) != tool.fingerprint:
-            self._suspect(tool)
 
     def _suspect(self, tool: ListedTool) -> None:
         tool.changed, tool.barred, tool.since = True, not self._asks, self._since

@@ -43,9 +43,9 @@ class Recorder:
             except (Exception, asyncio.CancelledError) as problem:
                 if await self._end(it, problem) or isinstance(problem, asyncio.CancelledError):
                     raise
-                raise _withheld(it) from problem
+                raise _withheld() from problem
             if not await self._end(it, result):
-                raise _withheld(it)
+                raise _withheld()
             return result
         finally:
             self._calls -= 1
@@ -58,7 +58,7 @@ class Recorder:
             await self._trail.write(_about(it, "intent"))
         except TrailError as problem:
             it.intended = False
-            raise Unrecorded(str(problem), server=it.server, phase=it.phase) from problem
+            raise Unrecorded(str(problem)) from problem
 
     async def close(self) -> None:
         self._is_closed = True
@@ -100,6 +100,6 @@ def _about(it: Calling, event: str) -> Object:
     return record | {name: said for name, said in (("rule", it.rule), ("agreed", it.agreed)) if said}
 
 
-def _withheld(it: Calling) -> Unrecorded:
+def _withheld() -> Unrecorded:
     text = "what came of it could not be recorded and is withheld"
-    return Unrecorded(text, sent=Sent.UNKNOWN, server=it.server, phase=it.phase, hint="Do not simply repeat it")
+    return Unrecorded(text, sent=Sent.UNKNOWN, hint="Do not simply repeat it")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import difflib
-import inspect
 import logging
 from collections.abc import Callable
 
 from msgspec import Struct
 
+from handrail.client.answers import said_by
 from handrail.client.consent import LOCAL, Confirm, Confirmation, allow, rule
-from handrail.client.flight import Clocks, Log, Progress
-from handrail.client.known import Known, after
+from handrail.client.flight import Clocks, Log, Progress, after, until
+from handrail.client.known import Known
 from handrail.client.listing import ListedTool
 from handrail.client.results import CallResult
 from handrail.errors import (
@@ -21,6 +21,7 @@ from handrail.errors import (
     ConfirmationRequired,
     Denied,
     InvalidResult,
+    LocalProtocolError,
     PeerError,
     RemoteProtocolError,
     SchemaError,
@@ -29,6 +30,7 @@ from handrail.errors import (
 )
 from handrail.model import Json, Object
 from handrail.revisions import Revision
+from handrail.schema.plain import NotJson, plain
 
 log = logging.getLogger("handrail")
 
@@ -70,10 +72,6 @@ class Calling(Struct):
         arguments: Object = self.params["arguments"]
         return arguments
 
-    @property
-    def phase(self) -> str:
-        return f"tools/call {self.name}"
-
 
 class Remote(Known):
     """A server whose tools can be called."""
@@ -83,30 +81,42 @@ class Remote(Known):
         name: str,
         arguments: Object,
         *,
-        clocks: Clocks,
+        timeout: float | Clocks | None = None,
         confirm: Confirm | None = None,
         watch: Watch | None = None,
         meta: Object | None = None,
         repeat: bool = False,
     ) -> CallResult:
-        terms, ends = self._terms, self.dialog.now() + clocks.total
+        terms = self._terms
+        clocks = terms.clocks if timeout is None else terms.clocks.within(timeout)
         confirm = confirm or terms.confirm
         if confirm is not None or terms.policy is not None or terms.recorder is not None:
             arguments = copy.deepcopy(arguments)  # what is agreed to, and recorded, is what is sent
         params: Object = {"name": name, "arguments": arguments}
         if meta:
             params["_meta"] = meta
-        it = Calling(self.name, name, params, clocks, ends, confirm, watch, repeat)
+        try:
+            params = plain(params)  # an encoder would write `null` for what is not finite
+        except NotJson as problem:
+            raise LocalProtocolError(f"{self.name}: tools/call {name}: not sent: {problem}") from None
+        if type(params["arguments"]) is not dict:
+            raise LocalProtocolError(f"{self.name}: tools/call {name}: not sent: arguments are a dict, by name")
+        it = Calling(self.name, name, params, clocks, self.dialog.now() + clocks.total, confirm, watch, repeat)
         call = self._call(it)
-        result = await (call if terms.recorder is None else terms.recorder.around(it, call))
-        if result.is_error and terms.raise_on_error:
-            raise CallFailed(result.text, result=result, server=self.name, phase=it.phase)
-        return result
+        try:
+            result = await (call if terms.recorder is None else terms.recorder.around(it, call))
+            if result.is_error and terms.raise_on_error:
+                raise CallFailed(result.text, result=result)
+            return result
+        except PeerError as problem:
+            self.dialog.named(problem, f"tools/call {name}")
+            raise
 
     async def _call(self, it: Calling) -> CallResult:
         if self.is_stale:
             await self._refresh(it)
-        it.tool, it.revision = self._known(it.name), self._spoken
+        it.tool, revision = self._known(it.name), self.dialog.revision
+        it.revision = "" if revision is None else revision.name
         if why := self._question(it):
             asked = self.dialog.now()
             await self._agree(it, why)
@@ -114,26 +124,23 @@ class Remote(Known):
             if self._stale:  # and meanwhile the tools have changed
                 await self._refresh(it)
                 await self._as_agreed(it)
-        revision = self.dialog.revision
         raw = await self._call_once(it)
         if raw.get("resultType", "complete") != "complete":
             raw = await self._completed(it, raw)
         return self._checked(raw, it, self.dialog.revision or revision)
 
-    async def _refresh(self, it: Calling) -> None:
-        async with self.dialog.until(it.ends, it.clocks, it.phase):
-            await self.tools()
+    async def _refresh(self, it: Calling, *, fresh: bool = False) -> None:
+        async with until(it.ends, it.clocks):
+            await self.tools(fresh=fresh)
 
     def _known(self, name: str) -> ListedTool:
         """The tool as it was last listed. One that is not listed may be called; one that was left out may not."""
-        assert self._tools is not None
-        tool = self._tools.get(self._prefix + name) or self._pins.barred.get(name) or self._hidden.get(name)
+        tool = self._listed.get(name)
         if tool is not None:
             return tool
-        flaw = self._tools.refused.get((self._prefix + name)[:200])
-        if flaw is not None:
-            text, phase = f"the tool was left out: {flaw}", f"tools/call {name}"
-            raise InvalidResult(text, result={}, sent=Sent.NO, server=self.name, phase=phase)
+        assert self._tools is not None
+        if flaw := self._tools.refused.get((self._prefix + name)[:200]):
+            raise InvalidResult(f"the tool was left out: {flaw}", result={}, sent=Sent.NO)
         tool = ListedTool({"name": name}, self.name, self._prefix + name, trusted=self._terms.trusted)
         tool.listed = False
         self._pins.miss(tool)
@@ -146,7 +153,7 @@ class Remote(Known):
             decision = policy.decide(LOCAL, it.tool.facts, it.arguments, it.revision)
             it.rule = decision.rule
             if decision.verdict in ("deny", "hide"):
-                raise Denied(f"{decision.rule}: {decision.why}", server=self.name, phase=it.phase)
+                raise Denied(f"{decision.rule}: {decision.why}")
         why, strict = rule(it.tool, decision)
         if strict or (why and it.confirm is not None):
             return why
@@ -156,14 +163,12 @@ class Remote(Known):
     async def _agree(self, it: Calling, why: str) -> None:
         """Denied if nobody agrees to the call."""
         if it.tool.barred:
-            hint = "handrail lock --check shows the difference, handrail lock agrees to it"
-            raise Denied(why, server=self.name, phase=it.phase, hint=hint)
+            raise Denied(why, hint="handrail lock --check shows the difference, handrail lock agrees to it")
         if it.confirm is None:
-            hint = "Give Client(confirm=…) somebody to ask, or confirm=allow"
-            raise ConfirmationRequired(why, server=self.name, phase=it.phase, hint=hint)
-        asked = it.confirm(Confirmation(self.name, it.name, it.arguments, it.tool.annotations, why, it.tool))
-        if (await asked if inspect.isawaitable(asked) else asked) is not True:
-            raise Denied("the call was not agreed to", server=self.name, phase=it.phase)
+            raise ConfirmationRequired(why, hint="Give Client(confirm=…) somebody to ask, or confirm=allow")
+        question = Confirmation(self.name, it.name, it.arguments, it.tool.annotations, why, it.tool)
+        if await said_by(it.confirm, question) is not True:
+            raise Denied("the call was not agreed to")
         if it.tool.listed:
             self._pins.agree(it.tool)
         it.agreed = "allowed" if it.confirm is allow else "confirmed"
@@ -185,42 +190,39 @@ class Remote(Known):
             state: Json = raw.get("requestState")
             asked: Json = raw.get("inputRequests")
             if kind != "input_required" or (type(asked) is not dict and type(state) is not str):
-                raise self._invalid(f"a result of the unknown type {kind!r:.60}", raw, it)
+                raise InvalidResult(f"a result of the unknown type {kind!r:.60}", result=raw)
             more: Object = {"requestState": state} if type(state) is str else {}
             asked = asked if type(asked) is dict else {}
             rounds, waits = (rounds + 1, waits) if asked else (rounds, waits + 1)
             if rounds > MAX_ROUNDS or waits > MAX_WAITS:
-                raise self._invalid("the server keeps asking", raw, it)
+                raise InvalidResult("the server keeps asking", result=raw)
             if len(asked) > MAX_QUESTIONS:
-                raise self._invalid(f"the server asks {len(asked):,} things at once", raw, it)
+                raise InvalidResult(f"the server asks {len(asked):,} things at once", result=raw)
             # From here on it has been sent, and the tool may have done something already.
             with after(Sent.UNKNOWN):
-                async with self.dialog.until(it.ends, it.clocks, it.phase, Sent.UNKNOWN):
+                async with until(it.ends, it.clocks, Sent.UNKNOWN):
                     if asked:
-                        more["inputResponses"] = {key: await self._answered(asked[key], raw, it) for key in asked}
+                        more["inputResponses"] = {key: await self._answered(asked[key], raw) for key in asked}
                     else:
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, LONGEST_WAIT)
                 it.params = {**params, **more}
                 raw = await self._call_once(it)
 
-    def _invalid(self, text: str, result: Json, it: Calling) -> InvalidResult:
-        return InvalidResult(text, result=result, server=self.name, phase=it.phase)
-
-    async def _answered(self, asked: Json, raw: Object, it: Calling) -> Json:
+    async def _answered(self, asked: Json, raw: Object) -> Json:
         revision = self.dialog.revision
         if type(asked) is not dict or type(asked.get("method")) is not str or revision is None:
-            raise self._invalid("a question that is not one", raw, it)
+            raise InvalidResult("a question that is not one", result=raw)
         params = asked.get("params")
         try:
             return await self.answer(asked["method"], params if type(params) is dict else {}, revision)
         except (RemoteProtocolError, SchemaError) as refused:
             text = f"the server asks what is not answered here: {refused}"
-            raise RemoteProtocolError(text, sent=Sent.UNKNOWN, server=self.name, phase=it.phase) from refused
+            raise RemoteProtocolError(text, sent=Sent.UNKNOWN) from refused
 
     async def _call_once(self, it: Calling, *, repeats: bool = True) -> Object:
         if not self.dialog.is_open:  # nothing of the call has been sent yet; what fails here is not tried again
-            async with self.dialog.until(it.ends, it.clocks, it.phase):
+            async with until(it.ends, it.clocks):
                 await self.dialog.open()
         if self._terms.recorder is not None and not it.intended:
             await self._terms.recorder.intend(it)
@@ -228,14 +230,14 @@ class Remote(Known):
             return await self.dialog.request(
                 "tools/call",
                 it.params,
-                clocks=it.clocks,
-                ends=it.ends,
+                it.clocks,
+                it.ends,
                 header_map=self._mirrored(it.tool),
                 watch=it.watch,
                 tracked=True,
             )
         except PeerError as problem:
-            problem.phase = it.phase
+            problem.phase = f"tools/call {it.name}"
             if isinstance(problem, RemoteProtocolError) and not it.tool.listed and self._tools is not None:
                 close = difflib.get_close_matches(it.tool.own_name, [each.own_name for each in self._tools], 3)
                 problem.hint = f"Did you mean {' or '.join(close)}?" if close else ""
@@ -255,8 +257,7 @@ class Remote(Known):
             return None
         # It may have been refused for what its headers said, or for what was not done before.
         if problem.code == _MISMATCH:
-            async with self.dialog.until(it.ends, it.clocks, it.phase):
-                await self.tools(fresh=True)
+            await self._refresh(it, fresh=True)
             await self._as_agreed(it)
             return Sent.NO
         return Sent.NO if problem.code == _VISIT_FIRST and await self._visited(problem.data, it) else None
@@ -268,8 +269,8 @@ class Remote(Known):
             return False
         for page in pages[:MAX_ROUNDS]:
             params = {**page, "mode": "url"} if type(page) is dict else {}
-            async with self.dialog.until(it.ends, it.clocks, it.phase):
-                said = await self._answered({"method": "elicitation/create", "params": params}, {}, it)
+            async with until(it.ends, it.clocks):
+                said = await self._answered({"method": "elicitation/create", "params": params}, {})
             if said["action"] != "accept":
                 return False
         return True
@@ -290,5 +291,5 @@ class Remote(Known):
         else:
             wrong = "" if "toolResult" in raw else "there is no structured content"
         if wrong:
-            raise self._invalid(f"the result does not fit the tool's own schema: {wrong}", result, it)
+            raise InvalidResult(f"the result does not fit the tool's own schema: {wrong}", result=result)
         return result

@@ -9,7 +9,7 @@ from msgspec import UNSET, to_builtins
 from handrail.client.listing import ListedTool
 from handrail.guards.inert import seen
 from handrail.jsonrpc import encode
-from handrail.model import RISK, Block, EmbeddedResource, Json, Object, Text, ToolResult
+from handrail.model import RISK, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 from handrail.revisions import Revision
 
 Shape = Literal["anthropic", "openai", "text"]
@@ -79,49 +79,41 @@ class CallResult:
         if self.is_error:
             parts.append("[the tool failed]")
         for block in self.content:
-            kept = to_builtins(block) if not isinstance(block, dict) else block
-            if _is_for_model(kept):
+            kept = to_builtins(block)
+            kept = kept if type(kept) is dict else {}
+            if _is_for_model(kept.get("annotations")):
                 parts.append(_part(block, kept))
         if not self.content and self.data is not None:
             parts.append(seen(encode(self.data).decode()))
         if shape == "text":
             return "\n".join(each if isinstance(each, str) else each["alt"] for each in parts)
-        return [_SHAPES[shape](each) for each in parts]
+        return [{"type": "text", "text": each} if isinstance(each, str) else _PICTURE[shape](each) for each in parts]
 
 
-def _is_for_model(block: Json) -> bool:
-    notes = block.get("annotations") if type(block) is dict else None
+def _is_for_model(notes: Json) -> bool:
     audience = notes.get("audience") if type(notes) is dict else None
     return type(audience) is not list or not audience or "assistant" in audience
 
 
-def _part(block: Block, kept: Json) -> Json:
+def _part(block: Block, kept: Object) -> Json:
     """A text, or a picture with words for who cannot see it."""
     if isinstance(block, Text):
         return seen(block.text)
     if isinstance(block, EmbeddedResource) and "text" in block.resource:
         return f"[{seen(block.resource['uri'])}]\n{seen(block.resource['text'])}"
-    kind = kept.get("type") if type(kept) is dict else None
+    kind, mime = kept.get("type"), str(kept.get("mimeType", ""))
     if kind == "resource_link":
         return seen(f"[{kept.get('name')}: {kept.get('uri')}]")
-    mime = str(kept.get("mimeType", "")) if type(kept) is dict else ""
-    data = kept.get("data") if type(kept) is dict else None
     alt = seen(f"[{kind if type(kind) is str else 'unreadable content'}{', ' + mime if mime else ''}]")
-    if kind == "image" and type(data) is str and not isinstance(block, dict):
-        return {"alt": alt, "mime": mime, "data": data}
-    return alt
+    return {"alt": alt, "mime": mime, "data": kept["data"]} if isinstance(block, Image) else alt
 
 
-def _anthropic(part: Json) -> Object:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    return {"type": "image", "source": {"type": "base64", "media_type": part["mime"], "data": part["data"]}}
+def _anthropic(picture: Object) -> Object:
+    return {"type": "image", "source": {"type": "base64", "media_type": picture["mime"], "data": picture["data"]}}
 
 
-def _openai(part: Json) -> Object:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    return {"type": "image_url", "image_url": {"url": f"data:{part['mime']};base64,{part['data']}"}}
+def _openai(picture: Object) -> Object:
+    return {"type": "image_url", "image_url": {"url": f"data:{picture['mime']};base64,{picture['data']}"}}
 
 
-_SHAPES = {"anthropic": _anthropic, "openai": _openai}
+_PICTURE = {"anthropic": _anthropic, "openai": _openai}

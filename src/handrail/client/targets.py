@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from handrail.client.entries import Entry, read_entries
+from handrail.client.entries import Entry, EntryError, read_entries
 from handrail.errors import ConfirmationRequired, Denied
 from handrail.transports.child import Child
 from handrail.transports.inside import Inside
@@ -25,11 +25,15 @@ Transport = Literal["auto", "streamable", "sse"]
 
 
 class Target(Struct):
-    """A server to talk to: its name here, how to reach it, and what its era is remembered by."""
+    """A server to talk to: its name here, how to reach it, and what its era is remembered by.
+
+    `if_done` is what to try if it ends as if all were done.
+    """
 
     name: str
     make: Callable[[], Link]
     key: str = ""
+    if_done: str = ""
 
 
 class Reach(Struct):
@@ -50,15 +54,21 @@ def targets(thing: Any, reach: Reach) -> list[Target]:
     if hasattr(thing, "connect") and hasattr(thing, "serving"):
         return [Target(getattr(thing, "name", "server"), partial(Inside, thing))]
     if isinstance(thing, Entry):
-        return [_entry(thing, reach)] if _agreed(thing, reach) else []
-    if isinstance(thing, Mapping):
-        return [_entry(each, reach) for each in read_entries(thing, os.environ) if not each.disabled]
-    if isinstance(thing, Path) or (isinstance(thing, str) and _is_file(thing)):
-        path = Path(thing)
+        return [_entry(thing, reach)]
+    is_file = isinstance(thing, str) and thing.endswith((".py", ".json")) and os.path.isfile(thing)
+    if is_file or isinstance(thing, Path):
+        path = thing = Path(thing)
         if path.suffix != ".json":
-            return [_command((sys.executable, str(path)), reach, path.stem)]
-        found = [each for each in read_entries(path, os.environ) if not each.disabled]
-        return [_entry(each, reach) for each in found if _agreed(each, reach)]
+            made = _command((sys.executable, str(path)), reach, path.stem)
+            command = shlex.join(("handrail", "serve", str(path)))
+            made.if_done = f"Does it call server.run()? If not, the command `{command}` serves it"
+            return [made]
+    if isinstance(thing, Mapping | Path):
+        entries = read_entries(thing, os.environ)
+        if all(each.disabled for each in entries):
+            why = "all its servers are disabled" if entries else "no servers in it"
+            raise EntryError(str(thing) if isinstance(thing, Path) else "", [f"{why}; there is nothing to connect to"])
+        return [_entry(each, reach) for each in entries if not each.disabled]
     if isinstance(thing, str):
         is_url = thing.startswith(("http://", "https://"))
         return [_url(thing, reach) if is_url else _command(shlex.split(thing), reach)]
@@ -67,23 +77,13 @@ def targets(thing: Any, reach: Reach) -> list[Target]:
     raise TypeError(f"Client: {thing!r:.100} is not a URL, a command, a file, a Server or a configuration")
 
 
-def _is_file(text: str) -> bool:
-    return text.endswith((".py", ".json")) and os.path.isfile(text)
-
-
-def _agreed(entry: Entry, reach: Reach) -> bool:
-    """No configuration becomes a command, or sends what it finds in our environment, unseen (P-28)."""
-    if not entry.source:
-        return True
-    if reach.agree is None:
+def _entry(entry: Entry, reach: Reach) -> Target:
+    # No configuration file becomes a command, or sends what it finds in our environment, unseen (P-28).
+    if entry.source and reach.agree is None:
         hint = "See what it does (`handrail config`), and agree with Client(…, agree=…)"
         raise ConfirmationRequired("a server of a configuration file was not agreed to", server=entry.name, hint=hint)
-    if not reach.agree(entry):
+    if entry.source and reach.agree is not None and not reach.agree(entry):
         raise Denied("the server was not agreed to", server=entry.name)
-    return True
-
-
-def _entry(entry: Entry, reach: Reach) -> Target:
     if entry.url:
         transport: Transport = "sse" if entry.kind == "sse" else reach.transport
         headers = {**(reach.headers or {}), **entry.headers}

@@ -9,22 +9,24 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Generator
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from handrail.errors import AuthorizationError, Sent, TransportError
 from handrail.oauth.callback import Receiver, open_browser
-from handrail.oauth.credentials import Credentials, FileCredentials, MemoryCredentials
-from handrail.oauth.discovery import Challenge, Found, checked, discover, is_local, origin, read_challenge, words
+from handrail.oauth.credentials import FileCredentials, MemoryCredentials
+from handrail.oauth.discovery import Authorize, Challenge, Flow, Found, checked, discover, origin, read_challenge, words
 from handrail.oauth.fetch import Flights
-from handrail.oauth.flow import INSUFFICIENT, OFFLINE, Applicant, Authorize, Grant, Registered, Rejected, Step, Token
+from handrail.oauth.flow import INSUFFICIENT, OFFLINE, Applicant, Grant, Registered, Rejected, Token
 from handrail.oauth.outbound import Outbound, Resolve, look_up
+from handrail.protocol.http import is_local
 
 __all__ = ["OAuth", "open_browser"]
 
@@ -39,13 +41,6 @@ LOST_CLIENT = ("invalid_client", "unauthorized_client")
 Opened = bool | str | None
 Browser = Callable[[str, str], Opened | Awaitable[Opened]]
 T = TypeVar("T")
-
-
-def nobody(url: str, host: str) -> Opened:
-    raise AuthorizationError(
-        f"somebody has to log in at {host}, and nobody is there to be asked",
-        hint="Give OAuth(browser=…): `open_browser`, or a function that shows the URL to the user.",
-    )
 
 
 class OAuth:
@@ -71,7 +66,7 @@ class OAuth:
         issuer: str | None = None,
         scopes: Collection[str] | None = None,
         redirect: str = "http://127.0.0.1:0/callback",
-        browser: Browser = nobody,
+        browser: Browser | None = None,
         folder: str | os.PathLike[str] | None = None,
         private_key: str | None = None,
         signing_algorithm: str | None = None,
@@ -110,9 +105,7 @@ class OAuth:
         )
         self._issuer, self._is_for_itself = issuer, grant == "client_credentials"
         self._browser, self._timeout, self._clock, self._resolve = browser, timeout, clock, resolve
-        self._credentials: Credentials = (
-            MemoryCredentials() if folder is None else FileCredentials(os.path.expanduser(folder))
-        )
+        self._credentials = MemoryCredentials() if folder is None else FileCredentials(os.path.expanduser(folder))
         self._servers: dict[str, _Server] = {}
         self._flights = Flights()
 
@@ -124,7 +117,7 @@ class OAuth:
         server = self._server(url)
         if (grant := server.grant) and grant.token.renew_at <= self._clock():
             try:
-                await self._flights.join(server.key.encode(), partial(self._renewed, server, grant))
+                await self._flights.join(server.key, partial(self._renewed, server, grant))
             except (AuthorizationError, TransportError) as failed:  # the server will say whether that matters
                 log.debug("the token for %s was not renewed: %s", server.url, failed)
         grant = server.grant
@@ -144,12 +137,16 @@ class OAuth:
         at, used = LAST_USED.get()
         if at is not server:  # not asked for in this task: then it was the one at hand
             used = server.grant.token if server.grant else None
+        was_asked = False  # for this request, and not for what another one needed
+
+        async def question() -> None:
+            nonlocal was_asked
+            was_asked = True
+            await self._authorized(server, used, told)
+
         try:
-            while not self._is_better(server.grant, used, told):
-                mine = _Once(partial(self._authorized, server, used, told))
-                await self._flights.join(server.key.encode(), mine.run)
-                if mine.ran:  # and not what another request needed
-                    break
+            while not was_asked and not self._is_better(server.grant, used, told):
+                await self._flights.join(server.key, question)
         except AuthorizationError as failed:
             failed.server, failed.phase, failed.sent = origin(url), "authorization", Sent.FAILED
             raise
@@ -165,9 +162,8 @@ class OAuth:
         if (server := self._servers.get(url)) is None:
             checked(url.partition("#")[0], "the server's URL", local=True)
             who = self._applicant.client_id or self._applicant.metadata_url
-            server = _Server(url, "\n".join((url, who, str(self._is_for_itself))))
-            server.grant = next(iter(self._credentials.load(server.key)), None)
-            self._servers[url] = server
+            key = "\n".join((url, who, str(self._is_for_itself)))
+            server = self._servers[url] = _Server(url, key, next(iter(self._credentials.load(key)), None))
         return server
 
     def _is_better(self, grant: Grant | None, used: Token | None, told: Challenge) -> bool:
@@ -186,23 +182,22 @@ class OAuth:
             if grants and grants[0].token.access != old.token.access:
                 server.grant = grants[0]  # another process was faster
                 return
-            outbound = Outbound(server.url, resolve=self._resolve)
             if old.token.refresh:
                 try:
-                    await self._keep(server, await self._run(self._applicant.refresh(old), outbound), grants)
+                    await self._keep(server, await self._run(server, self._applicant.refresh(old)), locked=True)
                 except Rejected:
                     server.grant = replace(old, token=replace(old.token, refresh=""))  # it is not tried again
                     raise
                 return
         if self._is_for_itself:
-            found = await self._run(discover(server.url, Challenge(), self._issuer), outbound)
-            grant = await self._run(self._applicant.client_credentials(found, old.token.asked), outbound)
-            await self._keep(server, grant)
+            found = await self._run(server, discover(server.url, Challenge(), self._issuer))
+            await self._keep(
+                server, await self._run(server, self._applicant.client_credentials(found, old.token.asked))
+            )
 
     async def _authorized(self, server: _Server, used: Token | None, told: Challenge) -> None:
         """After a refusal. Its server may have another authorization server by now, so it is asked again."""
-        outbound = Outbound(server.url, resolve=self._resolve)
-        found = await self._run(discover(server.url, told, self._issuer), outbound)
+        found = await self._run(server, discover(server.url, told, self._issuer))
         issuer = found.server.issuer
         async with self._credentials.lock(server.key):
             grants = self._credentials.load(server.key)
@@ -222,31 +217,33 @@ class OAuth:
                 raise AuthorizationError("the server refuses a token that has every scope it asks for")
             # If what a refresh gave was refused, so will be what the next one gives; and none gives more scopes.
             is_in_vain = told.error == INSUFFICIENT or (used is not None and used == server.refreshed)
-            if known and known.token.refresh and not is_in_vain and _is_enough(known, found, scopes):
+            # Whether a refresh gives what asking anew would.
+            is_enough = known and known.resource == found.resource and {*scopes} <= {*known.token.asked}
+            if known and known.token.refresh and is_enough and not is_in_vain:
                 try:
-                    grant = await self._run(self._applicant.refresh(known), outbound)
+                    grant = await self._run(server, self._applicant.refresh(known))
                 except Rejected as rejected:
                     log.debug("the refresh token for %s is not good any more: %s", server.url, rejected.error)
                     if rejected.error in LOST_CLIENT:
                         server.clients[issuer] = None
                 else:
                     server.refreshed = grant.token
-                    await self._keep(server, grant, grants)
+                    await self._keep(server, grant, locked=True)
                     return
         spent = used or (known.token if known else None)
         has_expired = spent is not None and spent.expires_at <= self._clock()
         server.check_patience(self._clock())
         if self._is_for_itself:
-            grant = await self._run(self._applicant.client_credentials(found, scopes), outbound)
+            grant = await self._run(server, self._applicant.client_credentials(found, scopes))
         else:
             client = server.clients.get(issuer, known.client if known else None)
-            grant = await self._consented(server, found, scopes, client, outbound)
+            grant = await self._consented(server, found, scopes, client)
         await self._keep(server, grant)
         if not has_expired:  # to get another for one that has is what tokens are for
             server.flows.append((self._clock(), bool(used and {*grant.token.granted} - {*used.granted})))
 
     async def _consented(
-        self, server: _Server, found: Found, scopes: tuple[str, ...], known: Registered | None, outbound: Outbound
+        self, server: _Server, found: Found, scopes: tuple[str, ...], known: Registered | None
     ) -> Grant:
         """A token by the consent of somebody who is sent to the authorization server, and back."""
         issuer, redirect = found.server.issuer, self._applicant.redirect_for(known)
@@ -255,34 +252,31 @@ class OAuth:
             if receiver is not None:
                 await receiver.start(any_port=urlsplit(self._applicant.redirect).port == 0)
                 redirect = receiver.redirect
-            client = await self._run(self._applicant.register(found, redirect, known), outbound)
+            client = await self._run(server, self._applicant.register(found, redirect, known))
             # An authorization server that has forgotten a client may tell nobody but the user: it is not tried twice.
             # One that is new is kept for the next try, even if nobody comes back this time.
             server.clients[issuer] = None if client is known else client
-            flow = self._applicant.authorize(found, client, redirect, scopes)
-            grant = await self._run(flow, outbound, receiver)
+            grant = await self._run(server, self._applicant.authorize(found, client, redirect, scopes), receiver)
         finally:
             if receiver is not None:
                 await receiver.close()
         server.clients[issuer] = client
         return grant
 
-    async def _keep(self, server: _Server, grant: Grant, beside: list[Grant] | None = None) -> None:
-        """Use `grant` from now on. Who has the lock says what it is kept beside."""
+    async def _keep(self, server: _Server, grant: Grant, *, locked: bool = False) -> None:
+        """Use `grant` from now on. `locked`: whoever calls has the lock."""
         server.grant = grant
         try:
-            async with AsyncExitStack() as stack:
-                if beside is None:
-                    await stack.enter_async_context(self._credentials.lock(server.key))
-                    beside = self._credentials.load(server.key)
-                others = [other for other in beside if other.issuer != grant.issuer]
+            async with nullcontext() if locked else self._credentials.lock(server.key):
+                others = [each for each in self._credentials.load(server.key) if each.issuer != grant.issuer]
                 await asyncio.to_thread(self._credentials.save, server.key, [grant, *others][:MAX_ISSUERS])
         except AuthorizationError as failed:  # it is good all the same, for as long as this process lives
             log.warning("the token for %s is not kept: %s", origin(server.url), failed)
 
-    async def _run(self, flow: Generator[Step, Any, T], outbound: Outbound, receiver: Receiver | None = None) -> T:
+    async def _run(self, server: _Server, flow: Flow[T], receiver: Receiver | None = None) -> T:
         """Do what `flow` says, to its end."""
         reply: Any = None
+        outbound = Outbound(server.url, resolve=self._resolve)
         try:
             while True:
                 match flow.send(reply):
@@ -319,6 +313,11 @@ class OAuth:
         raise AuthorizationError(f"nobody can come back from {host}: the browser function has to say where he was sent")
 
     async def _open(self, url: str, host: str) -> str:
+        if self._browser is None:
+            raise AuthorizationError(
+                f"somebody has to log in at {host}, and nobody is there to be asked",
+                hint="Give OAuth(browser=…): `open_browser`, or a function that shows the URL to the user.",
+            )
         if inspect.iscoroutinefunction(self._browser):
             opened: Opened | Awaitable[Opened] = self._browser(url, host)
         else:
@@ -330,15 +329,15 @@ class OAuth:
         return opened.strip() if isinstance(opened, str) else ""
 
 
-class _Server:
+class _Server(Struct):
     """What is known of one MCP server."""
 
-    def __init__(self, url: str, key: str) -> None:
-        self.url, self.key = url, key
-        self.grant: Grant | None = None
-        self.clients: dict[str, Registered | None] = {}  # by issuer; None if the one that is kept is not to be used
-        self.refreshed: Token | None = None  # the last that came of a refusal
-        self.flows: list[tuple[float, bool]] = []  # when one came to its end, and whether it brought more scopes
+    url: str
+    key: str
+    grant: Grant | None
+    clients: dict[str, Registered | None] = {}  # by issuer; None if the one that is kept is not to be used
+    refreshed: Token | None = None  # the last that came of a refusal
+    flows: list[tuple[float, bool]] = []  # when one came to its end, and whether it brought more scopes
 
     def check_patience(self, now: float) -> None:
         """A server that refuses every token cannot keep us asking for more."""
@@ -348,23 +347,6 @@ class _Server:
             raise AuthorizationError(
                 f"the server has refused {len(self.flows)} new tokens in {WINDOW_SECONDS // 60} minutes"
             )
-
-
-class _Once:
-    """A question, and whether it was this one that was asked."""
-
-    def __init__(self, question: Callable[[], Awaitable[None]]) -> None:
-        self._question = question
-        self.ran = False
-
-    async def run(self) -> None:
-        self.ran = True
-        await self._question()
-
-
-def _is_enough(grant: Grant, found: Found, scopes: tuple[str, ...]) -> bool:
-    """Whether refreshing `grant` gives what asking anew would."""
-    return grant.resource == found.resource and {*scopes} <= {*grant.token.asked}
 
 
 # The server, and the token for it, that a task asked for last: so that a refusal that comes late is known for what it

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import webbrowser
 from contextlib import suppress
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 from handrail.errors import AuthorizationError
@@ -55,13 +56,14 @@ class Receiver:
         """Listen, on another port if that of `redirect` is taken and `any_port` will do; `redirect` says which."""
         parts = urlsplit(self.redirect)
         address = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+        listen = partial(asyncio.start_server, self._serve, address, limit=MAX_HEAD_BYTES)
         try:
             try:
-                self._server = await self._listen(address, parts.port or 0)
+                self._server = await listen(port=parts.port or 0)
             except OSError:
                 if not any_port:
                     raise
-                self._server = await self._listen(address, 0)
+                self._server = await listen(port=0)
         except OSError as failed:
             raise AuthorizationError(
                 f"the browser cannot come back to {parts.netloc}: {failed.strerror}", hint="Give another `redirect`."
@@ -82,9 +84,6 @@ class Receiver:
                 writer.transport.abort()
             await asyncio.gather(*filter(None, self._served.values()), return_exceptions=True)
             await self._server.wait_closed()
-
-    async def _listen(self, address: str, port: int) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, address, port, limit=MAX_HEAD_BYTES)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back = ""

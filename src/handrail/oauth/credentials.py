@@ -13,12 +13,10 @@ import os
 import secrets
 import stat
 import sys
-from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct, json
 
@@ -28,7 +26,7 @@ from handrail.oauth.flow import Grant
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Credentials", "FileCredentials", "MemoryCredentials"]
+__all__ = ["FileCredentials", "MemoryCredentials"]
 
 log = logging.getLogger("handrail")
 
@@ -36,25 +34,11 @@ MAX_FILE_BYTES = 1024 * 1024
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 
 
-class Credentials(Protocol):
-    """Where grants are kept."""
-
-    def load(self, key: str) -> list[Grant]:
-        """What was saved last, by whichever process."""
-
-    def save(self, key: str, grants: list[Grant]) -> None:
-        """Keep `grants` in place of what was there; when this returns they are safe."""
-
-    def lock(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Be the only one to change what is under `key`: a refresh token that is used twice is lost."""
-
-
 class MemoryCredentials:
     """Gone with the process."""
 
     def __init__(self) -> None:
         self._grants: dict[str, list[Grant]] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def load(self, key: str) -> list[Grant]:
         return self._grants.get(key, [])
@@ -62,8 +46,8 @@ class MemoryCredentials:
     def save(self, key: str, grants: list[Grant]) -> None:
         self._grants[key] = grants
 
-    def lock(self, key: str) -> AbstractAsyncContextManager[None]:
-        return self._locks[key]
+    def lock(self, key: str) -> nullcontext[None]:
+        return nullcontext()  # it has one owner, who does one thing at a time for each key
 
 
 class FileCredentials:
@@ -80,14 +64,14 @@ class FileCredentials:
         self._patience = patience
 
     def load(self, key: str) -> list[Grant]:
+        """What was saved last, by whichever process."""
         name = _name(key)
         with self._opened() as folder:
             try:
-                content = self._read(name, folder)
+                with open(self._checked(name, os.O_RDONLY, folder), "rb") as file:
+                    return json.decode(file.read(MAX_FILE_BYTES), type=_Content).grants
             except FileNotFoundError:
                 return []
-            try:
-                return json.decode(content, type=_Content).grants
             except (ValueError, RecursionError) as wrong:
                 os.replace(name, f"{name}.corrupt", src_dir_fd=folder, dst_dir_fd=folder)
                 told = type(wrong).__name__  # not its text: that may quote the file
@@ -95,6 +79,7 @@ class FileCredentials:
                 return []
 
     def save(self, key: str, grants: list[Grant]) -> None:
+        """Keep `grants` in place of what was there; when this returns they are safe."""
         name, draft = _name(key), f".{secrets.token_hex(8)}"
         with self._opened() as folder:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
@@ -112,6 +97,7 @@ class FileCredentials:
 
     @asynccontextmanager
     async def lock(self, key: str) -> AsyncIterator[None]:
+        """Be the only one to change what is under `key`: a refresh token that is used twice is lost."""
         name = f"{_name(key)}.lock"
         with self._opened() as folder:
             descriptor = self._checked(name, os.O_RDWR | os.O_CREAT, folder)
@@ -142,10 +128,6 @@ class FileCredentials:
                 os.close(descriptor)
         except OSError as failed:
             raise AuthorizationError(f"credentials cannot be kept in {self._folder}: {failed.strerror}") from failed
-
-    def _read(self, name: str, folder: int) -> bytes:
-        with open(self._checked(name, os.O_RDONLY, folder), "rb") as file:
-            return file.read(MAX_FILE_BYTES)
 
     def _checked(self, name: str, flags: int, folder: int) -> int:
         path = self._folder / name

@@ -9,27 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable
-from ipaddress import ip_address
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct, ValidationError, convert
 
 from handrail.errors import AuthorizationError
 from handrail.model import Json
+from handrail.protocol.http import is_local
 
-__all__ = [
-    "Answer",
-    "Challenge",
-    "Found",
-    "Get",
-    "ServerMetadata",
-    "checked",
-    "discover",
-    "is_local",
-    "origin",
-    "read_challenge",
-]
+__all__ = ["Answer", "Ask", "Challenge", "Found", "ServerMetadata", "checked", "discover", "origin", "read_challenge"]
 
 MAX_URL_CHARS = 8192
 MAX_CHALLENGE_CHARS = 8192
@@ -52,20 +41,38 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Struct)
 
 
-class Get(Struct, frozen=True):
-    """Ask for the document at `url`, with no credentials."""
+class Quiet(Struct, frozen=True):
+    """Does not show what is in it: that may be a secret."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"
+
+
+class Ask(Quiet, frozen=True):
+    """Ask for the document at `url`, or send `data`, which is secret; the reply is an Answer."""
 
     url: str
+    data: dict[str, str] | bytes | None = None  # fields of a form, or JSON
+    headers: dict[str, str] = {}
 
 
-class Answer(Struct, frozen=True):
+class Authorize(Quiet, frozen=True):
+    """Have somebody open `url` and say yes; the reply is the whole URL he was sent back to."""
+
+    url: str
+    state: str
+    issuer: str
+
+
+Flow = Generator[Ask | Authorize, Any, T]
+"""Yields its steps and is sent what came of each."""
+
+
+class Answer(Quiet, frozen=True):
     """What came: `body` is the JSON in it, None if it was none."""
 
     status: int
     body: Json = None
-
-    def __repr__(self) -> str:
-        return f"Answer({self.status})"  # the body may be a token
 
 
 class Challenge(Struct, frozen=True):
@@ -106,9 +113,6 @@ class Found(Struct, frozen=True):
     server: ServerMetadata
 
 
-Discovery = Generator[Get, Answer, T]
-
-
 def read_challenge(header: str) -> Challenge:
     """What the Bearer challenges in a `WWW-Authenticate` say, one or several; what cannot be read is left out."""
     said: dict[str, str] = {}
@@ -126,15 +130,6 @@ def read_challenge(header: str) -> Challenge:
 def words(scopes: Iterable[str]) -> tuple[str, ...]:
     """`scopes`, each once, without what is none."""
     return tuple(dict.fromkeys(filter(SCOPE.fullmatch, scopes)))[:MAX_SCOPES]
-
-
-def is_local(url: str) -> bool:
-    """Whether `url` names this machine, by an address or as localhost: other names say what their owner likes."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def checked(url: str, what: str, *, local: bool) -> str:
@@ -159,7 +154,7 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port not in (None, default) else "")
 
 
-def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Discovery[Found]:
+def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[Found]:
     """The authorization server of the MCP server at `url`: `issuer` if given, else the first it names.
 
     A server without metadata of its resource is one of 2025-03-26, and its own authorization server.
@@ -202,10 +197,10 @@ def _server_places(issuer: str) -> list[str]:
     return [home + SERVER + path, home + OPENID + path, *([home + path + OPENID] if path else [])]
 
 
-def _first(places: list[str], kind: type[D]) -> Discovery[D | None]:
+def _first(places: list[str], kind: type[D]) -> Flow[D | None]:
     """The document at the first of `places` that has one; a server in trouble is not one that has none."""
     for url in dict.fromkeys(places):
-        answer = yield Get(url)
+        answer: Answer = yield Ask(url)
         if answer.status >= 500:
             raise AuthorizationError(f"{url} answers with status {answer.status}", hint="Try again later.")
         if answer.status == 200 and isinstance(answer.body, dict):

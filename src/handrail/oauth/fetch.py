@@ -1,25 +1,26 @@
-"""What an authorization server answers, asked for once however many wait for it."""
+"""Short questions over HTTP, asked once however many wait for the answer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import json
 
 from handrail.errors import TransportError
+from handrail.protocol.http import is_sheltered
 
 if TYPE_CHECKING:
     from aiohttp import BaseConnector
 
-__all__ = ["Flights", "ask", "exchange", "safe"]
+__all__ = ["Flights", "ask", "exchange", "post", "safe"]
 
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_FLIGHTS = 256
+CONNECT_SECONDS = 10.0
 HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 
 T = TypeVar("T")
@@ -27,22 +28,14 @@ T = TypeVar("T")
 
 def safe(url: str) -> str:
     """`url`, if what comes from there can be believed and fetched: https, or http from this machine."""
-    parts = urlsplit(url)
-    name = parts.hostname or ""
-    if not name or parts.username is not None or not (parts.scheme == "https" or _is_http_here(parts.scheme, name)):
+    if not is_sheltered(url):
+        name = urlsplit(url).hostname or ""
         raise ValueError(f"{name!r}: https is needed, or http to this machine, and no password in the URL")
     try:
         import aiohttp  # noqa: F401
     except ModuleNotFoundError:
         raise ModuleNotFoundError("asking an issuer needs aiohttp: pip install 'handrail[http]'") from None
     return url
-
-
-def _is_http_here(scheme: str, name: str) -> bool:
-    try:
-        return scheme == "http" and (name == "localhost" or ip_address(name).is_loopback)
-    except ValueError:
-        return False
 
 
 async def ask(
@@ -54,7 +47,7 @@ async def ask(
     headers: Mapping[str, str] | None = None,
 ) -> T:
     """The JSON at `url`, or in answer to `form`; TransportError if there is no good one."""
-    status, body = await exchange(url, deadline, data=form, headers=headers)
+    status, _, body = await exchange(url, deadline, data=form, headers=headers)
     if status != 200:
         raise TransportError(f"status {status}")
     try:
@@ -63,24 +56,29 @@ async def ask(
         raise TransportError(type(failed).__name__) from failed
 
 
+async def post(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
+    """As `exchange`; how long an answer may take is up to whoever waits for it."""
+    return await exchange(url, None, data=body, headers=headers)
+
+
 async def exchange(
     url: str,
-    deadline: float,
+    deadline: float | None,
     *,
     data: Mapping[str, str] | bytes | None = None,
     headers: Mapping[str, str] | None = None,
     connector: BaseConnector | None = None,
-) -> tuple[int, bytes]:
-    """Status and body of the answer to a GET, or to a POST of `data`; TransportError if there is none.
+) -> tuple[int, Mapping[str, str], bytes]:
+    """Status, headers by their names in lower case, and body of the answer to a GET, or to a POST of `data`.
 
-    No redirects, cookies, compression, or proxies of the environment. A connection for each: questions are rare, and
-    one kept open fails now and then when it is used again.
+    TransportError if there is none. No redirects, cookies, compression, or proxies of the environment. A connection
+    for each: questions are rare, and one kept open fails now and then when it is used again.
     """
     import aiohttp
 
     session = aiohttp.ClientSession(
         headers={**HEADERS, **(headers or {})},
-        timeout=aiohttp.ClientTimeout(total=deadline),
+        timeout=aiohttp.ClientTimeout(total=deadline, sock_connect=None if deadline else CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         connector=connector,
@@ -92,10 +90,10 @@ async def exchange(
             async for piece in response.content.iter_chunked(8192):
                 body += piece
                 if len(body) > MAX_ANSWER_BYTES:
-                    raise TransportError(f"more than {MAX_ANSWER_BYTES} bytes")
-            return response.status, body
+                    raise TransportError(f"more than {MAX_ANSWER_BYTES:,} bytes")
+            return response.status, {name.lower(): value for name, value in response.headers.items()}, body
     except (aiohttp.ClientError, OSError, ValueError, RecursionError) as failed:  # TimeoutError is an OSError
-        raise TransportError(type(failed).__name__) from failed
+        raise TransportError(type(failed).__name__) from None  # their texts may have the whole address
 
 
 class Flights:
@@ -105,13 +103,13 @@ class Flights:
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[bytes, asyncio.Task[Any]] = {}
+        self._tasks: dict[bytes | str, asyncio.Task[Any]] = {}
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def join(self, key: bytes, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def join(self, key: bytes | str, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The answer to `question`; TransportError if too many are under way, or this is closed."""
         if (task := self._tasks.get(key)) is None:
             if self._closed or len(self._tasks) >= MAX_FLIGHTS:
@@ -124,7 +122,7 @@ class Flights:
         answer: T = task.result()
         return answer
 
-    def _landed(self, key: bytes, task: asyncio.Task[Any]) -> None:
+    def _landed(self, key: bytes | str, task: asyncio.Task[Any]) -> None:
         del self._tasks[key]
         if not task.cancelled():
             task.exception()  # seen, also when nobody waits any more

@@ -1,7 +1,7 @@
 """How a client gets a token and keeps it: registration, authorization code with PKCE, refresh, client credentials.
 
-Without I/O, like discovery: a flow yields a step and is sent what came of it. What a step gives is not believed before
-it is checked here, so a flow in a test with canned answers is the flow of production.
+Without I/O, like discovery: what a step gives is not believed before it is checked here, so a flow in a test with
+canned answers is the flow of production.
 
 An authorization code goes to a token endpoint only if it came back to the address it was asked for, with the `state` of
 this request and the `iss` of this authorization server (RFC 9207): one that belongs to another request, or to another
@@ -14,19 +14,18 @@ import hmac
 import math
 import re
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from hashlib import sha256
-from typing import TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Struct, ValidationError, convert, json
 from msgspec.structs import replace
 
 from handrail.errors import AuthorizationError
-from handrail.model import Object
-from handrail.oauth.discovery import Answer, Challenge, Found, Get, ServerMetadata, is_local, words
+from handrail.oauth.discovery import Answer, Ask, Authorize, Challenge, Flow, Found, Quiet, ServerMetadata, words
+from handrail.protocol.http import is_local
 
-__all__ = ["Applicant", "Authorize", "Grant", "PostForm", "PostJson", "Registered", "Rejected", "Token"]
+__all__ = ["Applicant", "Grant", "Registered", "Rejected", "Token"]
 
 MAX_TOKEN_CHARS = 16 * 1024
 MAX_SAID_CHARS = 200
@@ -39,47 +38,11 @@ BY_JWT = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 KEY_TYPES = {"ES": "EC", "RS": "RSA", "PS": "RSA", "Ed": "OKP"}
 OFFLINE = "offline_access"
 INSUFFICIENT = "insufficient_scope"
-
+JSON = {"Content-Type": "application/json"}
 SECRET_FIELDS = ("code", "code_verifier", "refresh_token")
 
-T = TypeVar("T")
 
-
-class PostForm(Struct, frozen=True):
-    """Send `fields`, which are secret, to the token endpoint."""
-
-    url: str
-    fields: dict[str, str]
-    headers: dict[str, str]
-
-    def __repr__(self) -> str:
-        return f"PostForm({self.url!r})"
-
-
-class PostJson(Struct, frozen=True):
-    """Send `body` to the registration endpoint."""
-
-    url: str
-    body: Object
-
-
-class Authorize(Struct, frozen=True):
-    """Have somebody open `url` and say yes; the reply is the whole URL he was sent back to."""
-
-    url: str
-    state: str
-    issuer: str
-
-    def __repr__(self) -> str:
-        return f"Authorize({self.issuer!r})"
-
-
-Step = Get | PostForm | PostJson | Authorize
-Reply = Answer | str
-Flow = Generator[Step, Reply, T]
-
-
-class Registered(Struct, frozen=True):
+class Registered(Quiet, frozen=True):
     """A client as an authorization server knows it; the secret of one that the user gave is not in here."""
 
     id: str
@@ -88,11 +51,8 @@ class Registered(Struct, frozen=True):
     redirect: str = ""
     secret_expires_at: float = 0  # 0: never
 
-    def __repr__(self) -> str:
-        return f"Registered({self.id!r})"
 
-
-class Token(Struct, frozen=True, omit_defaults=True):
+class Token(Quiet, frozen=True, omit_defaults=True):
     """An access token and what came with it. Times are seconds since 1970; one without an end is good until refused."""
 
     access: str
@@ -101,9 +61,6 @@ class Token(Struct, frozen=True, omit_defaults=True):
     granted: tuple[str, ...] = ()
     renew_at: float = math.inf
     expires_at: float = math.inf
-
-    def __repr__(self) -> str:
-        return f"Token(granted={self.granted!r})"
 
 
 class Grant(Struct, frozen=True):
@@ -124,7 +81,7 @@ class Rejected(AuthorizationError):
         self.error = error
 
 
-class Applicant(Struct, frozen=True, kw_only=True):
+class Applicant(Quiet, frozen=True, kw_only=True):
     """Who asks for tokens: what the user said about it. Time and randomness come from outside."""
 
     clock: Callable[[], float]
@@ -136,9 +93,6 @@ class Applicant(Struct, frozen=True, kw_only=True):
     signing_algorithm: str = ""
     scopes: tuple[str, ...] | None = None
     redirect: str = "http://127.0.0.1:0/callback"
-
-    def __repr__(self) -> str:
-        return f"Applicant({self.client_id or self.metadata_url!r})"
 
     def wanted(self, challenge: Challenge, found: Found, held: Collection[str]) -> tuple[str, ...]:
         """The scopes to ask for: those the user allows, else what is held and what is needed."""
@@ -192,9 +146,7 @@ class Applicant(Struct, frozen=True, kw_only=True):
             query["scope"] = " ".join(scopes)
         if OFFLINE in scopes:
             query["prompt"] = "consent"  # OpenID Connect Core, section 11
-        back = yield Authorize(_with_query(endpoint, query), state, server.issuer)
-        if not isinstance(back, str):
-            raise TypeError("a URL is the reply to this step")
+        back: str = yield Authorize(_with_query(endpoint, query), state, server.issuer)
         fields = {
             "grant_type": "authorization_code",
             "code": _code(back, redirect, state, server),
@@ -250,7 +202,7 @@ class Applicant(Struct, frozen=True, kw_only=True):
             "response_types": ["code"],
             "token_endpoint_auth_method": _chosen(methods, ("none", "client_secret_basic", "client_secret_post")),
         }
-        answer = yield from _answered(PostJson(server.registration_endpoint, asked))
+        answer: Answer = yield Ask(server.registration_endpoint, json.encode(asked), JSON)
         try:
             if answer.status not in (200, 201):
                 raise _refusal("register us", answer)
@@ -288,7 +240,7 @@ class Applicant(Struct, frozen=True, kw_only=True):
                 sent["client_id"] = client.id
             case other:
                 raise AuthorizationError(f"the authorization server wants {other!a} of us, which we cannot do")
-        answer = yield from _answered(PostForm(endpoint, sent, headers))
+        answer: Answer = yield Ask(endpoint, sent, headers)
         if answer.status != 200:
             refusal = _refusal("give a token", answer, secret, *(fields.get(name, "") for name in SECRET_FIELDS))
             # What does not come from the token endpoint itself is no verdict on what was shown to it.
@@ -344,13 +296,6 @@ class _TokenAnswer(Struct):
     expires_in: float | None = None
     refresh_token: str | None = None
     scope: str | None = None
-
-
-def _answered(step: PostForm | PostJson) -> Flow[Answer]:
-    reply = yield step
-    if not isinstance(reply, Answer):
-        raise TypeError("an Answer is the reply to this step")
-    return reply
 
 
 def _check_code_flow(server: ServerMetadata) -> str:

@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 from msgspec import json
 
 from handrail.errors import AuthorizationError, TransportError
-from handrail.oauth.discovery import Answer, Get, checked, is_local
+from handrail.oauth.discovery import Answer, Ask, checked
 from handrail.oauth.fetch import exchange
-from handrail.oauth.flow import PostForm, PostJson
+from handrail.protocol.http import is_local
 
 try:
     from aiohttp import TCPConnector
     from aiohttp.abc import AbstractResolver, ResolveResult
 except ModuleNotFoundError:
-    raise ModuleNotFoundError("OAuth needs aiohttp: pip install 'handrail[http]'") from None
+    raise ModuleNotFoundError("talking to an address needs aiohttp: pip install 'handrail[http]'") from None
 
 __all__ = ["Outbound", "Resolve", "fetched", "kind_of", "look_up"]
 
@@ -32,20 +32,17 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """The addresses of a host."""
 AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
 
-LOOPBACK = [ip_network(net) for net in ("127.0.0.0/8", "::1")]
-PRIVATE = [ip_network(net) for net in "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 fc00::/7".split()]
-NEVER = [
-    ip_network(net)
-    for net in (
-        # This network, link-local, protocol assignments, documentation, 6to4 relays, benchmarks, multicast, reserved.
-        "0.0.0.0/8 169.254.0.0/16 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24"
-        " 224.0.0.0/4 240.0.0.0/4"
-        # Where clouds tell a machine its secrets, as far as not link-local.
-        " 100.100.100.200 168.63.129.16 fd00:ec2::254"
-        # Teredo and other assignments, documentation, 6to4.
-        " 2001::/23 2001:db8::/32 2002::/16 3fff::/20"
-    ).split()
-]
+NETS = {  # what is in none of them is public
+    # This network, link-local, protocol assignments, documentation, 6to4 relays, benchmarks, multicast, reserved;
+    # where clouds tell a machine its secrets, as far as not link-local; Teredo and other assignments, documentation,
+    # 6to4.
+    "forbidden": "0.0.0.0/8 169.254.0.0/16 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24"
+    " 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4 100.100.100.200 168.63.129.16 fd00:ec2::254"
+    " 2001::/23 2001:db8::/32 2002::/16 3fff::/20",
+    "loopback": "127.0.0.0/8 ::1",
+    "private": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 fc00::/7",
+}
+KINDS = [(ip_network(net), kind) for kind, nets in NETS.items() for net in nets.split()]
 PUBLIC_IPV6 = ip_network("2000::/3")  # what is not in there is link-local, multicast, NAT64, or nothing yet
 
 
@@ -54,13 +51,8 @@ def kind_of(address: str) -> str:
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
-    if any(found in net for net in NEVER):
-        return "forbidden"
-    if any(found in net for net in LOOPBACK):
-        return "loopback"
-    if any(found in net for net in PRIVATE):
-        return "private"
-    return "public" if found.version == 4 or found in PUBLIC_IPV6 else "forbidden"
+    usual = "public" if found.version == 4 or found in PUBLIC_IPV6 else "forbidden"
+    return next((kind for net, kind in KINDS if found in net), usual)
 
 
 async def look_up(host: str) -> Sequence[str]:
@@ -76,15 +68,16 @@ class Outbound:
         self._resolve, self._deadline = resolve, deadline
         self._allowed: frozenset[str] | None = None
 
-    async def ask(self, step: Get | PostForm | PostJson) -> Answer:
+    async def ask(self, step: Ask) -> Answer:
         """The answer to `step`; AuthorizationError if there is none, or if it must not be asked."""
         checked(step.url, "the URL", local=self._local)
         try:
             # In the clear only to this machine, wherever its name leads.
             allowed = await self._kinds() if step.url.lower().startswith("https:") else frozenset({"loopback"})
-            data, headers = _content(step)
             connector = _connector(self._resolve, allowed)
-            status, body = await exchange(step.url, self._deadline, data=data, headers=headers, connector=connector)
+            status, _, body = await exchange(
+                step.url, self._deadline, data=step.data, headers=step.headers, connector=connector
+            )
         except TransportError as failed:
             host = urlsplit(step.url).netloc
             raise AuthorizationError(f"{host} was asked in the course of authorization: {failed.text}") from failed
@@ -108,28 +101,15 @@ async def fetched(url: str, *, resolve: Resolve = look_up, deadline: float = 15)
     if not url.lower().startswith("https:") or is_local(url):
         raise TransportError("only public https addresses are fetched")
     connector = _connector(resolve, frozenset({"public"}))
-    status, body = await exchange(url, deadline, headers={"Accept": "*/*"}, connector=connector)
+    status, _, body = await exchange(url, deadline, headers={"Accept": "*/*"}, connector=connector)
     if status != 200:
         raise TransportError(f"status {status}")
     return body
 
 
 def _connector(resolve: Resolve, allowed: frozenset[str]) -> TCPConnector:
-    return TCPConnector(
-        resolver=_Checked(resolve, allowed),
-        use_dns_cache=False,
-        happy_eyeballs_delay=None,
-        socket_factory=lambda info: _socket(info, allowed),
-    )
-
-
-def _content(step: Get | PostForm | PostJson) -> tuple[dict[str, str] | bytes | None, dict[str, str]]:
-    match step:
-        case PostForm():
-            return step.fields, step.headers
-        case PostJson():
-            return json.encode(step.body), {"Content-Type": "application/json"}
-    return None, {}
+    checked = _Checked(resolve, allowed)
+    return TCPConnector(resolver=checked, use_dns_cache=False, happy_eyeballs_delay=None, socket_factory=checked.socket)
 
 
 async def _found(resolve: Resolve, url: str) -> Sequence[str]:
@@ -143,12 +123,9 @@ async def _found(resolve: Resolve, url: str) -> Sequence[str]:
             raise TransportError(f"{host} is not known: {failed.strerror}") from failed
 
 
-def _check(address: str, allowed: frozenset[str]) -> None:
-    if (kind := kind_of(address)) not in allowed:
-        raise TransportError(f"its address is {kind}, and no server may send us there")
-
-
 class _Checked(AbstractResolver):
+    """Only addresses of the kinds that are `allowed`: as looked up, and again when one is connected to."""
+
     def __init__(self, resolve: Resolve, allowed: frozenset[str]) -> None:
         self._resolve, self._allowed = resolve, allowed
 
@@ -157,7 +134,7 @@ class _Checked(AbstractResolver):
     ) -> list[ResolveResult]:
         addresses = await self._resolve(host)
         for address in addresses:  # one bad one spoils them all: it is not there by chance
-            _check(address, self._allowed)
+            self._check(address)
         return [
             ResolveResult(
                 hostname=host,
@@ -173,9 +150,12 @@ class _Checked(AbstractResolver):
     async def close(self) -> None:
         pass
 
+    def socket(self, info: AddressInfo) -> socket.socket:
+        """A socket for the address that is about to be connected to, named in the URL or looked up."""
+        family, kind, proto, _, address = info
+        self._check(str(address[0]))
+        return socket.socket(family, kind, proto)
 
-def _socket(info: AddressInfo, allowed: frozenset[str]) -> socket.socket:
-    """A socket for the address that is about to be connected to, named in the URL or looked up."""
-    family, kind, proto, _, address = info
-    _check(str(address[0]), allowed)
-    return socket.socket(family, kind, proto)
+    def _check(self, address: str) -> None:
+        if (kind := kind_of(address)) not in self._allowed:
+            raise TransportError(f"its address is {kind}, and no server may send us there")

@@ -15,13 +15,13 @@ from base64 import b64encode, urlsafe_b64decode
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from urllib.parse import quote_plus
 
 from msgspec import UNSET, Struct, convert, json
 
 from handrail.errors import TransportError
 from handrail.model import Json, Object, Principal
-from handrail.oauth.claims import Claims, Clock, JwtClaims, Rules
 from handrail.oauth.fetch import Flights, ask, safe
 
 __all__ = ["Introspection", "JwtVerifier"]
@@ -33,13 +33,81 @@ PUBLIC_KEY = frozenset("RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 Ed
 JWT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 TYPES = ("jwt", "at+jwt", "application/at+jwt")  # RFC 9068; no other kind of JWT of the same issuer
 RSA_CHARS = range(342, 1367)  # of a modulus in base64url: 2048 to 8192 bits
+BEARER = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1
+MAX_TOKEN_CHARS = 16 * 1024
+MAX_KNOWN = 4096
+MAX_LEEWAY = 300
 MAX_KEYS = 100
 MIN_SECRET_CHARS = 16
 
 Check = Callable[[bytes, bytes], bool]
+Keys = list[tuple[Json, dict[str, Check]]]  # the kid of each, and its checks by algorithm
+Clock = Callable[[], float]
+Words = str | list[str]
 
 
-class JwtVerifier:
+class _Verifier:
+    """Whose tokens count, for whom and when. Those that did are remembered, by their hash and for a while."""
+
+    def __init__(
+        self, issuer: str, audience: str | Collection[str], scopes: Collection[str], leeway: float, clock: Clock
+    ) -> None:
+        self._issuer, self._leeway, self._clock = issuer, leeway, clock
+        self._audience = frozenset([audience] if isinstance(audience, str) else audience) - {""}
+        self._scopes = frozenset(scopes)
+        self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._flights = Flights()
+        if not issuer or "#" in issuer or not self._audience or not 0 <= leeway <= MAX_LEEWAY:
+            raise ValueError(f"issuer (without #), audience and a leeway of 0 to {MAX_LEEWAY} seconds are needed")
+        if isinstance(scopes, str):
+            raise ValueError("required_scopes: a collection of words is needed, not one text")
+        said: Object = {"authorization_servers": [issuer], "bearer_methods_supported": ["header"]}
+        self.metadata: Object | None = said | ({"scopes_supported": sorted(self._scopes)} if scopes else {})
+
+    async def verify(self, token: str) -> Principal | None:
+        try:
+            if len(token) > MAX_TOKEN_CHARS or not BEARER.fullmatch(token):
+                raise ValueError("it does not look like one")
+            digest = sha256(token.encode()).digest()
+            known, until = self._known.get(digest, (None, 0.0))
+            if known and self._clock() < until:
+                return known
+            claims, until = await self._claims(token, digest)
+            principal = self._principal(claims)
+        except (ValueError, RecursionError, TransportError) as wrong:
+            log.debug("token refused: %s", wrong)
+            return None
+        self._known.pop(digest, None)
+        if len(self._known) >= MAX_KNOWN:
+            del self._known[next(iter(self._known))]  # the oldest
+        self._known[digest] = (principal, min(until, claims.exp))
+        return principal
+
+    async def close(self) -> None:
+        await self._flights.close()
+
+    async def _claims(self, token: str, digest: bytes) -> tuple[_Claims, float]:
+        """What `token` is proven to say, and until when that is good; ValueError says what is wrong with it."""
+        raise NotImplementedError
+
+    def _principal(self, claims: _Claims) -> Principal:
+        now, scopes = self._clock(), _words(claims.scope) | _words(claims.scp)
+        if claims.iss not in (None, self._issuer):
+            raise ValueError("the issuer is another")
+        if self._audience.isdisjoint([claims.aud] if isinstance(claims.aud, str) else claims.aud):
+            raise ValueError("the audience is another")
+        if now >= claims.exp + self._leeway:
+            raise ValueError("it has expired")
+        if max(claims.nbf, claims.iat) > now + self._leeway:
+            raise ValueError("it is of the future")
+        if not claims.sub or not claims.sub.isprintable():
+            raise ValueError("the subject is missing, or has control characters")
+        if not self._scopes <= scopes:
+            raise ValueError("a required scope is missing")
+        return Principal(f"{self._issuer}#{claims.sub}", scopes)
+
+
+class JwtVerifier(_Verifier):
     """Tokens of one issuer, by its public keys: fetched from `jwks_url`, or given as a JWK set in `keys`.
 
     >>> JwtVerifier(issuer="https://id.example", audience="https://api.example/mcp", jwks_url="https://id.example/jwks")
@@ -67,24 +135,16 @@ class JwtVerifier:
             raise ValueError("the keys of the issuer are needed: jwks_url or keys")
         if not algorithms or not PUBLIC_KEY.issuperset(algorithms):
             raise ValueError(f"algorithms: only signatures by public keys are safe, {', '.join(sorted(PUBLIC_KEY))}")
-        self._rules = Rules(issuer, audience, required_scopes, leeway, clock)
-        self.metadata: Object | None = self._rules.metadata()
+        super().__init__(issuer, audience, required_scopes, leeway, clock)
         self._algorithms = algorithms
         self._keys = _read(convert(keys or {"keys": []}, _KeySet), algorithms)
         if keys is not None and not self._keys:
             raise ValueError("keys: no public key among them fits the algorithms")
         self._url = None if jwks_url is None else safe(jwks_url)
-        self._max_age, self._floor, self._deadline, self._clock = max_age, refresh_floor, deadline, clock
+        self._max_age, self._floor, self._deadline = max_age, refresh_floor, deadline
         self._fetched = self._tried = -math.inf
-        self._flights = Flights()
 
-    async def verify(self, token: str) -> Principal | None:
-        return await self._rules.judge(token, self._claims)
-
-    async def close(self) -> None:
-        await self._flights.close()
-
-    async def _claims(self, token: str, _: bytes) -> tuple[Claims, float]:
+    async def _claims(self, token: str, digest: bytes) -> tuple[_Claims, float]:
         if (parts := JWT.fullmatch(token)) is None:
             raise ValueError("it is not a signed JWT")
         check = await self._check(json.decode(_decoded(parts[1]), type=_Header))
@@ -92,7 +152,7 @@ class JwtVerifier:
             raise ValueError("the signature is wrong")
         # Not longer than the key is known to be good: a key that is withdrawn takes its tokens with it.
         until = math.inf if self._url is None else self._fetched + self._max_age
-        return json.decode(_decoded(parts[2]), type=JwtClaims), until
+        return json.decode(_decoded(parts[2]), type=_JwtClaims), until
 
     async def _check(self, header: _Header) -> Check:
         if header.alg not in self._algorithms or header.typ.lower() not in TYPES or header.crit is not UNSET:
@@ -116,13 +176,13 @@ class JwtVerifier:
         try:
             self._keys = _read(await ask(url, _KeySet, self._deadline), self._algorithms)
         except (TransportError, ValueError) as failed:
-            log.warning("the keys of %s were not fetched: %s", self._rules.issuer, failed)
+            log.warning("the keys of %s were not fetched: %s", self._issuer, failed)
         else:
             self._fetched = self._tried
-            self._rules.forget()
+            self._known.clear()
 
 
-class Introspection:
+class Introspection(_Verifier):
     """Tokens of any form, by asking the authorization server about each (RFC 7662).
 
     A good answer is remembered for some seconds: so much longer a withdrawn token may count. `exp` may be missing in
@@ -145,26 +205,47 @@ class Introspection:
     ) -> None:
         if len(client_secret) < MIN_SECRET_CHARS:
             raise ValueError(f"client_secret: weak or a default; it needs {MIN_SECRET_CHARS} random characters")
-        self._rules = Rules(issuer or url, audience, required_scopes, leeway, clock)
-        self.metadata: Object | None = self._rules.metadata() if issuer else None
+        super().__init__(issuer or url, audience, required_scopes, leeway, clock)
+        if not issuer:
+            self.metadata = None
         secret = f"{quote_plus(client_id)}:{quote_plus(client_secret)}"  # RFC 6749, section 2.3.1
         self._headers = {"Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
         self._url, self._deadline, self._remember = safe(url), deadline, remember
-        self._flights = Flights()
 
-    async def verify(self, token: str) -> Principal | None:
-        return await self._rules.judge(token, self._claims)
-
-    async def close(self) -> None:
-        await self._flights.close()
-
-    async def _claims(self, token: str, digest: bytes) -> tuple[Claims, float]:
+    async def _claims(self, token: str, digest: bytes) -> tuple[_Claims, float]:
         form = {"token": token, "token_type_hint": "access_token"}
-        question = partial(ask, self._url, Claims, self._deadline, form=form, headers=self._headers)
+        question = partial(ask, self._url, _Claims, self._deadline, form=form, headers=self._headers)
         claims = await self._flights.join(digest, question)
         if not claims.active:
             raise ValueError("it is not active")
-        return claims, self._rules.clock() + self._remember
+        return claims, self._clock() + self._remember
+
+
+class _Claims(Struct):
+    """What an authorization server says of a token it was asked about (RFC 7662). Times are seconds since 1970."""
+
+    active: bool = False
+    iss: str | None = None
+    sub: str = ""
+    aud: Words = ""
+    exp: float = math.inf
+    nbf: float = -math.inf
+    iat: float = -math.inf
+    scope: Words = ""
+    scp: Words = ""
+
+
+class _JwtClaims(_Claims, kw_only=True):
+    """What a JWT says of itself: there these may not be missing."""
+
+    iss: str
+    sub: str
+    aud: Words
+    exp: float
+
+
+def _words(value: Words) -> frozenset[str]:
+    return frozenset(value.split() if isinstance(value, str) else value)
 
 
 class _Header(Struct):
@@ -178,12 +259,7 @@ class _KeySet(Struct):
     keys: list[Object]
 
 
-class _Key(Struct):
-    kid: Json
-    checks: dict[str, Check]
-
-
-def _read(found: _KeySet, algorithms: Sequence[str]) -> list[_Key]:
+def _read(found: _KeySet, algorithms: Sequence[str]) -> Keys:
     """The keys that can check a signature by one of `algorithms`; the others are left out (RFC 7517, section 5)."""
     try:
         from joserfc.errors import JoseError
@@ -193,7 +269,7 @@ def _read(found: _KeySet, algorithms: Sequence[str]) -> list[_Key]:
         raise ModuleNotFoundError("verifying a JWT needs joserfc: pip install 'handrail[auth]'") from None
     if len(found.keys) > MAX_KEYS:
         raise ValueError(f"more than {MAX_KEYS} keys")
-    keys = []
+    keys: Keys = []
     for jwk in filter(_is_good, found.keys):
         checks: dict[str, Check] = {}
         with suppress(JoseError, ValueError, TypeError, KeyError):
@@ -206,7 +282,7 @@ def _read(found: _KeySet, algorithms: Sequence[str]) -> list[_Key]:
                     model.check_key(key)
                     checks[name] = partial(model.verify, key=key)
         if checks:
-            keys.append(_Key(jwk.get("kid"), checks))
+            keys.append((jwk.get("kid"), checks))
     return keys
 
 
@@ -220,9 +296,9 @@ def _is_good(jwk: Object) -> bool:
     return False
 
 
-def _fitting(keys: list[_Key], header: _Header) -> Check | None:
+def _fitting(keys: Keys, header: _Header) -> Check | None:
     """The one check for a token with `header`. One without a kid gets it only if there is no choice."""
-    fits = [key.checks[header.alg] for key in keys if header.alg in key.checks and header.kid in (None, key.kid)]
+    fits = [checks[header.alg] for kid, checks in keys if header.alg in checks and header.kid in (None, kid)]
     return fits[0] if len(fits) == 1 else None
 
 
