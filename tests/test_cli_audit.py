@@ -115,6 +115,39 @@ def test_lines_that_are_no_records_are_skipped(home: Path, state: State) -> None
 
 
 @requirement("P-16", everywhere=True)
+@pytest.mark.parametrize("words", [[], ["--json"], ["--export", "json"], ["--export", "csv"], ["-f"]], ids=" ".join)
+def test_p16_a_damaged_trail_is_shown_as_far_as_it_can_be_read_and_said_to_be_damaged(
+    home: Path, state: State, words: list[str]
+) -> None:
+    append(state, *(record(f"tool{i}", arguments={"text": "x" * 5_000}) for i in range(50)))
+    calls = state.folder / CALLS
+    data = calls.read_bytes()
+    calls.write_bytes(data[: len(data) // 2] + bytes(8192) + data[len(data) // 2 + 8192 :])
+    for target in ([], ["served", str(calls)]) if words != ["-f"] else ([],):
+        done = audit(home, *target, "--tail", "0", *words)
+        assert done.returncode == 2 and "tool1" in done.stdout
+        assert str(calls) in done.stderr and "`handrail audit export --salvage` may find more" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("served folder", "a folder"),
+        ("verify folder", "a folder"),
+        ("export --salvage folder", "a folder"),
+        ("served notes.db", "not a database"),
+        ("verify notes.db", "not a database"),
+        ("export notes.db", "not a database"),
+    ],
+)
+def test_what_is_no_trail_is_not_taken_for_an_empty_one(home: Path, line: str, says: str) -> None:
+    (home / "folder").mkdir()
+    (home / "notes.db").write_text("Dear diary, " * 100)
+    done = audit(home, *line.split())
+    assert done.returncode == 2 and says in done.stdout + done.stderr
+
+
+@requirement("P-16", everywhere=True)
 def test_p16_what_was_called_from_here_can_be_verified(home: Path) -> None:
     (home / "shop.py").write_text(SHOP)
     assert handrail("call", "shop.py", "price", "item=pear", "--yes", home=home).returncode == 0

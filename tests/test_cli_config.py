@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cli_runs import COMMAND, Terminal, handrail
-from handrail.cli.install import _with_entry
+from handrail.cli.hosts import _with_entry
 from handrail.client.entries import read_entries
 from handrail.model import Object
 from requirements import requirement
@@ -229,6 +229,14 @@ def test_the_difference_shows_no_secret_of_a_neighbour(home: Path) -> None:
     assert '"API_KEY": "****"' in done.stderr
     assert "canary" not in done.stdout + done.stderr
     assert "canary" in file.read_text()
+
+
+def test_a_server_is_installed_with_its_guards(home: Path) -> None:
+    (home / "handrail.toml").write_text('[access]\ndefault = "deny"\n')
+    done = handrail("install", "weather.py", "--host", "cursor", "--file", "x.json", "--yes", home=home)
+    assert done.returncode == 0, done.stderr
+    [entry] = json.loads((home / "x.json").read_text())["mcpServers"].values()
+    assert entry["args"][-2:] == ["--config", str((home / "handrail.toml").resolve())]
 
 
 def test_what_cannot_be_served_is_not_installed(home: Path) -> None:

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -195,19 +196,41 @@ def test_a_call_that_nobody_there_can_agree_to_waits_for_the_terminal(tmp_path: 
         assert twice.returncode == 2 and "has been denied by operator" in twice.stderr
         client.begin("cancel_order", {"order_id": 3})
         one = waiting(tmp_path)
-        assert handrail("approve", one["id"], "yes", "--remember", "2h", home=tmp_path).returncode == 0
+        loose = handrail("approve", one["id"], "yes", "--where", 'order_id={"under": 9}', home=tmp_path)
+        assert loose.returncode == 2 and "--where: a condition on what is remembered; add --remember" in loose.stderr
+        for answer in (["no"], ["edit", "--arguments", '{"order_id": 4}']):
+            moot = handrail("approve", one["id"], *answer, "--remember", "2h", home=tmp_path)
+            assert moot.returncode == 2 and "--remember: only a yes to the call" in moot.stderr
+        kept = handrail("approve", one["id"], "yes", "--remember", "999999d", home=tmp_path)
         assert text_of(client.hear()) == "Order 3 is cancelled."
         assert "cancelled already" in text_of(client.result("cancel_order", {"order_id": 3}))  # remembered
         [grant] = json.loads(handrail("approve", "--remembered", "--json", home=tmp_path).stdout)
+        until = datetime.fromtimestamp(grant["until"], UTC).isoformat(timespec="seconds")
+        assert round(grant["until"] - grant["made"]) == 30 * 86_400, "there is a longest time"
+        assert (kept.returncode, kept.stderr) == (0, f"handrail: {one['id']}: approved, and remembered until {until}\n")
         assert "local  cancel_order" in handrail("approve", "--remembered", home=tmp_path).stdout
         assert handrail("approve", "--revoke", grant["id"], home=tmp_path).returncode == 0
         client.begin("cancel_order", {"order_id": 3})
         one = waiting(tmp_path)
+        wrong = handrail("approve", one["id"], "edit", "--arguments", '{"order": 2}', home=tmp_path)
+        assert wrong.returncode == 2 and "nothing is decided" in wrong.stderr and "order_id" in wrong.stderr
         edited = handrail("approve", one["id"], "edit", "--arguments", '{"order_id": 2}', home=tmp_path)
         assert edited.returncode == 0
         assert "Order 2 has been shipped" in text_of(client.hear())
     steps = [each["step"] for each in records(tmp_path / STATE) if each["event"] == "approval"]
     assert steps == "asked denied asked approved remembered revoked asked approved".split()
+
+
+def test_a_doctor_tells_a_wrong_path_and_a_wrong_scheme(tmp_path: Path) -> None:
+    client = Client("serve", EXAMPLE, "--http", "127.0.0.1:0", home=tmp_path)
+    with closing(client):
+        url = client.told("Serving").split()[-1]
+        lost = handrail("doctor", url.replace("/mcp", "/nope"), home=tmp_path)
+        assert lost.returncode == 4 and "HTTP 404" in lost.stdout and "The path is often /mcp" in lost.stdout
+        plain = handrail("doctor", url.replace("http:", "https:"), home=tmp_path)
+        assert plain.returncode == 4 and f"does it speak TLS at all? {url}" in plain.stdout
+        told = handrail("list", url.replace("http:", "https:"), home=tmp_path)
+        assert told.returncode == 4 and "no TLS there" in told.stderr
 
 
 @requirement("SRV-603", "P-30", everywhere=True)
@@ -299,6 +322,17 @@ def test_approvals_in_the_audit_that_the_author_chose_are_found(home: Path) -> N
     assert not (home / "no.db").exists()
 
 
+@requirement("APP-18", everywhere=True)
+@pytest.mark.parametrize("line", ["xyz yes", "xyz", "--revoke xyz"])
+def test_where_nothing_was_served_nothing_can_be_decided(home: Path, line: str) -> None:
+    done = handrail("approve", *line.split(), home=home)
+    assert done.returncode == 2 and "xyz: there is no such thing" in done.stderr
+    for listing in ([], ["--remembered"]):
+        told = handrail("approve", "--json", *listing, home=home)
+        assert (told.returncode, told.stdout) == (0, "[]\n")
+        assert "nothing has been served from here" in told.stderr
+
+
 def test_without_an_audit_approvals_are_found_too(home: Path) -> None:
     (home / "handrail.toml").write_text("[audit]\non = false")
     with caller("shop.py", home=home) as client:
@@ -333,9 +367,26 @@ def test_guards_stay_while_the_file_changes(home: Path, guards: str) -> None:
 def test_p17_without_a_place_for_records_nothing_is_served(home: Path, file: str) -> None:
     (home / "broken.db").write_bytes(b"not a database" * 1000)
     (home / "handrail.toml").write_text(f'[audit]\nfile = "{file}"')
-    done = handrail("serve", "shop.py", home=home)
-    assert done.returncode == 2 and "records and approvals cannot be kept there" in done.stderr
-    assert file in done.stderr and "Traceback" not in done.stderr
+    for http in ([], ["--http", "127.0.0.1:0"], ["--http", "127.0.0.1:0", "--workers", "2"]):
+        done = handrail("serve", "shop.py", *http, home=home)
+        assert done.returncode == 2 and "records and approvals cannot be kept there" in done.stderr
+        assert file in done.stderr and "Traceback" not in done.stderr
+
+
+@requirement("SRV-603", everywhere=True)
+@pytest.mark.parametrize(
+    ("who", "expected"),
+    [
+        ("alice", ["on", "5/minute for this tool, 9/minute for this caller, 2 of this tool at once"]),
+        ("local", ["on", "5/minute for this tool, 2 of this tool at once"]),
+        ("anonymous", ["on", "5/minute for this tool, 200/second burst 2000 for this address, 2 of this tool at once"]),
+    ],
+)
+def test_explain_tells_all_limits_of_a_call(home: Path, who: str, expected: list[str]) -> None:
+    limits = '[limits]\nprincipal = "9/minute"\n[limits.tools."ref*"]\nrate = "5/minute"\nconcurrent = 2'
+    (home / "handrail.toml").write_text(limits)
+    words = ("explain", "--as", who, "--server", "shop.py", "call", "refund", "amount=1")
+    assert rows(handrail(*words, home=home).stdout)["limit"] == expected
 
 
 # Checked
@@ -373,6 +424,10 @@ def test_check_doubts_rules_that_meet_nothing(home: Path) -> None:
     assert "careful: rule 1: tools: 'refnd' matches no tool; did you mean 'refund'?" in done.stderr
     assert "careful: all: has no condition" in done.stderr
     assert len(json.loads(handrail("check", "shop.py", "--json", home=home).stdout)["warnings"]) == 2
+    (home / "handrail.toml").write_text("[limits.tools.refnd]\nconcurrent = 1")
+    for verb in (["check", "shop.py"], ["serve", "shop.py"]):
+        said = handrail(*verb, home=home).stderr
+        assert "careful: limits.tools: 'refnd' matches no tool; did you mean 'refund'?" in said
     (home / "handrail.toml").write_text("[[rules]]\nverdict = 'denied'")
     wrong = handrail("check", home=home)
     assert wrong.returncode == 2 and "handrail.toml: " in wrong.stderr and "'denied'" in wrong.stderr
@@ -425,31 +480,36 @@ def test_an_operator_decides_in_a_terminal(terminal: Terminal, tmp_path: Path) -
         while len(json.loads(handrail("approve", "--json", home=tmp_path).stdout or "[]")) < 4:
             assert time.monotonic() < deadline
         terminal.run("approve")
-        shown = terminal.until("Allow it? [y/N/e(dit)/s(kip)]")
+        allow, arguments_json = "Allow it? [y/N/e(dit)/s(kip)]", "Arguments to run with, as JSON:"
+        shown = terminal.until('"order": 1', allow)
         assert "cancel_order on shop" in shown and "\\u001b[2J<U+202E>evil" in shown
         terminal.type("y")
-        terminal.until('"order": 2')
+        terminal.until('"order": 2', allow)
         terminal.type("n")
-        terminal.until('"order": 3')
+        terminal.until('"order": 3', allow)
         terminal.type("e")
-        terminal.until("Arguments to run with, as JSON:")
+        terminal.until('"order": 3', arguments_json)
         terminal.type("not json")
-        terminal.until("the arguments: not JSON")  # and on it goes
-        terminal.until('"order": 4')
+        terminal.until("the arguments: 'not json' is not JSON")  # and on it goes
+        terminal.until('"order": 4', allow)
         terminal.type("e")
-        terminal.until('"order": 4')
+        terminal.until('"order": 4', arguments_json)
         terminal.type('{"order": 44}')
         terminal.until("EXIT=0")
         answers = {each["id"]: text_of(each) for each in (client.hear() for _ in range(3))}
         assert answers[0] == "order 1 is cancelled" and answers[3] == "order 44 is cancelled"
         assert "was not approved by an operator" in answers[1]
         terminal.run("approve", "--watch")
-        terminal.until('"order": 3')
+        terminal.until('"order": 3', allow)
         terminal.type("s")
         client.say("tools/call", {"name": "cancel_order", "arguments": {"order": 5}}, id=5)
-        terminal.until('"order": 5')
+        terminal.until('"order": 5', allow)
         terminal.type("y")
         assert client.hear()["id"] == 5
         terminal.interrupt()
+        terminal.until("EXIT=130")
+        terminal.run("approve", "--watch")
+        terminal.until('"order": 3', allow)
+        terminal.interrupt()  # while it asks
         terminal.until("EXIT=130")
     assert sorted((tmp_path / "log").read_text().split()) == ["1", "44", "5"]

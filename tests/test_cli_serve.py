@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -9,7 +10,9 @@ import re
 import signal
 import subprocess
 import threading
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,7 +21,12 @@ from typing import IO, Any
 import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
+from handrail import Client as McpClient
+from handrail.cli.reload import follow
+from handrail.cli.source import Source
 from handrail.model import Object
+from handrail.testing import Peer
+from requirements import requirement
 
 OPENING = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 
@@ -246,6 +254,46 @@ def test_reload_works_over_http_too(file: Path) -> None:
         assert post(url, "initialize", OPENING)["result"]["instructions"] == "second"
 
 
+WORKS = """
+import os, signal
+from handrail import Server
+server = Server("works")
+
+@server.tool
+async def who() -> str:
+    return str(os.getpid())
+
+@server.tool
+async def fork() -> str:
+    child = os.fork()
+    while not child:
+        signal.pause()
+    os.kill(child, signal.SIGTERM)
+    return f"{os.getpid()} {os.WTERMSIG(os.waitpid(child, 0)[1])}"
+"""
+
+
+@requirement("P-15", everywhere=True)
+def test_calls_of_several_workers_have_names_of_their_own_and_their_children_end_alone(tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text(WORKS)
+    with closing(Client("serve", "works.py", "--http", "0", "--workers", "2", "--json", home=tmp_path)) as peer:
+        url = json.loads(peer.out.get(timeout=SECONDS))["url"]
+        said: dict[str, Counter[str]] = {"who": Counter(), "fork": Counter()}
+        for tool, answers in said.items():
+            deadline = time.monotonic() + SECONDS
+            while len(answers) < 2 and time.monotonic() < deadline:  # the kernel decides who takes a connection
+                with McpClient(url, trusted=True) as caller:
+                    answers[caller.call(tool).text] += 1
+        workers = set(said["who"])
+        assert len(workers) == 2
+        assert set(said["fork"]) == {f"{each} {signal.SIGTERM:d}" for each in workers}, "no worker was ended by it"
+        peer.process.send_signal(signal.SIGTERM)
+        assert peer.process.wait(SECONDS) == 0
+    done = handrail("audit", "served", "--json", home=tmp_path)
+    names = [json.loads(line)["call"] for line in done.stdout.splitlines()]
+    assert len(names) == len(set(names)) >= 4
+
+
 # While it is edited
 
 
@@ -262,6 +310,18 @@ def test_tools_follow_the_file_and_the_client_is_told(file: Path) -> None:
         peer.changed()
         assert peer.names() == ["forecast"]
         assert "1 tool; gone: tides; changed: forecast" in peer.told("was read again")
+
+
+async def test_a_tool_that_an_operator_has_switched_off_stays_off_when_its_file_is_read_again(file: Path) -> None:
+    source, read_again = Source(str(file)), asyncio.Event()
+    server = follow(source, source.load(), lambda note: read_again.set())
+    async with Peer(server) as peer:
+        server.engine.catalog.switch("forecast", on=False)
+        await asyncio.to_thread(file.write_text, SERVER + "\n@server.tool\ndef tides() -> str:\n    return 'low'\n")
+        await asyncio.wait_for(read_again.wait(), 20)
+        assert [tool.name for tool in await peer.tools()] == ["tides"]
+        server.engine.catalog.switch("forecast", on=True)
+        assert [tool.name for tool in await peer.tools()] == ["forecast", "tides"]
 
 
 def test_a_file_that_does_not_import_changes_nothing_until_it_does(file: Path) -> None:
@@ -367,3 +427,24 @@ def test_a_lifespan_that_fails_keeps_the_old_tools(tmp_path: Path) -> None:
     done = handrail("serve", "lives.py", "--reload", home=tmp_path, stdin=ping)
     assert (done.returncode, done.stdout) == (70, ""), "nothing is served that has not begun"
     assert "RuntimeError: no database" in done.stderr
+
+
+CANCELS = LIVES.replace('print("enter VERSION", file=sys.stderr)', "import asyncio; raise asyncio.CancelledError")
+
+
+@pytest.mark.parametrize("more", [[], ["--reload"]], ids=["once", "reload"])
+def test_a_lifespan_that_cancels_itself_ends_as_one_that_fails(tmp_path: Path, more: list[str]) -> None:
+    (tmp_path / "lives.py").write_text(CANCELS)
+    done = handrail("serve", "lives.py", *more, home=tmp_path)
+    assert (done.returncode, done.stdout) == (70, "")
+    assert "cancelled" in done.stderr.lower()
+
+
+def test_a_lifespan_that_cancels_itself_keeps_the_old_tools(tmp_path: Path) -> None:
+    file = tmp_path / "lives.py"
+    file.write_text(LIVES.replace("VERSION", "one"))
+    with client("serve", "lives.py", "--reload", home=tmp_path) as peer:
+        peer.open()
+        file.write_text(CANCELS)
+        assert "the tools stay as they were" in peer.told("the lifespan was cancelled")
+        assert peer.call("version") == "one"

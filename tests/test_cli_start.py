@@ -70,6 +70,34 @@ def test_a_wrong_command_line_ends_with_its_own_code_and_words(tmp_path: Path, w
 
 
 @requirement("APP-18", everywhere=True)
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("call F T --yes a=1 b=2", {"server": "F", "tool": "T", "words": ["a=1", "b=2"], "yes": True}),
+        ("call F --yes T a=1 --timeout 3 b=2", {"tool": "T", "words": ["a=1", "b=2"], "timeout": 3.0}),
+        ("explain call T --server F a=1", {"tool": "T", "words": ["a=1"], "server": "F"}),
+        ("lock A --file F B", {"servers": ["A", "B"], "file": "F"}),
+        ("lock A --env X=1 B --env Y=2", {"servers": ["A", "B"], "env": ["X=1", "Y=2"]}),
+        ("approve ID --note x yes", {"id": "ID", "answer": "yes", "note": "x"}),
+        ("audit verify --json FILE", {"what": "verify", "files": ["FILE"], "json": True}),
+        ("--json audit export --salvage FILE", {"what": "export", "files": ["FILE"], "salvage": True, "json": True}),
+    ],
+)
+def test_values_can_come_after_options(line: str, values: dict[str, object]) -> None:
+    found = vars(parser().parse_args(line.split()))
+    assert {name: found[name] for name in values} == values
+
+
+@requirement("APP-18", everywhere=True)
+@pytest.mark.parametrize("line", ["call F T --yess a=1", "list F G", "audit --jsn", "lock A --file F --chek B"])
+def test_a_mistake_is_told_with_the_usage_of_its_verb(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    verb = line.split()[0]
+    assert main(line.split()) == Code.USAGE
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: handrail {verb} ") and f"handrail {verb} --help says more" in told
+
+
+@requirement("APP-18", everywhere=True)
 def test_every_way_to_end_has_a_code_of_its_own() -> None:
     codes = {
         errors.CallFailed("x", result={}): 1,
@@ -84,10 +112,12 @@ def test_every_way_to_end_has_a_code_of_its_own() -> None:
         errors.ConfirmationRequired("x"): 5,
         errors.CallTimeout("x", clock="idle"): 6,
         errors.AuthorizationError("x"): 7,
+        errors.Unrecorded("x"): 2,
+        errors.Unrecorded("x", sent=errors.Sent.UNKNOWN): 8,
         ZeroDivisionError(): 70,
         KeyboardInterrupt(): 130,
     }
-    assert {type(each): code_of(each).value for each in codes} == {type(each): code for each, code in codes.items()}
+    assert {each: code_of(each).value for each in codes} == codes
     assert {*codes.values(), 0} == {code.value for code in Code}, "and each code is used"
 
 
@@ -110,7 +140,7 @@ def test_what_a_verb_raises_is_told_and_is_the_exit_code(
     def fails(*_: object) -> None:
         raise problem
 
-    monkeypatch.setattr("handrail.cli.config.run", fails)
+    monkeypatch.setattr("handrail.cli.hosts.run_config", fails)
     assert main(["config"]) == code
     assert words in capsys.readouterr().err
 

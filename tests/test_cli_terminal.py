@@ -97,9 +97,11 @@ class Terminal:
     def interrupt(self) -> None:
         self._tmux("send-keys", "C-c")
 
-    def until(self, text: str) -> str:
-        """What is on the screen, once this is on it."""
-        return self._wait(lambda shown: text in shown.replace("EXIT=$?", ""), repr(text))
+    def until(self, text: str, question: str = "") -> str:
+        """What is on the screen, once this is on it and the question, if any, is put: what is typed before is lost."""
+        return self._wait(
+            lambda shown: text in shown.replace("EXIT=$?", "") and shown.rstrip().endswith(question), repr(text)
+        )
 
     def _wait(self, fits: Callable[[str], bool], what: str) -> str:
         end, shown = time.monotonic() + SECONDS, ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def test_words_become_what_the_schema_says(words: str, made: Object) -> None:
         ("wind=maybe", "wind: 'maybe' is not a boolean, such as true"),
         ("nothing=x", "nothing: 'x' is not a null"),
         ("units=metrics", "units: 'metrics' is not one of \"metric\", \"imperial\", 3, null; did you mean 'metric'?"),
+        ("level=x", "level: 'x' is not one of 1, \"high\""),
         ("cty=Paris", "cty: the tool has no argument 'cty'; did you mean city?"),
         ("zzzzzzzzz=1", "there is city, days, height"),
         ("place.lon=2", "place.lon: the tool has no argument 'lon'; there is lat, name"),
@@ -111,6 +113,8 @@ def test_words_become_what_the_schema_says(words: str, made: Object) -> None:
         ("free=1 free.x=2", "free.x: free has a value already"),
         ("days:=NaN", "days: 'NaN' is not JSON: NaN is not a JSON number"),
         ("days:=", "days: '' is not JSON"),
+        ("days:=1e999", "days: '1e999': not acceptable JSON: Number out of range"),
+        ('days:={"a":1,"a":2}', "the member 'a' stands twice in one object"),
         ("city=@/no/such/file", "city: /no/such/file: cannot be read: No such file"),
         ("a\x1b[2J=1", r"the tool has no argument 'a\\x1b[2J'"),
     ],
@@ -142,6 +146,8 @@ def test_a_schema_that_goes_round_in_circles_ends() -> None:
     loop: Object = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}] * 2}}}
     assert arguments(["a=1"], loop) == {"a": "1"}
     assert arguments(["a=1"], {"properties": {"a": {"$ref": "#/properties/a"}}}) == {"a": "1"}
+    with pytest.raises(Usage, match="a: its items are arrays without end"):
+        arguments(["a=1"], {"properties": {"a": {"type": "array", "items": {"$ref": "#/properties/a"}}}})
 
 
 def test_files_are_read_where_a_word_says_so(tmp_path: Path) -> None:
@@ -156,9 +162,10 @@ def test_files_are_read_where_a_word_says_so(tmp_path: Path) -> None:
         arguments(["city=@/dev/zero"], WEATHER)
 
 
-def test_a_whole_document_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_whole_document_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert document('{"a": 1}') == {"a": 1}
-    assert document("-", lambda name: json.dumps({"from": name})) == {"from": "-"}
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b'{"a": 3}')))
+    assert document("-") == {"a": 3}
     (tmp_path / "x").write_text('{"a": 2}')
     assert document(f"@{tmp_path / 'x'}") == {"a": 2}
     for text in ("[1]", "x", "-1"):

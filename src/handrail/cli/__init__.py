@@ -10,9 +10,13 @@ from importlib import import_module
 from handrail import __version__
 from handrail.cli.codes import Code, Usage, code_of
 from handrail.cli.verbs import parser
-from handrail.errors import HandrailError
+from handrail.errors import CallTimeout, HandrailError
 
 __all__ = ["main"]
+
+_MODULES = {"list": "tools", "show": "tools", "call": "tools", "inspect": "tools"}
+_MODULES |= {"config": "hosts", "install": "hosts", "check": "deciding", "explain": "deciding"}
+"""Where the verbs are that have no module of their own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Code.OK
     except (HandrailError, KeyboardInterrupt) as problem:
         return _complain(problem, "--json" in words)
-    except Exception:
+    except BaseException as problem:  # also asyncio's CancelledError, which is no Exception
+        if isinstance(problem, OSError) and problem.filename is not None:  # no bug: a place that cannot be used
+            return _complain(Usage(f"{problem.filename}: {problem.strerror}"), "--json" in words)
         # The edge of the process: a traceback with Python's own exit code would be taken for a tool that failed.
         import_module("traceback").print_exc()
         return Code.BUG
@@ -49,24 +55,26 @@ def _run(words: list[str]) -> int:
     if args.verb is None:
         root.print_help(sys.stderr)
         return Code.USAGE
-    from handrail.cli.screen import Screen  # not for a help text
+    from handrail.cli.screen import Screen, hear_logs  # not for a help text
 
     if args.verb != "serve":
-        from handrail.cli.logs import hear_logs
-
         hear_logs()
-    code: int = import_module(f"handrail.cli.{args.verb}").run(args, Screen(args.json, args.color))
+    module = import_module(f"handrail.cli.{_MODULES.get(args.verb, args.verb)}")
+    code: int = getattr(module, f"run_{args.verb}")(args, Screen(args.json, args.color))
     sys.stdout.flush()
     return code
 
 
 def _complain(problem: BaseException, as_json: bool) -> int:
-    from handrail.cli.screen import json_text
     from handrail.guards.inert import inert
 
     code = code_of(problem)
+    if isinstance(problem, CallTimeout):
+        problem.hint = "--timeout gives it longer"
     text = str(problem) or code.says
     if as_json:
+        from handrail.cli.screen import json_text
+
         told = {"error": {"code": int(code), "kind": code.name.lower(), "message": text}}
         print(json_text(told), file=sys.stderr)
         return code

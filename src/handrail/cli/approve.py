@@ -6,18 +6,20 @@ import asyncio
 import getpass
 import json
 import os
-import signal
 import sys
 from argparse import Namespace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 
 from msgspec import to_builtins
 
 from handrail.cli.codes import Code, Usage
+from handrail.cli.forms import aside
 from handrail.cli.guarded import Guarded
 from handrail.cli.screen import Screen
+from handrail.cli.words import document, seconds
 from handrail.client.state import state_folder
 from handrail.guards.approval import Approval, ApprovalError, Desk
 from handrail.guards.inert import inert, one_line
@@ -26,42 +28,36 @@ from handrail.guards.trail import DATABASES, open_trail
 from handrail.model import Object
 from handrail.stores.sqlite import SqliteStore
 
-__all__ = ["run"]
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+__all__ = ["run_approve"]
 
 
-def run(args: Namespace, screen: Screen) -> int:
-    try:
-        return asyncio.run(_run(args, screen))
-    except asyncio.CancelledError:  # by a request to end
-        return Code.INTERRUPTED
+def run_approve(args: Namespace, screen: Screen) -> int:
+    return asyncio.run(_run(args, screen))
 
 
 async def _run(args: Namespace, screen: Screen) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            asyncio.get_running_loop().add_signal_handler(getattr(signal, name), task.cancel)
-    config = Guarded(args).config
-    kept = config.guards(state_folder(os.environ))
-    audit = kept.get("audit")
-    file = kept.get("store", audit)
+    guarded = Guarded(args)
+    kept, file = guarded.config.audit, guarded.store_file()
+    audit = guarded.config.audit_file(state_folder(os.environ)) if kept.on else None
     if args.audit:
         audit = file = Path(args.audit)
         if file.suffix not in DATABASES or not file.is_file():
             raise Usage(f"--audit: {file}: not the file of an audit in which approvals wait ({', '.join(DATABASES)})")
-    assert isinstance(file, Path)
+    if args.where and args.remember is None:
+        raise Usage("--where: a condition on what is remembered; add --remember 2h, or leave it out")
     if not file.exists():
-        screen.note(f"{file}: nothing has been served from here, so nothing can wait")
+        nothing = f"{file}: nothing has been served from here, so nothing can wait"
+        if args.id or args.revoke:
+            raise Usage(f"{args.id or args.revoke}: there is no such thing; {nothing}")
+        screen.note(nothing)
+        if screen.as_json and not args.watch:
+            screen.data([])
         return Code.OK
-    store = SqliteStore(file, durable=config.audit.kept.sync == "every-call")
-    trail = None
-    if isinstance(audit, Path):
-        trail = open_trail(store if audit == file else audit, config.audit.kept, store=store)
+    store, trail = guarded.store(file), None
+    if audit is not None:
+        trail = open_trail(store if audit == file else audit, kept.kept, store=store)
     try:
-        return await _Clerk(Desk(store, config.approvals, trail=trail), store, args, screen).work()
+        return await _Clerk(Desk(store, guarded.config.approvals, trail=trail), store, args, screen).work()
     finally:
         if trail is not None:
             await trail.close()
@@ -98,16 +94,12 @@ class _Clerk:
     async def _all(self) -> int:
         waiting = await self._desk.open()
         if self._screen.as_json:
-            self._screen.data([to_builtins(each) for each in waiting])
+            self._screen.data(to_builtins(waiting))
         elif not waiting:
             self._screen.say("nothing waits for an approval")
-        elif self._screen.is_attended and sys.stdout.isatty():
-            for approval in waiting:
-                self._show(approval)
-                await self._ask(approval)
         else:
             for approval in waiting:
-                self._show(approval)
+                await self._present(approval)
         return Code.OK
 
     async def _watch(self) -> int:
@@ -119,14 +111,18 @@ class _Clerk:
                     await anext(news)
             for approval in fresh:  # not while listening: a person may take longer than news are kept
                 seen.add(approval.id)
-                self._show(approval)
-                if not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty():
-                    await self._ask(approval)
+                await self._present(approval)
+
+    async def _present(self, approval: Approval) -> None:
+        """Show it, and ask if somebody is there to answer."""
+        self._show(approval)
+        if not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty():
+            await self._ask(approval)
 
     async def _remembered(self) -> int:
         grants = await self._desk.grants()
         if self._screen.as_json:
-            self._screen.data([to_builtins(each) for each in grants])
+            self._screen.data(to_builtins(grants))
             return Code.OK
         for each in grants:
             shown = one_line(json.dumps({**each.arguments, **each.matching}, ensure_ascii=False), 100)
@@ -139,24 +135,23 @@ class _Clerk:
         if self._screen.as_json:
             self._screen.data(to_builtins(approval))
             return
-        asked, paint = approval.asked, self._screen.paint
-        say = self._screen.say
-        tool, server = inert(asked.tool, lines=False), inert(asked.server, lines=False)
-        say(f"{paint(approval.id, 'bold')}  {paint(tool, 'bold')} on {server}  {approval.state}")
+        asked, paint, say, plain = approval.asked, self._screen.paint, self._screen.say, partial(inert, lines=False)
+        tool = paint(plain(asked.tool), "bold")
+        say(f"{paint(approval.id, 'bold')}  {tool} on {plain(asked.server)}  {approval.state}")
         client = f" with {one_line(asked.client, 40)}" if asked.client else ""  # its own words: not a line of them
         when = f"at {_time(approval.created)}, until {_time(approval.expires)}"
-        say(f"  asked by {inert(asked.principal, lines=False)}{client} {when}")
-        say(f"  because {inert(asked.why, lines=False)} ({inert(asked.rule, lines=False)})")
+        say(f"  asked by {plain(asked.principal)}{client} {when}")
+        say(f"  because {plain(asked.why)} ({plain(asked.rule)})")
         room = max(20, get_terminal_size().columns - 4)
         for line in inert(json.dumps(asked.arguments, indent=2, ensure_ascii=False)).splitlines():
             step = room if line.isascii() else room // 2
             for at in range(0, len(line), step):  # a line the terminal breaks could pass for two of ours
                 say(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
         for line in approval.before:
-            say(f"  since it was last allowed: {inert(line, lines=False)}")
+            say(f"  since it was last allowed: {plain(line)}")
 
     async def _ask(self, approval: Approval) -> int:
-        answer = self._read("Allow it? [y/N/e(dit)/s(kip)] ")
+        answer = await aside(self._screen.read, "Allow it? [y/N/e(dit)/s(kip)] ")
         word = (answer or "").lower()
         if answer is None or word in ("s", "skip"):
             return Code.OK
@@ -166,42 +161,31 @@ class _Clerk:
             self._screen.note(str(problem))
             return Code.USAGE
 
-    def _read(self, prompt: str) -> str | None:
-        """Nothing else goes on meanwhile, so that Ctrl-C ends it at once."""
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return self._screen.read(prompt)
-        finally:
-            signal.signal(signal.SIGINT, before)
-
     async def _decide(self, approval: Approval, answer: str) -> int:
-        edited: Object | None = None
+        args, edited = self._args, None
         if answer == "edit":
-            edited = await self._edited(approval)
+            text = args.arguments_json
+            if text is None:
+                text = await aside(self._screen.read, "Arguments to run with, as JSON: ")
+            edited = document(text or "")
+        if (remember := seconds(args.remember or "0s")) is None:
+            raise Usage(f"--remember: {args.remember!r} is not a time such as 30m, 2h or 7d")
+        if remember and answer != "yes":
+            raise Usage(f"--remember: only a yes to the call as it was made can be remembered, not {answer!r}")
         made = await self._desk.decide(
             approval.id,
             answer != "no",
             by=self._who,
             who=LOCAL,  # whoever types here is the user of this machine
-            note=self._args.note or "",
+            note=args.note or "",
             edited=edited,
-            remember=_seconds(self._args.remember) if self._args.remember else 0.0,
-            matching=_conditions(self._args.where),
+            remember=remember,
+            matching=_conditions(args.where),
         )
-        self._screen.note(f"{made.id}: {made.state}")
+        kept = [each for each in await self._desk.grants() if each.approval == made.id] if remember else []
+        until = f", and remembered until {_time(kept[0].until)}" if kept else ""  # there is a longest time
+        self._screen.note(f"{made.id}: {made.state}{until}")
         return Code.OK
-
-    async def _edited(self, approval: Approval) -> Object:
-        text = self._args.arguments_json
-        if text is None:
-            text = self._read("Arguments to run with, as JSON: ")
-        try:
-            value = json.loads(text or "", parse_constant=_no_number)
-        except ValueError as problem:
-            raise Usage(f"the arguments: not JSON: {problem}") from None
-        if not isinstance(value, dict):
-            raise Usage("the arguments: not a JSON object")
-        return value
 
 
 def _conditions(words: list[str]) -> dict[str, Object]:
@@ -217,15 +201,5 @@ def _conditions(words: list[str]) -> dict[str, Object]:
     return found
 
 
-def _seconds(text: str) -> float:
-    if text[:-1].isdecimal() and text[-1:] in _UNITS:
-        return float(int(text[:-1]) * _UNITS[text[-1]])
-    raise Usage(f"--remember: {text!r} is not a time such as 30m, 2h or 7d")
-
-
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number in JSON")

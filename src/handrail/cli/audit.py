@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import sys
 import time
 from argparse import Namespace
@@ -23,22 +22,23 @@ from msgspec import to_builtins
 
 from handrail.cli.codes import Code, Usage
 from handrail.cli.screen import Screen, json_text
+from handrail.cli.words import seconds
 from handrail.client.state import CALLS, state_folder
 from handrail.guards.chain import verify
 from handrail.guards.inert import inert, mask_secrets, one_line
 from handrail.guards.trail_reading import TrailFile
 from handrail.model import Json, Object
 
-__all__ = ["run"]
+__all__ = ["run_audit"]
 
 LOOK_SECONDS = 0.2
 COLUMNS = "time server tool outcome seconds confirmed revision arguments_digest arguments".split()
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_AGO = re.compile(r"([0-9]{1,6})([smhd])")
 
 
-def run(args: Namespace, screen: Screen) -> int:
+def run_audit(args: Namespace, screen: Screen) -> int:
     paths = _paths(args)
+    if folders := [path for path in paths if path.is_dir()]:
+        raise Usage(f"{folders[0]}: a folder; name a trail in it, .db or .jsonl")
     if args.what == "verify":
         return max([_verify(path, args.head or "", screen) for path in paths])
     if args.what == "export":
@@ -63,8 +63,13 @@ def run(args: Namespace, screen: Screen) -> int:
     while args.follow:
         sys.stdout.flush()
         time.sleep(LOOK_SECONDS)
+        before = calls.damage
         for record in filter(wanted, calls.read()):
             _show(record, screen)
+        if before and calls.damage:  # twice: it is not only being made just now
+            break
+    if calls.damage:
+        raise Usage(f"{calls.damage}: not all was read; `handrail audit export --salvage` may find more")
     return Code.OK
 
 
@@ -75,10 +80,8 @@ def _paths(args: Namespace) -> list[Path]:
     if not args.what or args.files:
         return [Path(each) for each in args.files] or [made]
     from handrail.cli.guarded import Guarded  # which needs all of a server
-    from handrail.config import STATE
 
-    file = Guarded(args).config.audit.file
-    served = Path(file) if file else state / STATE
+    served = Guarded(args).config.audit_file(state)
     if args.what == "verify" and not args.head and made.exists():
         return [served, made] if served.exists() else [made]
     return [served]
@@ -91,13 +94,20 @@ class _Calls:
         self._last = dict.fromkeys(paths, 0)  # that was read
         self._begun: dict[str, Object] = {}
         self.unread = 0
+        self.damage = ""  # what kept the last reading from its end
 
     def read(self) -> Iterator[Object]:
         """Those that have ended since they were read last."""
+        self.damage = ""
         for path, last in self._last.items():
-            for _, line in TrailFile(path).lines(last) if path.exists() else ():
+            if not path.exists():
+                continue
+            trail = TrailFile(path)
+            for _, line in trail.lines(last):
                 try:
                     record = {"event": "", "call": "", "number": 0, **json.loads(line)}
+                    if not isinstance(record["call"], str) or not isinstance(record["number"], int):
+                        raise TypeError("of another make")
                 except (ValueError, TypeError, RecursionError):  # never finished, or damaged
                     self.unread += 1
                     continue
@@ -106,6 +116,7 @@ class _Calls:
                     self._begun[record["call"]] = record
                 elif record["event"] in ("outcome", "refusal", "answered"):
                     yield _as_one({**self._begun.pop(record["call"], {}), **record})
+            self.damage = self.damage or trail.damage
 
     def unfinished(self) -> Iterator[Object]:
         for record in self._begun.values():
@@ -132,11 +143,10 @@ def _filter(args: Namespace) -> Callable[[Object], bool]:
 
 
 def _time(text: str) -> datetime:
-    if ago := _AGO.fullmatch(text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
-        return _moment(text)
-    except ValueError:
+        ago = seconds(text)
+        return _moment(text) if ago is None else datetime.now(UTC) - timedelta(seconds=ago)
+    except (ValueError, OverflowError):  # the second: before there were years
         raise Usage(f"--since: {text!r} is not a time such as 2026-07-28T09:30, or 30m, 2h, 7d ago") from None
 
 
@@ -152,7 +162,7 @@ def _show(record: Object, screen: Screen) -> None:
     outcome = one_line(str(record.get("outcome", "?")), 20)
     style = "green" if outcome == "ok" else "yellow" if outcome == "denied" else "red"
     seconds = record.get("seconds")
-    took = f"{seconds:.3f} s" if isinstance(seconds, int | float) else "-"
+    took = f"{seconds:.3f} s" if isinstance(seconds, int | float) and abs(seconds) < 1e9 else "-"
     when, server, tool = (one_line(str(record.get(name, "?")), 64) for name in ("time", "server", "tool"))
     how = f"  {one_line(str(record['confirmed']), 20)}" if record.get("confirmed") else ""
     screen.say(f"{when}  {server}  {screen.paint(tool, 'bold')}  {screen.paint(outcome, style)}  {took}{how}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Self
 
 from handrail import errors
 
@@ -12,34 +13,24 @@ __all__ = ["Code", "Usage", "code_of"]
 class Code(IntEnum):
     """The exit code of every verb; `says` is what the help tells of it."""
 
-    OK = 0
-    TOOL = 1
-    USAGE = 2
-    PROTOCOL = 3
-    TRANSPORT = 4
-    DENIED = 5
-    TIMEOUT = 6
-    AUTHORIZATION = 7
-    BUG = 70
-    INTERRUPTED = 130
+    says: str
 
-    @property
-    def says(self) -> str:
-        return _SAYS[self]
+    OK = 0, "it went well"
+    TOOL = 1, "the tool said that it failed"
+    USAGE = 2, "the command line, a file or a setting is wrong"
+    PROTOCOL = 3, "the server broke the rules, or answered with an error"
+    TRANSPORT = 4, "the server could not be reached, or went away"
+    DENIED = 5, "somebody, or a rule, said no: nothing was done"
+    TIMEOUT = 6, "a clock ran out"
+    AUTHORIZATION = 7, "the server wants to know who is calling"
+    UNRECORDED = 8, "a call was sent, and what came of it could not be recorded; do not simply repeat it"
+    BUG = 70, "a bug, of the file that is served or of ours; the traceback says where"
+    INTERRUPTED = 130, "Ctrl-C"
 
-
-_SAYS = {
-    Code.OK: "it went well",
-    Code.TOOL: "the tool said that it failed",
-    Code.USAGE: "the command line, a file or a setting is wrong",
-    Code.PROTOCOL: "the server broke the rules, or answered with an error",
-    Code.TRANSPORT: "the server could not be reached, or went away",
-    Code.DENIED: "somebody, or a rule, said no: nothing was done",
-    Code.TIMEOUT: "a clock ran out",
-    Code.AUTHORIZATION: "the server wants to know who is calling",
-    Code.BUG: "a bug, of the file that is served or of ours; the traceback says where",
-    Code.INTERRUPTED: "Ctrl-C",
-}
+    def __new__(cls, value: int, says: str) -> Self:
+        made = int.__new__(cls, value)
+        made._value_, made.says = value, says
+        return made
 
 
 class Usage(errors.HandrailError):
@@ -50,18 +41,20 @@ class Usage(errors.HandrailError):
         self.details = details
 
 
-_CODES: tuple[tuple[type[BaseException], Code], ...] = (
-    (errors.CallFailed, Code.TOOL),
-    (errors.TransportError, Code.TRANSPORT),
-    (errors.CallTimeout, Code.TIMEOUT),
-    (errors.RemoteProtocolError, Code.PROTOCOL),
-    (errors.LocalProtocolError, Code.PROTOCOL),
-    (errors.Denied, Code.DENIED),
-    (errors.AuthorizationError, Code.AUTHORIZATION),
-    (errors.HandrailError, Code.USAGE),  # what is left is wrong here: a file, a schema, a word
-    (KeyboardInterrupt, Code.INTERRUPTED),
-)
+_CODES: dict[type[BaseException], Code] = {
+    errors.CallFailed: Code.TOOL,
+    errors.TransportError: Code.TRANSPORT,
+    errors.CallTimeout: Code.TIMEOUT,
+    errors.RemoteProtocolError: Code.PROTOCOL,
+    errors.LocalProtocolError: Code.PROTOCOL,
+    errors.Denied: Code.DENIED,
+    errors.AuthorizationError: Code.AUTHORIZATION,
+    errors.HandrailError: Code.USAGE,  # what is left is wrong here: a file, a schema, a word
+    KeyboardInterrupt: Code.INTERRUPTED,
+}
 
 
 def code_of(problem: BaseException) -> Code:
-    return next((code for kind, code in _CODES if isinstance(problem, kind)), Code.BUG)
+    if isinstance(problem, errors.Unrecorded) and problem.sent is not errors.Sent.NO:
+        return Code.UNRECORDED  # not sent, it is only a file that is wrong
+    return next((code for kind, code in _CODES.items() if isinstance(problem, kind)), Code.BUG)

@@ -8,10 +8,10 @@ from handrail.cli.codes import Code
 from handrail.cli.screen import Screen
 from handrail.cli.verbs import parser
 
-__all__ = ["run"]
+__all__ = ["run_completion"]
 
 
-def run(args: Namespace, screen: Screen) -> int:
+def run_completion(args: Namespace, screen: Screen) -> int:
     root = parser()
     verbs = next(each for each in root._actions if isinstance(each, _SubParsersAction)).choices
     script = _fish(root, verbs) if args.shell == "fish" else _bash(root, verbs)

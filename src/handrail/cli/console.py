@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from argparse import Namespace
-from pathlib import Path
 
 from msgspec.json import decode
 
 from handrail.cli.codes import Code, Usage
 from handrail.cli.guarded import Guarded
 from handrail.cli.screen import Screen
-from handrail.client.state import state_folder
 from handrail.console.access import ROLES, Access, new_code
-from handrail.stores.sqlite import SqliteStore
 
-__all__ = ["run"]
+__all__ = ["run_console"]
 
 
-def run(args: Namespace, screen: Screen) -> int:
+def run_console(args: Namespace, screen: Screen) -> int:
     return asyncio.run(_run(args, screen))
 
 
 async def _run(args: Namespace, screen: Screen) -> int:
-    config = Guarded(args).config
-    kept = config.guards(state_folder(os.environ))
-    file = kept.get("store", kept.get("audit"))
-    assert isinstance(file, Path)
+    guarded = Guarded(args)
+    file = guarded.store_file()
     roles = args.roles.split(",") if args.roles else None
     if unknown := sorted(set(roles or ()) - set(ROLES)):
         raise Usage(f"--roles: {unknown[0]!r} is not one of {', '.join(ROLES)}")
     if not file.exists():
         raise Usage(f"{file}: nothing has been served from here; `handrail serve FILE --console` opens one")
-    store = SqliteStore(file, durable=config.audit.kept.sync == "every-call")
+    store = guarded.store(file)
     try:
         rows = await store.scan("console-at:")
         found = [(key.split(":", 1)[1].rpartition(":")[0], decode(value)["url"]) for key, value in rows]
@@ -47,13 +41,10 @@ async def _run(args: Namespace, screen: Screen) -> int:
         links = []
         for name, url in found:
             code = new_code()
-            await Access(store, name, lambda: 0.0).offer(code, args.as_ or config.console.principal, roles)
+            await Access(store, name, lambda: 0.0).offer(code, args.as_ or guarded.config.console.principal, roles)
             links.append(f"{url}/#code={code}")
     finally:
         await store.close()
     for link in links:
-        if screen.as_json:
-            screen.data({"console": link})
-        else:
-            screen.say(link)
+        screen.data({"console": link}) if screen.as_json else screen.say(link)
     return Code.OK

@@ -9,7 +9,7 @@ import socket
 import ssl
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,11 +18,11 @@ from msgspec import Struct
 from handrail.cli.codes import Code, code_of
 from handrail.cli.reach import client, target_of
 from handrail.cli.screen import Screen
-from handrail.client.entries import Entry
+from handrail.client.entries import Entry, EntryError
 from handrail.errors import HandrailError, PeerError
 from handrail.guards.inert import one_line
 
-__all__ = ["run"]
+__all__ = ["run_doctor"]
 
 SECONDS = 10.0
 _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
@@ -38,7 +38,7 @@ class Step(Struct):
     code: int = 0
 
 
-def run(args: Namespace, screen: Screen) -> int:
+def run_doctor(args: Namespace, screen: Screen) -> int:
     steps = []
     for step in _steps(args, screen):
         steps.append(step)
@@ -48,39 +48,37 @@ def run(args: Namespace, screen: Screen) -> int:
             if step.fix:
                 screen.say(f"         try: {one_line(step.fix, 400)}")
     if screen.as_json:
-        screen.data({"steps": steps and [_plain(step) for step in steps]})
+        told = [{"what": it.what, "verdict": it.verdict, "says": it.says, "fix": it.fix} for it in steps]
+        screen.data({"steps": told})
     return next((step.code for step in steps if step.verdict == "failed"), Code.OK)
-
-
-def _plain(step: Step) -> dict[str, object]:
-    return {"what": step.what, "verdict": step.verdict, "says": step.says, "fix": step.fix}
 
 
 def _steps(args: Namespace, screen: Screen) -> Iterator[Step]:
     try:
         target = target_of(args.server)
-        url = target.url if isinstance(target, Entry) else str(target)
-        _ = urlsplit(url).port if url.startswith("http") else shlex.split(url)
+        entry = target if isinstance(target, Entry) else None
+        url = entry.url if entry else target if str(target).startswith(("http://", "https://")) else ""
+        words = list(entry.command) if entry else [] if url or isinstance(target, Path) else shlex.split(target)
+        _ = urlsplit(url).port
     except (HandrailError, ValueError) as wrong:
-        yield Step("the name", "failed", str(wrong), "handrail config shows what is configured", Code.USAGE)
+        fix = "handrail config shows what is configured" if isinstance(wrong, EntryError) else ""
+        yield Step("the name", "failed", str(wrong), fix, Code.USAGE)
         return
-    entry = target if isinstance(target, Entry) else None
-    url = entry.url if entry else target if isinstance(target, str) and target.startswith("http") else ""
-    yield Step("the name", says=f"{entry.name} of {entry.source}" if entry else "an address" if url else "a command")
-    for step in _network(url) if url else _program(target, entry):
+    kind = "a file" if isinstance(target, Path) else "an address" if url else "a command"
+    yield Step("the name", says=f"{entry.name} of {entry.source}" if entry else kind)
+    if isinstance(target, Path):
+        looked = iter([Step("the file", says=str(target))])
+    else:
+        looked = _network(url) if url else _program(words, entry.env if entry else {})
+    for step in looked:
         yield step
         if step.verdict == "failed":
             return
     yield from _protocol(args, screen)
 
 
-def _program(target: object, entry: Entry | None) -> Iterator[Step]:
-    if isinstance(target, Path):
-        yield Step("the file", says=str(target))
-        return
-    words = list(entry.command) if entry else shlex.split(str(target))
-    path = os.environ.get("PATH") if entry is None else entry.env.get("PATH", os.environ.get("PATH"))
-    found = shutil.which(words[0], path=path) if words else None
+def _program(words: list[str], env: Mapping[str, str]) -> Iterator[Step]:
+    found = shutil.which(words[0], path=env.get("PATH", os.environ.get("PATH"))) if words else None
     if found is None:
         fix = "install it, or name it with its whole path; hosts often start without your shell's PATH"
         yield Step("the program", "failed", f"{words[0] if words else ''} is not on PATH", fix, Code.TRANSPORT)
@@ -106,6 +104,8 @@ def _network(url: str) -> Iterator[Step]:
                     yield Step("the certificate", says=f"good, {secured.version()}")
     except ssl.SSLError as problem:
         fix = "renew the certificate; for one of your own, add its authority to the system's"
+        if not isinstance(problem, ssl.SSLCertVerificationError):
+            fix = f"does it speak TLS at all? http{url[5:]}"
         yield Step("the certificate", "failed", str(problem), fix, Code.TRANSPORT)
     except OSError as problem:
         fix = "is the server running, and on this port? is something in between?"
@@ -121,6 +121,9 @@ def _protocol(args: Namespace, screen: Screen) -> Iterator[Step]:
             for name, problem in it.problems.items():
                 yield Step(name, "failed", problem.text, problem.hint, code_of(problem))
             tools = it.tools()
+    except EntryError as problem:
+        yield Step("the file", "failed", str(problem), "", Code.USAGE)
+        return
     except PeerError as problem:
         fix = problem.hint or _FIXES.get(problem.kind, "")
         yield Step("the conversation", "failed", problem.text, fix, code_of(problem))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from handrail.cli.screen import Screen, json_text
@@ -20,13 +20,17 @@ __all__ = ["Forms", "aside"]
 
 CANCEL, DECLINE = "cancel", None
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_one = threading.Lock()  # at a time: an answer must not go to another question
+
 
 class Forms:
     """Fills in forms with the person in front of the terminal; without one every question is declined."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._one = threading.Lock()  # at a time: an answer must not go to another question
 
     async def fill(self, question: Elicitation) -> Any:
         """The content of a form, None if it is declined, "cancel" if the person goes away."""
@@ -34,13 +38,9 @@ class Forms:
 
     async def visit(self, question: Elicitation) -> bool:
         """Whether the person has opened a page. They do it: nothing is fetched, nothing started here."""
-        return bool(await aside(self._visit, question))
+        return await aside(self._visit, question)
 
     def _fill(self, question: Elicitation) -> Any:
-        with self._one:
-            return self._filled(question)
-
-    def _filled(self, question: Elicitation) -> Any:
         self._introduce(question)
         fields = question.schema.get("properties")
         fields = fields if type(fields) is dict else {}
@@ -58,7 +58,7 @@ class Forms:
             for name, field in fields.items():
                 if not self._field(name, field if type(field) is dict else {}, question.schema, answers):
                     return CANCEL
-            self._say("to be sent: " + json_text(answers))
+            self._screen.tell("to be sent: " + json_text(answers))
             said = self._screen.read("Send it? [y/N/again] ")
             if said is None or said.lower() in ("", "n", "no"):
                 return CANCEL
@@ -66,16 +66,12 @@ class Forms:
                 return answers
 
     def _visit(self, question: Elicitation) -> bool:
-        with self._one:
-            return self._visited(question)
-
-    def _visited(self, question: Elicitation) -> bool:
         self._introduce(question)
         host = urlsplit(question.url).hostname or "?"
-        self._say(f"  {inert(question.url, lines=False)}")
-        self._say(f"  at {self._screen.paint(inert(host), 'bold', stream=sys.stderr)}")
+        self._screen.tell(f"  {inert(question.url, lines=False)}")
+        self._screen.tell(f"  at {self._screen.paint(inert(host), 'bold', stream=sys.stderr)}")
         if any(label.startswith("xn--") for label in host.split(".")) or not host.isascii():
-            self._say("  careful: the name is written in characters that look like others")
+            self._screen.tell("  careful: the name is written in characters that look like others")
         return self._screen.ask("Open it in your browser yourself; did you?")
 
     def _field(self, name: str, field: Object, schema: Object, answers: Object) -> bool:
@@ -92,16 +88,13 @@ class Forms:
                 answers[name] = typed(text, field, schema)
                 return True
             except ValueError as wrong:
-                self._say(f"  {inert(str(wrong))}")
+                self._screen.tell(f"  {inert(str(wrong))}")
 
     def _introduce(self, question: Elicitation) -> None:
         """Who asks, and every line of what it says marked as its words."""
-        self._say(f"{inert(question.server, lines=False)} asks:")
+        self._screen.tell(f"{inert(question.server, lines=False)} asks:")
         for line in inert(question.message).splitlines()[:50]:
-            self._say(f"  | {line}")
-
-    def _say(self, text: str) -> None:
-        self._screen.tell(text)
+            self._screen.tell(f"  | {line}")
 
 
 def _only_a_yes(required: Any, fields: Object) -> str:
@@ -114,26 +107,17 @@ def _only_a_yes(required: Any, fields: Object) -> str:
     return required[0] if is_one and all(type(it) is dict and "default" in it for it in others.values()) else ""
 
 
-async def aside(work: Callable[[Any], Any], question: Any) -> Any:
+async def aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """In a thread that ends with the process: whoever types may never come to an end, and Ctrl-C has to be heard."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def finish(said: Any) -> None:
-        if not done.done():
-            done.set_result(said)
-
-    def fail(problem: Exception) -> None:
-        if not done.done():
-            done.set_exception(problem)
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # from here on nobody can take it back, and it may be set
 
     def run() -> None:
         try:
-            then: tuple[Any, ...] = (finish, work(question))
+            with _one:
+                done.set_result(work(*args, **kwargs))
         except Exception as problem:
-            then = (fail, problem)
-        with contextlib.suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(*then)
+            done.set_exception(problem)
 
     threading.Thread(target=run, name="handrail-form", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

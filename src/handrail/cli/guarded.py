@@ -10,9 +10,11 @@ from typing import cast
 from handrail.cli.codes import Usage
 from handrail.cli.source import Source
 from handrail.client.state import State, state_folder
-from handrail.config import NAME, SECTIONS, Config, document, load
+from handrail.config import NAME, SECTIONS, document, read
 from handrail.engine.gate import GuardOptions
+from handrail.guards.doubts import Known, settings_that_meet_nothing
 from handrail.server import Server
+from handrail.stores.sqlite import SqliteStore
 
 __all__ = ["Guarded"]
 
@@ -26,8 +28,8 @@ class Guarded:
     def __init__(self, args: Namespace) -> None:
         given = args.config or (NAME if Path(NAME).is_file() else None)
         self.path = None if given is None else Path(given)
-        self.config = Config() if self.path is None else load(self.path)
         self.written = {} if self.path is None else document(self.path)
+        self.config = read(self.written, str(self.path or NAME))
 
     def source(self, target: str | None) -> Source:
         if target:
@@ -35,6 +37,14 @@ class Guarded:
         if self.path is None or not self.config.server.target:
             raise Usage(f"no server: name a FILE, or say `target` in the [server] section of {NAME}")
         return Source(str(self.path.parent / self.config.server.target))
+
+    def store_file(self) -> Path:
+        """Where approvals wait, and open consoles are to be found."""
+        kept = self.config.guards(state_folder(os.environ))
+        return cast(Path, kept.get("store", kept.get("audit")))
+
+    def store(self, file: Path) -> SqliteStore:
+        return SqliteStore(file, durable=self.config.audit.kept.sync == "every-call")
 
     def guard(self, server: Server) -> None:
         """Guard a server that is to be served: what it does is on record, unless somebody said otherwise."""
@@ -54,6 +64,14 @@ class Guarded:
             server.guard(**cast(GuardOptions, options))
         except ValueError as problem:  # what the file is right to name, and is not there: a secret
             raise Usage(f"{self.path}: {problem}") from None
+
+    def doubts(self, server: Server) -> list[str]:
+        """What is set and does nothing on this server."""
+        tools = [Known(each.tool.name, each.tags, each.tool.input_schema) for each in server.engine.catalog.entries]
+        guards = server.engine.guards
+        unmet = settings_that_meet_nothing(guards.get("rates"), guards.get("sanitize"), tools)
+        policy = server.engine.gate.policy
+        return [*policy.warnings, *policy.warnings_for(tools), *unmet]
 
     def speaks_of(self, guard: str) -> bool:
         """Whether the file says anything of it."""

@@ -19,12 +19,12 @@ from handrail.guards.look_alikes import look_alikes
 from handrail.guards.pins import comparable, definition
 from handrail.model import Object
 
-__all__ = ["run"]
+__all__ = ["run_lock"]
 
 Found = dict[tuple[str, str], list[Change]]  # by server and tool
 
 
-def run(args: Namespace, screen: Screen) -> int:
+def run_lock(args: Namespace, screen: Screen) -> int:
     path = Path(args.file)
     was = read_lock(path) if path.exists() or args.check or not args.servers else {}
     servers = args.servers or _recorded(was, args, screen)
@@ -45,7 +45,10 @@ def run(args: Namespace, screen: Screen) -> int:
     notes += [f"{name!a} can be taken for {other!a}" for name, other in look_alikes(names)]
     if not args.check:
         kept = {name: each for name, each in was.items() if name not in gone}
-        write_file(path, lock_text({**kept, **now}).encode(), mode=0o644)
+        try:
+            write_file(path, lock_text({**kept, **now}).encode(), mode=0o644)
+        except OSError as problem:
+            raise Usage(f"--file: {path}: cannot be written: {problem.strerror}") from None
     _tell(args, screen, found if args.check or was else {}, len(names))
     for note in notes:
         screen.note(one_line(note, 300))

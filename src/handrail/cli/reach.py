@@ -7,32 +7,40 @@ import re
 import shutil
 import sys
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from handrail.cli.codes import Usage
-from handrail.cli.forms import Forms
+from handrail.cli.forms import Forms, aside
 from handrail.cli.screen import Screen, json_text
 from handrail.client.client import Client
 from handrail.client.consent import Confirm, allow, rule
 from handrail.client.entries import Entry, EntryError, known_files, load
 from handrail.client.listing import ListedTool
 from handrail.client.state import Consents, State, state_folder
-from handrail.guards.inert import one_line
+from handrail.guards.inert import inert, one_line
 from handrail.model import Object
+from handrail.revisions import REVISIONS
 
 __all__ = ["agreed", "client", "target_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
 def client(args: Namespace, screen: Screen, **more: Any) -> Client:
     """A client for the server that the words name."""
+    if args.revision not in (known := ("auto", "legacy", *REVISIONS)):
+        raise Usage(f"--revision: {args.revision!r} is not one of {', '.join(known)}")
     state = State(state_folder(os.environ))
     state.prepare()
     forms = Forms(screen)
-    target, headers = target_of(args.server), dict(map(_header, args.header))
+    target = target_of(args.server)
+    pairs = [_pair(each, ":", "--header", "'Name: value'") for each in args.header]
+    headers = {name.strip(): value.strip() for name, value in pairs}
     url = target.url if isinstance(target, Entry) else str(target)
     try:
         return Client(
@@ -42,27 +50,39 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
             transport=args.transport,
             timeout=args.timeout,
             headers=headers,
-            env=dict(map(_variable, args.env)),
+            env=dict(_pair(each, "=", "--env", "NAME=value") for each in args.env),
             trusted=args.trusted,
             state=state.folder,
-            agree=_agreer(args, screen, Consents(state)),
+            agree=partial(_agree, args, screen, Consents(state)),
             elicit=forms.fill,
             elicit_url=forms.visit,
             **more,
         )
-    except (ValueError, TypeError) as wrong:
-        if isinstance(wrong, EntryError):
-            raise
+    except EntryError:
+        raise
+    except (ValueError, TypeError, ModuleNotFoundError) as wrong:  # the last: of an extra that is not installed
         raise Usage(str(wrong)) from wrong
 
 
 def _authorization(screen: Screen, state: State, url: str, headers: dict[str, str]) -> Any:
-    """A way to log in, at addresses that may want it, unless a token was given."""
+    """A way to log in, at addresses that may want it, unless a token was given (P-26).
+
+    It asks before a browser is opened; without one, the address to visit is shown, and the one that came back taken.
+    """
     if not url.startswith(("http://", "https://")) or "authorization" in map(str.lower, headers):
         return None
-    from handrail.cli.login import authorization  # the rest of the command line does without it
+    from handrail.oauth.agent import OAuth, open_browser  # the rest of the command line does without it
 
-    return authorization(screen, state)
+    def log_in(url: str, host: str) -> bool | str:
+        screen.tell(f"{inert(host)} wants you to log in:\n  {inert(url, lines=False)}")
+        if screen.ask("Open it in your browser?") and open_browser(url):
+            return True
+        return screen.read("Visit it yourself, and paste the address you were sent back to: ") or False
+
+    async def browser(url: str, host: str) -> bool | str:
+        return await aside(log_in, url, host)
+
+    return OAuth(browser=browser, folder=state.folder / "credentials")
 
 
 def agreed(tool: ListedTool, arguments: Object, args: Namespace, screen: Screen) -> Confirm:
@@ -99,18 +119,26 @@ def _asks(question: str, screen: Screen) -> bool:
 
 def target_of(text: str) -> Any:
     """A URL, a file or a command line as the library takes it; else a server of a host's configuration, by name."""
+    if not text.strip():
+        raise Usage("the server is an empty text; it is an address, a file, a command or a configured name")
     if text.startswith(("http://", "https://")):
+        try:
+            _ = urlsplit(text).port
+        except ValueError as wrong:
+            raise Usage(f"the address: {wrong}; such as https://example.org/mcp or http://[::1]:8000/mcp") from None
         return text
-    if Path(text).is_file() and Path(text).suffix in (".py", ".json"):
+    if _ADDRESS.fullmatch(text) and shutil.which(text) is None:
+        raise Usage(f"{text}: an address begins with its scheme: http://{text}")
+    is_file = Path(text).suffix in (".py", ".json")
+    if is_file and Path(text).is_file():
         return Path(text)
+    if is_file and not any(map(str.isspace, text)):  # else the end of a command may look so
+        raise Usage(f"{text}: no such file")
     if not _NAME.fullmatch(text):
         return text
-    if Path(text).suffix in (".py", ".json"):
-        raise Usage(f"{text}: no such file")
     found = [entry for _, path in known_files(os.environ, sys.platform) for entry in _named(path, text)]
-    if len({entry.source for entry in found}) > 1:
-        sources = " and ".join(sorted({entry.source for entry in found}))
-        raise Usage(f"{text} is in {sources}; name the file whose server is meant")
+    if len(sources := {entry.source for entry in found}) > 1:
+        raise Usage(f"{text} is in {' and '.join(sorted(sources))}; name the file whose server is meant")
     if not found and shutil.which(text) is None:
         near = f"; did you mean {text}.py?" if Path(f"{text}.py").is_file() else ""
         raise Usage(f"{text}: no program, and no configured server of that name (handrail config lists them){near}")
@@ -130,18 +158,15 @@ def _named(path: Path, name: str) -> list[Entry]:
     return found
 
 
-def _agreer(args: Namespace, screen: Screen, consents: Consents) -> Any:
-    def agree(entry: Entry) -> bool:
-        if consents.agreed(entry) or args.yes:
-            return True
-        _introduce(entry, screen)
-        what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
-        if not _asks(f"{what}, now and from now on?", screen):
-            return False
-        consents.agree(entry)
+def _agree(args: Namespace, screen: Screen, consents: Consents, entry: Entry) -> bool:
+    if consents.agreed(entry) or args.yes:
         return True
-
-    return agree
+    _introduce(entry, screen)
+    what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
+    if not _asks(f"{what}, now and from now on?", screen):
+        return False
+    consents.agree(entry)
+    return True
 
 
 def _introduce(entry: Entry, screen: Screen) -> None:
@@ -159,15 +184,8 @@ def _introduce(entry: Entry, screen: Screen) -> None:
         print(f"  {what:8} {one_line(text, 2_000)}", file=sys.stderr, flush=True)
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise Usage(f"--header {text!r}: not 'Name: value'")
-    return name.strip(), value.strip()
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise Usage(f"--env {text!r}: not NAME=value")
+def _pair(text: str, sign: str, option: str, form: str) -> tuple[str, str]:
+    name, found, value = text.partition(sign)
+    if not found or not name.strip():
+        raise Usage(f"{option} {text!r}: not {form}")
     return name, value

@@ -16,6 +16,7 @@ from typing import Any
 from handrail.cli.codes import Usage
 from handrail.cli.source import Source
 from handrail.engine.call import Call
+from handrail.engine.pipeline import Handler
 from handrail.model import Tool, ToolResult
 from handrail.server import Server
 
@@ -32,10 +33,9 @@ def follow(source: Source, server: Server, note: Callable[[str], None]) -> Serve
     """A server with the tools that the file has at the time, beginning with those of `server`."""
     following = _Following(source, server, note)
     shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.workers.size)
-    shell.guard(**server.engine.guards)  # of the first reading: they cannot be changed while it serves
     for name in _FOLLOWS + _STAYS:
         setattr(shell.engine, name, getattr(server.engine, name))
-    shell.guard(**server.engine.guards)
+    shell.guard(**server.engine.guards)  # of the first reading: they cannot be changed while it serves
     shell.middleware(following.counted)
     return shell
 
@@ -49,8 +49,9 @@ class _Version:
         self.replaced = False
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()
+        self.life = asyncio.create_task(self._live())
 
-    async def live(self) -> None:
+    async def _live(self) -> None:
         try:
             async with self.server.serving():
                 self.begun.set_result(None)
@@ -60,6 +61,9 @@ class _Version:
                 traceback.print_exc()  # at its end: nobody depends on it now
             else:
                 self.begun.set_exception(problem)
+        finally:
+            if not self.begun.done():  # a lifespan can raise CancelledError too, and somebody waits for it to begin
+                self.begun.set_exception(RuntimeError("the lifespan was cancelled"))
 
     def rest(self) -> None:
         if self.replaced and not self.calls:
@@ -71,71 +75,67 @@ class _Following:
         self._source = source
         self._first = first
         self._note = note
-        self._versions: dict[Server, _Version] = {}
+        self._versions: dict[Server, _Version] = {}  # that have not ended
 
     @asynccontextmanager
     async def lifespan(self, shell: Server) -> AsyncIterator[None]:
-        ready, stop = asyncio.Event(), asyncio.Event()
-        task = asyncio.create_task(self._keep(shell, ready, stop))
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if task.done():
-            task.result()  # the first lifespan could not be entered
+        first = await self._begin(self._first)
+        shell.include(first.server)
+        stop = asyncio.Event()
+        task = asyncio.create_task(self._follow(shell, first, stop))
         try:
             yield
         finally:
             stop.set()
             await task
 
-    async def counted(self, call: Call, next: Callable[[Call], Any]) -> ToolResult:
-        result: ToolResult
+    async def counted(self, call: Call, next: Handler) -> ToolResult:
         if not call.entry.via:  # a tool of ours: it does not change with the file
-            result = await next(call)
-            return result
+            return await next(call)
         version = self._versions[call.entry.via[0]]
         version.calls += 1
         try:
-            result = await next(call)
-            return result
+            return await next(call)
         finally:
             version.calls -= 1
             version.rest()
 
-    async def _keep(self, shell: Server, ready: asyncio.Event, stop: asyncio.Event) -> None:
-        lives: set[asyncio.Task[None]] = set()
-        current = await self._begin(self._first, lives)
-        shell.include(current.server)
-        ready.set()
+    async def _follow(self, shell: Server, current: _Version, stop: asyncio.Event) -> None:
         try:
-            while not await _happens(stop, LOOK_SECONDS):
-                if self._source.changed() and (server := await self._read()):
-                    try:
-                        version = await self._begin(server, lives)
-                    except Exception:
-                        self._keep_old(traceback.format_exc(), "its lifespan failed")
-                        continue
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+                    return
+                if self._source.changed() and (version := await self._read()):
                     self._exchange(shell, current, version)
                     current = version
         finally:
             for version in self._versions.values():
                 version.over.set()
-            if lives:
-                await asyncio.wait(lives)
+            await asyncio.wait([version.life for version in self._versions.values()])
 
-    async def _begin(self, server: Server, lives: set[asyncio.Task[None]]) -> _Version:
+    async def _read(self) -> _Version | None:
+        """The file as it is now, begun; None if that fails."""
+        try:
+            return await self._begin(await asyncio.to_thread(self._source.load))
+        except Usage as problem:
+            why, details = str(problem), problem.details
+        except Exception:
+            why, details = "its lifespan failed", traceback.format_exc()
+        self._note(f"{why}; the tools stay as they were\n{details}".rstrip())
+        return None
+
+    async def _begin(self, server: Server) -> _Version:
         version = _Version(server)
-        task = asyncio.create_task(version.live())
-        lives.add(task)
-        task.add_done_callback(lives.discard)
         await version.begun
+        self._versions = {each.server: each for each in self._versions.values() if not each.life.done()}
         self._versions[server] = version
         return version
 
     def _exchange(self, shell: Server, old: _Version, new: _Version) -> None:
         """In one go, without awaiting: no message is handled in between."""
         before = shell.tools
-        for entry in shell.engine.catalog:
+        for entry in shell.engine.catalog.entries:
             if entry.via:
                 with suppress(KeyError):  # the old version has taken it away itself
                     shell.remove(entry.tool.name)
@@ -147,25 +147,6 @@ class _Following:
             self._note("its guards are others now; those it was started with hold until it is started again")
         old.replaced = True
         old.rest()
-        self._versions = {server: each for server, each in self._versions.items() if not each.over.is_set()}
-
-    async def _read(self) -> Server | None:
-        try:
-            return await asyncio.to_thread(self._source.load)
-        except Usage as problem:
-            self._keep_old(problem.details, str(problem))
-            return None
-
-    def _keep_old(self, details: str, why: str) -> None:
-        self._note(f"{why}; the tools stay as they were\n{details}".rstrip())
-
-
-async def _happens(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
 
 
 def _guards(server: Server) -> dict[str, Any]:

@@ -1,21 +1,25 @@
-"""The terminal: colours, tables, a question, a sign of life. What came from elsewhere goes through `inert` first."""
+"""The terminal: colours, tables, a question, a sign of life, what is logged. What came from elsewhere is made inert."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import signal
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Sequence
-from types import TracebackType
+from itertools import zip_longest
 from typing import Any, TextIO
 
 from handrail.guards.inert import inert, one_line
 
-__all__ = ["Progress", "Screen", "json_text"]
+__all__ = ["Progress", "Screen", "hear_logs", "json_text"]
+
+MAX_LOGGED = 20
 
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -56,20 +60,16 @@ class Screen:
         widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             line = indent
-            for i, cell in enumerate(row):
-                gap = " " * (widths[i] - _width(cell) + 2) if i < len(row) - 1 else ""
-                style = styles[i] if i < len(styles) else ""
-                line += (self.paint(cell, style) if style else cell) + gap
-            self.say(line.rstrip())
+            for cell, width, style in zip_longest(row, widths, styles[: len(widths)]):
+                line += (self.paint(cell, style) if style else cell) + " " * (width - _width(cell) + 2)
+            self.say(line.rstrip(" "))
 
     @property
     def is_attended(self) -> bool:
         """Whether there is a terminal on which somebody could be asked."""
-        try:
-            os.close(os.open("/dev/tty", os.O_RDWR | getattr(os, "O_NOCTTY", 0)))
-        except OSError:
-            return False
-        return True
+        if (descriptor := _terminal()) is not None:
+            os.close(descriptor)
+        return descriptor is not None
 
     def ask(self, question: str) -> bool:
         """Yes or no. No answer, or nobody there, is no."""
@@ -77,16 +77,14 @@ class Screen:
 
     def read(self, prompt: str) -> str | None:
         """A line typed on the terminal itself, whatever the streams are; None at its end, or if nobody is there."""
-        terminal = os.devnull if os.name != "posix" else "/dev/tty"
-        try:
-            descriptor = os.open(terminal, os.O_RDWR | getattr(os, "O_NOCTTY", 0))
-        except OSError:
+        if (descriptor := _terminal()) is None:
             return None
+        import termios
+
         Progress.quiet = True
         try:
-            if not os.isatty(descriptor):
-                return None
-            _forget_typed(descriptor)
+            with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
+                termios.tcflush(descriptor, termios.TCIFLUSH)
             os.write(descriptor, inert(prompt).encode("utf-8", "backslashreplace"))
             line = os.read(descriptor, 64 * 1024).decode("utf-8", "replace")
             return line.strip() if line else None
@@ -135,9 +133,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._over.set()
         if self._stream is not None:
             self._thread.join()
@@ -154,6 +150,29 @@ class Progress:
         stream.flush()
 
 
+class _Told(logging.Handler):
+    """What is logged while a verb runs: errors only, as one inert line each, and not without end."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._left = MAX_LOGGED
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._left -= 1
+        if self._left >= 0:
+            print(f"handrail: {one_line(record.getMessage(), 300)}", file=sys.stderr, flush=True)
+
+
+def hear_logs() -> None:
+    """Verbs say themselves what there is to say; a hang-up and a request to end count as Ctrl-C."""
+    logger = logging.getLogger("handrail")
+    logger.addHandler(_Told())
+    logger.propagate = False
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+
+
 def json_text(value: Any) -> str:
     """JSON in ASCII alone: it says the same to a program, and nothing to a terminal (P-33)."""
     return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
@@ -165,23 +184,15 @@ def _wants_color(color: str, stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _forget_typed(descriptor: int) -> None:
-    """An answer counts only if it was typed after the question could be read."""
-    if sys.platform != "win32":
-        import termios
-
-        with contextlib.suppress(termios.error):
-            termios.tcflush(descriptor, termios.TCIFLUSH)
+def _terminal() -> int | None:
+    """The terminal itself, whatever the streams are; None if there is none, as always on Windows."""
+    try:
+        return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY) if sys.platform != "win32" else None
+    except OSError:
+        return None
 
 
 def _width(text: str) -> int:
     """Columns on a terminal: none for marks that combine, two for wide characters."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_columns, text))
-
-
-def _columns(char: str) -> int:
-    if unicodedata.combining(char) or char in "\u200c\u200d\ufe0e\ufe0f":
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    drawn = [char for char in text if not unicodedata.combining(char) and char not in "\u200c\u200d\ufe0e\ufe0f"]
+    return len(drawn) + sum(unicodedata.east_asian_width(char) in "WF" for char in drawn)

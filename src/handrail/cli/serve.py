@@ -8,7 +8,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from handrail.cli.codes import Code, Usage
 from handrail.cli.guarded import Guarded
@@ -23,16 +23,17 @@ from handrail.transports.http import HttpOptions
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["run"]
+__all__ = ["run_serve"]
 
 
-def run(args: Namespace, screen: Screen) -> int:
+def run_serve(args: Namespace, screen: Screen) -> int:
     guarded = Guarded(args)
     http = guarded.config.http
-    address, workers = args.http or http.listen or None, args.workers or http.workers
+    address = args.http or http.listen or None
+    workers = 1 if address is None else args.workers or http.workers
     if address is None and (args.workers or 1) > 1:
         raise Usage("--workers: several processes share an address, not a pipe; add --http")
-    if args.reload and address is not None and workers > 1:
+    if args.reload and workers > 1:
         raise Usage("--reload: works in one process only; leave --workers out")
     source = guarded.source(args.target)
     if args.reload:
@@ -41,9 +42,16 @@ def run(args: Namespace, screen: Screen) -> int:
     if args.reload:
         server = follow(source, server, screen.note)
     guarded.guard(server)
+    for doubt in guarded.doubts(server):
+        screen.note(f"careful: {doubt}")
     try:
         with _console(args, guarded, server, source, address, workers) as console:
-            _serve(server, guarded, screen, address, workers, console)
+            if address is None:
+                if console is not None:
+                    console.ready = lambda: _tell(f"Console: {console.link}")
+                server.run()
+            else:
+                _listen(server, guarded, screen, address, workers, console)
     except OSError as problem:
         raise TransportError(str(problem.strerror or problem)) from None
     except (ValueError, ModuleNotFoundError) as problem:  # an address, or the extra that is not installed
@@ -62,17 +70,17 @@ def _console(
         return
     from handrail.console import Console
 
-    workers = 1 if address is None else workers
     with contextlib.ExitStack() as stack:
         shared = None
         if workers > 1:
             shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "console.sqlite"
+        transport = "stdio" if address is None else "http"
         console = Console(
             server,
             settings,
             target=source.shown,
             source=source.path,
-            transport="stdio" if address is None else "http",
+            transport=transport,
             workers=workers,
             shared=shared,
         )
@@ -81,33 +89,25 @@ def _console(
         yield console
 
 
-def _serve(
-    server: Server, guarded: Guarded, screen: Screen, address: str | None, workers: int, console: Console | None
+def _listen(
+    server: Server, guarded: Guarded, screen: Screen, address: str, workers: int, console: Console | None
 ) -> None:
-    if address is None:
-        if console is not None:
-            console.ready = lambda: print(f"Console: {console.link}", file=sys.stderr, flush=True)
-        server.run()
-        return
-
     def ready(url: str) -> None:
         if console is not None:
             console.target = console.endpoint = url
         if screen.as_json:
             screen.data({"url": url} if console is None else {"url": url, "console": console.link})
             return
-        print(f"Serving {inert(server.name, lines=False)} on {url}", file=sys.stderr, flush=True)
+        _tell(f"Serving {inert(server.name, lines=False)} on {url}")
         if console is not None:
-            print(f"Console: {console.link}", file=sys.stderr, flush=True)
+            _tell(f"Console: {console.link}")
 
     http = guarded.config.http
-    if console is not None:
-        console.target = console.endpoint = f"http://{address}/mcp"  # workers are not told more
-    options: HttpOptions = {"workers": workers, "ready": ready}
-    options |= {"hosts": http.hosts} if http.hosts else {}
-    options |= {"origins": http.origins} if http.origins else {}
-    options |= {"metrics": http.metrics} if http.metrics else {}
-    verifier = guarded.config.identities.verifier()
-    options |= {"auth": verifier} if verifier is not None else {}
-    options |= {"access_log": True} if http.access_log else {}
-    server.run(http=address, **options)
+    said = {name: getattr(http, name) for name in ("hosts", "origins", "metrics", "access_log")}
+    said["auth"] = guarded.config.identities.verifier()
+    options = {"workers": workers, "ready": ready, **{name: value for name, value in said.items() if value}}
+    server.run(http=address, **cast(HttpOptions, options))
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

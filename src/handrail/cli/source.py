@@ -62,9 +62,7 @@ class Source:
         """Whether a file that the server was made from has changed since it was loaded, or since this was asked."""
         now, before = self._look(everything=self._broken), self._stamps
         self._stamps = before | now  # a file that is gone is being replaced
-        return any(before.get(path, now[path]) != now[path] for path in now) or (
-            self._broken and now.keys() > before.keys()
-        )
+        return any(before.get(path, None if self._broken else stamp) != stamp for path, stamp in now.items())
 
     def _look(self, *, everything: bool) -> dict[Path, Stamp]:
         """The files as they are: ours, or all there are in the folder as well."""
@@ -107,28 +105,26 @@ class Source:
 
     def _server(self, module: ModuleType) -> Server:
         names = vars(module)
-        found: dict[int, str] = {}
+        found: dict[Server, str] = {}
         for name, value in names.items():
             if isinstance(value, Server):
-                found.setdefault(id(value), name)
+                found.setdefault(value, name)
+        if self.object and self.object not in names:
+            near = closest(self.object, names)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise Usage(f"{self.shown}: there is no {self.object!r} in it{hint}")
         if self.object:
-            if self.object not in names:
-                near = closest(self.object, names)
-                hint = f"; did you mean {near!r}?" if near else ""
-                raise Usage(f"{self.shown}: there is no {self.object!r} in it{hint}")
             value = names[self.object]
-            if not isinstance(value, Server):
-                servers = f"; {', '.join(found.values())} would be one" if found else ""
-                raise Usage(f"{self.shown}:{self.object} is a {type(value).__name__}, not a Server{servers}")
-            return value
+            if isinstance(value, Server):
+                return value
+            servers = f"; {', '.join(found.values())} would be one" if found else ""
+            raise Usage(f"{self.shown}:{self.object} is a {type(value).__name__}, not a Server{servers}")
         if not found:
             raise Usage(f'{self.shown}: no Server in it; `server = Server("name")` at its top level makes one')
         if len(found) > 1:
             listed = ", ".join(f"{self.shown}:{name}" for name in found.values())
             raise Usage(f"{self.shown}: {len(found)} servers in it; say which one: {listed}")
-        server = names[next(iter(found.values()))]
-        assert isinstance(server, Server)
-        return server
+        return next(iter(found))
 
 
 def _stamp(path: Path) -> Stamp | None:

@@ -1,19 +1,28 @@
-"""Every verb and option of the command line, in one place; what a verb does is in the module of its name."""
+"""Every verb and option of the command line, in one place; what a verb does is the function `run_VERB` of a module."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _SubParsersAction
+from argparse import (
+    SUPPRESS,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,
+)
 from collections.abc import Callable
-from typing import NoReturn
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from handrail.cli.codes import Code, Usage
 
 __all__ = ["parser"]
 
 _TARGET = "a Python file, and the server in it if there are several"
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _ADDRESS = re.compile(r"unix:.+|(?:[^/]*:)?[0-9]{1,5}")
 
 
@@ -21,7 +30,31 @@ class Parser(ArgumentParser):
     """Says what is wrong by an exception, so that `--json` and the exit code hold for that too."""
 
     def error(self, message: str) -> NoReturn:
+        if found := _CHOICE.search(message):
+            near = get_close_matches(found[1], found[2].replace("'", "").split(", "), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {found[2]}"
+            message = f"{message[: found.start()]}unknown: {found[1]!r}; {hint}"
         raise Usage(f"{message}; {self.prog} --help says more", self.format_usage())
+
+
+if TYPE_CHECKING:
+    _Choice = _SubParsersAction[Parser]
+else:
+    _Choice = _SubParsersAction
+
+
+class _Verbs(_Choice):
+    """Reads the words of a verb, values and options in any order, and tells a mistake with the verb's own usage."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        name, *words = values
+        verb = self.choices[name]
+        found, left = verb.parse_known_args(words)
+        if left:  # argparse thinks that no value can come after an option; to read them so costs a usage text
+            found = verb.parse_intermixed_args(words)
+        vars(namespace).update(vars(found), verb=name)
 
 
 _Verb = Callable[..., Parser]
@@ -40,7 +73,9 @@ def parser() -> Parser:
     _everywhere(root, False, "auto")
     root.add_argument("--version", action="store_true", help="print the version")
     # With its own name, or it would be made from a usage text, which costs more than all the rest.
-    verbs: _SubParsersAction[Parser] = root.add_subparsers(dest="verb", metavar="VERB", prog="handrail", title="verbs")
+    verbs: _SubParsersAction[Parser] = root.add_subparsers(
+        action=_Verbs, dest="verb", metavar="VERB", prog="handrail", title="verbs"
+    )
 
     def verb(name: str, summary: str, *examples: str) -> Parser:
         made = verbs.add_parser(
@@ -76,7 +111,9 @@ def _serving(verb: _Verb) -> None:
     serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
     serve.add_argument("--workers", type=_count, metavar="N", help="processes, with --http (1)")
     console = "and a page that shows its calls, and lets you decide (127.0.0.1:7420)"
-    serve.add_argument("--console", nargs="?", const="", type=_address_or_none, metavar="[HOST:]PORT", help=console)
+    serve.add_argument(
+        "--console", nargs="?", const="", type=lambda text: text and _address(text), metavar="[HOST:]PORT", help=console
+    )
     serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
 
 
@@ -278,7 +315,7 @@ def _reaching(one: Parser, *, several: bool = False) -> None:
     else:
         one.add_argument("server", metavar="SERVER", help=server)
     one.add_argument("--revision", default="auto", metavar="NAME", help="auto, legacy, or one revision (auto)")
-    one.add_argument("--timeout", type=float, metavar="SECONDS", help="the most a call may take (600)")
+    one.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the most a call may take (600)")
     one.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
     one.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
     one.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
@@ -305,14 +342,20 @@ def _address(text: str) -> str:
     return f"127.0.0.1:{text}" if text.isdecimal() else text
 
 
-def _address_or_none(text: str) -> str:
-    return _address(text) if text else ""
-
-
 def _number(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not found > 0:  # nor nan
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return found
 
 
 def _count(text: str) -> int:

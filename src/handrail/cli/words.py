@@ -14,30 +14,32 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from handrail import jsonrpc
 from handrail.cli.codes import Usage
 from handrail.guards.inert import one_line
 from handrail.model import Json, Object
 from handrail.schema.explain import closest
 
-__all__ = ["arguments", "document", "typed"]
+__all__ = ["arguments", "document", "seconds", "text_of", "typed"]
 
 MAX_BYTES = 4 * 1024 * 1024
 _WORD = re.compile(r"([^=:]*(?::(?!=)[^=:]*)*)(:?=)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _EXAMPLES = {"integer": "3", "number": "2.5", "boolean": "true", "object": '{"a": 1}', "array": "[1, 2]"}
-
-Read = Callable[[str], str]
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_TIME = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 class _Wrong(ValueError):
     """What is wrong with one word, without its key."""
 
 
-def arguments(words: Iterable[str], schema: Object, read: Read | None = None) -> Object:
+def arguments(words: Iterable[str], schema: Object) -> Object:
     """The arguments that the words say; one `Usage` names everything that is wrong with them."""
     made: Object = {}
     problems: list[str] = []
@@ -53,7 +55,7 @@ def arguments(words: Iterable[str], schema: Object, read: Read | None = None) ->
         try:
             path, wanted = _find(key, _resolved(schema, schema), schema)
             if text.startswith("@"):
-                text = (read or _read)(text[1:])
+                text = text_of(text[1:])
             value = _json(text) if sign == ":=" else typed(text, wanted, schema)
             _put(made, path, value, is_array=sign == "=" and "array" in _types(wanted, schema))
         except _Wrong as problem:
@@ -66,15 +68,40 @@ def arguments(words: Iterable[str], schema: Object, read: Read | None = None) ->
     return made
 
 
-def document(text: str, read: Read | None = None) -> Object:
+def document(text: str) -> Object:
     """The arguments as one JSON object: the text itself, `-` for standard input, or `@file`."""
     try:
-        value = _json((read or _read)(text.removeprefix("@")) if text == "-" or text.startswith("@") else text)
+        value = _json(text_of(text.removeprefix("@")) if text == "-" or text.startswith("@") else text)
     except _Wrong as problem:
         raise Usage(f"the arguments: {problem}") from None
     if not isinstance(value, dict):
         raise Usage(f"the arguments: {one_line(text)} is not a JSON object")
     return value
+
+
+def text_of(name: str, most: int = MAX_BYTES) -> str:
+    """What a file of at most so many bytes says (`-`: standard input); ValueError says why it cannot be read."""
+    where = one_line(name, 300)
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(most + 1)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(most + 1)
+    except OSError as problem:
+        raise _Wrong(f"{where}: cannot be read: {problem.strerror}") from problem
+    if len(data) > most:
+        raise _Wrong(f"{where}: over {most:,} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _Wrong(f"{where}: not a text in UTF-8") from None
+
+
+def seconds(text: str) -> int | None:
+    """How long `90s`, `30m`, `2h` or `7d` is; None if the text is no such time."""
+    found = _TIME.fullmatch(text)
+    return int(found[1]) * _UNITS[found[2]] if found else None
 
 
 def _find(key: str, schema: Object, root: Object) -> tuple[list[str], Json]:
@@ -85,17 +112,13 @@ def _find(key: str, schema: Object, root: Object) -> tuple[list[str], Json]:
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}
         step, dot, after = (rest, "", "") if rest in properties else rest.partition(".")
-        if step not in properties:
-            more = schema.get("additionalProperties", not properties)
-            if more is False and "patternProperties" not in schema:
-                near = closest(step, properties)
-                known = ", ".join(one_line(name, 40) for name in list(properties)[:20]) or "nothing"
-                hint = f"did you mean {one_line(near, 40)}?" if near else f"there is {known}"
-                raise _Wrong(f"the tool has no argument {one_line(step, 40)!r}; {hint}")
-            step, dot, after = rest.partition(".")
-            inner = more if isinstance(more, dict) else {}
-        else:
-            inner = properties[step]
+        more = schema.get("additionalProperties", not properties)
+        if step not in properties and more is False and "patternProperties" not in schema:
+            near = closest(step, properties)
+            known = ", ".join(one_line(name, 40) for name in list(properties)[:20]) or "nothing"
+            hint = f"did you mean {one_line(near, 40)}?" if near else f"there is {known}"
+            raise _Wrong(f"the tool has no argument {one_line(step, 40)!r}; {hint}")
+        inner = properties.get(step, more)
         path.append(step)
         if not dot:
             return path, inner
@@ -119,50 +142,43 @@ def _put(made: Object, path: list[str], value: Json, *, is_array: bool) -> None:
 def typed(text: str, wanted: Json, root: Object) -> Json:
     """A text as what a schema wants, the most special type first; ValueError says what would be right."""
     shapes = list(_shapes(wanted, root))
-    for shape in shapes:
-        for each in [shape["const"]] if "const" in shape else _list(shape.get("enum")):
-            if text == (each if isinstance(each, str) else json.dumps(each)):
-                return each
-    types = _types(wanted, root)
-    enums = [each for shape in shapes for each in _list(shape.get("enum"))]
-    if enums and all("enum" in shape or "const" in shape or shape.get("type") == "null" for shape in shapes):
-        near = closest(text, [each for each in enums if isinstance(each, str)])
-        listed = ", ".join(one_line(json.dumps(each, ensure_ascii=False), 40) for each in enums[:20])
+    choices = [each for it in shapes for each in ([it["const"]] if "const" in it else _list(it.get("enum")))]
+    for each in choices:
+        if text == (each if isinstance(each, str) else json.dumps(each)):
+            return each
+    if choices and all("enum" in shape or "const" in shape or shape.get("type") == "null" for shape in shapes):
+        near = closest(text, [each for each in choices if isinstance(each, str)])
+        listed = ", ".join(one_line(json.dumps(each, ensure_ascii=False), 40) for each in choices[:20])
         raise _Wrong(f"{one_line(text, 40)!r} is not one of {listed}" + (f"; did you mean {near!r}?" if near else ""))
-    for kind in ("null", "boolean", "integer", "number", "array", "object", "string"):
-        if kind in types:
-            items = [shape.get("items", {}) for shape in shapes] if kind == "array" else []
-            # Beside other types only the plain words are booleans: 1 and "on" are not meant as such.
-            found = list(_read_as(kind, text, items, root, len(types) == 1, "string" in types))
-            if found:
-                return found[0]
-    if not types:
-        return text
+    types = _types(wanted, root)
+    for value in _readings(text, types, next((shape["items"] for shape in shapes if "items" in shape), {}), root):
+        return value
     forms = " or ".join(f"{'an' if kind[0] in 'aio' else 'a'} {kind}" for kind in types)
     example = next((f", such as {_EXAMPLES[kind]}" for kind in types if kind in _EXAMPLES), "")
     raise _Wrong(f"{one_line(text, 40)!r} is not {forms}{example}")
 
 
-def _read_as(kind: str, text: str, items: list[Json], root: Object, alone: bool, beside_text: bool) -> Iterator[Json]:
-    """The text as a value of that type, if it is one."""
-    if kind == "string":
-        yield text
-    elif kind == "null" and text == "null":
+def _readings(text: str, types: list[str], items: Json, root: Object) -> Iterator[Json]:
+    """The text as a value of each type that it can be one of."""
+    is_number = "number" in types
+    if "null" in types and text == "null":
         yield None
-    elif kind == "boolean" and text.lower() in (_BOOLEANS if alone else ("true", "false")):
+    # Beside other types only the plain words are booleans: 1 and "on" are not meant as such.
+    if "boolean" in types and text.lower() in (_BOOLEANS if len(types) == 1 else ("true", "false")):
         yield _BOOLEANS[text.lower()]
-    elif kind in ("integer", "number") and _INTEGER.fullmatch(text):
+    if (is_number or "integer" in types) and _INTEGER.fullmatch(text):
         yield int(text)
-    elif kind == "number":
-        try:
-            if math.isfinite(number := float(text)) and "_" not in text:
-                yield number
-        except ValueError:
-            pass
-    elif kind in ("array", "object") and text[:1] == ("[" if kind == "array" else "{"):
+    if is_number and _NUMBER.fullmatch(text) and math.isfinite(number := float(text)):
+        yield number
+    if text[:1] in ("[", "{") and ("array" if text[0] == "[" else "object") in types:
         yield _json(text)
-    elif kind == "array" and not beside_text:
-        yield [typed(text, items[0] if items else {}, root)]
+    if "array" in types and "string" not in types:
+        try:
+            yield [typed(text, items, root)]
+        except RecursionError:
+            raise _Wrong("its items are arrays without end; key:=JSON says what is meant") from None
+    if "string" in types or not types:
+        yield text
 
 
 def _types(wanted: Json, root: Object) -> list[str]:
@@ -207,23 +223,10 @@ def _json(text: str) -> Json:
         raise ValueError(f"{name} is not a JSON number")
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        value: Json = json.loads(text, parse_constant=refuse)
+        found = jsonrpc.decode(f"[{text}]".encode())  # as a server reads it: no name twice, no endless number
     except (ValueError, RecursionError) as problem:
         raise _Wrong(f"{one_line(text, 40)!r} is not JSON: {problem}") from None
-
-
-def _read(name: str) -> str:
-    try:
-        if name == "-":
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with Path(name).open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-    except OSError as problem:
-        raise _Wrong(f"{one_line(name)}: cannot be read: {problem.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise _Wrong(f"{one_line(name)}: over {MAX_BYTES:,} bytes")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _Wrong(f"{one_line(name)}: not a text in UTF-8") from None
+    if isinstance(found, jsonrpc.Refusal):
+        raise _Wrong(f"{one_line(text, 40)!r}: {found.text[0].lower()}{found.text[1:]}")
+    return value

@@ -1,0 +1,210 @@
+"""The tools of a server: `handrail list`, `show`, `call` and `inspect` (APP-01 to APP-04, APP-14)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from base64 import b64decode
+from pathlib import Path
+
+from msgspec import Struct
+
+from handrail.cli.codes import Code, Usage, code_of
+from handrail.cli.reach import agreed, client
+from handrail.cli.screen import Screen, json_text
+from handrail.cli.words import arguments, document
+from handrail.client.listing import ListedTool, Tools
+from handrail.client.results import CallResult
+from handrail.client.signature import describe
+from handrail.client.state import CALLS, state_folder
+from handrail.errors import PeerError
+from handrail.guards.inert import inert, mask, mask_secrets, one_line
+from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
+from handrail.schema.explain import closest
+
+__all__ = ["run_call", "run_inspect", "run_list", "run_show"]
+
+MAX_FILES = 20
+_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
+_SUFFIXES |= {"audio/wav": ".wav", "audio/mpeg": ".mp3", "audio/ogg": ".ogg"}
+MAX_KEPT = 1_000  # messages; the last are the ones one looks for
+
+
+def run_list(args: Namespace, screen: Screen) -> int:
+    with client(args, screen) as it:
+        with screen.progress(f"listing the tools of {args.server}"):
+            tools = it.tools()
+        revision, problems = it.revision, dict(it.problems)
+    if screen.as_json:
+        listed = [_raw(tool) for tool in tools]
+        refused = [{"name": name, "why": why} for name, why in tools.refused.items()]
+        failed = {name: str(problem) for name, problem in problems.items()}
+        screen.data({"revision": revision, "tools": listed, "refused": refused, "problems": failed})
+        return Code.OK
+    rows = []
+    for tool in tools:
+        first = tool.description.strip().split("\n")[0]
+        mark = "changed: " if tool.changed else ""
+        title = f"{tool.title}: " if tool.title != tool.name else ""
+        rows.append((tool.name, one_line(mark + title + first, 100)))
+    if rows:
+        screen.table(rows, styles=("bold",))
+    else:
+        screen.note("no tools")
+    for name, why in tools.refused.items():
+        screen.note(f"left out: {one_line(name, 60)}: {one_line(why, 200)}")
+    for problem in problems.values():
+        screen.note(str(problem))
+    return Code.OK
+
+
+def run_show(args: Namespace, screen: Screen) -> int:
+    with client(args, screen) as it, screen.progress(f"asking {args.server}"):
+        tool = _find(it.tools(), args.tool)
+    if screen.as_json:
+        screen.data(_raw(tool))
+        return Code.OK
+    screen.say(describe({**tool.raw, "name": tool.name}, screen.paint))
+    if tool.changed:
+        screen.note("the tool has changed since it was first seen here")
+    return Code.OK
+
+
+def run_call(args: Namespace, screen: Screen) -> int:
+    with client(args, screen, audit=state_folder(os.environ) / CALLS) as it:
+        with screen.progress(f"asking {args.server}"):
+            tool = _find(it.tools(), args.tool)
+        if args.arguments_json is None:
+            given = arguments(args.words, tool.input_schema)
+        else:  # words are typed by the schema, and say more than the document
+            given = document(args.arguments_json) | arguments(args.words, {**tool.input_schema, "required": []})
+        confirm = agreed(tool, given, args, screen)
+        with screen.progress(f"calling {tool.name}") as shown:
+            progress = lambda far: shown.update(far.done, far.total, far.message)  # noqa: E731 — one line, used once
+            result = it.call(tool.name, given, confirm=confirm, progress=progress)
+    if screen.as_json:
+        screen.data(result.raw)
+    else:
+        _print(result, args, screen)
+    return Code.TOOL if result.is_error else Code.OK
+
+
+def run_inspect(args: Namespace, screen: Screen) -> int:
+    wire: list[Object] = []
+
+    def tap(direction: str, message: bytes) -> None:
+        try:
+            shown: Json = mask_secrets(json.loads(message))
+        except (ValueError, RecursionError):
+            shown = mask(message.decode("utf-8", "backslashreplace"))
+        if screen.as_json:
+            wire.append({"to" if direction == ">" else "from": shown})
+            del wire[:-MAX_KEPT]
+        else:
+            print(f"{direction} {json_text(shown)}", file=sys.stderr, flush=True)
+
+    began = time.monotonic()
+    with client(args, screen, tap=tap if args.wire else None) as it:
+        connected = time.monotonic() - began
+        welcome, identity, revision = it.welcome, it.identity, it.revision
+        began = time.monotonic()
+        tools, problem, code = None, "", Code.OK
+        try:
+            tools = it.tools()
+        except PeerError as failed:
+            problem, code = str(failed), code_of(failed)
+        listed = time.monotonic() - began
+    found: Object = {
+        "server": identity,
+        "revision": revision,
+        "capabilities": welcome.get("capabilities"),
+        "supported": welcome.get("supportedVersions"),
+        "instructions": welcome.get("instructions"),
+        "tools": None if tools is None else len(tools),
+        "refused": {} if tools is None else tools.refused,
+        "connect_seconds": round(connected, 3),
+        "list_seconds": round(listed, 3),
+        "problem": problem or None,
+    }
+    if screen.as_json:
+        screen.data(found | ({"wire": wire} if args.wire else {}))
+    else:
+        rows = [(name.replace("_", " "), _cell(value)) for name, value in found.items() if value not in (None, {}, [])]
+        screen.table(rows, styles=("bold",))
+    return code
+
+
+def _raw(tool: ListedTool) -> Object:
+    return {**tool.raw, "name": tool.name, "server": tool.server, "changed": tool.changed}
+
+
+def _find(tools: Tools, name: str) -> ListedTool:
+    tool = tools.get(name)
+    if tool is None:
+        near = closest(name, [each.name for each in tools])
+        hint = f"; did you mean {near}?" if near else ""
+        raise Usage(f"no tool {one_line(name, 100)!r}{hint}")
+    return tool
+
+
+def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
+    if result.risk:
+        screen.note(f"careful: {one_line(result.risk, 200)}")
+    if result.is_error:
+        screen.note(f"{result.tool.name} says that it failed:")
+    for number, block in enumerate(result.content):
+        screen.say(_shown(block, number, Path(args.save)))
+    if not result.content and result.data is not None:
+        screen.data(result.data)
+    unread = [f"content/{number}: not a block of content" for number, it in enumerate(result.content) if not _kind(it)]
+    for problem in [*result.problems, *unread]:
+        screen.note(one_line(problem, 300))
+
+
+def _shown(block: Block, number: int, folder: Path) -> str:
+    if isinstance(block, Text):
+        return inert(block.text)
+    if isinstance(block, Image | Audio):
+        return _saved(block, number, folder)
+    if isinstance(block, ResourceLink):
+        return f"{inert(block.name, lines=False)}: {inert(block.uri, lines=False)}"
+    if isinstance(block, EmbeddedResource) and "text" in block.resource:
+        return f"{inert(block.resource['uri'], lines=False)}:\n{inert(block.resource['text'])}"
+    return f"[{one_line(_kind(block) or 'unreadable content', 60)}; --json shows it]"
+
+
+def _kind(block: Json) -> str:
+    """What a block says it is; empty if it does not say, or came as something else than an object."""
+    if isinstance(block, Struct):
+        return str(block.__struct_config__.tag)
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _saved(block: Image | Audio, number: int, folder: Path) -> str:
+    """Pictures and sounds go to a new file; nothing is overwritten, and its name is ours."""
+    data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
+    kind, suffix = one_line(block.mime_type, 60), _SUFFIXES.get(block.mime_type, ".bin")
+    if number >= MAX_FILES:
+        return f"{kind}, not saved: the first {MAX_FILES} were; --json shows it"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1000):
+            path = folder / f"result-{number}{f'-{attempt}' if attempt else ''}{suffix}"
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                continue
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            return f"{kind}, {len(data):,} bytes: {path}"
+    except OSError as problem:  # the tool has run: the rest of what it says must not be lost
+        return f"{kind}, not saved: {folder}: {problem.strerror}; --json shows it"
+    return f"{kind}, not saved: too many files are there already"
+
+
+def _cell(value: Json) -> str:
+    return one_line(inert(value) if isinstance(value, str) else json_text(value), 400)

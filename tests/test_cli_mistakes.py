@@ -1,0 +1,134 @@
+"""Mistakes on the command line: each is told in a line that says what is wrong, and none is a bug."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_runs import handrail
+from handrail import Client
+from handrail.model import Object
+from requirements import requirement
+
+SHOP = """
+from handrail import Image, Server
+
+server = Server("shop")
+
+
+@server.tool
+def picture() -> list[Image | str]:
+    return [Image(b"\\x89PNG", "image/png"), "a pear"]
+
+
+if __name__ == "__main__":
+    server.run()
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "typo.json").write_text('{"mcpServers": {"a": {"comand": "x"}}}')
+    (tmp_path / "taken").write_text("a file, where a folder should be")
+    return tmp_path
+
+
+@requirement("APP-18", everywhere=True)
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("list shop.py --revision x", "--revision: 'x' is not one of auto, legacy, 2024-10-07"),
+        ("doctor shop.py --revision x", "--revision: 'x' is not one of auto, legacy, 2024-10-07"),
+        ("list shop.py --timeout nan", "--timeout: 'nan' is not a number of seconds above 0"),
+        ("list shop.py --timeout -1", "--timeout: "),
+        ("list shop.py --timeout=-1", "--timeout: '-1' is not a number of seconds above 0"),
+        ("call shop.py picture --timeout 0", "--timeout: '0' is not a number of seconds above 0"),
+        ("list shop.py --timeout soon", "--timeout: 'soon' is not a number of seconds above 0"),
+        ("list nope.py", "nope.py: no such file"),
+        ("list ./nope.py", "./nope.py: no such file"),
+        ("list sub/nope.json", "sub/nope.json: no such file"),
+        ("lst shop.py", "unknown: 'lst'; did you mean 'list'?"),
+        ("zzzzzz shop.py", "unknown: 'zzzzzz'; known are "),
+        ("list localhost:8000/mcp", "localhost:8000/mcp: an address begins with its scheme: http://localhost:8000/mcp"),
+        ("list typo.json", "'comand': did you mean 'command'?"),
+        ("list http://[::1", "the address: Invalid IPv6 URL; such as "),
+        ("audit --since 999999d", "--since: '999999d' is not a time such as"),
+        ("lock shop.py --file taken/x.lock", "--file: taken/x.lock: cannot be written: Not a directory"),
+        ("lock shop.py --file nowhere/x.lock", "--file: nowhere/x.lock: cannot be written: No such file"),
+        ("install shop.py --host cursor --file taken/x/y.json --yes", "taken/x/y.json: cannot be read: Not a dir"),
+        ("install shop.py --host cursor --file /proc/x/y.json --yes", "/proc/x/y.json: cannot be written: "),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(home: Path, line: str, says: str) -> None:
+    done = handrail(*line.split(), home=home)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_server_is_said_to_be_one(home: Path, text: str) -> None:
+    done = handrail("list", text, home=home)
+    assert done.returncode == 2 and "the server is an empty text" in done.stderr
+    done = handrail("doctor", text, home=home)
+    assert done.returncode == 2 and "the name: the server is an empty text" in done.stdout
+
+
+def test_a_doctor_knows_a_file_and_gives_no_advice_that_does_not_help(home: Path) -> None:
+    assert "the name: a file\n" in handrail("doctor", "shop.py", home=home).stdout
+    for wrong in ("./nope.py", "http://[::1", "http://h:99999/mcp", "[::1]:80"):
+        done = handrail("doctor", wrong, home=home)
+        assert done.returncode == 2 and "failed   the name: " in done.stdout and "try:" not in done.stdout
+
+
+@requirement("APP-18", everywhere=True)
+@pytest.mark.parametrize("verb", ["list", "lock", "doctor"])
+@pytest.mark.parametrize(
+    ("servers", "says"),
+    [({}, "no servers in it"), ({"x": {"command": "y", "disabled": True}}, "all its servers are disabled")],
+    ids=["none", "disabled"],
+)
+def test_a_configuration_without_servers_is_told(home: Path, verb: str, servers: Object, says: str) -> None:
+    (home / "c.json").write_text(json.dumps({"mcpServers": servers}))
+    done = handrail(verb, "c.json", home=home)
+    assert done.returncode == 2, done.stderr
+    told = done.stdout if verb == "doctor" else done.stderr
+    assert f"c.json: {says}; there is nothing to connect to" in told
+    with pytest.raises(ValueError, match=says):
+        Client({"mcpServers": servers})
+
+
+@requirement("APP-18", everywhere=True)
+@pytest.mark.parametrize("line", ["list shop.py", "call shop.py picture --yes", "serve shop.py"])
+def test_a_state_folder_that_cannot_be_made_is_told(home: Path, line: str) -> None:
+    done = handrail(*line.split(), home=home, env={"XDG_STATE_HOME": str(home / "taken")})
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert f"{home / 'taken'}" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["list bare.py", "call bare.py picture --yes", "doctor bare.py"])
+def test_a_file_that_does_not_serve_is_told_how(home: Path, line: str) -> None:
+    (home / "bare.py").write_text(SHOP.partition("if __name__")[0])
+    done = handrail(*line.split(), home=home)
+    assert done.returncode == 4
+    assert "Does it call server.run()? If not, the command `handrail serve bare.py` serves it" in (
+        done.stdout + done.stderr
+    )
+
+
+@requirement("APP-15", everywhere=True)
+def test_what_cannot_be_saved_does_not_hide_the_rest(home: Path) -> None:
+    done = handrail("call", "shop.py", "picture", "--yes", "--save", "taken/out", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["image/png, not saved: taken/out: Not a directory; --json shows it", "a pear"]
+
+
+def test_records_of_another_make_are_no_records(home: Path) -> None:
+    good = {"event": "outcome", "call": "1", "tool": "price", "outcome": "ok", "seconds": 10**400, "number": 1}
+    lines = [{**good, "call": []}, {**good, "call": {}, "event": "intent"}, {**good, "number": "x"}, good]
+    (home / "x.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    done = handrail("audit", "served", "x.jsonl", home=home)
+    assert done.returncode == 0, done.stderr
+    assert "price  ok  -" in done.stdout and "3 lines are not records" in done.stderr
