@@ -172,7 +172,9 @@ class Served:
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             with contextlib.closing(sqlite3.connect(self.state)) as database:
-                records = (json.loads(line) for (line,) in database.execute(NEWEST_FIRST))
+                records = (
+                    json.loads(line) for (row,) in database.execute(NEWEST_FIRST) for line in reversed(row.split(b"\n"))
+                )
                 found = next((str(each["call"]) for each in records if each.get("tool") == tool and "call" in each), "")
             if after is None or found != after:
                 return found

@@ -20,6 +20,7 @@ from handrail.console import Console
 from handrail.console.access import ROLES, Access, Problem, new_code, token_in
 from handrail.console.routes import ROUTES, Route, find
 from handrail.engine.core import Limits
+from handrail.guards.chain import TrailError
 from requirements import requirement
 from rigs_console import Refused, Rig, consoled
 
@@ -354,6 +355,35 @@ async def test_what_somebody_does_at_the_console_is_on_record(tmp_path: Path) ->
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text("utf-8").splitlines()]
     steps = [(each["step"], each["by"]) for each in lines if each["event"] == "console"]
     assert steps == [("signed in", "grace"), ("signed out", "grace")]
+
+
+async def test_a_link_stays_good_while_signing_in_cannot_be_recorded(tmp_path: Path) -> None:
+    async with consoled(Server("shop", audit=tmp_path / "audit.db")) as rig:
+        trail, rig.console.gate.trail = rig.console.gate.trail, Full()  # type: ignore[assignment]
+        visitor = Visitor(rig)
+        status, _, said = await visitor.ask("POST", "/api/sign-in", {"code": rig.console.code}, JSON)
+        assert status == 503 and "same link" in json.loads(said)["error"]
+        rig.console.gate.trail = trail
+        assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.code}, JSON))[0] == 200
+        assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.code}, JSON))[0] == 403
+
+
+async def test_whoever_signs_out_is_out_though_it_cannot_be_recorded(tmp_path: Path) -> None:
+    async with consoled(Server("shop", audit=tmp_path / "audit.db")) as rig:
+        page = await rig.page()
+        rig.console.gate.trail = Full()  # type: ignore[assignment]
+        await page.post("sign-out")
+        with pytest.raises(Refused, match="Not signed in"):
+            await page.get("me")
+
+
+class Full:
+    """The disk of an audit."""
+
+    async def write(self, record: Any, changes: Any = ()) -> bool:
+        raise TrailError("no space left")
+
+    async def close(self) -> None: ...
 
 
 # The command line

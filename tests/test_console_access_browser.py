@@ -87,6 +87,18 @@ def test_a_link_that_was_used_lets_nobody_in_and_says_what_to_do(
         assert context.cookies() == []
 
 
+def test_a_link_can_be_opened_again_when_signing_in_could_not_be_recorded(chromium: Browser, served: Served) -> None:
+    link, error = served.fresh_link(), "It was not done. Open the same link again when it can"
+    with contextlib.closing(chromium.new_context()) as context:
+        page = context.new_page()
+        page.route("**/api/sign-in", lambda route: route.fulfill(status=503, json={"error": error}))
+        page.goto(link)
+        expect(page.get_by_test_id("signed-out")).to_contain_text(error)
+        page.unroute("**/api/sign-in")
+        page.goto(link)
+        expect(page.get_by_test_id("tab-now")).to_be_visible()
+
+
 ATTACKS = {
     "read": "async (to) => (await fetch(`${to}/api/me`, {credentials: 'include'})).text()",
     "read a file": "async (to) => (await fetch(`${to}/assets/console.js`, {credentials: 'include'})).text()",

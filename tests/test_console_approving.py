@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from requirements import requirement
 from rigs_console import Object, Page, Refused, Rig, consoled
 
 TOKEN = "sk_live_abcdefghijklmnop1234"
+Cancelled = Callable[[Rig, Peer], Awaitable[None]]
 ASKS = Policy([Rule(verdict="ask", name="everything", tools=["*"])])
 
 
@@ -64,7 +65,7 @@ async def asked(
             yield next(each for each in waiting if each["id"] == heard["id"]), call
         finally:
             for left in await rig.console.gate.desk.open():  # else the server waits for the call
-                await rig.console.gate.desk.cancel(left)
+                await rig.console.gate.desk.decide(left.id, False, by="the end of the test")
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
 
@@ -101,6 +102,73 @@ async def test_a_card_says_what_would_happen_and_yes_lets_it_happen_once(rig: Ri
     assert ran == [{"order_id": 7, "reason": "late", "token": ""}]
     view = await page.get("approvals")
     assert view["open"] == [] and [each["state"] for each in view["recent"]] == ["consumed"]
+
+
+@requirement("APP-03", everywhere=True)
+async def test_a_yes_that_is_used_is_told_to_every_window(rig: Rig) -> None:
+    pages = [await rig.page("ann"), await rig.page("bob")]
+    for page in pages:
+        await page.listen()
+    async with asked(rig, "cancel_order", {"order_id": 7}) as (card, call):
+        await pages[0].post(f"approvals/{card['id']}", yes=True)
+        await call
+        for page in pages:
+            heard = await page.event("approval", id=card["id"], state="consumed")
+            assert heard["by"] == "operator ann" and not heard["may"]
+
+
+async def by_its_client(rig: Rig, peer: Peer) -> None:
+    await peer.notify("notifications/cancelled", {"requestId": 2})
+
+
+async def by_an_operator(rig: Rig, peer: Peer) -> None:
+    [seen] = rig.console.feed.running.values()
+    await (await rig.page()).post(f"calls/{seen.id}/cancel")
+
+
+async def by_a_lost_connection(rig: Rig, peer: Peer) -> None:
+    await peer.__aexit__()
+
+
+@requirement("APP-03", everywhere=True)
+@pytest.mark.parametrize("cancelled", [by_its_client, by_an_operator, by_a_lost_connection])
+async def test_a_card_goes_with_its_call(rig: Rig, ran: list[Object], cancelled: Cancelled) -> None:
+    pages = [await rig.page("ann"), await rig.page("bob")]
+    for page in pages:
+        await page.listen()
+    async with Peer(rig.console.server, principal=Principal("alice")) as peer:
+        call = asyncio.create_task(peer.call("cancel_order", {"order_id": 7}))
+        card = await pages[0].event("approval", state="pending")
+        await cancelled(rig, peer)
+        for page in pages:
+            over = await page.event("approval", id=card["id"], state="cancelled")
+            assert not over["may"] and (await page.get("approvals"))["open"] == []
+        with pytest.raises(Refused, match="cancelled already") as late:
+            await pages[0].post(f"approvals/{card['id']}", yes=True)
+        assert late.value.status == 409 and ran == []
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_whoever_waits_for_the_same_yes_as_one_who_gave_up_is_asked_for_anew(rig: Rig, ran: list[Object]) -> None:
+    page = await rig.page()
+    await page.listen()
+    async with (
+        asked(rig, "cancel_order", {"order_id": 7}) as (card, call),
+        Peer(rig.console.server, principal=Principal("alice")) as other,
+    ):
+        second = asyncio.create_task(other.call("cancel_order", {"order_id": 7}))
+        while [row["state"] for row in (await page.event("tick"))["running"]] != ["asking", "asking"]:
+            pass
+        await other.notify("notifications/cancelled", {"requestId": 2})
+        await page.event("approval", id=card["id"], state="cancelled")
+        again = await page.event("approval", state="pending", who="alice")
+        while again["id"] == card["id"]:
+            again = await page.event("approval", state="pending", who="alice")
+        await page.post(f"approvals/{again['id']}", yes=True)
+        assert (await call).text == "order 7 is cancelled"
+        second.cancel()
+    assert len(ran) == 1
 
 
 @requirement("APP-03", everywhere=True)
@@ -428,6 +496,13 @@ async def test_what_nobody_decided_in_time_is_shown_as_expired(tmp_path: Path) -
         assert view["open"] == [] and [each["state"] for each in view["recent"]] == ["expired"]
         with pytest.raises(Refused, match="expired"):
             await page.post(f"approvals/{view['recent'][0]['id']}", yes=True)
+
+
+async def test_a_call_that_nobody_decided_on_in_time_ends(tmp_path: Path) -> None:
+    soon = Approvals(by="operator", expires=0.2, wait=5)
+    server = shop(tmp_path / "audit.db", approvals=soon)
+    async with consoled(server), asyncio.timeout(5), Peer(server, principal=Principal("alice")) as peer:
+        assert "not approved in time" in (await peer.call("push", {"repo": "acme/web"})).text
 
 
 async def test_where_nothing_may_be_remembered_nothing_is_suggested(tmp_path: Path) -> None:

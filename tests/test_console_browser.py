@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
@@ -26,7 +27,18 @@ SECRET = "sk_live_abcdefghijklmnop1234"
 MASKED = "[secret]"
 SHAKES_HANDS, STATELESS = "2025-11-25", "2026-07-28"
 COUNTS = re.compile(r"([\d,]+)(?= calls| failed| refused)")
+FRACTION = re.compile(r"^0\.(0[1-9]|[1-9]\d) ms$")
 RING = 500  # calls that are kept whole
+MANY = """
+    const parse = JSON.parse;
+    JSON.parse = text => {
+        const it = parse(text);
+        if (!it?.running_total) return it;
+        const ended = Array.from({length: 40}, (_, n) => (
+            {...it.running[0], id: `ended-${n}`, who: `a${n}`, state: "done", outcome: "ok"}));
+        return {...it, running_total: 300, finished: ended};
+    };
+"""  # to the page it looks as if 300 calls ran, and 40 callers had called
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +197,58 @@ def test_progress_is_a_bar_that_grows_and_says_what_the_tool_says(
     expect(row).to_contain_text("75 %")
 
 
+@requirement("APP-02", everywhere=True)
+def test_it_shows_whose_calls_are_whose_and_those_of_one_alone(
+    page: Page, served: Served, alice: BlockingClient, gate: Gate
+) -> None:
+    bob = served.client(who="bob", name="robot")
+    called(page, served, bob, "echo", text="hi")
+    call = gate.hold(alice)
+    expect(page.get_by_test_id("caller-alice")).to_contain_text("helper 1 running")
+    lane = page.get_by_test_id("caller-bob")
+    expect(lane).to_contain_text("robot")
+    lane.click()
+    expect(lane).to_have_attribute("aria-current", "true")
+    expect(page.get_by_test_id("running")).to_contain_text("No tool is running")
+    rows = page.get_by_test_id("finished").locator("li")
+    expect(rows.filter(has_text="robot").first).to_be_visible()
+    expect(rows.filter(has_not_text="robot")).to_have_count(0)
+    page.reload()  # the address keeps it
+    expect(page.get_by_test_id("running")).to_contain_text("No tool is running")
+    expect(page.get_by_test_id("caller-alice")).to_contain_text("1 running")
+    lane.click()
+    expect(running(page, "hold")).to_be_visible()
+    gate.open()
+    call.result(20)
+
+
+@pytest.mark.parametrize("of", ["x", "null", "5", '"ab"', "[1,2]", '["alice"]'])
+def test_an_address_that_names_no_caller_shows_the_calls_of_all(
+    page: Page, served: Served, alice: BlockingClient, of: str
+) -> None:
+    page.goto(f"{served.url}/#/now?of={quote(of)}")
+    page.reload()
+    called(page, served, alice, "add", a=1)
+    expect(page.get_by_test_id("caller-alice").first).to_be_visible()
+    expect(page.get_by_test_id("callers").locator("[aria-current]")).to_have_count(0)
+
+
+def test_who_was_chosen_is_shown_among_many_and_so_is_that_not_all_is_looked_at(
+    chromium: Browser, served: Served, alice: BlockingClient, gate: Gate
+) -> None:
+    with signed_context(chromium, served.link_for("local", "view")) as context:
+        context.add_init_script(MANY)
+        with window(context, f"{served.url}/#/now") as page:
+            gate.hold(alice)
+            lanes = page.get_by_test_id("callers").locator("a")
+            expect(lanes).to_have_count(30)
+            expect(page.get_by_test_id("running")).to_contain_text("1 of 300: the longest running")
+            page.goto(f"{served.url}/#/now?of={quote(json.dumps(['alice', 'helper']))}")
+            expect(lanes).to_have_count(31)
+            expect(page.get_by_test_id("caller-alice")).to_have_attribute("aria-current", "true")
+            expect(page.get_by_test_id("running")).to_contain_text("1 among the 1 of 300 that run longest")
+
+
 @requirement("APP-12", everywhere=True)
 def test_cancel_stops_a_call_and_its_caller_hears_of_it(page: Page, alice: BlockingClient, gate: Gate) -> None:
     call = gate.hold(alice)
@@ -328,6 +392,7 @@ def test_a_story_tells_the_stages_the_arguments_and_the_result(
     expect(story.get_by_test_id("state")).to_have_text("ok")
     for name in ("limit", "validate", "run", "sanitize"):
         expect(story.get_by_test_id(f"stage-{name}")).to_contain_text(re.compile(r"\d m?s"))
+    expect(story.locator(".stage-time", has_text=FRACTION).first).to_be_visible()
     expect(story.get_by_role("group", name="Arguments")).to_contain_text("a: 40")
     expect(story.get_by_test_id("result")).to_contain_text("42")
     expect(story.get_by_test_id("records")).to_contain_text(re.compile("intent.*outcome", re.DOTALL))
@@ -454,24 +519,29 @@ def connection(page: Page, client: str) -> Locator:
 
 
 @requirement("APP-14", everywhere=True)
-@pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18", SHAKES_HANDS, STATELESS])
-def test_a_client_shows_with_its_revision_transport_and_principal(page: Page, served: Served, revision: str) -> None:
+def test_a_client_shows_with_its_revision_transport_and_principal(page: Page, served: Served) -> None:
+    """Five at once: each is told of within a second."""
     page.goto(f"{served.url}/#/connections")
-    name = f"client-of-{revision}"
-    expect(connection(page, name)).to_have_count(0)
-    client = served.client(who="bob", name=name, revision=revision)
-    client.call("add", {"a": 1})
-    row = connection(page, name)
-    for cell, said in {
-        "Revision": revision,
-        "Transport": "http",
-        "Who": "bob",
-        "From": "127.0.0.1",
-        "Calls": "1",
-    }.items():
-        expect(row.locator(f'[data-label="{cell}"]')).to_contain_text(said)
-    client.call("add", {"a": 2})
-    expect(row.locator('[data-label="Calls"]')).to_have_text("2")
+    clients = {}
+    for revision in ("2024-11-05", "2025-03-26", "2025-06-18", SHAKES_HANDS, STATELESS):
+        expect(connection(page, f"client-of-{revision}")).to_have_count(0)
+        clients[revision] = served.client(who="bob", name=f"client-of-{revision}", revision=revision)
+        clients[revision].call("add", {"a": 1})
+    for revision in clients:
+        row = connection(page, f"client-of-{revision}")
+        for cell, said in {
+            "Revision": revision,
+            "Transport": "http",
+            "Who": "bob",
+            "From": "127.0.0.1",
+            "Calls": "1",
+        }.items():
+            expect(row.locator(f'[data-label="{cell}"]')).to_contain_text(said)
+    for client in clients.values():
+        client.call("add", {"a": 2})
+    for revision in clients:
+        row = connection(page, f"client-of-{revision}")
+        expect(row.locator('[data-label="Calls"]')).to_have_text("2")
 
 
 @requirement("APP-14", everywhere=True)

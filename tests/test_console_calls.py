@@ -18,7 +18,7 @@ import pytest
 
 from cli_runs import COMMAND, environment
 from handrail import Call, Client, Server, ToolError
-from handrail.console import Console, streaming
+from handrail.console import Console, streaming, tools
 from handrail.engine import watching
 from handrail.engine.core import Limits
 from handrail.engine.minutes import Minutes, p95
@@ -27,6 +27,7 @@ from handrail.guards.approval import Approvals
 from handrail.guards.policy import Policy
 from handrail.guards.rules import Rule
 from handrail.model import Principal
+from handrail.stores import Put
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from requirements import requirement
@@ -269,7 +270,7 @@ async def test_a_call_that_is_no_longer_kept_is_told_from_the_audit(tmp_path: Pa
         row = await row_of(page, "add", "done")
         kept = await page.get(f"calls/{row['id']}")
         assert kept["source"] == "memory" and [each["event"] for each in kept["records"]] == ["intent", "outcome"]
-        rig.console.feed._known.clear()
+        rig.console.feed._kept.clear()
         story = await page.get(f"calls/{row['id']}")
         assert story["source"] == "audit" and story["row"]["outcome"] == "ok" and story["row"]["tool"] == "add"
         assert "arguments" not in story and "result" not in story and story["wire"] == []
@@ -482,7 +483,7 @@ async def test_nothing_is_held_on_to_but_what_is_shown() -> None:
         shop.feed  # noqa: B018
         await peer.call("add", {"a": 1, "b": 2})
         [seen] = shop.feed.kept
-        assert seen.call is None and seen.reply.__name__ == "_nowhere" and not shop.feed.running
+        assert seen.call is None and not shop.feed.running
 
 
 async def test_every_call_is_counted_once_however_it_ends() -> None:
@@ -508,10 +509,65 @@ async def test_every_call_is_counted_once_however_it_ends() -> None:
     assert not feed.running
 
 
+async def test_who_looks_on_does_not_come_between_a_call_and_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop()
+
+    def news() -> None:
+        raise RuntimeError("nobody can look")
+
+    async with Peer(shop.server, timeout=10) as peer:
+        shop.feed.news = news
+        assert (await peer.call("add", {"a": 1, "b": 2})).text == "3"
+        assert (await peer.request("tools/call", {"name": "nothing"}))["error"]["code"] == -32602
+        held = asyncio.create_task(peer.call("hold"))
+        assert (await peer.call("quick", {"text": "meanwhile"})).text == "meanwhile"
+        shop.go.set()
+        assert (await held).text == "let go"
+    assert "nobody can look" in caplog.text
+
+
+async def test_clients_that_share_a_pipe_are_told_apart() -> None:
+    shop = Shop()
+    async with Peer(shop.server) as old:
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientInfo": {"name": "new", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {},
+        }
+        shop.server.engine.watch()
+        for each in ({}, meta, {}, meta):
+            await old.request("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}, "_meta": each})
+    revisions = ["2025-11-25", "2026-07-28"] * 2
+    assert [each.revision for each in shop.feed.kept] == revisions
+    assert [each.client == "new" for each in shop.feed.kept] == [False, True] * 2
+
+
+async def test_a_caller_is_known_with_the_scopes_of_its_last_call() -> None:
+    shop = Shop()
+    shop.server.engine.watch()
+    for scopes in (frozenset({"read"}), frozenset({"read", "admin"})):
+        async with Peer(shop.server, principal=Principal("ann", scopes=scopes)) as peer:
+            await peer.call("add", {"a": 1, "b": 2})
+        assert shop.feed.principals["ann"].scopes == scopes
+
+
+def test_what_ends_a_little_before_its_minute_takes_nothing_away() -> None:
+    minutes = Minutes(600.0)
+    minutes.count(630.0, [1] * 3)
+    minutes.count(660.1, [1] * 2)
+    minutes.count(659.9, [1])
+    assert (minutes.now.at, minutes.now.calls) == (660, 3)
+    minutes.roll(720.0)
+    assert [(each.at, each.calls) for each in minutes.past] == [(600, 3), (660, 3)]
+    minutes.count(610.0, [1])  # a clock that was set back
+    minutes.roll(800.0)
+    assert [(each.at, each.calls) for each in minutes.past] == [(600, 1), (660, 0), (720, 0)]
+
+
 def test_minutes_pass_also_while_nothing_happens() -> None:
     minutes = Minutes(600.0)
-    minutes.count(610.0, 0.1, "ok", False)
-    minutes.count(659.9, 0.1, "timeout", True)
+    minutes.count(610.0, [100_000_000])
+    minutes.count(659.9, [100_000_000], errors=1)
     assert (minutes.now.at, minutes.now.calls, minutes.now.errors) == (600, 2, 1) and not minutes.past
     assert minutes.roll(905.0).at == 900
     assert [(each.at, each.calls) for each in minutes.past] == [(600, 2), (660, 0), (720, 0), (780, 0), (840, 0)]
@@ -525,10 +581,7 @@ def test_minutes_pass_also_while_nothing_happens() -> None:
 def test_p95_is_right_to_about_a_tenth(seconds: float) -> None:
     minutes = Minutes(0.0)
     assert p95(minutes.now.times) == 0.0
-    for _ in range(96):
-        minutes.count(1.0, seconds, "ok", False)
-    for _ in range(4):
-        minutes.count(1.0, 100 * seconds, "ok", False)
+    minutes.count(1.0, [round(seconds * 1e9)] * 96 + [round(100 * seconds * 1e9)] * 4)
     assert p95(minutes.now.times) == pytest.approx(seconds, rel=0.13)
 
 
@@ -712,6 +765,56 @@ async def test_a_stream_shows_what_all_workers_do(tmp_path: Path) -> None:
                 pass
 
 
+async def test_counts_of_a_tool_are_those_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "TALLY_SECONDS", PATIENCE)
+    store = MemoryStore()
+    one, two = Shop(store=store), Shop(store=store)
+    shared = tmp_path / "console.sqlite"
+    async with (
+        consoled(one.server, workers=2, shared=shared) as rig,
+        beside(rig, two, shared),
+        Peer(one.server) as here,
+        Peer(two.server, principal=Principal("far", frozenset({"admin"}))) as there,
+    ):
+        for peer in (here, there, there):
+            await peer.call("add", {"a": 1, "b": 2})
+            await peer.call("fail", {})
+        page = await rig.page()
+        view = await page.get("tools")
+        found = {each["name"]: each for each in view["tools"]}
+        assert (found["add"]["calls"], found["add"]["errors"]) == (3, 0)
+        assert (found["fail"]["calls"], found["fail"]["errors"]) == (3, 3)
+        assert "far" in view["principals"]
+        assert (await page.get("tools", **{"as": "far"}))["scopes"] == ["admin"]
+        last = max(tally.last for tally in (two.feed.tools["add"], one.feed.tools["add"]))
+        assert found["add"]["last"] == last
+
+
+async def test_a_worker_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "TALLY_SECONDS", 0.1)
+    shop = Shop()
+    async with consoled(shop.server, workers=2, shared=tmp_path / "console.sqlite") as rig, Peer(shop.server) as peer:
+        await peer.call("add", {"a": 1, "b": 2})
+        view = await (await rig.page()).get("tools")
+        assert next(each for each in view["tools"] if each["name"] == "add")["calls"] == 1
+
+
+async def test_a_worker_that_begins_later_has_the_switches_as_they_are(tmp_path: Path) -> None:
+    store = MemoryStore()
+    one, two = Shop(store=store), Shop(store=store)
+    two.server.disable("crash")
+    shared = tmp_path / "console.sqlite"
+    async with consoled(one.server, workers=2, shared=shared) as rig:
+        page = await rig.page()
+        for tool, on in (("add", False), ("fail", False), ("fail", True), ("crash", False), ("crash", True)):
+            await page.post(f"tools/{tool}/switch", on=on)
+        gone = [Put(f"{tools.SWITCH}a{number:04}", b"false") for number in range(1_000)]  # tools there were once
+        assert await rig.console.topics.commit(gone)
+        async with beside(rig, two, shared), Peer(two.server) as there:
+            names = {each.name for each in await there.tools()}
+            assert "add" not in names and {"fail", "crash"} <= names
+
+
 def start(home: Path, *words: str) -> tuple[subprocess.Popen[str], str, str]:
     process = subprocess.Popen(
         [*COMMAND, "serve", *words], stderr=subprocess.PIPE, encoding="utf-8", cwd=home, env=environment(home)
@@ -744,6 +847,7 @@ async def test_two_processes_are_one_console(tmp_path: Path) -> None:
             page = Page(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)), url)
             me = await page.sign_in(code)
             assert me["server"]["workers"] == 2 and me["server"]["transport"] == "http" and me["server"]["audit"]
+            assert me["server"]["endpoint"] == me["server"]["target"] == endpoint  # with the port it was given
             await page.listen()
             for _ in range(8):  # each has a connection of its own, and comes to one of both
                 async with Client(endpoint) as client:
@@ -805,7 +909,8 @@ async def test_over_stdio_the_console_is_served_in_the_same_process(tmp_path: Pa
     await page.close()
     await other.close()
     process.stdin.close()
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+    await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode == 0
 
 
 async def test_the_usual_address_gives_way_unless_it_was_asked_for() -> None:

@@ -25,7 +25,7 @@ from consoles import Served, chromium as chromium, ident, people, serving, signe
 from handrail.client.blocking import BlockingClient
 from requirements import requirement
 
-CALLERS = [f"caller{number}" for number in range(1, 25)]
+CALLERS = [f"caller{number}" for number in range(1, 26)]
 SCRIBE = "scribe"
 SETTINGS = people(SCRIBE, *CALLERS) + '[approvals]\nby = "operator"\n'
 SECRET = "sk_live_abcdefghijklmnop1234"
@@ -384,14 +384,71 @@ def test_a_decided_card_cannot_be_decided_again(page: Page, caller: Caller) -> N
 
 
 @requirement("APP-03", everywhere=True)
-def test_a_yes_to_a_caller_who_gave_up_is_good_when_they_call_again(page: Page, served: Served, caller: Caller) -> None:
-    hasty = served.client(who=caller.who, timeout=1.0)
-    call = served.in_background(hasty.call, "cancel_order", {"order_id": 43})
+def test_a_card_goes_with_a_caller_who_gives_up_in_every_window(
+    page: Page, context: BrowserContext, served: Served, caller: Caller
+) -> None:
+    hasty = served.client(who=caller.who, timeout=2.0)
+    with window(context, f"{served.url}/#/approve") as other:
+        call = served.in_background(hasty.call, "cancel_order", {"order_id": 43})
+        card = kept(page, card_of(page, caller.who))
+        assert "not done within 2 s" in str(call.exception(20))
+        for each in (page, other):
+            gone = each.get_by_test_id(f"card-{ident(card)}")
+            expect(gone).to_have_attribute("data-state", "cancelled")
+            expect(gone).to_contain_text("there is nothing left to decide")
+            expect(each.get_by_test_id(f"yes-{ident(card)}")).to_have_count(0)
+            expect(each.get_by_test_id("approve-count")).to_have_count(0)
+    status, said = page.evaluate(DECIDE, [ident(card), {"yes": True}])
+    assert status == 409 and "cancelled already" in said
+
+
+@requirement("APP-03", "APP-12", everywhere=True)
+def test_cancelling_a_call_that_waits_takes_its_card_away(
+    page: Page, context: BrowserContext, served: Served, caller: Caller
+) -> None:
+    call = caller.cancels(44)
     card = kept(page, card_of(page, caller.who))
-    assert "not done within 1 s" in str(call.exception(20))
-    its(page, "yes", card).click()
-    expect(its(page, "verdict", card)).to_contain_text("Approved by operator local")
-    assert caller.cancels(43).result(20).text == "order 43 is cancelled: no reason"
+    with window(context, f"{served.url}/#/now") as now:
+        expect(now.get_by_test_id("waiting")).to_contain_text(caller.who)
+        now.locator('[data-testid^="cancel-"]').click()
+        assert "cancelled by an operator" in call.result(20).text
+        expect(now.get_by_test_id("waiting")).to_contain_text("Nothing waits")
+    expect(card).to_have_attribute("data-state", "cancelled")
+    expect(its(page, "yes", card)).to_have_count(0)
+
+
+@requirement("APP-03", everywhere=True)
+def test_a_yes_that_is_used_says_so_on_every_open_card(
+    page: Page, context: BrowserContext, served: Served, caller: Caller
+) -> None:
+    with window(context, f"{served.url}/#/approve") as other:
+        call = caller.cancels(45)
+        card = kept(page, card_of(page, caller.who))
+        its(page, "yes", card).click()
+        assert not call.result(20).is_error
+        for each in (page, other):
+            expect(each.get_by_test_id(f"state-{ident(card)}")).to_have_text("approved, used")
+
+
+@requirement("APP-03", everywhere=True)
+def test_a_yes_to_a_caller_who_was_told_to_come_back_is_good_when_they_do(chromium: Browser, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, settings=people("ada") + '[approvals]\nby = "operator"\nwait = 1\n') as served,
+        signed_context(chromium, served.link) as context,
+        window(context, f"{served.url}/#/approve") as page,
+    ):
+        ada = served.client(who="ada", revision="2025-11-25")
+        first = served.in_background(ada.call, "cancel_order", {"order_id": 43})
+        card = kept(page, card_of(page, "ada"))
+        assert "Call it again with the same arguments" in first.result(20).text
+        its(page, "yes", card).click()
+        expect(its(page, "verdict", card)).to_contain_text("Approved by operator local")
+        past = its(page, "past", card)
+        page.get_by_test_id("tidy").click()
+        expect(past).to_contain_text("approved")
+        assert ada.call("cancel_order", {"order_id": 43}).text == "order 43 is cancelled: no reason"
+        expect(past).to_contain_text("approved, used")
+        expect(card).to_have_count(0)  # it does not come back as a card
 
 
 # Who may
@@ -437,6 +494,32 @@ def test_where_the_caller_must_not_decide_somebody_else_has_to(chromium: Browser
         expect(its(page, "verdict", card)).to_contain_text("Approved by operator grace")
 
 
+# A stream that was busy hears of a yes when it has been used: it is told the state of then, twice.
+HEARS_LATE = """
+window.EventSource = class extends EventSource {
+  addEventListener(name, take) {
+    super.addEventListener(name, event => {
+      if (name !== "approval" || JSON.parse(event.data).state !== "approved") take(event);
+    });
+  }
+};
+"""
+
+
+@requirement("APP-03", everywhere=True)
+def test_a_card_that_was_decided_and_used_at_once_keeps_its_verdict(served: Served, caller: Caller, page: Page) -> None:
+    call = caller.cancels(52)
+    name = ident(card_of(page, caller.who))
+    late = page.context.new_page()
+    late.add_init_script(HEARS_LATE)
+    late.goto(f"{served.url}/#/approve")
+    expect(late.get_by_test_id(f"yes-{name}")).to_be_visible()
+    page.get_by_test_id(f"yes-{name}").click()
+    assert call.result(20).text == "order 52 is cancelled: no reason"
+    expect(late.get_by_test_id(f"verdict-{name}")).to_contain_text("Approved by operator local")
+    late.close()
+
+
 @requirement("APP-03", everywhere=True)
 def test_a_card_nobody_decides_in_time_expires_before_ones_eyes(chromium: Browser, tmp_path: Path) -> None:
     settings = people("ada") + '[approvals]\nby = "operator"\nexpires = 2\nwait = 2\n'
@@ -449,6 +532,7 @@ def test_a_card_nobody_decides_in_time_expires_before_ones_eyes(chromium: Browse
         card = kept(page, card_of(page, "ada"))
         expect(card).to_have_attribute("data-state", "expired")
         expect(card).to_contain_text("expired")
+        expect(its(page, "verdict", card)).to_have_text(re.compile(r"It ended at \d\d:\d\d:\d\d$"))
         expect(its(page, "yes", card)).to_have_count(0)
         expect(page.get_by_test_id("approve-count")).to_have_count(0)
         assert call.result(20).is_error

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from handrail import Server
+from handrail.engine.dispatch import Conversation
+from handrail.model import Principal
 from handrail.testing import Peer
 from requirements import requirement
 from rigs_console import PATIENCE, consoled
@@ -38,3 +41,54 @@ async def test_a_flood_is_counted_exactly_and_told_in_few_events() -> None:
         assert events < CALLS / 20, "ten a second, however many calls there are"
         assert shown <= 20 * events and found["minute"]["calls"] <= CALLS
         assert len(rig.console.feed.kept) == 500
+
+
+async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None:
+    """A tool may call an application in its own process, which then answers before the tool goes on."""
+    server = Server("nested", rates=None)
+    feed = server.engine.watch()
+
+    @server.tool
+    async def inner(number: int) -> int:
+        return number
+
+    @server.tool
+    async def outer() -> str:
+        answers = [within.receive(_call("inner", {"number": number})) for number in (1, 2)]
+        answers.append(within.receive(_call("inner", {"number": "three"})))
+        answers.append(within.receive(_call("nothing", {})))
+        return b" ".join(each or b"later" for each in answers).decode()
+
+    within = Conversation(server.engine, Nowhere(), Principal("inside"))
+    within.receive(_message("initialize", HELLO))
+    async with Peer(server) as peer:
+        answer = await peer.call("outer", {})
+        await peer.call("inner", {"number": 4})
+    assert '"result":1' in answer.text and '"result":2' in answer.text
+    assert feed.totals == (6, 0, 2) and not feed.running
+    assert [(seen.number, seen.tool, seen.outcome) for seen in feed.kept] == [
+        (2, "inner", "ok"),
+        (3, "inner", "ok"),
+        (4, "inner", "bad_arguments"),
+        (5, "nothing", "unknown_tool"),
+        (1, "outer", "ok"),
+        (6, "inner", "ok"),
+    ]
+    assert {name: each.calls for name, each in feed.tools.items()} == {"inner": 4, "outer": 1}
+    assert all(seen.answer and seen.seconds > 0 for seen in feed.kept)
+
+
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "within", "version": "1"}}
+
+
+class Nowhere:
+    def send(self, message: bytes) -> None: ...
+    async def drain(self) -> None: ...
+
+
+def _call(tool: str, arguments: object) -> bytes:
+    return _message("tools/call", {"name": tool, "arguments": arguments})
+
+
+def _message(method: str, params: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()

@@ -422,19 +422,24 @@ def test_many_calls_a_second_move_nothing_and_leave_the_page_quick(
     chromium: Browser, stormy: Served, rate: int, seconds: float, record_property: Callable[[str, object], None]
 ) -> None:
     with window(chromium, stormy) as see, stormy.client() as client:
-        before = number(see("total-calls").inner_text())
+        total = number(see("total-calls").inner_text()) + 1
         client.call("echo", {"text": "the first"})
-        expect(see("total-calls")).to_have_text(f"{before + 1:,}")
+        expect(see("total-calls")).to_have_text(f"{total:,}")
         see.page.evaluate(WATCH)
         chromium.start_tracing(page=see.page, categories=TRACED)
         try:
-            made = json.loads(client.call("storm", {"rate": rate, "seconds": seconds}).text)
-            expect(see("total-calls")).to_have_text(f"{before + made + 2:,}")  # each was counted
+            for _ in range(5):  # a busy machine may not make a storm of it the first time
+                made = json.loads(client.call("storm", {"rate": rate, "seconds": seconds}).text)
+                total += made + 1
+                expect(see("total-calls")).to_have_text(f"{total:,}")  # each was counted
+                if made > 0.05 * rate * seconds:
+                    break
+            else:
+                pytest.fail("the machine was too busy to be asked")
         finally:
             longest = longest_task(chromium.stop_tracing())
         record_property("calls a second", made / seconds)
         record_property("longest task, in ms", longest)
-        assert made > 0.05 * rate * seconds, "the machine was too busy to be asked"
         assert longest < LONGEST_TASK_MS
         shifts = see.page.evaluate("window.shifts")
         assert sum(each[0] for each in shifts) < 0.01, shifts

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handrail import Server
-from handrail.errors import TransportError
+from handrail.errors import SchemaError, TransportError
 from handrail.guards.lock import Locked, lock_text
 from handrail.guards.pins import definition
 from handrail.guards.policy import Policy, Rule
@@ -142,6 +142,26 @@ async def test_switching_a_tool_off_takes_it_from_every_caller_and_is_on_record(
             await page.post("tools/add/switch", on="no")
 
 
+async def test_a_tool_that_is_switched_off_stays_off_when_it_comes_again() -> None:
+    server, inner = Server("outer"), shop()
+    server.include(inner, prefix="shop_")
+    async with consoled(server) as rig, Peer(server) as peer:
+        page = await rig.page()
+        await page.post("tools/shop_add/switch", on=False)
+        inner.remove("add")
+
+        @inner.tool
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        assert "shop_add" not in [each.name for each in await peer.tools()]
+        assert not (await tools(page))["shop_add"]["on"]
+        with pytest.raises(SchemaError, match="exists already"):
+            server.include(shop(), prefix="shop_")
+        await page.post("tools/shop_add/switch", on=True)
+        assert "shop_add" in [each.name for each in await peer.tools()]
+
+
 @requirement("APP-20", "P-31", everywhere=True)
 async def test_a_tool_that_changes_while_somebody_looks_is_shown_with_its_difference_until_accepted() -> None:
     server = shop()
@@ -261,9 +281,9 @@ async def test_what_is_fetched_for_an_icon_must_be_a_picture(
 ) -> None:
     asked = []
 
-    async def exchange(url: str, deadline: float, **_: Any) -> tuple[int, bytes]:
+    async def exchange(url: str, deadline: float, **_: Any) -> tuple[int, dict[str, str], bytes]:
         asked.append(url)
-        return 200, body
+        return 200, {}, body
 
     monkeypatch.setattr(outbound, "exchange", exchange)
     server = Server("icons")

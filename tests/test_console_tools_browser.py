@@ -215,6 +215,18 @@ def test_a_tool_appears_while_one_looks_and_a_changed_one_shows_its_difference_u
         expect(see.page.get_by_text("There is no such tool")).to_be_visible()
 
 
+def test_when_the_tool_tried_last_is_gone_another_one_can_be_tried(see: Watched, served: Served) -> None:
+    with served.client() as client:
+        client.call("change", {"what": "add"})
+        see.page.goto(f"{served.url}/#/try/fresh")
+        see("run").click()
+        expect(see("outcome")).to_be_visible()
+        client.call("change", {"what": "remove"})
+        expect(see.page.get_by_text("There is no such tool")).to_be_visible()
+    see.page.get_by_role("link", name="Choose another one").click()
+    expect(see("pick-tool")).not_to_have_value("fresh")
+
+
 @requirement("APP-09", everywhere=True)
 def test_a_picture_is_drawn_one_from_elsewhere_after_consent_and_what_can_act_never(see: Watched) -> None:
     from servers_console import ICON

@@ -18,6 +18,8 @@ from handrail.guards.inert import MASK
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.sanitize import Sanitize
 from handrail.revisions import REVISIONS
+from handrail.stores import StoreError
+from handrail.stores.memory import MemoryStore
 from requirements import requirement
 from rigs_console import Object, Page, Refused, Rig, consoled
 
@@ -110,10 +112,10 @@ async def test_a_try_runs_as_whoever_is_signed_in_through_the_same_pipeline(ran:
         assert story["row"]["who"] == "ann" and story["row"]["outcome"] == "ok" and done["seconds"] > 0
 
 
-async def test_a_tool_that_clients_leave_out_is_said_to_be_one(page: Page) -> None:
-    done = await tried(page, "wordy")
-    assert done["error"]["kind"] == "refused" and done["call"] == ""
-    assert "other clients" in done["error"]["message"] and "16,384 characters" in done["error"]["message"]
+async def test_a_tool_of_very_many_words_can_be_tried_and_is_said_to_be_one(page: Page) -> None:
+    assert (await tried(page, "wordy"))["result"]["blocks"][0]["text"] == "short"
+    wordy = next(each for each in (await page.get("tools"))["tools"] if each["name"] == "wordy")
+    assert any("50,000 characters" in each and "16,384" in each for each in wordy["warnings"])
 
 
 async def test_progress_and_log_lines_come_on_the_way_masked(page: Page) -> None:
@@ -313,19 +315,80 @@ async def test_so_many_tries_at_once_and_no_more(page: Page, monkeypatch: pytest
     assert late["error"]["kind"] == "timeout"
 
 
+async def test_tries_end_with_the_session() -> None:
+    async with consoled(shop()) as rig:
+        leaving, staying = await rig.page("ann"), await rig.page("bob")
+        for each in (leaving, staying):
+            await each.listen()
+            await each.post("try", tool="hold")
+        while (await staying.event("tick"))["running_total"] != 2:
+            pass
+        await leaving.post("sign-out")
+        while len(left := (await staying.event("tick"))["running"]) != 1:
+            pass
+        assert left[0]["who"] == "bob"
+
+
+async def test_no_try_outlives_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trying, "MOST_SECONDS", 0.2)  # of a session that was there for a week already
+    async with consoled(shop()) as rig:
+        page = await rig.page()
+        await page.listen()
+        assert (await tried(page, "hold"))["error"]["kind"] == "timeout"
+
+
+class Unwell(MemoryStore):
+    """A store that cannot keep everything, nor forget it."""
+
+    fails: tuple[str, ...] = ()  # with keys that begin so
+
+    async def put(self, key: str, *args: Any, **options: Any) -> bool:
+        self._look(key)
+        return await super().put(key, *args, **options)
+
+    async def delete(self, key: str) -> bool:
+        self._look(key)
+        return await super().delete(key)
+
+    def _look(self, key: str) -> None:
+        if key.startswith(self.fails):
+            raise StoreError("the disk is full: /var/lib/secret")
+
+
+@pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
+async def test_a_try_that_the_store_fails_ends_with_an_error_that_says_what_to_do(revision: str) -> None:
+    store = Unwell()
+    async with consoled(shop(store=store)) as rig:
+        page = await rig.page()
+        await page.listen()
+        store.fails = ("console-question:",)
+        done = await tried(page, "ask", revision=revision)
+        if revision == "2026-07-28":  # in the other the tool hears that it cannot ask, and goes on
+            assert done["error"]["kind"] == "internal" and "try again" in done["error"]["message"]
+        assert "secret" not in json.dumps(done)
+        store.fails = ()
+        begun = await page.post("try", tool="hold", revision=revision)
+        store.fails = ("console-",)
+        await rig.console.command("untry", {"id": begun["id"]})
+        done = await page.event("try", id=begun["id"], kind="done")
+        assert "Cancelled" in done["error"]["message"]
+        store.fails = ()
+        assert (await tried(page, "fail", revision=revision))["result"]["is_error"]
+
+
 async def test_tries_end_with_the_console() -> None:
     async with consoled(shop()) as rig:
         page = await rig.page()
         await page.post("try", tool="hold")
         feed = rig.console.feed
-    assert not feed.running and not rig.console.state["tries"]
+    assert not feed.running and not rig.console.tries
 
 
 # What is shown of results
 
 
 def block(rig: Rig, result: ToolResult) -> Object:
-    found: Object = shown.result(rig.console, result)["blocks"][0]
+    found: Object = rig.console.hide.result(result)["blocks"][0]
     return found
 
 
@@ -350,20 +413,19 @@ async def test_secrets_are_masked_wherever_they_stand_also_where_a_text_is_cut(r
             told = block(rig, ToolResult([Text(text)]))
             assert told["cut"] and told["bytes"] == len(text) and len(told["text"]) <= shown.MAX_TEXT + 100
             assert part not in told["text"], at
-            whole, kind = shown.block(rig.console, ToolResult([Text(text)]), 0)
-            assert part.encode() not in whole and kind == "text/plain"
+            assert part.encode() not in rig.console.hide.block(ToolResult([Text(text)]), 0)
     value = {"password": "hunter2", "list": [{"token": 7}, "swordfish-1"], "plain": "B-123456", "pass B-123456": 1}
-    made = shown.value(rig.console, value)
+    made = rig.console.hide.small(value)
     assert made == {"password": MASK, "list": [{"token": MASK}, MASK], "plain": MASK, f"pass {MASK}": 1}
 
 
 async def test_the_wire_is_shown_byte_for_byte_but_for_its_secrets(rig: Rig) -> None:
     plain = b'{"jsonrpc": "2.0",  "id":1.0}'
-    assert shown.wire(rig.console, plain) == {"text": plain.decode(), "bytes": len(plain), "cut": False}
-    odd = shown.wire(rig.console, b'{"password":"a\\"b swordfish","x":1}')
+    assert rig.console.hide.wire(plain) == {"text": plain.decode(), "bytes": len(plain), "cut": False}
+    odd = rig.console.hide.wire(b'{"password":"a\\"b swordfish","x":1}')
     assert odd["text"] == '{"password":"****","x":1}'
-    assert "swordfish-1" not in shown.wire(rig.console, b"not JSON: swordfish-1")["text"]
-    large = shown.wire(rig.console, b'["' + b"x" * 100_000 + b'"]')
+    assert "swordfish-1" not in rig.console.hide.wire(b"not JSON: swordfish-1")["text"]
+    large = rig.console.hide.wire(b'["' + b"x" * 100_000 + b'"]')
     assert large["cut"] and large["bytes"] == 100_004 and len(large["text"]) == shown.MAX_TEXT
 
 
@@ -371,7 +433,7 @@ async def test_the_wire_is_shown_byte_for_byte_but_for_its_secrets(rig: Rig) -> 
 async def test_a_text_that_is_nested_deeper_than_it_can_be_walked_is_shown_as_text(rig: Rig) -> None:
     for depth in (100, 990, 5_000):
         text = "[" * depth + '"password=hunter22"' + "]" * depth
-        told = shown.result(rig.console, ToolResult([Text(text)]))["blocks"][0]["text"]
+        told = rig.console.hide.result(ToolResult([Text(text)]))["blocks"][0]["text"]
         assert told.startswith("[[[") and "hunter22" not in told
 
 
@@ -379,14 +441,14 @@ async def test_a_text_that_is_nested_deeper_than_it_can_be_walked_is_shown_as_te
 async def test_large_results_are_cut_and_can_be_had_whole(rig: Rig) -> None:
     picture = PNG + bytes(20 * 1024 * 1024)
     large = ToolResult([Text("x" * 20_000_000), Image(data=picture, mime_type="image/png")], {"x": "y" * 100_000})
-    told = shown.result(rig.console, large)
+    told = rig.console.hide.result(large)
     assert len(json.dumps(told)) < 200_000 and told["bytes"] > 40_000_000
     assert [each["cut"] for each in told["blocks"]] == [True, True] and told["blocks"][1]["data"] == ""
     assert told["structured"] == "100,008 bytes of JSON, too much to be shown here"
-    assert shown.block(rig.console, large, 1) == (picture, "image/png")
+    assert rig.console.hide.block(large, 1) == picture
     for index in (2, -1):
         with pytest.raises(LookupError):
-            shown.block(rig.console, large, index)
+            rig.console.hide.block(large, index)
 
 
 @requirement("APP-15", everywhere=True)
@@ -424,7 +486,7 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         ],
         meta={"io.handrail/risk": {"level": "dangerous", "reason": "from the web"}},
     )
-    told = shown.result(rig.console, result)
+    told = rig.console.hide.result(result)
     kept = {name: value for name, value in notes.items() if name != "other"}
     none: Object = {}
     assert told["risk"] == "from the web" and told["meta"] and not told["is_error"]
@@ -452,5 +514,5 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         {"type": "resource", "uri": "note://2", "mime": "", "bytes": 4, "cut": True, "notes": none},
         {"type": "other", "json": {"type": "strange", "password": MASK}, "notes": none},
     ]
-    whole = [shown.block(rig.console, result, index) for index in range(5)]
-    assert whole[2] == (b"n", "text/plain") and whole[3] == (b"1234", "") and b"hunter2" not in whole[4][0]
+    whole = [rig.console.hide.block(result, index) for index in range(5)]
+    assert whole[2] == b"n" and whole[3] == b"1234" and b"hunter2" not in whole[4]

@@ -7,6 +7,7 @@ export default defineConfig({
     outDir: "../src/handrail/console/static",
     emptyOutDir: true,
     target: "es2022",
+    cssTarget: ["chrome123", "firefox120", "safari17.5"], // from which on light-dark() need not be written out
     cssCodeSplit: false,
     assetsInlineLimit: 0,
     modulePreload: false,

@@ -144,7 +144,7 @@ export interface ToolInfo {
   why: string;
   limits: string[]; // in words
   tokens: number;
-  calls: number;
+  calls: number; // of all workers
   errors: number;
   last: number; // when it was last called; 0: never
   fingerprint: string;
@@ -203,7 +203,7 @@ export interface Question {
 // POST api/try/ID/cancel {} → {}
 
 export interface CallError {
-  kind: "protocol" | "refused" | "transport" | "timeout";
+  kind: "protocol" | "refused" | "transport" | "timeout" | "internal"; // the last: the console itself failed
   code?: number;
   message: string;
   data?: Json;

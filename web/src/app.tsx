@@ -11,7 +11,7 @@ import { Connections } from "./screens/connections";
 import { Now } from "./screens/now";
 import { Tools } from "./screens/tools";
 import { Try } from "./screens/try";
-import { Ago, Button, clock, Copy, Dialog, Empty, Facts, Icon, type IconName, many, Message, plain, Shown, useAction, useKeys } from "./ui";
+import { Ago, Button, clock, Copy, Dialog, Empty, Facts, Icon, type IconName, many, Message, plain, Shown, SIGNS, useAction, useKeys } from "./ui";
 
 const SCREENS: { name: string; word: string; icon: IconName; key: string }[] = [
   { name: "now", word: "Now", icon: "now", key: "n" },
@@ -43,9 +43,7 @@ function SignedOut() {
       <Mark size={40} />
       <h1>You are not signed in</h1>
       {why && (
-        <p>
-          <Shown text={why} />
-        </p>
+        <Shown in="p" text={why} />
       )}
       <p>The console opens with a link that works once, for five minutes. Ask for a new one where the server runs:</p>
       <div class="command">
@@ -128,9 +126,7 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
     <header class="top">
       <a class="brand" href="#/now" title={plain(who.server.name)}>
         <Mark size={22} />
-        <strong>
-          <Shown text={name} max={40} line />
-        </strong>
+        <Shown in="strong" text={name} max={40} line />
       </a>
       {at.screen === "now" ? <span class="well" /> : <Well />}
       <nav class="screens" aria-label="Screens">
@@ -154,9 +150,7 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
         <Button kind="quiet" icon="ask" label="Keys and help" testid="help" onClick={onHelp} />
         <button type="button" class="button quiet who" data-testid="who" onClick={onSelf} aria-label={`Signed in as ${plain(who.who)}`}>
           <Icon name="user" />
-          <span>
-            <Shown text={who.who} max={24} line />
-          </span>
+          <Shown in="span" text={who.who} max={24} line />
         </button>
       </div>
     </header>
@@ -167,10 +161,9 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
 function Well() {
   const said = use(health);
   const level = said?.level ?? "good";
-  const icons: { [level: string]: IconName } = { good: "check", warn: "warn", bad: "cross" };
   return (
     <p class={`well ${said ? level : "unknown"}`} data-testid="health" title={said ? plain([said.sentence, ...said.notes].join("\n")) : undefined}>
-      <Icon name={said ? icons[level]! : "run"} />
+      <Icon name={said ? SIGNS[level] : "run"} />
       <span>{said ? <Shown text={said.sentence} max={200} line /> : "Listening…"}</span>
     </p>
   );
@@ -181,7 +174,7 @@ function RunningBadge() {
   return (
     <span class="badge-place">
       {total > 0 && (
-        <span class="badge live" title={`${many(total, "call")} running`}>
+        <span class="badge info" title={`${many(total, "call")} running`}>
           {total > 999 ? "1k+" : total}
         </span>
       )}

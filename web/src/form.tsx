@@ -4,10 +4,10 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Checked, Json, JsonObject, Problem } from "./api";
 import { said } from "./api-client";
-import { carried, constraints, fresh, isObject, item, members, number, same, shape, short, step, text, typeName, variantOf, written } from "./schema";
+import { carried, constraints, fresh, isObject, item, KINDS, kindOf, members, number, same, shape, short, step, text, typeName, variantOf, written } from "./schema";
 import type { Shape, Value } from "./schema";
 import "./tools.css";
-import { Copy, Fold, Icon, Notice, plain, say, Shown } from "./ui";
+import { Button, Copy, Fold, Icon, Notice, plain, say, Shown } from "./ui";
 
 const MANY = 50; // items shown at once
 
@@ -117,9 +117,7 @@ export function Problems({ of }: { of: Problem[] }) {
         {of.slice(0, 20).map((each, index) => (
           <li key={index}>
             <button type="button" class="more" onClick={() => focusOn(each.path)}>
-              <code>
-                <Shown text={short(each.path || "the arguments", 100)} />
-              </code>
+              <Shown in="code" text={short(each.path || "the arguments", 100)} />
             </button>{" "}
             <Shown text={each.text} max={400} />
           </li>
@@ -196,9 +194,7 @@ function Field({ name, schema, place, value, required, onChange, tools, own }: F
         {title && title.toLowerCase() !== name.toLowerCase() && !own ? (
           <>
             <Shown text={short(title, 120)} />{" "}
-            <code>
-              <Shown text={short(name, 120)} />
-            </code>
+            <Shown in="code" text={short(name, 120)} />
           </>
         ) : (
           <Shown text={short(title && !own ? title : name, 120)} />
@@ -209,9 +205,7 @@ function Field({ name, schema, place, value, required, onChange, tools, own }: F
           </span>
         )}
       </span>
-      <span class="arg-type">
-        <Shown text={short(kind.join(" · "), 300)} />
-      </span>
+      <Shown in="span.arg-type" text={short(kind.join(" · "), 300)} />
     </>
   );
   const Box = group ? "fieldset" : "div";
@@ -231,31 +225,27 @@ function Field({ name, schema, place, value, required, onChange, tools, own }: F
       )}
       <span class="arg-tools">
         {it.nullable && value !== null && (
-          <button type="button" class="button quiet small" onClick={() => onChange(null)} aria-label={`${name}: send null`}>
+          <Button small kind="quiet" onClick={() => onChange(null)} label={`${name}: send null`}>
             null
-          </button>
+          </Button>
         )}
         {!sent && !own && <span class="arg-state">{required ? "missing" : "not sent"}</span>}
         {sent && !own && !required && it.kind !== "boolean" && (
-          <button
-            type="button"
-            class="button quiet small"
-            data-testid={`leave-${place.path}`}
+          <Button small kind="quiet"
+            testid={`leave-${place.path}`}
             onClick={() => {
               onChange(undefined);
               soon(place.path);
             }}
-            aria-label={`${name}: leave out`}
+            label={`${name}: leave out`}
           >
             leave out
-          </button>
+          </Button>
         )}
         {tools}
       </span>
       {about && (
-        <p class="arg-about">
-          <Shown text={about} />
-        </p>
+        <Shown in="p.arg-about" text={about} />
       )}
       <Input it={it} place={place} value={value} onChange={onChange} label={name} optional={!required && !own} />
       <div id={hint}>
@@ -272,14 +262,6 @@ function Field({ name, schema, place, value, required, onChange, tools, own }: F
 const isGroup = (it: Shape, value: Value): boolean =>
   value === null ? false : it.kind === "boolean" || it.kind === "array" || it.kind === "object" || it.kind === "variants";
 
-const FITS: { [kind: string]: (value: Value) => boolean } = {
-  string: (value) => typeof value === "string",
-  number: (value) => typeof value === "number" || typeof value === "string",
-  boolean: (value) => typeof value === "boolean",
-  array: Array.isArray,
-  object: isObject,
-};
-
 function Input(all: Control) {
   const { it, place, value, onChange, label, optional } = all;
   const wrong = place.problems.some((each) => each.path === place.path);
@@ -289,21 +271,20 @@ function Input(all: Control) {
       <div class="arg-null" {...common}>
         <code>null</code>
         {it.kind !== "null" && (
-          <button
-            type="button"
-            class="button quiet small"
+          <Button small kind="quiet"
             onClick={() => {
               onChange(something(it, place.root));
               soon(place.path);
             }}
-            aria-label={`${label}: give a value`}
+            label={`${label}: give a value`}
           >
             give a value
-          </button>
+          </Button>
         )}
       </div>
     );
-  if (value !== undefined && FITS[it.kind] && !FITS[it.kind]!(value)) return <Anything {...all} note={`This is ${kindOf(value)}, not ${it.kind}.`} />;
+  const typed = it.kind === "number" && typeof value === "string"; // and no number yet
+  if (value !== undefined && !typed && KINDS[it.kind]?.(value) === false) return <Anything {...all} note={`Its type is ${kindOf(value)}, not ${it.kind}.`} />;
   switch (it.kind) {
     case "const":
       return value === undefined || !same(value, it.schema.const) ? (
@@ -312,9 +293,7 @@ function Input(all: Control) {
         </button>
       ) : (
         <output class="arg-null" {...common}>
-          <code>
-            <Shown text={written(value)} />
-          </code>
+          <Shown in="code" text={written(value)} />
         </output>
       );
     case "null":
@@ -355,16 +334,14 @@ function Input(all: Control) {
       return <Items {...all} />;
     case "object":
       return value === undefined ? (
-        <button
-          type="button"
-          class="button plain small"
+        <Button small
           onClick={() => {
             onChange(fresh(it.schema, place.root));
             soon(place.path);
           }}
         >
           Add {plain(short(label, 60))}
-        </button>
+        </Button>
       ) : (
         <Members it={it} place={place} value={value as JsonObject} onChange={onChange} />
       );
@@ -382,9 +359,6 @@ function something(it: Shape, root: JsonObject): Json {
   const { default: _, ...rest } = it.schema;
   return it.kind === "variants" ? fresh(it.variants[0]!.schema, root) : fresh(rest, root);
 }
-
-const kindOf = (value: Value): string =>
-  value === null ? "null" : Array.isArray(value) ? "an array" : typeof value === "object" ? "an object" : `a ${typeof value}`;
 
 type Common = { id: string; "data-testid": string; "aria-describedby": string; "aria-invalid": boolean };
 
@@ -415,9 +389,7 @@ function Words({ it, value, onChange, common, optional }: Control & { common: Co
     <span class="arg-line">
       <input {...rest} type={kind as "text"} onInput={(event) => onChange(event.currentTarget.value || (kind === "date" ? undefined : ""))} />
       {(format === "date-time" || format === "time") && (
-        <button
-          type="button"
-          class="button plain small"
+        <Button small
           onClick={() =>
             onChange(
               new Date()
@@ -428,7 +400,7 @@ function Words({ it, value, onChange, common, optional }: Control & { common: Co
           }
         >
           Now
-        </button>
+        </Button>
       )}
     </span>
   );
@@ -444,14 +416,6 @@ function Figure({ it, value, onChange, common, optional }: Control & { common: C
     type(said);
     onChange(read(said.trim()));
   };
-  const move = (event: KeyboardEvent) => {
-    const way = event.key === "ArrowUp" ? 1 : event.key === "ArrowDown" ? -1 : 0;
-    if (!way || event.altKey || event.ctrlKey) return;
-    event.preventDefault();
-    const size = number(it.schema.multipleOf) ?? 1;
-    const next = typeof value === "number" ? value + way * size : (number(it.schema.minimum) ?? 0);
-    take(String(Math.min(Math.max(next, number(it.schema.minimum) ?? -Infinity), number(it.schema.maximum) ?? Infinity)));
-  };
   const far = typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value);
   return (
     <>
@@ -464,7 +428,6 @@ function Figure({ it, value, onChange, common, optional }: Control & { common: C
         autocomplete="off"
         class="arg-figure"
         onInput={(event) => take(event.currentTarget.value)}
-        onKeyDown={move}
       />
       {far && <p class="arg-about">⚠ So large a number is not exact in a browser: it is sent as {String(value)}.</p>}
     </>
@@ -543,7 +506,6 @@ function Variants({ it, place, value, onChange, label, optional }: Control) {
   return (
     <div class="variants">
       <select
-        class="variant"
         data-testid={`variant-${place.path}`}
         aria-label={`${label}: which kind`}
         value={String(index < 0 ? "" : index)}
@@ -645,51 +607,45 @@ function Items({ it, place, value, onChange, label }: Control) {
           }
           tools={
             <>
-              <button
-                type="button"
-                class="button quiet small"
+              <Button small kind="quiet"
                 disabled={!index}
                 onClick={() => moved(index, index - 1)}
-                aria-label={`${label} ${index + 1}: move up`}
+                label={`${label} ${index + 1}: move up`}
               >
                 ↑
-              </button>
-              <button
-                type="button"
-                class="button quiet small"
+              </Button>
+              <Button small kind="quiet"
                 disabled={index === items.length - 1}
                 onClick={() => moved(index, index + 1)}
-                aria-label={`${label} ${index + 1}: move down`}
+                label={`${label} ${index + 1}: move down`}
               >
                 ↓
-              </button>
-              <button
-                type="button"
-                class="button quiet small"
-                data-testid={`remove-${step(place.path, index)}`}
+              </Button>
+              <Button small kind="quiet"
+                testid={`remove-${step(place.path, index)}`}
                 onClick={() =>
                   set(
                     items.filter((_, at) => at !== index),
                     keys.current.filter((_, at) => at !== index),
                   )
                 }
-                aria-label={`${label} ${index + 1}: remove`}
+                label={`${label} ${index + 1}: remove`}
               >
                 ✕
-              </button>
+              </Button>
             </>
           }
         />
       ))}
       {shown.length < items.length && (
-        <button type="button" class="button plain small" onClick={() => showAll(true)}>
+        <Button small onClick={() => showAll(true)}>
           Show all {items.length}
-        </button>
+        </Button>
       )}
       {rest !== false && (
-        <button type="button" class="button plain small" data-testid={`add-${place.path}`} disabled={items.length >= most} onClick={add}>
+        <Button small testid={`add-${place.path}`} disabled={items.length >= most} onClick={add}>
           + Add {items.length ? "another" : "one"} <span class="unseen">to {plain(short(label, 60))}</span>
-        </button>
+        </Button>
       )}
     </div>
   );
@@ -743,15 +699,13 @@ function Members({ it, place, value, onChange }: { it: Shape; place: Place; valu
           tools={
             <>
               {more === false && <span class="arg-state">not in the schema</span>}
-              <button
-                type="button"
-                class="button quiet small"
-                data-testid={`remove-${step(place.path, key)}`}
+              <Button small kind="quiet"
+                testid={`remove-${step(place.path, key)}`}
                 onClick={() => put(key, undefined)}
-                aria-label={`${key}: remove`}
+                label={`${key}: remove`}
               >
                 ✕
-              </button>
+              </Button>
             </>
           }
         />
@@ -775,9 +729,9 @@ function Members({ it, place, value, onChange }: { it: Shape; place: Place; valu
                 }
               }}
             />
-            <button type="button" class="button plain small" data-testid={`add-key-${place.path}`} disabled={!name || taken} onClick={add}>
+            <Button small testid={`add-key-${place.path}`} disabled={!name || taken} onClick={add}>
               Add key
-            </button>
+            </Button>
             {taken && name && <span class="arg-state">is there already</span>}
           </span>
         )}

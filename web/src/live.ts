@@ -63,8 +63,8 @@ export function open(): void {
     later();
   });
   on<Approval>("approval", (approval) => {
+    for (const listener of [...onApprovals]) listener(approval); // who may want to know whether it waited until now
     took(approval);
-    for (const listener of [...onApprovals]) listener(approval);
   });
   on<Connection[]>("connections", (all) => connections.set(all));
   on<Health>("health", (said) => health.set(said));
@@ -123,7 +123,7 @@ function wait(all: Approval[]): void {
   const asked = all.filter((one) => one.state === "pending");
   const left = asked.filter((one) => one.expires > now());
   const late = asked.filter((one) => !left.includes(one));
-  for (const listener of [...onApprovals]) for (const one of late) listener({ ...one, state: "expired" });
+  for (const listener of [...onApprovals]) for (const one of late) listener({ ...one, state: "expired", at: one.expires });
   waiting.set(left.sort((a, b) => a.created - b.created));
   clearTimeout(expiry);
   const soonest = Math.min(...left.map((one) => one.expires));

@@ -16,5 +16,4 @@ window.addEventListener("hashchange", () => {
   const another = taken(); // a fresh link, opened in a page that is there already
   if (another) void signIn(another);
 });
-render(<App />, document.getElementById("app")!);
-void signIn(code);
+void signIn(code).then(() => render(<App />, document.getElementById("app")!)); // until then: what index.html has

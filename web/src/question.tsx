@@ -6,7 +6,7 @@ import { Failed, said } from "./api-client";
 import { Form } from "./form";
 import { address, Url } from "./result";
 import { initial, isObject, placed, short } from "./schema";
-import { Button, Dialog, Icon, Notice, Shown } from "./ui";
+import { Button, Dialog, Go, Notice, Shown } from "./ui";
 
 export type Answer = { action: "accept" | "decline" | "cancel"; content?: JsonObject };
 
@@ -63,12 +63,9 @@ export function Ask({ question, answer, aside }: Props) {
             </Button>
           )}
           {where?.href && !visited && (
-            <a class="button primary" href={where.href} target="_blank" rel="noopener noreferrer" data-testid="open-url" onClick={() => setVisited(true)}>
-              <Icon name="link" />
-              <span>
-                Open <Shown text={short(where.host, 60)} /> in a new tab
-              </span>
-            </a>
+            <Go to={where.href} kind="primary" icon="link" away testid="open-url" onClick={() => setVisited(true)}>
+              Open <Shown text={short(where.host, 60)} /> in a new tab
+            </Go>
           )}
           {visited && (
             <Button kind="primary" icon="check" testid="question-accept" busy={busy === "accept"} disabled={!!busy} onClick={() => send("accept")}>
@@ -79,9 +76,7 @@ export function Ask({ question, answer, aside }: Props) {
       }
     >
       <div class="stack" ref={box}>
-        <blockquote class="asked">
-          <Shown text={question.message} block />
-        </blockquote>
+        <Shown in="blockquote.asked" text={question.message} block />
         {where ? (
           <>
             <p>It wants you to visit this page. It opens only if you say so:</p>
@@ -89,16 +84,12 @@ export function Ask({ question, answer, aside }: Props) {
             {question.host_shown && (
               <p>
                 The real name of the site is{" "}
-                <strong class="url-host">
-                  <Shown text={question.host_shown} />
-                </strong>
+                <Shown in="strong.url-host" text={question.host_shown} />
               </p>
             )}
             {warnings(question, where.warnings).map((each) => (
               <Notice tone="warn" key={each}>
-                <p>
-                  <Shown text={each} />
-                </p>
+                <Shown in="p" text={each} />
               </Notice>
             ))}
             {visited && (
@@ -123,17 +114,13 @@ export function Ask({ question, answer, aside }: Props) {
         <Notice tone="warn">
           <p>
             Only give this to a server you trust.{" "}
-            <strong>
-              <Shown text={question.server} max={80} />
-            </strong>{" "}
+            <Shown in="strong" text={question.server} max={80} />{" "}
             gets what you answer.{!where && " Never type passwords or keys here."}
           </p>
         </Notice>
         {failed !== null && (
           <Notice tone="bad" title="The answer was not taken">
-            <p>
-              <Shown text={said(failed)} />
-            </p>
+            <Shown in="p" text={said(failed)} />
           </Notice>
         )}
       </div>

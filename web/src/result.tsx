@@ -6,7 +6,7 @@ import type { Block, CallError, Json, Noted, Result } from "./api";
 import { at } from "./api-client";
 import { short } from "./schema";
 import "./tools.css";
-import { bytes, Button, Copy, Dialog, Fold, Icon, JsonTree, Notice, Pill, Shown } from "./ui";
+import { bytes, Button, Copy, Dialog, Fold, Go, Icon, JsonTree, Notice, Pill, Shown } from "./ui";
 
 const FOLDED_LINES = 14;
 const FOLDED_TEXT = 1500;
@@ -18,9 +18,7 @@ export function ResultView({ result, call }: { result: Result; call: string }) {
     <div class={`result ${result.is_error ? "tool-error" : ""}`} data-testid="result" data-kind={result.is_error ? "tool-error" : "ok"}>
       {result.risk && (
         <Notice tone="warn" title="Handle with care" testid="risk">
-          <p>
-            <Shown text={result.risk} />
-          </p>
+          <Shown in="p" text={result.risk} />
         </Notice>
       )}
       {result.is_error && (
@@ -50,31 +48,24 @@ export function ResultView({ result, call }: { result: Result; call: string }) {
 
 /** A call that was not carried out, or of which nothing is known: no answer of the tool. */
 export function Refusal({ error }: { error: CallError }) {
-  const titles: { [kind in CallError["kind"]]: string } = {
-    protocol: "The call was not understood",
-    refused: "The call was refused",
-    transport: "The connection broke",
-    timeout: "No answer in time",
-  };
-  const why: { [kind in CallError["kind"]]: string } = {
-    protocol: "A protocol error: the server answered without running the tool.",
-    refused: "A guard of the server turned it away. The tool was not run.",
-    transport: "Nobody knows whether the tool has run.",
-    timeout: "The tool may still have done something.",
-  };
+  const [title, why] = {
+    protocol: ["The call was not understood", "A protocol error: the server answered without running the tool."],
+    refused: ["The call was refused", "A guard of the server turned it away. The tool was not run."],
+    transport: ["The connection broke", "Nobody knows whether the tool has run."],
+    timeout: ["No answer in time", "The tool may still have done something."],
+    internal: ["The console failed", ""],
+  }[error.kind] ?? [error.kind, ""];
   const stopped = wasCancelled(error);
   const icon = stopped ? "stop" : error.kind === "refused" ? "block" : error.kind === "timeout" ? "clock" : "warn";
   return (
     <div class={stopped ? "refusal stopped" : "refusal"} data-testid="result" data-kind={stopped ? "cancelled" : error.kind} role="alert">
       <p class="refusal-title">
         <Icon name={icon} />
-        <strong>{stopped ? "The call was cancelled" : (titles[error.kind] ?? error.kind)}</strong>
+        <strong>{stopped ? "The call was cancelled" : title}</strong>
         {error.code !== undefined && <Pill icon="wire">JSON-RPC {error.code}</Pill>}
       </p>
-      <p class="refusal-text">
-        <Shown text={error.message} block />
-      </p>
-      {!stopped && <p class="muted">{why[error.kind]}</p>}
+      <Shown in="p.refusal-text" text={error.message} block />
+      {!stopped && <p class="muted">{why}</p>}
       {error.data !== undefined && error.data !== null && <JsonTree value={error.data} open={2} label="More about the error" />}
     </div>
   );
@@ -107,19 +98,13 @@ function Part({ block, download }: { block: Block; download: string }) {
         <section class="result-part">
           <BlockHead kind="link" notes={block.notes} detail={[block.mime, block.size === undefined ? "" : bytes(block.size)].filter(Boolean).join(", ")} />
           <p class="link-name">
-            <strong>
-              <Shown text={block.title || block.name || "a resource"} />
-            </strong>
+            <Shown in="strong" text={block.title || block.name || "a resource"} />
             {block.title && block.name && block.title !== block.name && (
-              <code>
-                <Shown text={block.name} />
-              </code>
+              <Shown in="code" text={block.name} />
             )}
           </p>
           {block.description && (
-            <p>
-              <Shown text={block.description} />
-            </p>
+            <Shown in="p" text={block.description} />
           )}
           <Target uri={block.uri} />
         </section>
@@ -153,9 +138,7 @@ function BlockHead({ kind, notes, detail, extra }: { kind: string; notes?: Noted
     <div class="result-head">
       <span class="result-kind">{kind}</span>
       {detail && (
-        <span class="muted">
-          <Shown text={detail} max={200} />
-        </span>
+        <Shown in="span.muted" text={detail} max={200} />
       )}
       {told.map((each) => (
         <Pill key={each}>
@@ -179,7 +162,7 @@ export function Long({ text, lines = FOLDED_LINES, label = "Text" }: { text: str
         <Shown text={all || !long ? text : `${start}…`} max={70_000} />
       </pre>
       {long && (
-        <Button kind="quiet" small icon={all ? "up" : "down"} onClick={() => setAll(!all)} testid="fold">
+        <Button kind="quiet" small onClick={() => setAll(!all)} testid="fold">
           {all ? "Show less" : `Show all ${text.length.toLocaleString("en")} characters`}
         </Button>
       )}
@@ -197,30 +180,19 @@ function Rest({ block, download }: { block: { bytes: number; cut: boolean }; dow
 
 function Download({ to, size }: { to: string; size: number }) {
   return (
-    <a class="button plain small" href={to} download data-testid="download">
-      <Icon name="download" />
-      <span>Download {bytes(size)}</span>
-    </a>
+    <Go to={to} small icon="download" file testid="download">
+      Download {bytes(size)}
+    </Go>
   );
 }
 
-const PICTURES = /^image\/(png|jpeg|gif|webp)$/;
-const SOUNDS = /^audio\/(wav|x-wav|wave|mpeg|ogg|webm|flac|mp4|aac)$/;
-
 function Media({ block }: { block: Extract<Block, { type: "image" | "audio" }> }) {
   const [broken, setBroken] = useState(false);
-  const known = (block.type === "image" ? PICTURES : SOUNDS).test(block.mime);
   if (broken) return <p class="muted">The browser cannot show it: it is not what it says it is.</p>;
-  if (!block.playable || !known)
+  if (!block.playable)
     return (
       <p class="muted">
-        {known ? (
-          "Not shown: it is too large, or not what it says it is."
-        ) : (
-          <>
-            Not shown: <Shown text={block.mime || "no type"} max={80} /> is not one of the kinds this page plays.
-          </>
-        )}
+        Not shown: <Shown text={block.mime || "no type"} max={80} /> is not a kind this page plays, or it is not what it says it is.
       </p>
     );
   if (block.cut) return <p class="muted">Too large to be shown here.</p>;
@@ -244,20 +216,14 @@ export interface Address {
 
 /** An address as a browser would open it, with the part that says who gets the visit; nothing but web pages opens. */
 export function address(uri: string): Address {
-  let url: URL;
-  try {
-    url = new URL(uri);
-  } catch {
-    return { before: uri, host: "", after: "", warnings: ["This is not an address."], href: "" };
-  }
   const warnings: string[] = [];
-  const web = url.protocol === "https:" || url.protocol === "http:";
-  if (!web)
+  const url = URL.canParse(uri) ? new URL(uri) : null;
+  if (!url || !/^https?:$/.test(url.protocol))
     return {
       before: uri,
       host: "",
       after: "",
-      warnings: [`Only http and https addresses can be opened from here, and this is ${url.protocol.replace(/:$/, "")}.`],
+      warnings: [url ? `Only http and https addresses can be opened from here, and this is ${url.protocol.slice(0, -1)}.` : "This is not an address."],
       href: "",
     };
   if (url.protocol === "http:" && !/^(localhost|127\.|\[::1\])/.test(url.hostname))
@@ -302,10 +268,9 @@ function Target({ uri }: { uri: string }) {
             <>
               <Button onClick={() => ask(false)}>{where.href ? "Stay here" : "Close"}</Button>
               {where.href && (
-                <a class="button primary" href={where.href} target="_blank" rel="noopener noreferrer" data-testid="open-url" onClick={() => ask(false)}>
-                  <Icon name="link" />
-                  <span>Open in a new tab</span>
-                </a>
+                <Go to={where.href} kind="primary" icon="link" away testid="open-url" onClick={() => ask(false)}>
+                  Open in a new tab
+                </Go>
               )}
             </>
           }
@@ -320,9 +285,7 @@ function Target({ uri }: { uri: string }) {
           {where.href && where.href !== uri && (
             <p class="muted">
               It was written as{" "}
-              <code>
-                <Shown text={uri} max={4000} />
-              </code>
+              <Shown in="code" text={uri} max={4000} />
             </p>
           )}
         </Dialog>

@@ -292,7 +292,7 @@ export function variantOf(value: Value, variants: Variant[], root: JsonObject): 
   return best;
 }
 
-const KINDS: { [kind: string]: (value: Value) => boolean } = {
+export const KINDS: { [kind: string]: (value: Value) => boolean } = {
   string: (it) => typeof it === "string",
   number: (it) => typeof it === "number",
   boolean: (it) => typeof it === "boolean",
@@ -359,7 +359,7 @@ export function typeName(given: Json | undefined, root: JsonObject, depth = 0): 
   return (it.kind === "number" ? text(it.schema.type) : it.kind) + or;
 }
 
-const kindOf = (value: Json): string => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
+export const kindOf = (value: Value): string => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
 
 const between = (low: Value, high: Value, noun: string): string[] => {
   const [least, most] = [number(low), number(high)];

@@ -12,36 +12,14 @@ import { now } from "./live";
 const CHIPS = 400; // in one text; what follows is written out as text
 const PILED = /\p{M}{7,}/u; // marks upon marks, as no script has them, would be painted over what is beside them
 const EVERY = new RegExp(`${EACH.source}|(?<piled>${PILED.source})`, "gsu");
-const DIRECTIONS: { [code: number]: string } = {
-  0x200e: "left-to-right mark",
-  0x200f: "right-to-left mark",
-  0x202a: "left-to-right embedding",
-  0x202b: "right-to-left embedding",
-  0x202c: "end of direction",
-  0x202d: "left-to-right override",
-  0x202e: "right-to-left override",
-  0x2066: "left-to-right isolate",
-  0x2067: "right-to-left isolate",
-  0x2068: "isolate",
-  0x2069: "end of isolate",
-  0x200b: "zero-width space",
-  0x200c: "zero-width non-joiner",
-  0x200d: "zero-width joiner",
-  0x2060: "word joiner",
-  0xfeff: "byte order mark",
-  0x1b: "escape",
-};
-
 function nameOf(char: string): string {
   const code = char.codePointAt(0) ?? 0;
   return code < 0xa0 ? `\\x${code.toString(16).padStart(2, "0")}` : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
 function kindOf(char: string): string {
-  const code = char.codePointAt(0) ?? 0;
-  if (DIRECTIONS[code]) return DIRECTIONS[code];
-  if (code < 0xa0) return "control character";
-  return code >= 0xe0000 && code < 0xe0100 ? "tag character" : "invisible character";
+  if (char < "\xa0") return "control character";
+  return /[\u200e\u200f\u202a-\u202e\u2066-\u2069]/.test(char) ? "changes the direction of the text" : "invisible character";
 }
 
 /** Text without anything that acts or hides, for attributes and titles. */
@@ -80,15 +58,17 @@ function pieces(text: string): (string | Chip)[] {
 
 /**
  * Text that came from somewhere else: inert, what hides is visible, its direction is its own, long ones are cut.
- * With `line` it is one line without a button for the rest: for names, in links and in rows.
+ * With `line` it is one line without a button for the rest: for names, in links and in rows. With `in` it stands in an
+ * element of its own: "code", or "p.muted".
  */
-export function Shown({ text, max = 4000, block, line }: { text: string; max?: number; block?: boolean; line?: boolean }) {
+export function Shown({ text, max = 4000, block, line, in: into }: { text: string; max?: number; block?: boolean; line?: boolean; in?: string }) {
   const [all, setAll] = useState(false);
   const cut = !all && text.length > max;
   const begin = cut ? text.slice(0, max) : text;
   const part = line ? begin.replace(/\s+/g, " ") : begin;
   const content = useMemo(() => pieces(part), [part]);
-  return (
+  const [tag, name] = into?.split(".") ?? [];
+  const shown = (
     <bdi class={block ? "shown block" : "shown"}>
       {content.map((piece) =>
         typeof piece === "string" ? (
@@ -110,6 +90,8 @@ export function Shown({ text, max = 4000, block, line }: { text: string; max?: n
       )}
     </bdi>
   );
+  const Tag = tag as "p"; // whatever it is
+  return tag ? <Tag class={name}>{shown}</Tag> : shown;
 }
 
 // Values
@@ -159,7 +141,7 @@ function Branch({ name, value, open }: { name?: string; value: Json; open: numbe
       ? value.slice(0, limit).map((inner, index) => [String(index), inner])
       : Object.entries(value).slice(0, limit);
   return (
-    <div class="tree-branch">
+    <div>
       <button type="button" class="tree-toggle" aria-expanded={shown} onClick={() => setShown(!shown)}>
         <Icon name="chevron" />
         {key}
@@ -330,7 +312,7 @@ export function Clock({ at, exact }: { at: number; exact?: boolean }) {
 
 const PATHS = {
   now: "M1.5 8h3l2-5 3 10 2-5h3",
-  tools: "M10.5 2a3.5 3.5 0 0 0-3.3 4.700L2 11.9 4.1 14l5.2-5.200A3.5 3.5 0 0 0 13.9 5l-2.1 2.1-2-.9-.9-2L11 2.1",
+  tools: "M10.5 2a3.5 3.5 0 0 0-3.3 4.7L2 11.9 4.1 14l5.2-5.2A3.5 3.5 0 0 0 13.9 5l-2.1 2.1-2-.9-.9-2L11 2.1",
   try: "M4.5 2.5v11l8.5-5.5z",
   approve: "M8 1.5 13.5 3.5v4c0 3.5-2.3 6-5.5 7-3.2-1-5.5-3.5-5.5-7v-4zM5.5 8l2 2 3.5-4",
   audit: "M3 2.5h10v11H3zM5.5 5.5h5M5.5 8h5M5.5 10.5h3",
@@ -344,26 +326,21 @@ const PATHS = {
   clock: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M8 4.5V8l2.5 1.5",
   warn: "M8 2 14.5 13.5h-13zM8 6.5v3M8 11.5v.1",
   stop: "M4 4h8v8H4z",
-  ask: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M6.3 6.300A1.7 1.7 0 1 1 8 8.300v.9M8 11.300v.1",
-  block: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M3.8 3.800l8.4 8.4",
+  ask: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M6.3 6.3A1.7 1.7 0 1 1 8 8.3v.9M8 11.3v.1",
+  block: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M3.8 3.8l8.4 8.4",
   chevron: "M6 4l4 4-4 4",
   search: "M7 2.5a4.5 4.5 0 1 0 0 9 4.5 4.5 0 0 0 0-9M10.5 10.5 14 14",
   download: "M8 2v8M4.5 7 8 10.5 11.5 7M2.5 13.5h11",
   link: "M6.5 9.5l3-3M7 4.5l1.5-1.5a3 3 0 0 1 4.5 4.5L11.5 9M9 11.5 7.5 13A3 3 0 0 1 3 8.5L4.5 7",
-  edit: "M2.5 13.5l.8-3L10.5 3.300l2.2 2.2-7.2 7.200zM9 5l2 2",
-  eye: "M1.5 8S4 3.5 8 3.5 14.5 8 14.5 8 12 12.5 8 12.5 1.5 8 1.5 8M8 6a2 2 0 1 0 0 4 2 2 0 0 0 0-4",
-  hidden: "M2 2l12 12M6 4a7 7 0 0 1 2-.5c4 0 6.5 4.5 6.5 4.5a12 12 0 0 1-1.8 2.300M4 5.5A12 12 0 0 0 1.5 8S4 12.5 8 12.5a6 6 0 0 0 2.5-.6",
+  edit: "M2.5 13.5l.8-3L10.5 3.3l2.2 2.2-7.2 7.2zM9 5l2 2",
+  hidden: "M2 2l12 12M6 4a7 7 0 0 1 2-.5c4 0 6.5 4.5 6.5 4.5a12 12 0 0 1-1.8 2.3M4 5.5A12 12 0 0 0 1.5 8S4 12.5 8 12.5a6 6 0 0 0 2.5-.6",
   lock: "M4 7.5h8v6H4zM5.5 7.5V5a2.5 2.5 0 0 1 5 0v2.5",
-  key: "M5 8a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5M7 8.7 13 2.5M10.5 5 12.5 7",
   info: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M8 7.5v3.5M8 5v.1",
   user: "M8 2.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5M3 13.5c.5-2.5 2.5-4 5-4s4.5 1.5 5 4",
-  refresh: "M13.5 8a5.5 5.5 0 1 1-1.8-4.100M13.5 2v3h-3",
+  refresh: "M13.5 8a5.5 5.5 0 1 1-1.8-4.1M13.5 2v3h-3",
   wire: "M2 5.5h11M10 2.5l3 3-3 3M14 11H3M6 8.5 3 11l3 2.5",
   run: "M8 2a6 6 0 1 0 6 6",
   plus: "M8 3v10M3 8h10",
-  minus: "M3 8h10",
-  up: "M4 10l4-4 4 4",
-  down: "M4 6l4 4 4-4",
 } as const;
 
 export type IconName = keyof typeof PATHS;
@@ -378,6 +355,7 @@ export function Icon({ name, size = 16, class: more = "" }: { name: IconName; si
 }
 
 export type Tone = "good" | "warn" | "bad" | "info" | "quiet";
+export const SIGNS: { [tone in Tone]: IconName } = { good: "check", warn: "warn", bad: "cross", info: "info", quiet: "info" };
 
 /** A small word with a sign: never by colour alone. */
 export function Pill({ tone = "quiet", icon, title, testid, children }: { tone?: Tone; icon?: IconName; title?: string; testid?: string; children: ComponentChildren }) {
@@ -416,6 +394,9 @@ const STATES: { [state: string]: [Tone, IconName, string] } = {
   deny: ["bad", "block", "deny"],
   hide: ["quiet", "hidden", "hide"],
   depends: ["info", "info", "depends on the arguments"],
+  changed: ["bad", "warn", "changed"],
+  new: ["warn", "plus", "new"],
+  pinned: ["quiet", "lock", "pinned"],
 };
 
 /** The state or outcome of a call, an approval, a rule: sign and word. */
@@ -456,10 +437,9 @@ export function Empty({ icon = "info", title, children }: { icon?: IconName; tit
 
 /** Something to know before going on. */
 export function Notice({ tone = "info", title, children, testid }: { tone?: Tone; title?: ComponentChildren; children?: ComponentChildren; testid?: string }) {
-  const icons: { [tone in Tone]: IconName } = { good: "check", warn: "warn", bad: "warn", info: "info", quiet: "info" };
   return (
     <div class={`notice ${tone}`} role={tone === "bad" ? "alert" : undefined} data-testid={testid}>
-      <Icon name={icons[tone]} />
+      <Icon name={SIGNS[tone]} />
       <div>
         {title && <p class="notice-title">{title}</p>}
         {children}
@@ -472,9 +452,7 @@ export function Notice({ tone = "info", title, children, testid }: { tone?: Tone
 export function Problem({ of, again }: { of: unknown; again?: () => void }) {
   return (
     <Notice tone="bad" title={of instanceof Failed && of.status === 0 ? "No answer" : "That did not work"} testid="failure">
-      <p>
-        <Shown text={said(of)} />
-      </p>
+      <Shown in="p" text={said(of)} />
       {again && (
         <Button icon="refresh" onClick={again}>
           Try again
@@ -517,6 +495,24 @@ export function Button({ kind = "plain", icon, busy, disabled, small, title, lab
       {busy ? <Icon name="run" class="spin" /> : icon && <Icon name={icon} />}
       {children && <span>{children}</span>}
     </button>
+  );
+}
+
+/** A link that looks like a button. `to` leads elsewhere with `away`, and to a file with `file`. */
+export function Go({ to, icon, kind = "plain", small, away, file, testid, onClick, children }: { to: string; icon?: IconName; kind?: string; small?: boolean; away?: boolean; file?: boolean; testid?: string; onClick?: () => void; children: ComponentChildren }) {
+  return (
+    <a
+      class={`button ${kind} ${small ? "small" : ""}`}
+      href={to}
+      target={away ? "_blank" : undefined}
+      rel={away ? "noopener noreferrer" : undefined}
+      download={file}
+      data-testid={testid}
+      onClick={onClick}
+    >
+      {icon && <Icon name={icon} />}
+      <span>{children}</span>
+    </a>
   );
 }
 
@@ -616,36 +612,10 @@ export function Dialog({ title, onClose, actions, wide, testid, children }: { ti
           <h2 id={id}>{title}</h2>
           <Button kind="quiet" icon="cross" label="Close" onClick={onClose} />
         </div>
-        <div class="dialog-body">{children}</div>
+        <div>{children}</div>
         {actions && <div class="dialog-actions">{actions}</div>}
       </div>
     </dialog>
-  );
-}
-
-/** A name and its control, a hint under it, and what is wrong with it. The control is handed the ids to point at. */
-export function Field({ label, hint, error, required, children }: { label: ComponentChildren; hint?: ComponentChildren; error?: ComponentChildren; required?: boolean; children: (ids: { id: string; "aria-describedby"?: string; "aria-invalid"?: boolean }) => ComponentChildren }) {
-  const id = useId();
-  const notes = [hint && `${id}-hint`, error && `${id}-error`].filter(Boolean).join(" ");
-  return (
-    <div class="field">
-      <label for={id}>
-        {label}
-        {required && <span class="required"> required</span>}
-      </label>
-      {children({ id, "aria-describedby": notes || undefined, "aria-invalid": error ? true : undefined })}
-      {hint && (
-        <p id={`${id}-hint`} class="hint">
-          {hint}
-        </p>
-      )}
-      {error && (
-        <p id={`${id}-error`} class="error">
-          <Icon name="warn" size={12} />
-          {error}
-        </p>
-      )}
-    </div>
   );
 }
 
@@ -662,6 +632,21 @@ export function Panel({ title, extra, class: more = "", testid, children }: { ti
       )}
       {children}
     </section>
+  );
+}
+
+/** The names of columns; those to the right end in ">". */
+export function Head({ of }: { of: string[] }) {
+  return (
+    <thead>
+      <tr>
+        {of.map((name) => (
+          <th key={name} scope="col" class={name.endsWith(">") ? "right" : undefined}>
+            {name.replace(">", "")}
+          </th>
+        ))}
+      </tr>
+    </thead>
   );
 }
 

@@ -15,6 +15,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -23,19 +24,23 @@ from msgspec import MsgspecError
 from msgspec.json import decode
 
 from handrail.config import Console as Settings
-from handrail.console import access, tools
+from handrail.console import access, tools, trying
 from handrail.console.access import CODE_SECONDS, Access, Download, Problem, Request, Session, cookie_name, new_code
+from handrail.console.pins import pins
 from handrail.console.routes import COMMANDS, find
+from handrail.console.shown import Mask
 from handrail.console.streaming import Pulse
+from handrail.console.trying import Try
 from handrail.guards.chain import TrailError
 from handrail.jsonrpc import encode
 from handrail.model import Object
 from handrail.protocol import http
 from handrail.protocol.http import Door, Headers
+from handrail.revisions import Revision
 from handrail.server import Server
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
-from handrail.transports.listen import Address, served
+from handrail.transports.listen import Address, HttpLimits
 from handrail.transports.response import Fields, Receive, Response, Scope, Send
 
 __all__ = ["Console"]
@@ -95,6 +100,7 @@ class Console:
         self.workers = workers
         self.worker = ""  # the name of this process, where there are several
         self.state: dict[str, Any] = {}
+        self.tries: dict[str, Try] = {}
         self.door = Door(self.settings.hosts)
         self.code = new_code()  # of the start link
         self.name = secrets.token_hex(8)  # of this start of the server, the same in all its workers
@@ -106,6 +112,19 @@ class Console:
 
     def clock(self) -> float:
         return self.engine.clock()
+
+    @cached_property
+    def hide(self) -> Mask:
+        """What hides the secrets of this server."""
+        return Mask(self.engine)
+
+    def revision(self, name: str) -> Revision:
+        """The one of this name, or the newest."""
+        offer = self.engine.offer
+        found = offer.handshake.get(name) or offer.stateless.get(name) if name else offer.newest
+        if found is None:
+            raise Problem(400, f"revision: {name[:40]!r} is not one of {', '.join(offer.supported)}")
+        return found
 
     @property
     def link(self) -> str:
@@ -134,6 +153,7 @@ class Console:
         """For as long as the server serves, in one of its processes."""
         async with AsyncExitStack() as self.closing:
             stack = self.closing
+            self.feed.open()
             self.worker = str(os.getpid()) if self.workers > 1 else ""
             self.topics = self._open_topics()
             stack.push_async_callback(self.topics.close)
@@ -147,18 +167,23 @@ class Console:
             if left > 0:  # else this is a worker that was started again
                 await self.access.offer(self.code, self.settings.principal, None, left)
             self.pulse = Pulse(self)
-            await tools.pins(self)  # what changes before anybody has looked is noticed too
+            await pins(self)  # what changes before anybody has looked is noticed too
             hearing = asyncio.Event()
             for task in (self._hear(hearing), self.pulse.run(), self._keep_address()):
                 stack.push_async_callback(_end, asyncio.create_task(task))
             await hearing.wait()
+            await tools.keep_switches(self)
             watcher, loop = self._tools_changed, asyncio.get_running_loop()
             self._loop = loop
             self.engine.catalog.watchers.add(watcher)
             stack.callback(self.engine.catalog.watchers.discard, watcher)
             if self._socket is not None:
-                await stack.enter_async_context(served(self, self._socket, grace=GRACE_SECONDS))
+                from handrail.transports.acceptor import served
+
+                serving = served(self, self._socket, limits=HttpLimits(), grace=GRACE_SECONDS)
+                await stack.enter_async_context(serving)
                 stack.callback(self.pulse.end)  # streams end before connections are waited for
+            stack.push_async_callback(trying.end, self.tries)
             self.ready()
             yield
 

@@ -7,7 +7,7 @@ cookie that no other site can use. The store has only hashes of both.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any, get_args
@@ -83,6 +83,9 @@ class Download(Struct, frozen=True):
     fields: tuple[tuple[bytes, bytes], ...] = ()
 
 
+async def _unnoted(session: Session) -> None: ...
+
+
 class Access:
     """The codes and sessions of one server's console."""
 
@@ -97,8 +100,8 @@ class Access:
         value = encode({"who": who, "roles": None if roles is None else sorted(roles), "server": self._server})
         await self._store.put(_code_key(code), value, ttl=seconds, if_absent=True)
 
-    async def redeem(self, code: str) -> tuple[str, Session]:
-        """The token and the session for a code, which is used up by that."""
+    async def redeem(self, code: str, note: Callable[[Session], Awaitable[None]] = _unnoted) -> tuple[str, Session]:
+        """The token and the session for a code, which is used up by that; if `note` fails, it is not."""
         key = _code_key(code)
         value = await self._store.get(key)
         if value is None or value == _USED:
@@ -119,6 +122,7 @@ class Access:
             began=self._clock(),
             renewed=self._clock(),
         )
+        await note(session)
         used = Put(key, _USED, CODE_SECONDS, if_equals=value)
         if not await self._store.commit([used, Put(_session_key(token), encode(session), SESSION_SECONDS)]):
             raise Problem(403, "This link has just been used")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, Struct, ValidationError, convert
+from msgspec import Struct, ValidationError, convert
 
 from handrail.console.access import Problem, Request, Session
-from handrail.console.shown import Mask, mask_of
+from handrail.console.shown import Mask, title_of
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk, Grant
 from handrail.guards.grants import narrow
 from handrail.guards.inert import MASK
@@ -28,7 +28,7 @@ MAX_SIDE = 2_000  # and in a difference
 
 
 async def view(console: Console, request: Request) -> Object:
-    desk, hide, now = console.gate.desk, mask_of(console), console.gate.desk.now()
+    desk, hide, now = console.gate.desk, console.hide, console.gate.desk.now()
     ours = [each for each in await desk.recent() if each.asked.server == console.gate.name]
     grants = [each for each in await desk.grants() if each.server == console.gate.name and each.until > now]
     return {
@@ -139,7 +139,7 @@ def _why_not(desk: Desk, approval: Approval, session: Session) -> str:
 
 
 async def _card(console: Console, session: Session, approval: Approval) -> Object:
-    desk, hide, asked = console.gate.desk, mask_of(console), approval.asked
+    desk, hide, asked = console.gate.desk, console.hide, approval.asked
     entry = _entry(console, asked)
     shown = hide.value(asked.arguments)
     state = "expired" if approval.state == "pending" and approval.expires <= desk.now() else approval.state
@@ -185,12 +185,8 @@ def _entry(console: Console, asked: Asked) -> Entry | None:
 
 
 def _title(entry: Entry | None, name: str) -> str:
-    tool = None if entry is None else entry.tool
-    if tool is not None and tool.title is not UNSET:
-        return tool.title
-    claimed = None if tool is None or tool.annotations is UNSET else tool.annotations.get("title")
     words = re.sub(r"[_.\s-]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)).strip() or name
-    return claimed if type(claimed) is str and claimed else words[:1].upper() + words[1:]
+    return title_of(entry) or words[:1].upper() + words[1:]
 
 
 def _sentence(title: str, arguments: Object) -> str:
@@ -253,10 +249,10 @@ def _restored(console: Console, approval: Approval, edited: Object) -> tuple[Obj
         raise Problem(409, "The tool is not there any more as it was asked about: only yes and no are left")
     problems: list[Object] = []
     real = approval.asked.arguments
-    made: Object = _unmasked(real, mask_of(console).value(real), edited, "", problems)
+    made: Object = _unmasked(real, console.hide.value(real), edited, "", problems)
     if not problems:
         found = entry.input.problems(made)
-        problems = [{"path": each.path, "text": mask_of(console).text(each.text)} for each in found]
+        problems = [{"path": each.path, "text": console.hide.text(each.text)} for each in found]
     return made, problems
 
 

@@ -6,13 +6,13 @@ import asyncio
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
 from msgspec.json import decode
 
-from handrail.console import auditing, shown
+from handrail.console import auditing
 from handrail.console.access import Download, Problem, Request
+from handrail.console.shown import title_of
 from handrail.engine.call import STAGES
-from handrail.engine.watching import Line, Seen
+from handrail.engine.seen import Line, Seen
 from handrail.guards.inert import one_line
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
@@ -24,10 +24,11 @@ LARGE = 256 * 1024  # bytes that take too long on the loop
 
 
 def row(console: Console, seen: Seen) -> Object:
+    entry = console.engine.catalog.get(seen.tool)
     made: Object = {
         "id": seen.id,
         "tool": seen.tool,
-        "title": _title(console, seen.tool),
+        "title": title_of(entry) or seen.tool,
         "who": seen.who,
         "client": seen.client[:100],
         "revision": seen.revision,
@@ -65,7 +66,7 @@ async def block(console: Console, request: Request) -> Download:
     if seen.result is None:
         raise Problem(404, "This call gave no result")
     try:
-        body, _ = await asyncio.to_thread(shown.block, console, seen.result, index)
+        body = await asyncio.to_thread(console.hide.block, seen.result, index)
     except LookupError as problem:
         raise Problem(404, str(problem)) from None
     return Download(body, "application/octet-stream", f"{seen.tool}-{seen.id}-{index}")
@@ -76,7 +77,7 @@ async def wire(console: Console, request: Request) -> Download:
     lines = _lines(seen)
     if not 0 <= index < len(lines):
         raise Problem(404, f"wire {index}: there are {len(lines)} messages")
-    body = await asyncio.to_thread(shown.whole_wire, console, lines[index][2])
+    body = await asyncio.to_thread(console.hide.whole_wire, lines[index][2])
     return Download(body.encode(), "application/octet-stream", f"{seen.tool}-{seen.id}-wire-{index}.json")
 
 
@@ -111,22 +112,13 @@ def _kept(console: Console, request: Request) -> tuple[Seen, int]:
     return seen, int(index)
 
 
-def _title(console: Console, name: str) -> str:
-    entry = console.engine.catalog.get(name)
-    if entry is None:
-        return name
-    tool = entry.tool
-    hints = {} if tool.annotations is UNSET else tool.annotations
-    return tool.title if tool.title is not UNSET else str(hints.get("title", name))
-
-
 def _progress(console: Console, given: tuple[float, float, float | None, str | None]) -> Object:
     at, done, total, message = given
     made: Object = {"done": done, "at": at}
     if total is not None:
         made["total"] = total
     if message is not None:
-        made["message"] = shown.value(console, str(message))
+        made["message"] = console.hide.small(str(message))
     return made
 
 
@@ -143,7 +135,7 @@ def _story(console: Console, seen: Seen) -> Object:
         "rule": "" if decision is None else decision.rule,
         "why": "" if decision is None else decision.why,
         "agreed": seen.agreed,
-        "arguments": shown.value(console, came if ran is None else ran),
+        "arguments": console.hide.small(came if ran is None else ran),
         "repairs": [
             {"path": each.path, "sent": _said(console, each.sent), "became": _said(console, each.became)}
             for each in seen.repairs
@@ -151,16 +143,16 @@ def _story(console: Console, seen: Seen) -> Object:
         "findings": sorted({f"{each.kind}: {each.rule}" for each in seen.findings}),
         "progress": [_progress(console, each) for each in seen.progress],
         "logs": [{"at": at, "level": level, "text": _said(console, decode(data))} for at, level, data in seen.logs],
-        "wire": [{"at": at, "way": way, **shown.wire(console, text)} for at, way, text in _lines(seen)],
+        "wire": [{"at": at, "way": way, **console.hide.wire(text)} for at, way, text in _lines(seen)],
         "trace": "" if seen.trace is None else seen.trace.trace_id,
     }
     if ran is not None and ran != came:
-        made["sent"] = shown.value(console, came)
+        made["sent"] = console.hide.small(came)
     if seen.result is not None:
-        made["result"] = shown.result(console, seen.result)
+        made["result"] = console.hide.result(seen.result)
     if seen.refusal is not None:
         kind, text = seen.refusal
-        made["refusal"] = {"kind": kind, "text": shown.mask_of(console).cut(text)[0]}
+        made["refusal"] = {"kind": kind, "text": console.hide.cut(text)[0]}
     return made
 
 
@@ -175,7 +167,7 @@ def _arguments(seen: Seen) -> Json:
 
 
 def _said(console: Console, value: Json) -> str:
-    masked = shown.value(console, value)
+    masked = console.hide.small(value)
     return masked if type(masked) is str else one_line(encode(masked).decode(), 10_000)
 
 

@@ -35,10 +35,10 @@ def connections(console: Console) -> list[Object]:
             "since": peer.since,
             "seen": now if is_open else peer.seen,
             "open": is_open,
-            "calls": peer.calls,
+            "calls": calls,
             "worker": console.worker,
         }
-        for peer, is_open in console.feed.connected(streams)
+        for peer, calls, is_open in console.feed.connected(streams)
     ]
 
 

@@ -68,6 +68,7 @@ COMMANDS: dict[str, Command] = {
     "greet": streaming.greet,
     "cancel": calls.stop,
     "switch": tools.switched,
+    "tally": tools.tally,
     "answer": trying.answered,
     "untry": trying.stopped,
 }

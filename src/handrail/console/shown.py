@@ -20,10 +20,10 @@ from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult
 
 if TYPE_CHECKING:
-    from handrail.console import Console
+    from handrail.engine.catalog import Entry
     from handrail.engine.core import Engine
 
-__all__ = ["Mask", "block", "mask_of", "result", "value", "whole_wire", "wire"]
+__all__ = ["Mask", "title_of"]
 
 MAX_TEXT = 64 * 1024  # characters of one text
 MAX_MEDIA = 1024 * 1024  # bytes of one picture or sound
@@ -88,67 +88,55 @@ class Mask:
             return {self._walked(key): self._walked(inner) for key, inner in value.items()}
         return [self._walked(inner) for inner in value] if type(value) is list else value
 
+    # Messages and results
 
-def mask_of(console: Console) -> Mask:
-    made = console.state.get("mask")
-    if not isinstance(made, Mask):
-        made = console.state["mask"] = Mask(console.engine)
-    return made
+    def wire(self, message: bytes) -> Object:
+        """One message as it was on the wire; byte for byte, where nothing in it is secret."""
+        text = self.whole_wire(message)
+        return {"text": text[:MAX_TEXT], "bytes": len(message), "cut": len(text) > MAX_TEXT}
 
+    def whole_wire(self, message: bytes) -> str:
+        text = message.decode("utf-8", "replace")
+        return self.read(text) or self.text(text)
 
-def value(console: Console, given: Json) -> Json:
-    return mask_of(console).small(given)
+    def result(self, given: ToolResult) -> Object:
+        """The `Result` of the page."""
+        blocks = [_block(self, each) for each in given.content]
+        meta = {} if given.meta is UNSET else given.meta
+        risk = meta.get(RISK)
+        made: Object = {
+            "is_error": given.is_error,
+            "blocks": blocks,
+            "risk": given.risk or (str(risk.get("reason", "")) if type(risk) is dict else ""),
+            "bytes": sum(each.get("bytes", 0) for each in blocks),
+        }
+        if given.structured is not UNSET:
+            made["structured"] = self.small(given.structured)
+        if meta:
+            shown = self.small(meta)
+            made["meta"] = shown if type(shown) is dict else {"": shown}
+        return made
 
-
-def wire(console: Console, message: bytes) -> Object:
-    """One message as it was on the wire; byte for byte, where nothing in it is secret."""
-    text = whole_wire(console, message)
-    return {"text": text[:MAX_TEXT], "bytes": len(message), "cut": len(text) > MAX_TEXT}
-
-
-def whole_wire(console: Console, message: bytes) -> str:
-    text, hide = message.decode("utf-8", "replace"), mask_of(console)
-    return hide.read(text) or hide.text(text)
-
-
-def result(console: Console, given: ToolResult) -> Object:
-    """The `Result` of the page."""
-    hide = mask_of(console)
-    blocks = [_block(hide, each) for each in given.content]
-    meta = {} if given.meta is UNSET else given.meta
-    risk = meta.get(RISK)
-    made: Object = {
-        "is_error": given.is_error,
-        "blocks": blocks,
-        "risk": given.risk or (str(risk.get("reason", "")) if type(risk) is dict else ""),
-        "bytes": sum(each.get("bytes", 0) for each in blocks),
-    }
-    if given.structured is not UNSET:
-        made["structured"] = hide.small(given.structured)
-    if meta:
-        shown = hide.small(meta)
-        made["meta"] = shown if type(shown) is dict else {"": shown}
-    return made
-
-
-def block(console: Console, given: ToolResult, index: int) -> tuple[bytes, str]:
-    """All of one block, and its type: for a download. Large texts take a while: not on the loop."""
-    try:
-        found = given.content[index] if index >= 0 else None
-    except IndexError:
-        found = None
-    match found:
-        case Text():
-            return mask_of(console).text(found.text).encode(), "text/plain"
-        case Image() | Audio():
-            return _bytes(found.data), found.mime_type
-        case EmbeddedResource(resource={"blob": blob, **more}):
-            return _bytes(blob), str(more.get("mimeType", ""))
-        case EmbeddedResource(resource=inner):
-            return mask_of(console).text(inner["text"]).encode(), str(inner.get("mimeType", ""))
-        case None:
+    def block(self, given: ToolResult, index: int) -> bytes:
+        """All of one block, for a download. Large texts take a while: not on the loop."""
+        if not 0 <= index < len(given.content):
             raise LookupError(f"block {index}: there are {len(given.content)}")
-    return encode(mask_of(console).value(to_builtins(found))), "application/json"
+        match given.content[index]:
+            case Text(text=text) | EmbeddedResource(resource={"text": text}):
+                return self.text(text).encode()
+            case Image(data=data) | Audio(data=data) | EmbeddedResource(resource={"blob": data}):
+                return b64decode(data) if isinstance(data, str) else bytes(data)
+            case other:
+                return encode(self.value(to_builtins(other)))
+
+
+def title_of(entry: Entry | None) -> str:
+    """What a tool is called, by itself or by its hints; or nothing."""
+    if entry is None:
+        return ""
+    tool = entry.tool
+    hints = {} if tool.annotations is UNSET else tool.annotations
+    return str(hints.get("title") or "") if tool.title is UNSET else tool.title
 
 
 def _block(hide: Mask, given: Block) -> Object:
@@ -182,7 +170,3 @@ def _block(hide: Mask, given: Block) -> Object:
 def _notes(hide: Mask, notes: Json) -> Object:
     known = notes if type(notes) is dict else {}
     return {name: hide.value(known[name]) for name in _NOTES if name in known}
-
-
-def _bytes(data: bytes | str) -> bytes:
-    return b64decode(data) if isinstance(data, str) else bytes(data)

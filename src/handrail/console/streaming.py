@@ -20,7 +20,8 @@ from handrail.console.access import Download, Request
 from handrail.console.calls import row
 from handrail.console.connections import connections, health, merged
 from handrail.engine.minutes import Minute, p95
-from handrail.engine.watching import NEITHER, Seen
+from handrail.engine.seen import Seen
+from handrail.engine.watching import NEITHER
 from handrail.jsonrpc import encode
 from handrail.model import Object
 from handrail.protocol import sse
@@ -151,11 +152,15 @@ def inner(console: Console) -> Object:
     minutes = console.feed.minutes
     recent = [*minutes.past, minutes.now][-RECENT_MINUTES:]
     return {
-        "times": {number: count for number, count in enumerate(minutes.now.times) if count},
+        "times": _times(minutes.now) if console.workers > 1 else {},  # one alone has no need to add them up
         "calls": sum(each.calls for each in recent),
         "errors": sum(each.errors for each in recent),
         "unrecorded": sum(each.unrecorded for each in recent),
     }
+
+
+def _times(given: Minute) -> dict[int, int]:
+    return {number: count for number, count in enumerate(given.times) if count}
 
 
 async def watch(console: Console, data: Object) -> None:
@@ -172,11 +177,8 @@ def _greeting(console: Console) -> Object:
     return {
         "worker": console.worker,
         "tick": tick(console, console.feed.kept[-MAX_FINISHED:]),
-        "inner": inner(console),
-        "minutes": [
-            {**minute(each), "times": {number: count for number, count in enumerate(each.times) if count}}
-            for each in console.feed.minutes.past
-        ],
+        "inner": {**inner(console), "times": _times(console.feed.minutes.now)},
+        "minutes": [{**minute(each), "times": _times(each)} for each in console.feed.minutes.past],
         "connections": connections(console),
     }
 

@@ -1,61 +1,49 @@
 """The tools of a server as one caller finds them, with a reason for whatever that caller does not.
 
-What is listed comes from the wire's own function. What a tool looked like is kept: as `tools.lock` beside the served
-file has it, or else as it was first seen here, until somebody accepts how it is now.
+What is listed comes from the wire's own function.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
+import secrets
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import decode
 
-from handrail.client.icons import safe_icons
+from handrail.client.listing import MAX_DESCRIPTION, safe_icons
 from handrail.client.signature import signature
 from handrail.console.access import Download, Problem, Request
-from handrail.console.shown import mask_of
+from handrail.console.pins import Pins, keeping, pins
+from handrail.console.shown import title_of
 from handrail.engine.catalog import Entry
 from handrail.engine.dispatch import Conversation
+from handrail.engine.watching import Tally
 from handrail.errors import PeerError
-from handrail.guards.changes import Change, changes
 from handrail.guards.inert import inert
 from handrail.guards.limits import ANONYMOUS, LOCAL
-from handrail.guards.lock import Locked, LockError, read_lock
 from handrail.guards.look_alikes import look_alikes
 from handrail.guards.media import trouble
-from handrail.guards.pins import comparable, definition, fingerprint
+from handrail.guards.pins import definition
 from handrail.guards.rates import Rate, Rates
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
 from handrail.revisions import Revision
 from handrail.schema.explain import closest
-from handrail.stores import Put
 
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["accept", "icon", "pins", "switch", "switched", "view", "wire"]
+__all__ = ["accept", "icon", "keep_switches", "switch", "switched", "tally", "view", "wire"]
 
-LOCK = "tools.lock"
+SWITCH = "console-switch:"  # of a tool, among what the workers share: as long as the server runs
+TALLY_SECONDS = 0.5
 BYTES_A_TOKEN = 4  # about: models differ
-MAX_SIDE = 4_000  # characters of one side of a difference
-MAX_CHANGES = 50
-KINDS = {
-    "wording": "wording",
-    "widened": "schema widened",
-    "narrowed": "schema narrowed",
-    "schema": "schema changed",
-    "hint": "new hint",
-    "invisible": "invisible characters",
-    "new": "new",
-    "gone": "gone",
-}
 _ICONS = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -67,19 +55,20 @@ class _Eye(Struct):
 
 
 async def view(console: Console, request: Request) -> Object:
-    eye = _eye(console, request)
+    known = await _all_known(console)
+    eye = _eye(console, request, known)
     answers = _answers(console, eye)
     listed = [each for answer in answers for each in decode(answer)["result"]["tools"]]
     by_name = {str(each["name"]): each for each in listed}
     entries, kept = console.engine.catalog.entries, await pins(console)
     alike = dict(look_alikes(entry.tool.name for entry in entries))
-    tools = [_tool(console, eye, each, by_name.get(each.tool.name), kept, alike) for each in entries]
-    feed, offer = console.feed, console.engine.offer
+    tools = [_tool(console, eye, each, by_name.get(each.tool.name), kept, alike, known) for each in entries]
+    offer = console.engine.offer
     return {
         "as": eye.who.id,
         "scopes": sorted(eye.who.scopes),
         "revision": eye.revision.name,
-        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *console.gate.policy.principals, *feed.principals])],
+        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *console.gate.policy.principals, *known.principals])],
         "revisions": offer.supported,
         "tools": tools,
         "tokens": sum(each["tokens"] for each in tools if each["exposed"]),
@@ -89,7 +78,8 @@ async def view(console: Console, request: Request) -> Object:
 
 async def wire(console: Console, request: Request) -> Download:
     """The answers to `tools/list`, a line each: more than one only if there is more than a page."""
-    return Download(b"\n".join(_answers(console, _eye(console, request))), "text/plain; charset=utf-8")
+    eye = _eye(console, request, await _all_known(console))
+    return Download(b"\n".join(_answers(console, eye)), "text/plain; charset=utf-8")
 
 
 async def switch(console: Console, request: Request) -> Object:
@@ -97,20 +87,29 @@ async def switch(console: Console, request: Request) -> Object:
     if type(on) is not bool:
         raise Problem(400, "on: expected true or false")
     await console.note(request.session, "switched on" if on else "switched off", tool=name)
+    await console.topics.put(SWITCH + name, encode(on))
     await console.command("switch", {"tool": name, "on": on})
     return {}
 
 
 async def switched(console: Console, data: Object) -> None:
     """In every worker."""
-    if any(entry.tool.name == data["tool"] for entry in console.engine.catalog.entries):
-        (console.server.enable if data["on"] else console.server.disable)(data["tool"])
+    console.engine.catalog.switch(data["tool"], data["on"])
+
+
+async def keep_switches(console: Console) -> None:
+    """In a worker that begins after somebody has switched."""
+    after = ""
+    while rows := await console.topics.scan(SWITCH, after=after):
+        for key, on in rows:
+            await switched(console, {"tool": key.removeprefix(SWITCH), "on": decode(on)})
+        after = rows[-1][0]
 
 
 async def accept(console: Console, request: Request) -> Object:
     entry = _known(console, request)
     await console.note(request.session, "accepted", tool=entry.tool.name, fingerprint=entry.fingerprint)
-    await console.store.commit([_keeping(console, entry)])
+    await console.store.commit([keeping(console, entry)])
     await console.publish("tools", {})
     return {}
 
@@ -147,18 +146,13 @@ def _known(console: Console, request: Request) -> Entry:
     return entries[name]
 
 
-def _eye(console: Console, request: Request) -> _Eye:
-    query, offer = request.query, console.engine.offer
+def _eye(console: Console, request: Request, known: _Known) -> _Eye:
+    query = request.query
     name = query.get("as") or request.session.who
-    seen = console.feed.principals.get(name)
-    scopes = seen.scopes if seen is not None else frozenset()
+    scopes = known.principals.get(name, frozenset())
     if query.get("scopes"):
         scopes = frozenset(filter(None, (each.strip() for each in query["scopes"].split(","))))
-    wanted = query.get("revision") or offer.newest.name
-    revision = offer.handshake.get(wanted) or offer.stateless.get(wanted)
-    if revision is None:
-        raise Problem(400, f"revision: {wanted[:40]!r} is not one of {', '.join(offer.supported)}")
-    return _Eye(Principal(name, scopes), revision)
+    return _Eye(Principal(name, scopes), console.revision(query.get("revision", "")))
 
 
 class _Nowhere:
@@ -183,19 +177,65 @@ def _answers(console: Console, eye: _Eye) -> list[bytes]:
         params = _Cursor(cursor)
 
 
+# What workers know of callers and calls
+
+
+class _Known(Struct):
+    """What one of them has seen, or all of them."""
+
+    tools: dict[str, Tally] = {}
+    principals: dict[str, frozenset[str]] = {}  # and their scopes
+
+    def add(self, other: _Known) -> None:
+        for name, tally in other.tools.items():
+            ours = self.tools.setdefault(name, Tally())
+            ours.calls, ours.errors = ours.calls + tally.calls, ours.errors + tally.errors
+            ours.last = max(ours.last, tally.last)
+        self.principals = {**other.principals, **self.principals}
+
+
+async def _all_known(console: Console) -> _Known:
+    """Of all workers; but nobody waits for one that does not answer."""
+    known = _known_here(console)
+    if console.workers == 1:
+        return known
+    known, topic = _Known(), f"console-tally:{secrets.token_hex(8)}"
+    async with console.topics.subscribe(topic) as told:
+        await console.command("tally", {"topic": topic})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TALLY_SECONDS):
+                for _ in range(console.workers):
+                    known.add(decode(await anext(told), type=_Known))
+    return known
+
+
+async def tally(console: Console, data: Object) -> None:
+    await console.topics.publish(data["topic"], encode(_known_here(console)))
+
+
+def _known_here(console: Console) -> _Known:
+    return _Known(console.feed.tools, {who.id: who.scopes for who in console.feed.principals.values()})
+
+
 # One tool
 
 
 def _tool(
-    console: Console, eye: _Eye, entry: Entry, listed: Object | None, kept: Pins, alike: dict[str, str]
+    console: Console,
+    eye: _Eye,
+    entry: Entry,
+    listed: Object | None,
+    kept: Pins,
+    alike: dict[str, str],
+    known: _Known,
 ) -> Object:
     tool, name = entry.tool, entry.tool.name
     claims: Object = {} if tool.annotations is UNSET else tool.annotations
-    tally = console.feed.tools.get(name)
+    tally = known.tools.get(name, Tally())
     size = len(encode(listed if listed is not None else eye.revision.tool(tool)))
     made: Object = {
         "name": name,
-        "title": str((tool.title if tool.title is not UNSET else claims.get("title")) or name),
+        "title": title_of(entry) or name,
         "description": "" if tool.description is UNSET else tool.description,
         "signature": signature(definition(tool)),
         "input_schema": tool.input_schema,
@@ -203,14 +243,14 @@ def _tool(
         "icons": [_icon(each) for each in ([] if tool.icons is UNSET else tool.icons)],
         "tags": sorted(entry.tags),
         "scopes": sorted(entry.scopes),
-        "on": entry.enabled,
+        "on": console.engine.catalog.is_on(entry),
         "exposed": listed is not None,
         "hidden_because": "" if listed is not None else _hidden_because(console, eye, entry),
         "limits": list(_limits(console, eye.who, entry)),
         "tokens": -(-size // BYTES_A_TOKEN),
-        "calls": 0 if tally is None else tally.calls,
-        "errors": 0 if tally is None else tally.errors,
-        "last": 0.0 if tally is None else tally.last,
+        "calls": tally.calls,
+        "errors": tally.errors,
+        "last": tally.last,
         "fingerprint": entry.fingerprint,
         "pin": kept.state(entry),
         "warnings": list(_warnings(entry, alike, console.state.get("lock-flaw", ""))),
@@ -218,12 +258,12 @@ def _tool(
     }
     if tool.output_schema is not UNSET:
         made["output_schema"] = tool.output_schema
-    shown: Object = mask_of(console).definition(made)
+    shown: Object = console.hide.definition(made)
     return shown
 
 
 def _hidden_because(console: Console, eye: _Eye, entry: Entry) -> str:
-    if not entry.enabled:
+    if not console.engine.catalog.is_on(entry):
         return "It is switched off"
     if not entry.shown_to(eye.who.scopes):
         return f"Its author shows it only to callers with the scope {' '.join(sorted(entry.scopes - eye.who.scopes))}"
@@ -268,6 +308,9 @@ def _often(text: str) -> str:
 def _warnings(entry: Entry, alike: dict[str, str], flaw: str) -> Iterator[str]:
     if flaw:
         yield f"What it should be is not known: {flaw}"
+    said = entry.tool.description
+    if said is not UNSET and len(said) > MAX_DESCRIPTION:
+        yield f"Its description has {len(said):,} characters: clients leave out what has over {MAX_DESCRIPTION:,}"
     if (other := alike.get(entry.tool.name)) is not None:
         yield f"Its name can be taken for {other!a}"
     for member, said in definition(entry.tool).items():
@@ -296,89 +339,3 @@ def _icon(given: Json) -> Object:
         why = "drawings in SVG can hold programs" if is_svg else "it is neither a small picture nor an https address"
         return {**made, "why_not": f"Not shown: {why}"}
     return {**made, "src" if source[:5].lower() == "data:" else "from": source}
-
-
-# What tools looked like
-
-
-class Pins:
-    """`locked` counts before what was seen here, unless that was accepted and is how the tool is now."""
-
-    def __init__(
-        self, kept: dict[str, tuple[float, Object]], locked: Locked | None, since: float, now: Revision
-    ) -> None:
-        self._kept = kept
-        self._locked = locked
-        self._since = since
-        self._now = now.name
-
-    def state(self, entry: Entry) -> Object:
-        name = entry.tool.name
-        at, seen = self._kept.get(name, (0.0, None))
-        if seen is not None and fingerprint(seen) == entry.fingerprint:
-            return {"state": "pinned", "since": at, "changes": []}
-        if self._locked is None:
-            was, revision = seen, self._now
-        else:
-            was, at, revision = self._locked.tools.get(name), self._since, self._locked.revision
-        if was is None:
-            return {"state": "new", "since": 0.0, "changes": []}
-        found = changes(*comparable(was, revision, definition(entry.tool), self._now))
-        told = [_change(each) for each in found[:MAX_CHANGES]]
-        return {"state": "changed" if found else "pinned", "since": at, "changes": told}
-
-
-async def pins(console: Console) -> Pins:
-    """What is kept of the tools; the first time, all of them are."""
-    locked, since = _lock(console)
-    prefix, after = _prefix(console), ""
-    mark = prefix.replace("tool", "tools", 1)
-    if locked is None and await console.store.get(mark) is None:
-        seen = (_keeping(console, entry) for entry in console.engine.catalog.entries)
-        await console.store.commit([Put(mark, b"", if_absent=True), *seen])
-    kept: dict[str, tuple[float, Object]] = {}
-    while rows := await console.store.scan(prefix, after=after):
-        kept |= {key[len(prefix) :]: tuple(decode(raw)) for key, raw in rows}
-        after = rows[-1][0]
-    return Pins(kept, locked, since, console.engine.offer.newest)
-
-
-def _keeping(console: Console, entry: Entry) -> Put:
-    return Put(_prefix(console) + entry.tool.name, encode([console.clock(), definition(entry.tool)]))
-
-
-def _prefix(console: Console) -> str:
-    """Several servers may share a store, and a name."""
-    return f"console-tool:{sha256(encode([console.server.name, str(console.source)])).hexdigest()[:16]}:"
-
-
-def _lock(console: Console) -> tuple[Locked | None, float]:
-    """What the lock beside the served file says of this server, if there is one, and since when."""
-    path = None if console.source is None else console.source.parent / LOCK
-    if path is None or not path.is_file():
-        return None, 0.0
-    stamp = path.stat().st_mtime
-    known: tuple[Locked | None, float] | None = console.state.get("lock")
-    if known is None or known[1] != stamp:
-        console.state["lock-flaw"] = ""
-        try:
-            servers = read_lock(path)
-            alone = next(iter(servers.values())) if len(servers) == 1 else None
-            known = servers.get(console.server.name) or alone, stamp
-        except LockError as problem:  # then nothing is as somebody agreed to
-            console.state["lock-flaw"] = str(problem)
-            known = Locked("", "", {}), stamp
-        console.state["lock"] = known
-    return known
-
-
-def _change(change: Change) -> Object:
-    sides = {side: _side(getattr(change, side)) for side in ("before", "after")}
-    return {"kind": KINDS.get(change.kind, change.kind), "path": change.path, **sides}
-
-
-def _side(value: Json) -> str:
-    if value is UNSET:
-        return ""
-    text = value if type(value) is str else json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-    return text if len(text) <= MAX_SIDE else text[: MAX_SIDE - 1] + "…"

@@ -8,9 +8,10 @@ is in the store, and whoever takes it from there was first.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,8 +24,7 @@ from handrail.client.client import Client
 from handrail.client.consent import allow
 from handrail.client.flight import Clocks, Log, Progress
 from handrail.client.results import CallResult
-from handrail.console import shown
-from handrail.console.access import Problem, Request
+from handrail.console.access import MOST_SECONDS, Problem, Request
 from handrail.errors import CallTimeout, InvalidResult, Kind, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.look_alikes import look_alikes
 from handrail.jsonrpc import encode
@@ -33,13 +33,16 @@ from handrail.revisions import Revision
 from handrail.revisions.base import LOG_LEVEL
 from handrail.schema.compile import compile_schema
 from handrail.server import Server
+from handrail.stores import StoreError
 from handrail.transports.memory import Channel
 
 if TYPE_CHECKING:
     from handrail.console import Console
     from handrail.engine.catalog import Entry
 
-__all__ = ["answer", "answered", "begin", "cancel", "check", "stopped"]
+__all__ = ["Try", "answer", "answered", "begin", "cancel", "check", "end", "stopped"]
+
+log = logging.getLogger("handrail")
 
 MAX_TRIES, MAX_TRIES_EACH = 32, 8
 MAX_SECONDS = 900.0
@@ -72,14 +75,17 @@ async def check(console: Console, request: Request) -> Object:
 
 async def begin(console: Console, request: Request) -> Object:
     said, revision = _read(console, request)
-    tries, session = _tries(console), request.session
+    tries, session = console.tries, request.session
     mine = [each for each in tries.values() if each.session == session.key]
     if len(mine) >= MAX_TRIES_EACH or len(tries) >= MAX_TRIES:
         raise Problem(429, f"{len(mine)} tries of yours are under way: wait for one, or cancel it")
-    made = _Try(console, session.key, Principal(session.who))
+    left = session.began + MOST_SECONDS - console.clock()  # of a session that is used only its week can run out
+    made = Try(console, session.key, Principal(session.who), min(MAX_SECONDS, left))
     tries[made.id] = made
     try:
         await console.store.put(made.key, session.key.encode(), ttl=MAX_SECONDS)
+        if await console.access.session(request.token) is None:
+            raise Problem(401, "You have signed out")
     except BaseException:
         del tries[made.id]
         raise
@@ -118,16 +124,17 @@ async def cancel(console: Console, request: Request) -> Object:
 
 async def answered(console: Console, data: Object) -> None:
     """In every worker: the one that waits for the answer goes on."""
-    found = _tries(console).get(data["id"])
+    found = console.tries.get(data["id"])
     waiting = None if found is None else found.waiting.get(data["key"])
     if waiting is not None and not waiting.done():
         waiting.set_result(data["said"])
 
 
 async def stopped(console: Console, data: Object) -> None:
-    found = _tries(console).get(data["id"])
-    if found is not None and found.task is not None:
-        found.task.cancel()
+    """One try, or all of a session that has ended."""
+    for each in console.tries.values():
+        if each.task is not None and data in ({"id": each.id}, {"session": each.session}):
+            each.task.cancel()
 
 
 async def _own(console: Console, request: Request) -> str:
@@ -143,12 +150,7 @@ def _read(console: Console, request: Request) -> tuple[_Tried, Revision]:
         said = convert(request.body, _Tried)
     except ValidationError as problem:
         raise Problem(400, f"A try names a tool, its arguments and a revision: {problem}") from None
-    offer = console.engine.offer
-    name = said.revision or offer.newest.name
-    revision = offer.handshake.get(name) or offer.stateless.get(name)
-    if revision is None:
-        raise Problem(400, f"revision: {name[:40]!r} is not one of {', '.join(offer.supported)}")
-    return said, revision
+    return said, console.revision(said.revision)
 
 
 def _entry(console: Console, name: str, who: Principal, revision: Revision) -> Entry:
@@ -159,15 +161,7 @@ def _entry(console: Console, name: str, who: Principal, revision: Revision) -> E
     return entry
 
 
-def _tries(console: Console) -> dict[str, _Try]:
-    known: dict[str, _Try] | None = console.state.get("tries")
-    if known is None:
-        known = console.state["tries"] = {}
-        console.closing.push_async_callback(_end, known)
-    return known
-
-
-async def _end(tries: dict[str, _Try]) -> None:
+async def end(tries: dict[str, Try]) -> None:
     tasks = [each.task for each in tries.values() if each.task is not None]
     for task in tasks:
         task.cancel()
@@ -192,13 +186,14 @@ class _Door(Struct):
         return Channel(self.server.engine, self.who, self.address)
 
 
-class _Try:
+class Try:
     """One call, from the page and back."""
 
-    def __init__(self, console: Console, session: str, who: Principal) -> None:
+    def __init__(self, console: Console, session: str, who: Principal, seconds: float) -> None:
         self.id = secrets.token_hex(6)
         self.key = f"console-try:{self.id}"
         self.session = session
+        self.seconds = seconds  # it may take
         self.task: asyncio.Task[None] | None = None
         self.waiting: dict[str, asyncio.Future[Json]] = {}
         self._console = console
@@ -210,7 +205,7 @@ class _Try:
         try:
             async for event in self._events(said, revision):
                 if isinstance(event, CallResult):
-                    told["result"] = await asyncio.to_thread(shown.result, self._console, event.result)
+                    told["result"] = await asyncio.to_thread(self._console.hide.result, event.result)
                 else:
                     await self._tell(event)
         except PeerError as problem:
@@ -218,16 +213,24 @@ class _Try:
         except asyncio.CancelledError:
             text = "Cancelled: whether the tool had done something already is not known"
             told["error"] = {"kind": "refused", "message": text}
+        except Exception:  # whoever waits at the page must hear that it is over
+            log.exception("console: a try of %.100r failed", said.tool)
+            text = "The console failed, and what became of the call is not known: look for it under Now and Audit, then"
+            told["error"] = {"kind": "internal", "message": f"{text} try again. The server's log says why"}
         call = self._call
         done = {"kind": "done", "seconds": loop.time() - began, "call": "" if call is None else call.id, **told}
-        await self._publish(done)
-        await self._console.store.delete(self.key)
+        try:
+            await self._publish(done)
+            await self._console.store.delete(self.key)
+        except StoreError as problem:  # the page does not hear of it; what is kept ends by its time
+            log.error("console: the end of a try cannot be told: %s", problem)
 
     async def _events(self, said: _Tried, revision: Revision) -> AsyncIterator[Progress | Log | CallResult]:
+        seconds = self.seconds
         client = Client(
             self._door,
             revision=revision.name,
-            timeout=Clocks(first=MAX_SECONDS, idle=MAX_SECONDS, total=MAX_SECONDS),
+            timeout=Clocks(first=seconds, idle=seconds, total=seconds),
             trusted=True,
             confirm=allow,  # whoever pressed the button
             elicit=self._ask,
@@ -257,7 +260,7 @@ class _Try:
         return next((seen for seen in reversed(known) if seen.address == address), None)
 
     async def _tell(self, event: Progress | Log) -> None:
-        hide = shown.mask_of(self._console)
+        hide = self._console.hide
         if isinstance(event, Log):
             text = event.data if type(event.data) is str else encode(event.data).decode()
             await self._publish({"kind": "log", "level": event.level, "text": hide.cut(text)[0]})
@@ -277,14 +280,15 @@ class _Try:
             return await self.waiting[key]
         finally:
             del self.waiting[key]
-            await self._console.store.delete(stored)
+            with suppress(StoreError):
+                await self._console.store.delete(stored)
 
     async def _publish(self, event: Object) -> None:
         await self._console.publish("try", {"id": self.id, **event}, to=self.session)
 
     def _error(self, problem: PeerError) -> Object:
         """What a guard refused is not what broke the protocol, though both are told as errors."""
-        hide, seen = shown.mask_of(self._console), self._call
+        hide, seen = self._console.hide, self._call
         made: Object = {"message": hide.text(problem.text)}
         match problem:
             case InvalidResult(sent=Sent.NO):  # the definition is wrong, not what came of a call

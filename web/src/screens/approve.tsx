@@ -6,11 +6,11 @@ import type { Approval, ApprovalsView, Checked, Difference, Grant, Json, JsonObj
 import { at, Failed, get, may, post, said } from "../api-client";
 import { Cell, use } from "../cell";
 import { compared } from "../diff";
-import { type Draft, drafted, Editor, Problems, useChecked } from "../form";
-import { grantsChanged, now, onApproval, waiting } from "../live";
+import { type Draft, drafted, Editor, useChecked } from "../form";
+import { grantsChanged, onApproval, waiting } from "../live";
 import { Long } from "../result";
 import { go, link, route } from "../route";
-import { isObject, placed, short } from "../schema";
+import { isObject, kindOf, placed, short } from "../schema";
 import "../approve.css";
 import {
   Ago,
@@ -35,23 +35,23 @@ import {
   useKeys,
 } from "../ui";
 import { Side } from "./tools";
+import { Judged } from "./try";
 
 const MAX_CARDS = 50;
 const REASONS = ["wrong target", "suspicious arguments", "not now"];
-const HOURS: [seconds: number, word: string][] = [
-  [3600, "1 hour"],
-  [8 * 3600, "8 hours"],
-  [86400, "1 day"],
-  [7 * 86400, "7 days"],
-  [30 * 86400, "30 days"],
-];
+const HOURS = [1, 8, 24, 7 * 24, 30 * 24].map((hours) => hours * 3600); // that a yes may be remembered
 
 // Cards that were decided while somebody looked stay where they are, as their verdict.
 const decided = new Cell<Approval[]>([]);
 
 function settle(approval: Approval): void {
-  const others = decided.value.filter((each) => each.id !== approval.id);
-  decided.set(approval.state === "pending" ? others : [...others, approval].slice(-MAX_CARDS));
+  const known = decided.value.find((each) => each.id === approval.id);
+  if (known?.state === "consumed") return; // the answer to a decision may come after what follows from it
+  const others = decided.value.filter((each) => each !== known);
+  // A yes that is used later than it was put away does not come back as a card: what was decided is listed anew.
+  // One that was decided and used at once has no card as decided yet: it waits until now.
+  if (approval.state === "consumed" && !known && !waiting.value.some((each) => each.id === approval.id)) grantsChanged.set(grantsChanged.value + 1);
+  else decided.set(approval.state === "pending" ? others : [...others, approval].slice(-MAX_CARDS));
 }
 
 export function Approve() {
@@ -125,10 +125,7 @@ export function Approve() {
           </Button>
         )}
         <span class="keys-hint muted" aria-hidden="true">
-          <kbd>J</kbd>
-          <kbd>K</kbd> move <kbd>A</kbd>
-          <kbd>Enter</kbd> yes <kbd>D</kbd>
-          <kbd>Enter</kbd> no <kbd>E</kbd> edit
+          J K to move, A Enter yes, D Enter no, E edit
         </span>
       </div>
       {failure !== undefined && <Problem of={failure} again={again} />}
@@ -213,15 +210,14 @@ interface CardProps {
 }
 
 function Card({ it, current, opened, editing, edit, longest, keep, after }: CardProps) {
-  const late = useLate(it);
   const box = useRef<HTMLElement>(null);
   const [note, setNote] = useState("");
   const [remembering, setRemembering] = useState(false);
-  const [seconds, setSeconds] = useState(HOURS[0]![0]);
+  const [seconds, setSeconds] = useState(HOURS[0]!);
   const [busy, setBusy] = useState("");
   const [failed, setFailed] = useState<unknown>(null);
   const [draft, setDraft] = useState<Draft>(() => drafted(it.arguments));
-  const open = it.state === "pending" && !late;
+  const open = it.state === "pending";
   const height = useRef(0); // a card that is decided stays as high as it was: nothing moves under a pointer
   useLayoutEffect(() => {
     if (opened) box.current?.scrollIntoView({ block: "nearest" });
@@ -251,13 +247,13 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
   const names = [...new Set([...Object.keys(it.arguments), ...differences.map((each) => each.name)])];
   const itself = differences.find((each) => each.name === "(the tool itself)");
   const narrow = it.suggestions.filter((each) => Object.keys(each.matching).length); // the others are what stands below them
-  const durations = HOURS.filter(([each]) => each <= longest);
+  const durations = HOURS.filter((each) => each <= longest);
   return (
     <article
       class={`card ${open ? "open" : "closed"} ${current && open ? "current" : ""}`}
       id={`card-${it.id}`}
       data-testid={`card-${it.id}`}
-      data-state={late ? "expired" : it.state}
+      data-state={it.state}
       tabIndex={-1}
       ref={box}
       style={open || !seen || !keep ? undefined : { minHeight: `${height.current}px` }}
@@ -268,19 +264,15 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
       <header class="card-head">
         <h2 id={`title-${it.id}`}>
           <Shown text={it.title || it.tool} max={100} />{" "}
-          <code>
-            <Shown text={it.tool} max={100} />
-          </code>
+          <Shown in="code" text={it.tool} max={100} />
         </h2>
         <span class="muted">
           on <Shown text={it.server} max={60} />
         </span>
-        <span class="push">{open ? <Left it={it} /> : <State of={late && it.state === "pending" ? "expired" : it.state} testid={`state-${it.id}`} />}</span>
+        <span class="push">{open ? <Countdown until={it.expires} /> : <State of={it.state} testid={`state-${it.id}`} />}</span>
       </header>
       {it.sentence && (
-        <p class="effect">
-          <Shown text={it.sentence} max={600} />
-        </p>
+        <Shown in="p.effect" text={it.sentence} max={600} />
       )}
       <Body open={seen}>
         <dl class="card-facts">
@@ -288,9 +280,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
             <dt>Asks because</dt>
             <dd>
               {it.rule && (
-                <strong>
-                  <Shown text={it.rule} max={120} />
-                </strong>
+                <Shown in="strong" text={it.rule} max={120} />
               )}
               {it.rule && it.why ? ": " : ""}
               <Shown text={it.why} max={400} />
@@ -299,9 +289,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
           <div>
             <dt>Who</dt>
             <dd>
-              <strong>
-                <Shown text={it.who} max={120} />
-              </strong>
+              <Shown in="strong" text={it.who} max={120} />
               {it.client && (
                 <>
                   {" "}
@@ -365,19 +353,15 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
           </>
         )}
       </Body>
-      {!open && <Verdict it={it} late={late} />}
+      {!open && <Verdict it={it} />}
       {failed !== null && (
         <Notice tone="bad" title="That was not taken" testid={`failed-${it.id}`}>
-          <p>
-            <Shown text={said(failed)} />
-          </p>
+          <Shown in="p" text={said(failed)} />
         </Notice>
       )}
       {open && !it.may && (
         <Notice tone="info" title="You cannot decide this one">
-          <p>
-            <Shown text={it.why_not || "It needs the role approve."} />
-          </p>
+          <Shown in="p" text={it.why_not || "It needs the role approve."} />
         </Notice>
       )}
       {open && it.may && !editing && (
@@ -461,9 +445,9 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
                 <label class="row">
                   <span class="muted">for</span>
                   <select data-testid={`duration-${it.id}`} value={String(seconds)} onChange={(event) => setSeconds(Number(event.currentTarget.value))}>
-                    {(durations.length ? durations : [[longest, duration(longest)] as [number, string]]).map(([each, word]) => (
+                    {(durations.length ? durations : [longest]).map((each) => (
                       <option value={String(each)} key={each}>
-                        {word}
+                        {each % 3600 ? duration(each) : each % 86400 ? many(each / 3600, "hour") : many(each / 86400, "day")}
                       </option>
                     ))}
                   </select>
@@ -495,20 +479,19 @@ function Body({ open, children }: { open: boolean; children: ComponentChildren }
   );
 }
 
-function Verdict({ it, late }: { it: Approval; late: boolean }) {
-  if (it.state === "pending" && late) return <p class="outcome-line">Nobody decided in time.</p>;
+function Verdict({ it }: { it: Approval }) {
   const edited = it.edited ? " with other arguments" : "";
   return (
     <p class="outcome-line" data-testid={`verdict-${it.id}`}>
       {it.by ? (
         <>
           {it.state === "denied" ? "Denied" : it.state === "cancelled" ? "Cancelled" : `Approved${edited}`} by{" "}
-          <strong>
-            <Shown text={it.by} max={80} />
-          </strong>
+          <Shown in="strong" text={it.by} max={80} />
         </>
+      ) : it.state === "cancelled" ? (
+        "Its call was cancelled: there is nothing left to decide. It ended"
       ) : (
-        "Decided"
+        "Nobody decided in time. It ended"
       )}
       {it.at > 0 && (
         <>
@@ -525,46 +508,11 @@ function Verdict({ it, late }: { it: Approval; late: boolean }) {
   );
 }
 
-/** Whether its time is over, as soon as it is. */
-function useLate(it: Approval): boolean {
-  const [late, setLate] = useState(() => it.expires <= now());
-  useEffect(() => {
-    const rest = it.expires - now();
-    setLate(rest <= 0);
-    if (rest <= 0 || it.state !== "pending") return undefined;
-    const timer = setTimeout(() => setLate(true), Math.min(rest * 1000, 2 ** 31 - 1));
-    return () => clearTimeout(timer);
-  }, [it.expires, it.state]);
-  return late;
-}
-
-function Left({ it }: { it: Approval }) {
-  const [part, setPart] = useState(1);
-  useEffect(() => {
-    const tick = () => setPart(Math.max(0, (it.expires - now()) / Math.max(1, it.expires - it.created)));
-    tick();
-    const timer = setInterval(tick, 1000);
-    return () => clearInterval(timer);
-  }, [it.expires]);
-  return (
-    <span class={`time-left ${part < 0.2 ? "soon" : ""}`}>
-      <Icon name="clock" size={12} /> <Countdown until={it.expires} />
-      <span class="time-bar" aria-hidden="true">
-        <span style={{ transform: `scaleX(${part})` }} />
-      </span>
-    </span>
-  );
-}
-
-const kindOf = (value: Json): string => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
-
 function Given({ name, value, differs }: { name: string; value: Json | undefined; differs?: Difference }) {
   return (
     <div class={differs ? "differs" : ""} data-testid={`given-${name}`}>
       <dt>
-        <code>
-          <Shown text={name} max={200} />
-        </code>
+        <Shown in="code" text={name} max={200} />
         {differs ? (
           <span class="must">{differs.before === undefined ? "new" : differs.after === undefined ? "left out" : "differs"}</span>
         ) : (
@@ -609,24 +557,10 @@ function Edit({ it, draft, setDraft, busy, disabled, done, approve, problems }: 
   useLayoutEffect(() => box.current?.querySelector<HTMLElement>("input, select, textarea")?.focus(), []);
   const wrong = placed(checked ? checked.problems : problems);
   return (
-    <div class="stack edit" ref={box} onKeyDown={(event) => event.key === "Escape" && (done(), focusCard(it.id))}>
+    <div class="stack" ref={box} onKeyDown={(event) => event.key === "Escape" && (done(), focusCard(it.id))}>
       <h3>Change the arguments, then approve. The caller is told that they were changed.</h3>
       <Editor schema={it.schema ?? { type: "object" }} draft={draft} onChange={setDraft} problems={wrong} testid={`edit-form-${it.id}`} />
-      {checked && !checked.valid && (
-        <div class="judged">
-          <Problems of={wrong} />
-        </div>
-      )}
-      {checked?.valid && (
-        <p class="judged is-good" data-testid={`checked-${it.id}`}>
-          <Icon name="check" /> Fits the schema.{" "}
-          {checked.verdict && (
-            <>
-              <span class="muted">The rules say</span> <State of={checked.verdict} />
-            </>
-          )}
-        </p>
-      )}
+      <Judged checked={checked} checking={checking} problems={wrong} broken={draft.broken} testid={`checked-${it.id}`} />
       <div class="row">
         <Button
           kind="primary"
@@ -662,12 +596,8 @@ function Past({ it, open }: { it: Approval; open: boolean }) {
         title={
           <span class="row tight">
             <State of={it.state} />
-            <strong>
-              <Shown text={short(it.title || it.tool, 80)} />
-            </strong>
-            <code>
-              <Shown text={short(it.tool, 80)} />
-            </code>
+            <Shown in="strong" text={short(it.title || it.tool, 80)} />
+            <Shown in="code" text={short(it.tool, 80)} />
             <span class="muted">
               for <Shown text={short(it.who, 60)} />
               {it.at > 0 && (
@@ -680,10 +610,8 @@ function Past({ it, open }: { it: Approval; open: boolean }) {
         }
       >
         <div class="stack">
-          <p>
-            <Shown text={it.sentence} max={600} />
-          </p>
-          <Verdict it={it} late />
+          <Shown in="p" text={it.sentence} max={600} />
+          <Verdict it={it} />
           <JsonTree value={it.arguments} open={2} label="Arguments" />
         </div>
       </Fold>
@@ -695,7 +623,7 @@ function Grants({ of }: { of: Grant[] }) {
   if (!of.length) return null;
   return (
     <Panel title={`Remembered (${of.length})`}>
-      <ul class="grants">
+      <ul>
         {of.map((each) => (
           <Granted key={each.id} it={each} />
         ))}
@@ -704,16 +632,7 @@ function Grants({ of }: { of: Grant[] }) {
   );
 }
 
-const WORDS: { [test: string]: string } = {
-  is: "is",
-  at_most: "is at most",
-  at_least: "is at least",
-  under: "is under",
-  over: "is over",
-  matches: "matches",
-  in: "is one of",
-  present: "is given",
-};
+const WORDS: { [test: string]: string } = { is: "is", matches: "matches", in: "is one of", present: "is given" };
 
 function Granted({ it }: { it: Grant }) {
   const [revoke, busy] = useAction(async () => {
@@ -723,7 +642,7 @@ function Granted({ it }: { it: Grant }) {
   const loose = Object.entries(it.matching).map(
     ([name, tests]) =>
       `${name} ${Object.entries(tests)
-        .map(([test, value]) => `${WORDS[test] ?? test.replace(/_/g, " ")} ${JSON.stringify(value)}`)
+        .map(([test, value]) => `${WORDS[test] ?? `is ${test.replace("_", " ")}`} ${JSON.stringify(value)}`)
         .join(" and ")}`,
   );
   const firm = Object.entries(it.arguments)
@@ -733,13 +652,9 @@ function Granted({ it }: { it: Grant }) {
     <li class="grant" data-testid={`grant-${it.id}`}>
       <div class="grow">
         <p>
-          <strong>
-            <Shown text={it.who} max={80} />
-          </strong>{" "}
+          <Shown in="strong" text={it.who} max={80} />{" "}
           may call{" "}
-          <code>
-            <Shown text={it.tool} max={80} />
-          </code>{" "}
+          <Shown in="code" text={it.tool} max={80} />{" "}
           {loose.length + firm.length ? "when" : "without arguments"} <Shown text={[...loose, ...firm].join(", ")} max={160} />
         </p>
         <p class="muted fine">

@@ -5,7 +5,7 @@ import { asking, at, get, said } from "../api-client";
 import { use } from "../cell";
 import { totals } from "../live";
 import { go, link, type Route } from "../route";
-import { Button, clock, Clock, Copy, count, Empty, Icon, JsonTree, many, Notice, Panel, Pill, plain, Problem, Shown, State, useData } from "../ui";
+import { Button, clock, Clock, Copy, count, Empty, Go, Head, Icon, type IconName, JsonTree, many, Notice, Panel, Pill, plain, Problem, Shown, State, type Tone, useData } from "../ui";
 import "./audit.css";
 import "./table.css";
 
@@ -42,14 +42,11 @@ export function Audit({ route }: { route: Route }) {
             <Shown text={data.file.split("/").at(-1) ?? ""} max={60} line />
           </span>
         </p>
-        <a class="button export" href={asking(at("audit", "export"), { format: "jsonl", ...filter })} download data-testid="export-jsonl">
-          <Icon name="download" />
-          <span>JSONL</span>
-        </a>
-        <a class="button export" href={asking(at("audit", "export"), { format: "csv", ...filter })} download data-testid="export-csv">
-          <Icon name="download" />
-          <span>CSV</span>
-        </a>
+        {["jsonl", "csv"].map((format) => (
+          <Go key={format} to={asking(at("audit", "export"), { format, ...filter })} kind="export" icon="download" file testid={`export-${format}`}>
+            {format.toUpperCase()}
+          </Go>
+        ))}
       </div>
       <Badge />
       <Filters filter={filter} change={change} />
@@ -62,25 +59,19 @@ export function Audit({ route }: { route: Route }) {
 /** Whether the chain holds: nothing was changed, left out or put in. */
 function Badge() {
   const { data, failure, loading, again } = useData<Verdict>((signal) => get(at("audit", "verify"), {}, signal), []);
-  const tone = loading ? "quiet" : failure ? "warn" : data?.ok ? "good" : "bad";
+  const [tone, icon, word]: [Tone, IconName, string] = loading
+    ? ["quiet", "run", "Checking…"]
+    : failure
+      ? ["warn", "warn", "Not checked"]
+      : data!.ok
+        ? ["good", "check", "Chain verified"]
+        : ["bad", "cross", "Chain broken"];
   return (
     <div class={`integrity ${tone}`}>
       <span data-testid="badge" data-ok={loading ? "" : String(!!data?.ok && !failure)} class="integrity-badge">
-        {loading ? (
-          <Pill icon="run">Checking…</Pill>
-        ) : failure ? (
-          <Pill tone="warn" icon="warn">
-            Not checked
-          </Pill>
-        ) : data!.ok ? (
-          <Pill tone="good" icon="check">
-            Chain verified
-          </Pill>
-        ) : (
-          <Pill tone="bad" icon="cross">
-            Chain broken
-          </Pill>
-        )}
+        <Pill tone={tone} icon={icon}>
+          {word}
+        </Pill>
       </span>
       <p class="grow">
         {loading ? (
@@ -242,20 +233,7 @@ function Records({ first, filter, loading, again, filtered, change }: { first: A
       </div>
       {all.length ? (
         <table class="cards records">
-          <thead>
-            <tr>
-              <th scope="col" class="right">
-                No.
-              </th>
-              <th scope="col">Time</th>
-              <th scope="col">Event</th>
-              <th scope="col">Tool</th>
-              <th scope="col">Who</th>
-              <th scope="col">Outcome</th>
-              <th scope="col">Rule</th>
-              <th scope="col">Call</th>
-            </tr>
-          </thead>
+          <Head of={["No.>", "Time", "Event", "Tool", "Who", "Outcome", "Rule", "Call"]} />
           <tbody>
             {all.map((record) => (
               <Entry key={record.number} of={record} change={change} />
@@ -300,25 +278,15 @@ function Entry({ of, change }: { of: AuditRecord; change: (to: Partial<Filter>) 
         <td>
           <Clock at={of.time} exact />
         </td>
-        <td>
-          <button type="button" class="pick" onClick={() => change({ event: of.event })}>
-            <Shown text={of.event} max={40} line />
-          </button>
-        </td>
-        <td data-label="Tool">
-          {of.tool && (
-            <button type="button" class="pick" onClick={() => change({ tool: of.tool })}>
-              <Shown text={of.tool} max={80} line />
-            </button>
-          )}
-        </td>
-        <td data-label="Who">
-          {of.who && (
-            <button type="button" class="pick" onClick={() => change({ who: of.who })}>
-              <Shown text={of.who} max={80} line />
-            </button>
-          )}
-        </td>
+        {(["event", "tool", "who"] as const).map((name) => (
+          <td key={name} data-label={{ event: undefined, tool: "Tool", who: "Who" }[name]}>
+            {of[name] && (
+              <button type="button" class="pick" onClick={() => change({ [name]: of[name] })}>
+                <Shown text={of[name]} max={80} line />
+              </button>
+            )}
+          </td>
+        ))}
         <td data-label="Outcome">{of.outcome && <State of={of.outcome} />}</td>
         <td data-label="Rule">
           {of.rule && <Shown text={of.rule} max={80} line />}

@@ -7,7 +7,7 @@ import { use } from "../cell";
 import { finished, running, runningTotal, totals } from "../live";
 import { Refusal, ResultView } from "../result";
 import { link } from "../route";
-import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Icon, JsonTree, Notice, Panel, Pill, plain, Problem, say, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
+import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Go, JsonTree, Notice, Panel, Pill, plain, Problem, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
 import "./call.css";
 
 /** The row of this call as the stream last told it. */
@@ -76,9 +76,7 @@ function Told({ story, row }: { story: Story; row: Row }) {
                   "Trace",
                   story.trace && (
                     <span class="with-copy" data-testid="trace">
-                      <code>
-                        <Shown text={story.trace} />
-                      </code>
+                      <Shown in="code" text={story.trace} />
                       <Copy text={story.trace} label="Copy the trace" />
                     </span>
                   ),
@@ -104,21 +102,11 @@ function Top({ row }: { row: Row }) {
   });
   const going = row.state !== "done";
   const state = going ? (asked ? "cancelling" : row.state) : (row.outcome ?? "ended");
-  const share = async () => {
-    await navigator.clipboard.writeText(location.href).then(
-      () => say("The link is copied. Whoever opens it must be signed in."),
-      () => say("The browser does not let this page copy. The link is in the address bar."),
-    );
-  };
   return (
     <div class="title">
-      <h1>
-        <Shown text={row.title || row.tool} max={120} line />
-      </h1>
+      <Shown in="h1" text={row.title || row.tool} max={120} line />
       {row.title && row.title !== row.tool && (
-        <code class="muted">
-          <Shown text={row.tool} max={120} line />
-        </code>
+        <Shown in="code.muted" text={row.tool} max={120} line />
       )}
       <State of={state} testid="state" />
       <span class="num grow">{going ? <Elapsed since={row.began} /> : duration(row.seconds)}</span>
@@ -127,15 +115,13 @@ function Top({ row }: { row: Row }) {
           {state === "cancelling" ? "Cancel requested" : "Cancel"}
         </Button>
       )}
-      <a class="button" href={link("tools", row.tool)}>
-        <Icon name="tools" />
-        <span>Tool</span>
-      </a>
-      <a class="button" href={link("try", row.tool)}>
-        <Icon name="try" />
-        <span>Try</span>
-      </a>
-      <Button icon="link" label="Copy the link to this call" testid="permalink" onClick={share} />
+      <Go to={link("tools", row.tool)} icon="tools">
+        Tool
+      </Go>
+      <Go to={link("try", row.tool)} icon="try">
+        Try
+      </Go>
+      <Copy text={() => location.href} word="Link" label="Copy the link to this call" testid="permalink" />
     </div>
   );
 }
@@ -207,17 +193,11 @@ function Arguments({ story }: { story: Story }) {
           <ul>
             {story.repairs.map((one) => (
               <li key={one.path}>
-                <code>
-                  <Shown text={one.path || "/"} max={120} line />
-                </code>{" "}
+                <Shown in="code" text={one.path || "/"} max={120} line />{" "}
                 was{" "}
-                <code>
-                  <Shown text={one.sent} max={200} />
-                </code>
+                <Shown in="code" text={one.sent} max={200} />
                 , became{" "}
-                <code>
-                  <Shown text={one.became} max={200} />
-                </code>
+                <Shown in="code" text={one.became} max={200} />
               </li>
             ))}
           </ul>
@@ -260,9 +240,7 @@ function Stages({ story, row }: { story: Story; row: Row }) {
           from += stage.ms;
           return (
             <li key={`${stage.name}-${index}`} data-testid={`stage-${stage.name}`}>
-              <span class="stage-name">
-                <Shown text={stage.name} max={40} line />
-              </span>
+              <Shown in="span.stage-name" text={stage.name} max={40} line />
               <span class="stage-track">
                 <span class="stage-bar" style={{ left: `${start * 100}%`, width: `${(stage.ms / sum) * 100}%` }} />
               </span>
@@ -296,14 +274,15 @@ function Along({ story, row }: { story: Story; row: Row }) {
   );
 }
 
-function LogLevel({ of }: { of: string }) {
+export function LogLevel({ of }: { of: string }) {
   const tone = /^(error|critical|alert|emergency)$/.test(of) ? "bad" : of === "warning" ? "warn" : "quiet";
   return <Pill tone={tone}>{plain(of)}</Pill>;
 }
 
-function Lines({ of, label }: { label: string; of: [when: string, what: ComponentChildren, text: string][] }) {
+/** A few words each, under one another. */
+export function Lines({ of, label, testid }: { label: string; of: [when: string, what: ComponentChildren, text: string][]; testid?: string }) {
   return (
-    <ol class="lines" tabIndex={0} aria-label={label}>
+    <ol class="lines" tabIndex={0} aria-label={label} data-testid={testid}>
       {of.map(([when, what, text], index) => (
         <li key={index}>
           <span class="muted num">{when}</span>
@@ -339,7 +318,7 @@ function WireView({ id, wire }: { id: string; wire: Wire[] }) {
             return (
               <li key={index} data-testid={`wire-${index}`}>
                 <p class="wire-head muted">
-                  <Pill tone={message.way === "in" ? "info" : "quiet"} icon={message.way === "in" ? "down" : "up"}>
+                  <Pill tone={message.way === "in" ? "info" : "quiet"} icon="wire">
                     {message.way === "in" ? "from the client" : "to the client"}
                   </Pill>
                   <span class="num">{clock(message.at, true)}</span>

@@ -4,7 +4,7 @@ import { me } from "../api-client";
 import { use } from "../cell";
 import { connections } from "../live";
 import { link } from "../route";
-import { Ago, Code, count, Empty, many, Panel, Pill, plain, Shown } from "../ui";
+import { Ago, Code, count, Empty, Head, many, Panel, Pill, plain, Shown } from "../ui";
 import "./table.css";
 
 export function Connections() {
@@ -19,21 +19,7 @@ export function Connections() {
       <Panel class="flush">
         {sorted.length ? (
           <table class="cards">
-            <thead>
-              <tr>
-                <th scope="col">Client</th>
-                <th scope="col">State</th>
-                <th scope="col">Revision</th>
-                <th scope="col">Transport</th>
-                <th scope="col">Who</th>
-                <th scope="col">From</th>
-                <th scope="col">Since</th>
-                <th scope="col">Heard</th>
-                <th scope="col" class="right">
-                  Calls
-                </th>
-              </tr>
-            </thead>
+            <Head of={["Client", "State", "Revision", "Transport", "Who", "From", "Since", "Heard", "Calls>"]} />
             <tbody>
               {sorted.map((one) => (
                 <One key={one.id} of={one} />
@@ -51,13 +37,9 @@ export function Connections() {
 function One({ of }: { of: Connection }) {
   return (
     <tr data-testid={`connection-${of.id}`}>
-      <td class="lead">
-        <strong>
-          <Shown text={of.client || "no name given"} max={80} line />
-        </strong>{" "}
-        <span class="muted">
-          <Shown text={of.version} max={40} line />
-        </span>
+      <td>
+        <Shown in="strong" text={of.client || "no name given"} max={80} line />{" "}
+        <Shown in="span.muted" text={of.version} max={40} line />
       </td>
       <td>
         <Pill tone={of.open ? "good" : "quiet"} icon={of.open ? "connections" : "clock"}>

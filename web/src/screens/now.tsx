@@ -5,12 +5,13 @@ import type { Approval, Row } from "../api";
 import { at, may, me, post, said } from "../api-client";
 import { use } from "../cell";
 import { finished, health, minutes, running, runningTotal, sampled, totals, waiting } from "../live";
-import { link } from "../route";
+import { link, route } from "../route";
 import { Spark } from "../spark";
-import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, type IconName, many, Panel, plain, say, Shown, State, useSlow } from "../ui";
+import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, many, Panel, plain, say, Shown, SIGNS, State, useSlow } from "../ui";
 import "./now.css";
 
 const HOLD = 3000; // ms that a list keeps still after the pointer last moved over it
+const MAX_LANES = 30;
 const SHOWN = 24; // calls in a list, until somebody asks for more
 
 export function Now() {
@@ -19,6 +20,7 @@ export function Now() {
       <Sentence />
       <Waiting />
       <Figures />
+      <Callers />
       <div class="lists">
         <Running />
         <Finished />
@@ -29,11 +31,10 @@ export function Now() {
 
 function Sentence() {
   const said = use(health);
-  const icons: { [level: string]: IconName } = { good: "check", warn: "warn", bad: "cross" };
   return (
     <div class={`sentence ${said?.level ?? ""}`}>
       <span class="sentence-sign">
-        <Icon name={said ? icons[said.level]! : "run"} size={18} />
+        <Icon name={said ? SIGNS[said.level] : "run"} size={18} />
       </span>
       <div>
         <h1 data-testid="health">{said ? <Shown text={said.sentence} max={300} /> : "Listening to the server…"}</h1>
@@ -82,10 +83,8 @@ function Ask({ of }: { of: Approval }) {
       <Icon name="ask" size={20} />
       <div class="grow">
         <p class="line">
-          <strong>
-            <Shown text={of.sentence || of.title || of.tool} max={160} line />
-          </strong>
-        </p>
+            <Shown in="strong" text={of.sentence || of.title || of.tool} max={160} line />
+          </p>
         <p class="line muted">
           <Shown text={of.tool} max={80} line /> for <Shown text={of.who} max={60} line />
         </p>
@@ -155,6 +154,50 @@ function Figure({ word, value, live, bad, children }: { word: string; value: str
   );
 }
 
+// Whose calls
+
+const NOBODY = "";
+const whose = (row: Row): string => JSON.stringify([row.who, row.client]);
+
+/** The caller an address names; nobody if it names none, or is not ours. */
+function chosen(text: string | null): string {
+  try {
+    const said: unknown = JSON.parse(text ?? "null");
+    return Array.isArray(said) && said.length === 2 && said.every((one) => typeof one === "string") ? JSON.stringify(said) : NOBODY;
+  } catch {
+    return NOBODY; // somebody typed it
+  }
+}
+
+/** The calls of those who are looked at: of one caller, if the address names one. */
+function useOf(rows: Row[]): [rows: Row[], caller: string] {
+  const caller = chosen(use(route).query.get("of"));
+  return [useMemo(() => (caller ? rows.filter((row) => whose(row) === caller) : rows), [rows, caller]), caller];
+}
+
+/** One lane for each who has called lately: how many calls of theirs run, and a way to see no others. */
+function Callers() {
+  const going = use(running);
+  const ended = use(finished);
+  const [, at] = useOf(going);
+  const slow = useSlow(useMemo(() => [...going, ...ended], [going, ended]), 500);
+  const lanes = new Map<string, Row[]>(at ? [[at, []]] : []);
+  for (const row of slow) lanes.set(whose(row), [...(lanes.get(whose(row)) ?? []), row]);
+  return (
+    <div class="callers" role="group" aria-label="Callers" data-testid="callers">
+      {[...lanes].sort(([a], [b]) => (a < b ? -1 : 1)).filter(([key], index) => index < MAX_LANES || key === at).map(([key, rows]) => {
+        const [who, client] = JSON.parse(key) as string[];
+        const now = rows.filter((row) => row.state !== "done").length;
+        return (
+          <a class="chip" key={key} href={link("now", "", { of: key === at ? NOBODY : key })} aria-current={key === at ? "true" : undefined} data-testid={`caller-${who}`}>
+            <Shown text={client ? `${who} · ${client}` : who!} max={60} line /> <b class="num">{now ? `${count(now)} running` : many(rows.length, "call")}</b>
+          </a>
+        );
+      })}
+    </div>
+  );
+}
+
 // Lists
 
 /** Keeps still under a pointer or the keyboard's focus: nobody should hit a button that has just moved there. */
@@ -175,8 +218,10 @@ function useHold() {
 }
 
 function Running() {
-  const rows = use(running);
-  const total = use(runningTotal);
+  const sent = use(running);
+  const [rows, caller] = useOf(sent);
+  const all = use(runningTotal);
+  const total = caller ? rows.length : all;
   const ended = use(finished);
   const { held, on } = useHold();
   const before = useRef<Row[]>([]);
@@ -189,8 +234,9 @@ function Running() {
     return [...kept, ...rows.filter((row) => !known.has(row.id))].slice(0, 120);
   }, [rows, ended, held]);
   before.current = shown;
+  const cut = all > sent.length && (caller ? `${count(rows.length)} among the ${count(sent.length)} of ${count(all)} that run longest` : `${count(sent.length)} of ${count(all)}: the longest running`);
   return (
-    <Panel class="live" title="Running" testid="running" extra={<Note of={total > rows.length ? `${count(rows.length)} of ${count(total)}: the longest running` : held && total ? "Held while you point" : total ? many(total, "call") : ""} />}>
+    <Panel class="live" title="Running" testid="running" extra={<Note of={cut || (held && total ? "Held while you point" : total ? many(total, "call") : "")} />}>
       {shown.length ? <Rows of={shown} calm={total > SHOWN} on={on} /> : <Idle />}
     </Panel>
   );
@@ -220,7 +266,7 @@ function Idle() {
 }
 
 function Finished() {
-  const all = use(finished);
+  const [all] = useOf(use(finished));
   const some = use(sampled);
   const slow = useSlow(all, 1000);
   const rows = some ? slow : all; // a sample need not change faster than it can be read
@@ -315,17 +361,13 @@ class Live extends Component<{ row: Row; place: number; flash: boolean }, { aske
               <Shown text={row.title || row.tool} max={80} line />
             </a>
             {row.title && row.title !== row.tool && (
-              <code class="muted">
-                <Shown text={row.tool} max={80} line />
-              </code>
+              <Shown in="code.muted" text={row.tool} max={80} line />
             )}
           </p>
           <p class="line muted">
             {!done && progress?.message && (
               <>
-                <b>
-                  <Shown text={progress.message} max={120} line />
-                </b>
+                <Shown in="b" text={progress.message} max={120} line />
                 {" · "}
               </>
             )}

@@ -22,6 +22,8 @@ import {
   Empty,
   Facts,
   Fold,
+  Go,
+  Head,
   Icon,
   many,
   Notice,
@@ -33,7 +35,6 @@ import {
   State,
   useAction,
   useData,
-  useKeys,
 } from "../ui";
 
 const MANY_TOOLS = 40; // from about here on models choose worse
@@ -49,18 +50,10 @@ export function Tools() {
   useEffect(() => {
     if (place.name && matchMedia("(max-width: 900px)").matches) detail.current?.scrollIntoView({ block: "start" });
   }, [place.name, !data]);
-  const keys = useRef<{ [key: string]: () => void }>({});
-  useKeys({ j: () => keys.current.j?.(), k: () => keys.current.k?.() });
   if (!data) return failure ? <Problem of={failure} again={again} /> : <Empty icon="tools" title="Looking which tools there are…" />;
   const wanted = words.trim().toLowerCase();
   const found = data.tools.filter((each) => `${each.name} ${each.title} ${each.description} ${each.tags.join(" ")}`.toLowerCase().includes(wanted));
   const tool = data.tools.find((each) => each.name === place.name) ?? null;
-  const move = (by: number) => {
-    const next = found[Math.max(0, found.findIndex((each) => each.name === place.name) + by)];
-    if (next) go(to(next.name), true);
-    document.querySelector<HTMLElement>(`[data-testid="${CSS.escape(`tool-${next?.name}`)}"] a`)?.focus();
-  };
-  keys.current = { j: () => move(1), k: () => move(-1) };
   return (
     <>
       <div class="title">
@@ -177,9 +170,7 @@ function Summary({ view, asked }: { view: ToolsView; asked: { [name: string]: st
     <>
       <p class="summary" data-testid="summary">
         <span>
-          <strong>
-            <Shown text={view.as} max={60} />
-          </strong>{" "}
+          <Shown in="strong" text={view.as} max={60} />{" "}
           sees <strong>{exposed}</strong> of {view.tools.length} tools
         </span>
         <span class="num">about {count(view.tokens)} tokens</span>
@@ -231,12 +222,8 @@ function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: bool
       <Face tool={tool} />
       <div class="tool-text">
         <a class="tool-link" href={to} aria-current={current ? "true" : undefined}>
-          <strong>
-            <Shown text={short(tool.title || tool.name, 80)} />
-          </strong>{" "}
-          <code>
-            <Shown text={short(tool.name, 80)} />
-          </code>
+          <Shown in="strong" text={short(tool.title || tool.name, 80)} />{" "}
+          <Shown in="code" text={short(tool.name, 80)} />
         </a>
         <div class="row tight">
           <span data-testid={`verdict-${tool.name}`} class="row tight">
@@ -282,19 +269,7 @@ function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: bool
 const percent = (part: number): string => `${part < 0.1 ? (100 * part).toFixed(1) : Math.round(100 * part)} %`;
 
 function Mark({ pin }: { pin: ToolInfo["pin"] }) {
-  if (pin.state === "changed")
-    return (
-      <Pill tone="bad" icon="warn">
-        changed
-      </Pill>
-    );
-  if (pin.state === "new")
-    return (
-      <Pill tone="warn" icon="plus">
-        new
-      </Pill>
-    );
-  return pin.state === "pinned" ? <Pill icon="lock">pinned</Pill> : null;
+  return pin.state === "none" ? null : <State of={pin.state} />;
 }
 
 function Switch({ tool }: { tool: ToolInfo }) {
@@ -342,9 +317,7 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
           <div class="detail-head">
             <Face tool={tool} size={32} />
             <div class="grow">
-              <h2 class="detail-title">
-                <Shown text={tool.title || tool.name} max={200} />
-              </h2>
+              <Shown in="h2.detail-title" text={tool.title || tool.name} max={200} />
               <span class="with-copy">
                 <code data-testid="real-name">
                   <Shown text={tool.name} max={200} />
@@ -352,26 +325,21 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
                 <Copy text={tool.name} label="Copy the name" />
               </span>
             </div>
-            <a class="button plain back" href={back}>
+            <Go to={back} kind="back">
               Back to the list
-            </a>
-            <a class="button primary" href={link("try", tool.name)} data-testid="try-it">
-              <Icon name="try" />
-              <span>Try it</span>
-            </a>
+            </Go>
+            <Go to={link("try", tool.name)} kind="primary" icon="try" testid="try-it">
+              Try it
+            </Go>
           </div>
           {!tool.exposed && (
             <Notice tone="warn" title="Not exposed">
-              <p>
-                <Shown text={tool.hidden_because} />
-              </p>
+              <Shown in="p" text={tool.hidden_because} />
             </Notice>
           )}
           {tool.warnings.map((each) => (
             <Notice tone="warn" key={each} testid="warning">
-              <p>
-                <Shown text={each} />
-              </p>
+              <Shown in="p" text={each} />
             </Notice>
           ))}
           {tool.description ? (
@@ -388,9 +356,7 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
                   <State of={tool.verdict} />
                   {tool.rule && <Shown text={tool.rule} max={100} />}
                   {tool.why && (
-                    <span class="muted">
-                      <Shown text={tool.why} max={300} />
-                    </span>
+                    <Shown in="span.muted" text={tool.why} max={300} />
                   )}
                 </span>,
               ],
@@ -423,7 +389,7 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
               ],
               [
                 "Tags",
-                tool.tags.length ? (
+                tool.tags.length > 0 && (
                   <span class="row tight">
                     {tool.tags.map((each) => (
                       <Pill key={each}>
@@ -431,17 +397,13 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
                       </Pill>
                     ))}
                   </span>
-                ) : (
-                  ""
                 ),
               ],
               ["Needs scopes", tool.scopes.length ? <Shown text={tool.scopes.join(", ")} /> : ""],
               [
                 "Fingerprint",
                 <span class="with-copy">
-                  <code class="fingerprint">
-                    <Shown text={tool.fingerprint} />
-                  </code>
+                  <Shown in="code.fingerprint" text={tool.fingerprint} />
                   <Copy text={tool.fingerprint} label="Copy the fingerprint" />
                 </span>,
               ],
@@ -464,7 +426,7 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
               ],
               [
                 "Icons",
-                tool.icons.length ? (
+                tool.icons.length > 0 && (
                   <ul class="icons">
                     {tool.icons.map((each, index) => (
                       <li key={index}>
@@ -472,8 +434,6 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
                       </li>
                     ))}
                   </ul>
-                ) : (
-                  ""
                 ),
               ],
             ]}
@@ -519,14 +479,10 @@ function Declared({ claims }: { claims: JsonObject }) {
             return (
               <div key={name}>
                 <dt>
-                  <code>
-                    <Shown text={name} max={80} />
-                  </code>
+                  <Shown in="code" text={name} max={80} />
                 </dt>
                 <dd>
-                  <code>
-                    <Shown text={JSON.stringify(claims[name])} max={300} />
-                  </code>{" "}
+                  <Shown in="code" text={JSON.stringify(claims[name])} max={300} />{" "}
                   {said && <span class="muted">{said}</span>}
                 </dd>
               </div>
@@ -572,9 +528,7 @@ function Before({ change }: { change: Change }) {
         <Pill tone={change.kind === "wording" ? "info" : "warn"} icon="edit">
           <Shown text={change.kind} max={60} />
         </Pill>
-        <code>
-          <Shown text={change.path || "the tool"} max={200} />
-        </code>
+        <Shown in="code" text={change.path || "the tool"} max={200} />
       </p>
       <div class="sides">
         <Side word="before" pieces={before} sign="−" />
@@ -624,9 +578,7 @@ function Shot({ tool, icon, index }: { tool: ToolInfo; icon: Picture; index: num
       <span class="muted">
         <Shown text={icon.why_not || "Not shown: it is no picture this page knows"} />{" "}
         {icon.from && (
-          <code>
-            <Shown text={icon.from} max={200} />
-          </code>
+          <Shown in="code" text={icon.from} max={200} />
         )}
       </span>
     );
@@ -635,7 +587,7 @@ function Shot({ tool, icon, index }: { tool: ToolInfo; icon: Picture; index: num
     <>
       <Button
         small
-        icon="eye"
+        icon="download"
         disabled={!may("manage")}
         title={may("manage") ? undefined : "Needs the role manage"}
         onClick={() => ask(true)}
@@ -671,32 +623,20 @@ function Schema({ schema, label, none }: { schema: JsonObject; label: string; no
       {rows.length ? (
         <div class="scroll" tabIndex={0} role="group" aria-label={label}>
           <table class="schema">
-            <thead>
-              <tr>
-                <th>Name</th>
-                <th>Type</th>
-                <th>About</th>
-              </tr>
-            </thead>
+            <Head of={["Name", "Type", "About"]} />
             <tbody>
               {rows.map((row, index) => (
                 <tr key={index}>
                   <td style={{ paddingLeft: `${12 + 16 * row.depth}px` }}>
-                    <code>
-                      <Shown text={row.name} max={120} />
-                    </code>
+                    <Shown in="code" text={row.name} max={120} />
                     {row.required && <span class="must">required</span>}
                   </td>
                   <td>
-                    <code>
-                      <Shown text={row.type} max={120} />
-                    </code>
+                    <Shown in="code" text={row.type} max={120} />
                   </td>
                   <td>
                     {row.description && (
-                      <p>
-                        <Shown text={row.description} max={600} />
-                      </p>
+                      <Shown in="p" text={row.description} max={600} />
                     )}
                     {(row.constraints.length > 0 || row.default !== undefined) && (
                       <p class="muted fine">

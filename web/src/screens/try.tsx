@@ -12,7 +12,8 @@ import { Refusal, ResultView, wasCancelled } from "../result";
 import { go, link, route } from "../route";
 import { initial, placed, short } from "../schema";
 import "../tools.css";
-import { Bar, Button, Copy, duration, Elapsed, Empty, Fold, Icon, Notice, Panel, plain, Problem, say, Shown, State, useAction, useData } from "../ui";
+import { Lines, LogLevel } from "./call";
+import { Bar, Button, Copy, duration, Elapsed, Empty, Fold, Go, Icon, Notice, Panel, plain, Problem, say, Shown, State, useAction, useData } from "../ui";
 
 // What is tried goes on while other screens are looked at: an approval may be needed there.
 
@@ -67,56 +68,21 @@ export function Try() {
   const changed = use(toolsChanged);
   const { data, failure, again } = useData((signal) => get<ToolsView>(at("tools"), {}, signal), [changed]);
   if (!data) return failure ? <Problem of={failure} again={again} /> : <Empty icon="try" title="Looking which tools there are…" />;
-  const tool = data.tools.find((each) => each.name === place.name);
-  if (!place.name) return <Chooser tools={data.tools} />;
+  const named = (name?: string) => data.tools.find((each) => each.name === name);
+  const tool = place.name ? named(place.name) : (named(attempt.value?.tool) ?? data.tools[0]);
+  if (!tool && !place.name)
+    return (
+      <Empty icon="tools" title="The server has no tools">
+        Add one with <code>@server.tool</code>, and it appears here.
+      </Empty>
+    );
   if (!tool)
     return (
       <Empty icon="tools" title="There is no such tool">
-        <p>
-          <Shown text={place.name} max={200} /> is not here now. It may have been removed, or has another name. <a href={link("try")}>Choose another one</a>
-        </p>
+        <Shown text={place.name} max={200} /> is not here now. It may have been removed, or has another name. <a href={link("try")}>Choose another one</a>
       </Empty>
     );
   return <Bench key={tool.name} tool={tool} tools={data.tools} given={place.query.get("arguments")} />;
-}
-
-function Chooser({ tools }: { tools: ToolInfo[] }) {
-  const [words, setWords] = useState("");
-  const found = tools.filter((each) => `${each.name} ${each.title} ${each.description}`.toLowerCase().includes(words.trim().toLowerCase()));
-  return (
-    <>
-      <div class="title">
-        <h1>Try a tool</h1>
-        <span class="grow">
-          <input type="search" placeholder="Search tools" aria-label="Search tools" value={words} onInput={(event) => setWords(event.currentTarget.value)} />
-        </span>
-      </div>
-      {!tools.length && (
-        <Empty icon="tools" title="The server has no tools">
-          Add one with <code>@server.tool</code>, and it appears here.
-        </Empty>
-      )}
-      {tools.length > 0 && !found.length && <Empty icon="search" title="No tool says that" />}
-      <ul class="choices">
-        {found.map((each) => (
-          <li key={each.name}>
-            <a href={link("try", each.name)} data-testid={`try-${each.name}`}>
-              <strong>
-                <Shown text={short(each.title || each.name, 80)} />
-              </strong>{" "}
-              <code>
-                <Shown text={short(each.name, 80)} />
-              </code>
-              <span class="muted">
-                <Shown text={short(each.description.split("\n")[0]!, 160)} />
-              </span>
-              {!each.exposed && <State of={each.on ? each.verdict : "off"} />}
-            </a>
-          </li>
-        ))}
-      </ul>
-    </>
-  );
 }
 
 function start(tool: ToolInfo, given: string | null): Draft {
@@ -183,10 +149,9 @@ function Bench({ tool, tools, given }: { tool: ToolInfo; tools: ToolInfo[]; give
             ))}
           </select>
         </label>
-        <a class="button plain" href={link("tools", tool.name)}>
-          <Icon name="tools" />
-          <span>Definition</span>
-        </a>
+        <Go to={link("tools", tool.name)} icon="tools">
+          Definition
+        </Go>
       </div>
       <div class="bench">
         <Panel
@@ -199,9 +164,7 @@ function Bench({ tool, tools, given }: { tool: ToolInfo; tools: ToolInfo[]; give
         >
           <div class="stack">
             {tool.description && (
-              <p class="about">
-                <Shown text={tool.description} max={600} />
-              </p>
+              <Shown in="p.about" text={tool.description} max={600} />
             )}
             {!tool.exposed && (
               <Notice tone="warn">
@@ -256,7 +219,8 @@ function Bench({ tool, tools, given }: { tool: ToolInfo; tools: ToolInfo[]; give
   );
 }
 
-function Judged({ checked, checking, problems, broken }: { checked: Checked | null; checking: boolean; problems: Wrong[]; broken: string }) {
+/** What the server says of the arguments, before anything is done with them. */
+export function Judged({ checked, checking, problems, broken, testid = "checked" }: { checked: Checked | null; checking: boolean; problems: Wrong[]; broken: string; testid?: string }) {
   if (broken)
     return (
       <p class="judged is-bad">
@@ -265,7 +229,7 @@ function Judged({ checked, checking, problems, broken }: { checked: Checked | nu
     );
   if (!checked) return <p class="judged muted">{checking ? "Checking…" : ""}</p>;
   return (
-    <div class="judged" data-testid="checked" data-valid={checked.valid} aria-live="polite">
+    <div class="judged" data-testid={testid} data-valid={checked.valid} aria-live="polite">
       {checked.valid ? (
         <p class="row">
           <span class="is-good">
@@ -302,9 +266,7 @@ function Outcome({ it, other, who }: { it: Attempt | null; other: string; who: s
         ) : (
           <Empty icon="try" title="Nothing run yet">
             Fill in the arguments and run it. It runs as{" "}
-            <strong>
-              <Shown text={who} max={80} />
-            </strong>
+            <Shown in="strong" text={who} max={80} />
             , through the same rules, limits and records as any call.
           </Empty>
         )}
@@ -364,16 +326,7 @@ function Outcome({ it, other, who }: { it: Attempt | null; other: string; who: s
         {done?.error && <Refusal error={done.error} />}
         {it.logs.length > 0 && (
           <Fold title={`Log (${it.logs.length})`} open={!done || it.logs.length < 20}>
-            <ol class="logs" data-testid="logs" tabIndex={0} aria-label="Log lines">
-              {it.logs.map((each, index) => (
-                <li key={index}>
-                  <span class={`level ${each.level}`}>
-                    <Shown text={each.level} max={20} />
-                  </span>{" "}
-                  <Shown text={each.text} max={2000} />
-                </li>
-              ))}
-            </ol>
+            <Lines label="Log" testid="logs" of={it.logs.map(({ level, text }) => ["", <LogLevel of={level} />, text])} />
           </Fold>
         )}
       </div>
@@ -384,7 +337,7 @@ function Outcome({ it, other, who }: { it: Attempt | null; other: string; who: s
 function outcomeOf(done: NonNullable<Attempt["done"]>): string {
   if (done.error && wasCancelled(done.error)) return "cancelled";
   if (done.error)
-    return { protocol: "protocol error", refused: "refused", transport: "connection broke", timeout: "timeout" }[done.error.kind] ?? done.error.kind;
+    return { protocol: "protocol error", transport: "connection broke" }[done.error.kind as string] ?? done.error.kind;
   return done.result?.is_error ? "tool_error" : "ok";
 }
 
