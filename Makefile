@@ -42,8 +42,9 @@ $(READY): requirements.lock pyproject.toml | $(filter .tools/bin/uv,$(UV))
 demo: setup
 	@SAMPLE="$(SAMPLE)" DEMO_SECONDS="$(DEMO_SECONDS)" $(RUN) examples/demo.py
 
+# Much of the time a test waits for a clock or a process: three share two cores well. The order is that of conftest.py.
 test: setup peers
-	$(RUN) -m pytest -q -rs -n 2 --dist loadfile
+	$(RUN) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder
 
 # What `make test` does a few times, as often as docs/reliability.md says; that has the figures of the last run.
 soak: setup

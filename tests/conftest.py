@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,19 @@ settings.register_profile("gate", derandomize=True)
 if os.environ.get("CI") == "true":
     settings.load_profile("gate")
 
+# Started in the background, by `&` or by nohup, a process ignores Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN_TRANSPORTS = frozenset({"stdio", "memory", "http"})
 EVERYWHERE = ("*", "*")
+# The files that take longest, first: where several processes share the tests, none is left alone with one at the end.
+LONGEST = """
+    client_settles client_faults console_browser lifecycle guards_fire client_interop console_decisions interop
+    client_grid calling conformance client console_looks lifetime stdio notices malformed cli_guards console_hostile
+    interop_http listing conformance_client docs load cli_calls example guards
+""".split()
 
 Entry = dict[str, list[str] | list[tuple[str, str]]]
 
@@ -63,9 +74,9 @@ def installed_peer() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> str:
+def bytecode() -> str:
     """Where the peers' modules are compiled to, once instead of in every walk; their folders stay as installed."""
-    return str(tmp_path_factory.mktemp("bytecode"))
+    return str(ROOT / ".peers" / "bytecode")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     if wrong:
         raise pytest.UsageError("\n".join(wrong))
+    turns = {f"test_{name}": turn for turn, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

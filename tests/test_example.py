@@ -8,9 +8,11 @@ import io
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
+import time
 import wave
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -66,7 +68,7 @@ async def status_of(peer: Peer, order: int) -> Json:
 # The walk
 
 
-def walk(*arguments: str) -> subprocess.CompletedProcess[str]:
+def walk(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
@@ -74,7 +76,7 @@ def walk(*arguments: str) -> subprocess.CompletedProcess[str]:
         encoding="utf-8",
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONUTF8": "1"},
+        env={**os.environ, "PYTHONUTF8": "1", **environment},
     )
 
 
@@ -112,8 +114,10 @@ def test_the_walk_fails_if_the_server_answers_otherwise(code: str, tmp_path: Pat
 # make demo
 
 
-def test_the_demo_says_where_everything_is_and_walks_without_a_terminal() -> None:
-    done = walk(str(EXAMPLES / "demo.py"))
+def test_the_demo_says_where_everything_is_and_walks_without_a_terminal_for_its_time() -> None:
+    began = time.monotonic()
+    done = walk(str(EXAMPLES / "demo.py"), DEMO_SECONDS="4")
+    assert time.monotonic() - began >= 4
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert re.search(r"^Console:   http://127\.0\.0\.1:\d+/#code=\S{32}$", done.stdout, re.MULTILINE)
     endpoint = re.search(r"^Endpoint:  (http://127\.0\.0\.1:\d+/mcp)$", done.stdout, re.MULTILINE)
@@ -122,14 +126,14 @@ def test_the_demo_says_where_everything_is_and_walks_without_a_terminal() -> Non
     assert done.stdout.endswith("23 of 23 answers as expected.\n")
 
 
-async def test_the_demo_has_sample_calls_and_one_that_waits_and_ends_when_it_is_told_to() -> None:
+async def test_the_demo_has_sample_calls_and_one_that_waits_until_ctrl_c() -> None:
     environment = {**os.environ, "SAMPLE": "1", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(EXAMPLES / "demo.py"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env={**environment, "DEMO_SECONDS": "12"},
+        env={**environment, "DEMO_SECONDS": "60"},
     )
     assert process.stdout is not None
     url, code = (await process.stdout.readline()).decode().removeprefix("Console:").strip().split("/#code=")
@@ -142,6 +146,7 @@ async def test_the_demo_has_sample_calls_and_one_that_waits_and_ends_when_it_is_
     [waiting] = (await page.get("approvals"))["open"]
     assert (waiting["tool"], waiting["client"], waiting["arguments"]) == ("cancel_order", "assistant", {"order_id": 3})
     await page.close()
+    process.send_signal(signal.SIGINT)
     said, _ = await asyncio.wait_for(process.communicate(), 40)
     assert process.returncode == 0 and b"23 of 23" in said
 
