@@ -3,12 +3,12 @@
 A process that sleeps in its loop is woken late and finds its memory cold; where two processes answer each other, that
 is most of what a call takes. So after an answer the pipe is looked at for a moment longer, but only while the client
 does ask at once: a line that comes after a pause, or a moment that was waited in vain, ends it. A client that asks now
-and then costs nothing by it, one that is never quick enough a moment in a thousand lines.
+and then costs nothing by it, one that is never quick enough a moment in a thousand lines; and so does one that shares
+its only processor with us, and cannot write before we sleep.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Callable
@@ -50,10 +50,3 @@ class Lingering:
                 self._skipped = self._vain = min(2 * self._vain + 1, _MOST_SKIPPED)
                 return
         self._vain = 0
-
-
-def lingering(source: int) -> Lingering | None:
-    """None where nobody could write meanwhile: on one processor the client has to wait for us to sleep."""
-    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
-        return None
-    return Lingering(source)

@@ -21,7 +21,7 @@ from handrail.engine.dispatch import Conversation
 from handrail.errors import Kind
 from handrail.model import Principal
 from handrail.protocol.lines import Line, LineReader
-from handrail.transports.lingering import lingering
+from handrail.transports.lingering import Lingering
 
 if sys.platform == "linux":
     from fcntl import F_SETPIPE_SZ, fcntl
@@ -82,7 +82,7 @@ class Pipe:
         self._conversation.address = "stdio"
         self._conversation.watch()
         self._lines = LineReader(engine.limits.max_message_bytes)
-        self._lingering = lingering(source) if self._source_watchable else None
+        self._lingering = Lingering(source) if self._source_watchable else None
         self._waiting: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
         self._unsent = bytearray()
         self._flushing = False  # `_flush` will be called anyway
