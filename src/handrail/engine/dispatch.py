@@ -57,7 +57,8 @@ class Conversation(Flight):
         """The answer to a message, LATER if it will be given to `reply`, or None. Never raises (P-01)."""
         try:
             if type(message) is Request:
-                return self._request(message, reply)
+                feed = self.engine.feed
+                return self.respond(message, reply) if feed is None else feed.follow(self, message, reply)
             if type(message) is Notification:
                 self._notified(message)
             elif type(message) is Response:
@@ -76,10 +77,6 @@ class Conversation(Flight):
         return self._unreadable(Refusal(kind, text))
 
     # What arrives
-
-    def _request(self, request: Request, reply: Reply) -> bytes | None:
-        feed = self.engine.feed
-        return self.respond(request, reply) if feed is None else feed.follow(self, request, reply)
 
     def respond(self, request: Request, reply: Reply) -> bytes | None:
         connection = self.connection

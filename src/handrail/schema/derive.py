@@ -212,11 +212,12 @@ def _by_hints(function: Callable[..., Any], taken: _Taken, types: Types, *, is_o
     if by_keyword or taken.rest or not (call_is_first or taken.call is None):
         return _by_name(function, taken, lambda given: {**given, **structs.asdict(_converted(given, shape))})
     values = structs.astuple
-    options: Object = {"dec_hook": _hook} if types.has_paths else {}  # merely to have one takes three times as long
+    # Merely to have a hook takes three times as long.
+    read = partial(convert, type=shape, dec_hook=_hook) if types.has_paths else partial(convert, type=shape)
 
     def by_position(arguments: Object, call: Any) -> Any:
         try:
-            bound = convert(arguments, shape, **options)
+            bound = read(arguments)
         except ValidationError:
             bound = _converted(arguments, shape)
         return function(call, *values(bound)) if call_is_first else function(*values(bound))

@@ -30,9 +30,12 @@ def plain(value: Any) -> Json:
         if type(value) in _JSON and _is_plain(value):
             return value
         try:
-            made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)
+            made = to_builtins(value, builtin_types=_KEPT)  # few need the hook, and to have one takes longer
         except (MsgspecError, TypeError):
-            return _strict(value, "")
+            try:
+                made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)
+            except (MsgspecError, TypeError):
+                return _strict(value, "")
         return made if _is_plain(made) else _strict(value, "")
     except RecursionError:
         raise NotJson("the value is nested too deeply, or contains itself") from None
