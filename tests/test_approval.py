@@ -211,6 +211,19 @@ async def test_p19_arguments_edited_into_what_the_tool_does_not_take_decide_noth
     assert shop.cancelled == [8]
 
 
+@pytest.mark.parametrize(
+    "said", [{"edited": {"order": "eight"}}, {"edited": {"order": math.nan}}, {"matching": {"order": {"over": 100}}}]
+)
+async def test_p19_a_no_is_a_no_whatever_else_is_said_with_it(said: Object) -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))
+    async with shop.peer(R5) as peer:
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        denied = await shop.desk.decide(await shop.only(), False, by="operator", **said)
+        assert (denied.state, denied.edited) == ("denied", None)
+        assert "was not approved by an operator" in (await peer.call("cancel", {"order": 7})).text
+    assert shop.cancelled == []
+
+
 async def test_p19_edited_arguments_that_nobody_could_check_are_checked_before_they_run() -> None:
     """As of a question filed by a version that did not keep the schema."""
     shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"))

@@ -233,6 +233,8 @@ class Desk:
             raise ApprovalError(f"{ident}: has been {approval.state}{who_was} already")
         if self.is_own(approval, who or by):
             raise ApprovalError(f"{ident}: somebody else than its caller has to decide on it")
+        if not yes:
+            edited = matching = None  # a no is a no, whatever else was said with it
         try:
             edited, asked = plain(edited), approval.asked.arguments
             unmet = [name for name, condition in (matching or {}).items() if not meets(name, condition, asked)]
@@ -245,7 +247,7 @@ class Desk:
             if problems:
                 raise ApprovalError(f"{ident}: nothing is decided: {'; '.join(each.text for each in problems)}")
         state: State = "approved" if yes else "denied"
-        decided = replace(approval, state=state, by=by, at=now, note=note[:1000], edited=edited if yes else None)
+        decided = replace(approval, state=state, by=by, at=now, note=note[:1000], edited=edited)
         allowed = replace(approval.asked, arguments=approval.asked.arguments if edited is None else edited, schema={})
         last = [Put(_last(allowed), encode_sorted(allowed), LAST)] if yes else []
         if not await self._step(raw, decided, state, *last):
