@@ -867,6 +867,9 @@ KNOWN = [
     Known("cancel_order", frozenset({"orders"}), ORDERS),
     Known("refund", frozenset({"money"}), ORDERS),
     Known("free", frozenset(), {"type": "object", "allOf": []}),
+    Known("open", frozenset({"open"}), {**ORDERS, "additionalProperties": {"type": "string"}}),
+    Known("any", frozenset({"open"}), {"type": "object"}),
+    Known("none", frozenset(), {"type": "object", "additionalProperties": False}),
 ]
 
 
@@ -885,6 +888,13 @@ KNOWN = [
             ["r: arguments: 'zz' is an argument of no tool it is about"],
         ),
         ({"tools": ["cancel_*", "free"], "arguments": {"anything": {"is": 1}}}, []),  # who knows what is in there
+        ({"tools": ["open"], "arguments": {"label": {"is": "x"}}}, []),
+        ({"tools": ["any"], "arguments": {"label": {"is": "x"}}}, []),
+        ({"tags": ["open"], "arguments": {"label": {"is": "x"}}}, []),
+        (
+            {"tools": ["none"], "arguments": {"label": {"is": "x"}}},
+            ["r: arguments: 'label' is an argument of no tool it is about"],
+        ),
         ({"arguments": {"/*": {"is": 1}, "*.x": {"is": 1}}}, []),
     ],
 )

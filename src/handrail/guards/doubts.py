@@ -33,7 +33,10 @@ class Known(NamedTuple):
     @property
     def arguments(self) -> set[str] | None:
         """Their names, as far as the schema lists them in one place."""
-        return None if self.schema.keys() & _ELSEWHERE else set(self.schema.get("properties", {}))
+        listed = self.schema.get("properties")
+        # Who says that there may be others, or names none at all, takes any.
+        is_open = self.schema.get("additionalProperties", listed is None) is not False
+        return None if is_open or self.schema.keys() & _ELSEWHERE else set(listed or ())
 
 
 def rules_that_meet_nothing(rules: Iterable[Compiled], tools: Sequence[Known]) -> Iterator[str]:
