@@ -428,6 +428,14 @@ def test_check_doubts_rules_that_meet_nothing(home: Path) -> None:
     for verb in (["check", "shop.py"], ["serve", "shop.py"]):
         said = handrail(*verb, home=home).stderr
         assert "careful: limits.tools: 'refnd' matches no tool; did you mean 'refund'?" in said
+    for verb in (["check", "shop.py"], ["serve", "shop.py"], ["serve", "shop.py", "--reload"]):
+        (home / "handrail.toml").write_text('[[rules]]\nverdict = "deny"\ntools = ["refnd", "refund", "read_more"]')
+        said = handrail(*verb, home=home).stderr
+        assert said.count("careful") == 2 and "'refnd' matches no tool; did you mean 'refund'?" in said
+        assert "'read_more' matches no tool" in said
+        with (home / "handrail.toml").open("a") as file:
+            file.write("\n[sanitize]\nmax_text = 2000\n")  # then there is one
+        assert handrail(*verb, home=home).stderr.count("careful") == 1
     (home / "handrail.toml").write_text("[[rules]]\nverdict = 'denied'")
     wrong = handrail("check", home=home)
     assert wrong.returncode == 2 and "handrail.toml: " in wrong.stderr and "'denied'" in wrong.stderr

@@ -39,7 +39,7 @@ def run_check(args: Namespace, screen: Screen) -> int:
         theirs = {name: it for name, it in server.engine.guards.items() if not guarded.speaks_of(name)}
         guarded.rule(server)
         policy = server.engine.gate.policy
-        doubts = guarded.doubts(server)
+        doubts = guarded.doubts(server, server.engine.catalog)
     if screen.as_json:
         own = {name: _plain(it) for name, it in theirs.items()}
         told = {"file": str(guarded.path or ""), "config": to_builtins(config), "server": own, "warnings": doubts}

@@ -11,8 +11,11 @@ from handrail.cli.codes import Usage
 from handrail.cli.source import Source
 from handrail.client.state import State, state_folder
 from handrail.config import NAME, SECTIONS, document, read
+from handrail.engine.catalog import Catalog
 from handrail.engine.gate import GuardOptions
+from handrail.engine.reading_on import TOOL as READ_MORE, smallest_cap
 from handrail.guards.doubts import Known, settings_that_meet_nothing
+from handrail.guards.sanitize import Sanitize
 from handrail.server import Server
 from handrail.stores.sqlite import SqliteStore
 
@@ -65,13 +68,15 @@ class Guarded:
         except ValueError as problem:  # what the file is right to name, and is not there: a secret
             raise Usage(f"{self.path}: {problem}") from None
 
-    def doubts(self, server: Server) -> list[str]:
-        """What is set and does nothing on this server."""
-        tools = [Known(each.tool.name, each.tags, each.tool.input_schema) for each in server.engine.catalog.entries]
+    def doubts(self, server: Server, catalog: Catalog) -> list[str]:
+        """What is set and does nothing on this server, with these tools."""
+        tools = [Known(each.tool.name, each.tags, each.tool.input_schema) for each in catalog.entries]
         guards = server.engine.guards
-        unmet = settings_that_meet_nothing(guards.get("rates"), guards.get("sanitize"), tools)
+        rates, sanitize = guards.get("rates"), guards.get("sanitize", Sanitize())
+        if sanitize is not None and smallest_cap(sanitize):  # then it will be there too
+            tools.append(Known(READ_MORE.name, frozenset(), READ_MORE.input_schema))
         policy = server.engine.gate.policy
-        return [*policy.warnings, *policy.warnings_for(tools), *unmet]
+        return [*policy.warnings, *policy.warnings_for(tools), *settings_that_meet_nothing(rates, sanitize, tools)]
 
     def speaks_of(self, guard: str) -> bool:
         """Whether the file says anything of it."""

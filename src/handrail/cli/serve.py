@@ -39,10 +39,11 @@ def run_serve(args: Namespace, screen: Screen) -> int:
     if args.reload:
         sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for the first one
     server = source.load()
+    catalog = server.engine.catalog  # one that follows its file has no tools before it serves
     if args.reload:
         server = follow(source, server, screen.note)
     guarded.guard(server)
-    for doubt in guarded.doubts(server):
+    for doubt in guarded.doubts(server, catalog):
         screen.note(f"careful: {doubt}")
     try:
         with _console(args, guarded, server, source, address, workers) as console:
