@@ -341,6 +341,19 @@ def test_a_file_that_does_not_import_changes_nothing_until_it_does(file: Path) -
         assert peer.names() == ["outlook"]
 
 
+def test_a_file_with_a_tool_that_the_server_has_itself_changes_nothing_until_it_has_not(file: Path) -> None:
+    (file.parent / "handrail.toml").write_text("[sanitize]\nmax_text = 2000\n")  # which brings read_more along
+    with client("serve", "weather.py", "--reload", home=file.parent) as peer:
+        peer.open()
+        file.write_text(SERVER.replace("sun", "rain") + "\n@server.tool\ndef read_more() -> str:\n    return 'no'\n")
+        assert "'read_more' of its own; the tools stay as they were" in peer.told("the tools stay")
+        assert peer.names() == ["forecast", "read_more"]
+        assert peer.call("forecast", city="Oslo") == "sun in Oslo"
+        file.write_text(SERVER.replace("sun", "snow"))
+        peer.changed()
+        assert peer.call("forecast", city="Oslo") == "snow in Oslo"
+
+
 def test_modules_beside_the_file_are_followed(file: Path) -> None:
     package = file.parent / "parts"
     package.mkdir()

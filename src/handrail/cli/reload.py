@@ -107,8 +107,7 @@ class _Following:
                     await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
                     return
                 if self._source.changed() and (version := await self._read()):
-                    self._exchange(shell, current, version)
-                    current = version
+                    current = self._exchange(shell, current, version)
         finally:
             for version in self._versions.values():
                 version.over.set()
@@ -132,10 +131,16 @@ class _Following:
         self._versions[server] = version
         return version
 
-    def _exchange(self, shell: Server, old: _Version, new: _Version) -> None:
-        """In one go, without awaiting: no message is handled in between."""
-        before = shell.tools
-        for entry in shell.engine.catalog.entries:
+    def _exchange(self, shell: Server, old: _Version, new: _Version) -> _Version:
+        """In one go, without awaiting: no message is handled in between. The version that is there now."""
+        before, entries = shell.tools, shell.engine.catalog.entries
+        taken = {each.tool.name for each in entries if not each.via} & {each.name for each in new.server.tools}
+        if taken:
+            self._note(f"the server has a tool {min(taken)!r} of its own; the tools stay as they were")
+            new.replaced = True
+            new.rest()
+            return old
+        for entry in entries:
             if entry.via:
                 with suppress(KeyError):  # the old version has taken it away itself
                     shell.remove(entry.tool.name)
@@ -147,6 +152,7 @@ class _Following:
             self._note("its guards are others now; those it was started with hold until it is started again")
         old.replaced = True
         old.rest()
+        return new
 
 
 def _guards(server: Server) -> dict[str, Any]:
