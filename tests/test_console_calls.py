@@ -192,6 +192,25 @@ async def test_the_story_of_a_call() -> None:
         assert rig.console.feed.find(row["id"]) is not None
 
 
+async def test_calls_of_one_batch_are_shown_with_their_own_arguments() -> None:
+    shop = Shop()
+    async with consoled(shop.server) as rig, Peer(shop.server, revision="2025-03-26") as peer:
+        page = await rig.page()
+        await page.listen()
+        given = [("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2}), ("add", {"a": 3}), ("nothing", {"a": 4})]
+        batch = [
+            {"jsonrpc": "2.0", "id": f"b{number}", "method": "tools/call", "params": {"name": tool, "arguments": args}}
+            for number, (tool, args) in enumerate(given)
+        ]
+        await peer.send(json.dumps(batch).encode())
+        async with asyncio.timeout(PATIENCE):
+            while shop.feed.totals[0] < len(batch):
+                await page.event("tick")
+        stories = [await page.get(f"calls/{seen.id}") for seen in shop.feed.kept]
+    shown = [(story["row"]["tool"], story["arguments"]) for story in stories]
+    assert sorted(shown, key=str) == sorted(given, key=str)
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "outcome", "refusal", "stage"),
     [

@@ -157,11 +157,11 @@ def _story(console: Console, seen: Seen) -> Object:
 
 
 def _arguments(seen: Seen) -> Json:
-    """As they came: out of the message, or out of the one in the batch that names the tool."""
+    """As they came: out of the message, or out of the one in the batch that is this call."""
     said = decode(seen.asked) if seen.asked else {}
     for each in said if type(said) is list else [said]:
-        params = each.get("params") if type(each) is dict else None
-        if type(params) is dict and params.get("name") == seen.tool:
+        params = each.get("params") if type(each) is dict and each.get("id") == seen.ident else None
+        if type(params) is dict:
             return params.get("arguments", {})
     return {}
 

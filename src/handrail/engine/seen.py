@@ -14,6 +14,7 @@ from handrail.engine.call import STAGES, Call
 from handrail.engine.peers import Peer
 from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding
+from handrail.jsonrpc import Id
 from handrail.model import Audio, Block, EmbeddedResource, Image, Object, Text, ToolResult
 from handrail.protocol.http import Headers
 from handrail.protocol.trace import Trace, read, read_headers
@@ -53,6 +54,7 @@ class Seen(Struct, eq=False, gc=False):  # holds nothing that leads back here, o
     logs: tuple[Log, ...] = ()
     lines: tuple[Line, ...] = ()  # that went over the wire between request and answer
     weight: int = 0  # in bytes, once it is counted
+    ident: Id = ""  # of its request, which may have come in a batch
 
     @property
     def id(self) -> str:

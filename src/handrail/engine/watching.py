@@ -191,6 +191,7 @@ class Feed:
             refused.kind.value,
             None,
             (refused.kind.value, refused.prefix + refused.text),
+            ident=request.id,
         )
 
     def _begun(self, call: Call) -> Begun:
@@ -308,16 +309,16 @@ class Feed:
             call.decision,
             call.agreed,
             None if ended else call,
+            ident=call.id,
         )
 
     # What follows from it
 
     def settle(self) -> None:
         """Count those that have ended, and keep the last. Who looks at anything here has this done first."""
-        ended = self._ended
+        ended, self._ended = self._ended, []
         if not ended:
             return
-        self._ended = []
         if ended[0].answered // 60 == ended[-1].answered // 60:
             self._count_in(ended)
         else:
@@ -340,8 +341,7 @@ class Feed:
         """Some that have ended in the same minute."""
         kinds = [(seen.peer, seen.tool, seen.outcome, not seen.marks) for seen in ended]
         counts, last = Counter(kinds), dict(zip(kinds, ended, strict=True))
-        errors = unrecorded = 0
-        totals = self._totals
+        errors, unrecorded, totals = 0, 0, self._totals
         for kind, count in counts.items():
             peer, tool, how, never_began = kind
             seen = last[kind]
