@@ -784,6 +784,24 @@ async def test_a_stream_shows_what_all_workers_do(tmp_path: Path) -> None:
                 pass
 
 
+@pytest.mark.parametrize("how", ["stopped", "signed out"])
+async def test_a_stream_that_waits_for_a_worker_ends_when_it_is_to(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "GREET_SECONDS", PATIENCE)
+    async with consoled(Shop().server, workers=2, shared=tmp_path / "console.sqlite") as rig:
+        page, watching = await rig.page(), asyncio.Event()
+        monkeypatch.setattr(rig.console.pulse, "watch", watching.set)
+        reading = asyncio.create_task(page._read())
+        async with asyncio.timeout(PATIENCE / 2):
+            await watching.wait()  # it was greeted by the one worker there is
+            if how == "stopped":
+                rig.console.pulse.end()
+            else:
+                await page.post("sign-out")
+            await reading
+
+
 async def test_counts_of_a_tool_are_those_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "TALLY_SECONDS", PATIENCE)
     store = MemoryStore()

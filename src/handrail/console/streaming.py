@@ -273,7 +273,8 @@ async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
         for task in tasks:
             stack.callback(task.cancel)
         await console.command("greet", {"stream": mine})
-        await _greeted(console, queue, mine, view)
+        if not await _greeted(console, queue, mine, view, session.key):
+            return
         cards = await approving.cards(console, session)
         waiting = {each["id"] for each in cards}
         hello = view.hello(cards)
@@ -332,13 +333,16 @@ async def _ended_soon(ended: asyncio.Event, queue: asyncio.Queue[bytes]) -> None
     await queue.put(b"end\n\n")
 
 
-async def _greeted(console: Console, queue: asyncio.Queue[bytes], mine: str, view: View) -> None:
-    """Wait for what every worker says of itself, but not for one that does not."""
+async def _greeted(console: Console, queue: asyncio.Queue[bytes], mine: str, view: View, session: str) -> bool:
+    """Wait for what every worker says of itself, but not for one that does not; False if the stream ends meanwhile."""
     with suppress(TimeoutError):
         async with asyncio.timeout(GREET_SECONDS):
             while len(view.minutes) < console.workers:
                 event, to, data = (await queue.get()).split(b"\n", 2)
+                if event == b"end" or (event, to) == (b"signed-out", session.encode()):
+                    return False
                 if event == b"greeting" and to == mine.encode():
                     view.greeted(decode(data))
     if not view.ticks:
         view.greeted(_greeting(console))
+    return True
