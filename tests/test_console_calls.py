@@ -802,6 +802,39 @@ async def test_a_stream_that_waits_for_a_worker_ends_when_it_is_to(
             await reading
 
 
+async def test_calls_of_a_worker_that_was_killed_do_not_run_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.1)
+    store = MemoryStore()
+    one, two = Shop(store=store), Shop(store=store)
+    shared = tmp_path / "console.sqlite"
+    async with (
+        consoled(one.server, workers=2, shared=shared) as rig,
+        beside(rig, two, shared) as second,
+        Peer(one.server) as here,
+        Peer(two.server) as there,
+    ):
+        page = await rig.page()
+        await page.listen()
+        calls = [asyncio.create_task(peer.call("hold", {})) for peer in (here, there)]
+        async with asyncio.timeout(PATIENCE):
+            while (await page.event("tick"))["running_total"] < 2:
+                pass
+            publish = second.topics.publish
+            monkeypatch.setattr(second.topics, "publish", lambda *_: asyncio.Event().wait())  # as if it were dead
+            while (tick := await page.event("tick"))["running_total"] > 1:
+                pass
+            assert [row["worker"] for row in tick["running"]] == [rig.console.worker]
+            while {each["worker"] for each in await page.event("connections")} != {rig.console.worker}:
+                pass
+            monkeypatch.setattr(second.topics, "publish", publish)
+        for shop in (one, two):
+            shop.go.set()
+        await asyncio.gather(*calls)
+
+
 async def test_counts_of_a_tool_are_those_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "TALLY_SECONDS", PATIENCE)
     store = MemoryStore()

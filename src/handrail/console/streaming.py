@@ -36,6 +36,7 @@ TICK_SECONDS, SLOW_SECONDS = 0.1, 1.0
 SOON_SECONDS = 0.02  # what begins and ends within it is told of once
 RENEW_SECONDS, WATCH_SECONDS = 5.0, 12.5
 GREET_SECONDS = 0.5
+LOST_SECONDS = 5.0  # then a worker in which calls run, and which says nothing, is gone: else it would every second
 MAX_RUNNING, MAX_FINISHED = 100, 20
 RECENT_MINUTES = 5
 _MAX_WAITING = 100
@@ -192,9 +193,11 @@ class View:
         self.inner: dict[str, Object] = {}
         self.minutes: dict[str, list[Object]] = {}
         self.connections: dict[str, list[Object]] = {}
+        self._heard: dict[str, float] = {}  # when each was
 
     def greeted(self, told: Object) -> None:
         worker = told["worker"]
+        self._heard[worker] = asyncio.get_running_loop().time()
         self.ticks.setdefault(worker, told["tick"])
         self.inner.setdefault(worker, told["inner"])
         self.minutes[worker] = told["minutes"]
@@ -207,7 +210,21 @@ class View:
             return shown
         told = self.ticks[worker] = decode(shown)
         self.inner[worker] = decode(more)
+        self._heard[worker] = asyncio.get_running_loop().time()
         return encode(self.tick(told["finished"]))
+
+    def lost(self) -> bool:
+        """Whether a worker is gone: nothing runs in it any more, and nobody is connected to it."""
+        now = asyncio.get_running_loop().time()
+        gone = [
+            worker
+            for worker, told in self.ticks.items()
+            if self._console.workers > 1 and told["running_total"] and now - self._heard[worker] > LOST_SECONDS
+        ]
+        for worker in gone:
+            self.ticks[worker] |= {"running": [], "running_total": 0}
+            self.connections[worker] = []
+        return bool(gone)
 
     def tick(self, finished: list[Object]) -> Object:
         ticks = list(self.ticks.values())
@@ -316,6 +333,9 @@ async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
                     return
             if loop.time() >= checked + SLOW_SECONDS:
                 checked = loop.time()
+                if view.lost():
+                    yield sse.event(encode(view.tick([])), name="tick")
+                    yield sse.event(encode(merged(view.connections.values())), name="connections")
                 if (now := view.health(len(waiting))) != state:
                     state = now
                     yield sse.event(encode(state), name="health")
