@@ -169,6 +169,8 @@ def test_what_cannot_be_meant_is_an_error_that_says_where(tmp_path: Path, text: 
             "rules[2].tools[1]: expected a text, got a whole number",
         ),
         ({"http": {"workers": "two"}}, "http.workers: expected a whole number, got a text"),
+        ({"sanitize": {"max_text": "2k"}}, "sanitize.max_text: expected a whole number, got a text"),
+        ({"limits": {"shared": "no"}}, "limits.shared: expected true or false, got a text"),
         ({"audit": {"on": "yes"}}, "audit.on: expected true or false, got a text"),
         ({"audit": {"file": "trail.txt"}}, "audit.file: 'trail.txt' does not end in .jsonl"),
         ({"identities": {"keys": {"alice": 5}}}, "identities.keys.alice: expected a text, got a whole number"),

@@ -269,7 +269,7 @@ def _wrong(given: Any, kind: Any, path: str) -> str:
         convert(given, kind)
     except ValidationError as problem:
         text = _MISSING.sub(r"`\1` is missing", str(problem).split(" - at `$")[0])
-        text = _KIND.sub(lambda found: _KINDS.get(found[1], found[0]), text)
+        text = _KIND.sub(lambda found: _KINDS.get(found[1].removesuffix(" | null"), found[0]), text)  # TOML has no null
         if text.startswith(path.split(".")[0]):
             return text  # it knows its place
         return f"{path}.{text}" if _KEY.match(text) else f"{path}: {text[:1].lower()}{text[1:]}"
