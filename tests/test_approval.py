@@ -19,6 +19,7 @@ from handrail.errors import RemoteProtocolError
 from handrail.guards.approval import ApprovalError, Approvals, Desk
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.trail_reading import TrailFile
+from handrail.stores import StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from requirements import requirement
@@ -222,6 +223,26 @@ async def test_p19_a_no_is_a_no_whatever_else_is_said_with_it(said: Object) -> N
         assert (denied.state, denied.edited) == ("denied", None)
         assert "was not approved by an operator" in (await peer.call("cancel", {"order": 7})).text
     assert shop.cancelled == []
+
+
+class Mute(MemoryStore):
+    """Keeps what it is given, and tells nobody."""
+
+    async def publish(self, topic: str, message: bytes) -> None:
+        raise StoreError("SQLite: database or disk is full")
+
+
+async def test_p19_a_decision_that_cannot_be_told_is_one_all_the_same() -> None:
+    shop = Shop(approvals=Approvals(wait=0.01, round=0.001, by="operator"), store=Mute())
+    async with shop.peer(R5) as peer:
+        assert (await peer.call("cancel", {"order": 7})).is_error
+        decided = await shop.desk.decide(await shop.only(), True, by="operator", remember=3600)
+        [grant] = await shop.desk.grants()
+        assert (decided.state, grant.approval) == ("approved", decided.id)
+        assert not (await peer.call("cancel", {"order": 7})).is_error
+        assert not (await peer.call("cancel", {"order": 7})).is_error, "as remembered"
+        assert await shop.desk.revoke(grant.id, by="operator")
+    assert shop.cancelled == [7, 7]
 
 
 async def test_p19_edited_arguments_that_nobody_could_check_are_checked_before_they_run() -> None:

@@ -340,7 +340,7 @@ class Desk:
             made=now,
         )
         await self._commit(approval, "remembered", Put(f"grant:{grant.id}", encode_sorted(grant), seconds + LEEWAY))
-        await self._store.publish("approvals", b"")
+        await self._tell("approvals", b"")
 
     async def granted(self, asked: Asked) -> Grant | None:
         now = self.now()
@@ -358,7 +358,7 @@ class Desk:
         if first is not None and first[1].state == "approved":
             await self._step(first[0], replace(first[1], state="cancelled", by=by, at=self.now()), "cancelled")
         done = await self._write({"step": "revoked", "grant": ident, "by": by}, Delete(f"grant:{ident}"))
-        await self._store.publish("approvals", b"")
+        await self._tell("approvals", b"")
         return done
 
     # Steps
@@ -371,14 +371,18 @@ class Desk:
         close = [Delete(f"approval-open:{after.id}")] if over else []
         done = await self._commit(after, step, put, *close, *more)
         if done:
-            await self._store.publish(f"approval:{after.id}", after.state.encode())
+            await self._tell(f"approval:{after.id}", after.state.encode())
             await self.tell(after)
         return done
 
     async def tell(self, approval: Approval) -> None:
-        """Whoever looks, that it is not what it was. What is done is done, whether that can be told or not."""
+        """Whoever looks, that it is not what it was."""
+        await self._tell("approvals", approval.id.encode())
+
+    async def _tell(self, topic: str, news: bytes) -> None:
+        """What is done is done, whether that can be told or not: who waits for it looks by himself, now and then."""
         with suppress(StoreError):
-            await self._store.publish("approvals", approval.id.encode())
+            await self._store.publish(topic, news)
 
     async def _commit(self, approval: Approval, step: str, *changes: Put | Delete) -> bool:
         asked = approval.asked
