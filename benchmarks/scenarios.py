@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "HTTP_WIRES", "REVISIONS", "SCENARIOS", "SMALL", "STEPS"]
-__all__ += ["Answer", "Cores", "Part", "Scenario", "Wire", "text_of"]
+__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "GUARDED_TEXT", "HTTP_WIRES", "LONG", "REVISIONS", "SCENARIOS"]
+__all__ += ["SMALL", "STEPS", "Answer", "Cores", "Part", "Scenario", "Wire", "text_of"]
 
 Answer = dict[str, Any]
 Cores = Literal["any", "one", "two"]
@@ -162,6 +162,8 @@ GUARDED_CALLS: Sequence[tuple[str, Callable[[int], Answer], Callable[[int, Answe
 )
 GUARDED_WIRES: Sequence[tuple[str, Wire, Cores]] = (("stdio", "pipe", "any"), ("HTTP, stateless", "stateless", "two"))
 
+LONG = "It was a quiet day, and nothing happened that anybody would remember.\n" * 14_000  # 1 MB
+
 GUARDED = [
     Scenario(
         f"guards, {tool} over {name}",
@@ -177,3 +179,10 @@ GUARDED = [
     for name, wire, cores in GUARDED_WIRES
     for tool, arguments, is_right in GUARDED_CALLS
 ]
+GUARDED_TEXT = Scenario(
+    "guards, a text of 1 MB over stdio",
+    calling("text", lambda id: {}),
+    lambda id, answer: text_of(answer) == LONG,
+    (2,),
+    least_calls=40,
+)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from benchmarks.scenarios import STEPS
+from benchmarks.scenarios import LONG, STEPS
 from benchmarks.tools import Sum
 from handrail import Server
 from handrail.engine.gate import GuardOptions
@@ -46,7 +46,7 @@ def build(step: str, folder: Path) -> Server:
     elif "intent" in has:
         guards["audit"] = Intents(open_trail(folder / "audit.db"))
     server = Server("bench", **guards)
-    for tool in (reply, total):
+    for tool in (reply, total, text):
         server.tool(tool)
     if "validate" not in has:
         for entry in server.engine.catalog:  # no option does this
@@ -66,6 +66,11 @@ async def reply(
 async def total(a: float, b: float, currency: Literal["EUR", "USD"] = "EUR") -> Sum:
     """Add two amounts."""
     return Sum(a + b)
+
+
+async def text() -> str:
+    """A long one."""
+    return LONG
 
 
 def rules() -> list[Rule]:

@@ -25,7 +25,7 @@ from handrail.engine.catalog import Entry
 from handrail.engine.dispatch import Conversation
 from handrail.engine.watching import Tally
 from handrail.errors import PeerError
-from handrail.guards.inert import inert
+from handrail.guards.inert import inert, texts_in
 from handrail.guards.limits import ANONYMOUS, LOCAL
 from handrail.guards.look_alikes import look_alikes
 from handrail.guards.media import trouble
@@ -314,20 +314,8 @@ def _warnings(entry: Entry, alike: dict[str, str], flaw: str) -> Iterator[str]:
     if (other := alike.get(entry.tool.name)) is not None:
         yield f"Its name can be taken for {other!a}"
     for member, said in definition(entry.tool).items():
-        if any(inert(text) != text for text in _texts(said)):
+        if any(inert(text) != text for text in texts_in(said)):
             yield f"Its {member} has characters that are not seen, or act on a screen"
-
-
-def _texts(value: Json) -> Iterator[str]:
-    if type(value) is str:
-        yield value
-    elif type(value) is dict:
-        for key, inner in value.items():
-            yield key
-            yield from _texts(inner)
-    elif type(value) is list:
-        for inner in value:
-            yield from _texts(inner)
 
 
 def _icon(given: Json) -> Object:

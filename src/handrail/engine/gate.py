@@ -90,13 +90,8 @@ class Gate:
         self.serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
 
     def configure(self, options: GuardOptions) -> None:
-        for name in (
-            "rates",
-            "sanitize",
-            "approvals",
-            "trail",
-        ):  # as a file would be read: a misspelled word is an error
-            try:
+        for name in ("rates", "sanitize", "approvals", "trail"):
+            try:  # as a file would be read: a misspelled word is an error
                 if (given := options.get(name)) is not None:
                     convert(to_builtins(given), type(given))
             except ValidationError as problem:
@@ -368,7 +363,9 @@ class Gate:
                 raise Refused(Kind.UNRECORDED, text) from None
             call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
 
-    def cleaned(self, call: Call, result: ToolResult, is_clean: bool = False) -> ToolResult:
+    def cleaned(
+        self, call: Call, result: ToolResult, *, is_clean: bool = False, is_doubtful: bool = False
+    ) -> ToolResult:
         """What may leave."""
         if call.repairs:
             told = [{"path": each.path, "sent": each.sent, "became": each.became} for each in call.repairs]
@@ -376,7 +373,7 @@ class Gate:
         if self.sanitizer is None or is_clean:
             return result
         sent, given = result.structured, result
-        result, findings = self.sanitizer.clean(call.entry.tool.name, given)
+        result, findings = self.sanitizer.clean(call.entry.tool.name, given, is_doubtful=is_doubtful)
         if result is given and not findings:
             return result
         call.findings += findings

@@ -92,7 +92,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 gate.sanitizer is not None and not gate.sanitizer.passes(entry.tool.name, result, mirrored)
             ):
                 # What can be read on was cleaned before it was cut.
-                result = gate.cleaned(call, result, entry.invoke is read_more)
+                result = gate.cleaned(call, result, is_clean=entry.invoke is read_more, is_doubtful=not call.repairs)
                 if gate.reading is not None and gate.reading.fresh:
                     await gate.save_rest(call, result)
             if marks is not None:

@@ -216,7 +216,7 @@ class Feed:
 
     def open(self) -> None:
         """In the process whose calls it sees: their names are no other's."""
-        self._prefix = secrets.token_hex(4)
+        self._prefix = secrets.token_hex(6)
 
     def answered(self, seen: Seen, answer: bytes | None) -> None:
         """One that had ended before."""

@@ -51,8 +51,8 @@ class Sight:
     def __init__(self, secrets: Secrets) -> None:
         self.secrets = secrets
         # These may see a secret where there is none. For a long text several quick looks are faster than one slow one.
-        self._nothing = lacks_whole(f"{_WIDE}|{SIGNS}")
-        self._nothing_long = lacks_whole(*_ASCII, SIGNS)
+        self._nothing = lacks_whole("|".join([_WIDE, *SIGNS]))
+        self._nothing_long = lacks_whole(*_ASCII, *SIGNS)
         self._calm = {True: lacks(*_ASCII), False: lacks(_WIDE)}
 
     def is_plain(self, text: str) -> bool:

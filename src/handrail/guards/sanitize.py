@@ -134,12 +134,15 @@ class Sanitizer:
         self.keep = keep
         self._chosen: dict[str, tuple[Sanitize, int]] = {}
 
-    def clean(self, tool: str, result: ToolResult) -> tuple[ToolResult, tuple[Finding, ...]]:
+    def clean(
+        self, tool: str, result: ToolResult, *, is_doubtful: bool = False
+    ) -> tuple[ToolResult, tuple[Finding, ...]]:
         """The result as it may leave, and what was found; the same object when nothing had to be done.
 
         A result that may not leave becomes an error that says so. Whatever fails here, the result does not leave.
+        `is_doubtful`: a quick look was taken, and was not enough.
         """
-        if self.passes(tool, result):
+        if not is_doubtful and self.passes(tool, result):
             return result, ()
         cleaning = Cleaning(self._sight, (self._chosen.get(tool) or self._choose(tool))[0])
         try:

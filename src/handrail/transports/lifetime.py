@@ -141,9 +141,8 @@ class Watch:
             self._handlers[number] = signal.signal(number, self._on_signal)
         if sys.platform != "win32":
             # A forked child has our handlers and our socket: no signal may reach it before it has let go of them.
-            held: set[int] = (
-                set()
-            )  # the threads that fork; hooks cannot be undone, but once this is over they do nothing
+            # Hooks cannot be undone, but once this is over they do nothing.
+            held: set[int] = set()  # the threads that fork
 
             def hold() -> None:
                 if not self._over:
