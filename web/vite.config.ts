@@ -14,8 +14,8 @@ export default defineConfig({
     reportCompressedSize: true,
     rolldownOptions: {
       output: {
-        codeSplitting: false,
         entryFileNames: "assets/console.js",
+        chunkFileNames: "assets/[name].js",
         assetFileNames: "assets/console[extname]",
       },
     },

@@ -1,17 +1,12 @@
 // The frame around the screens: header, tabs, theme, keys, and what to do when nobody is signed in.
-import { useEffect, useState } from "preact/hooks";
-import { me, signedOutBecause, signOut } from "./api-client";
-import { Cell, use } from "./cell";
+import { useEffect, useReducer, useState } from "preact/hooks";
+import { at as path, get, me, signedOutBecause, signOut } from "./api-client";
+import { use } from "./cell";
 import { close, health, heard, now, open, runningTotal, stream, waiting } from "./live";
 import { go, link, route, type Route } from "./route";
-import { Approve } from "./screens/approve";
-import { Audit } from "./screens/audit";
-import { CallStory } from "./screens/call";
-import { Connections } from "./screens/connections";
-import { Now } from "./screens/now";
-import { Tools } from "./screens/tools";
-import { Try } from "./screens/try";
-import { Ago, Button, clock, Copy, Dialog, Empty, Facts, Icon, type IconName, many, Message, plain, Shown, SIGNS, useAction, useKeys } from "./ui";
+import { isScreen, load, viewOf } from "./screens";
+import { pick, theme, THEMES, type Theme } from "./theme";
+import { Ago, Button, clock, Copy, Dialog, Empty, Facts, Icon, type IconName, many, Message, Notice, plain, Shown, SIGNS, useAction, useData, useKeys } from "./ui";
 
 const SCREENS: { name: string; word: string; icon: IconName; key: string }[] = [
   { name: "now", word: "Now", icon: "now", key: "n" },
@@ -95,28 +90,40 @@ function Signed() {
 }
 
 function Screen({ at }: { at: Route }) {
-  switch (at.screen) {
-    case "now":
-      return <Now />;
-    case "tools":
-      return <Tools />;
-    case "try":
-      return <Try />;
-    case "approve":
-      return <Approve />;
-    case "calls":
-      return <CallStory key={at.name} id={at.name} />;
-    case "audit":
-      return <Audit route={at} />;
-    case "connections":
-      return <Connections />;
-    default:
-      return (
-        <Empty title="There is no such page">
-          <a href="#/now">Go to what happens now</a>
-        </Empty>
-      );
+  const [, come] = useReducer((n: number, _: void) => n + 1, 0);
+  const View = viewOf(at.screen);
+  if (View) return <View route={at} />;
+  if (isScreen(at.screen)) return <Coming key={at.screen} screen={at.screen} onCome={come} />;
+  return (
+    <Empty title="There is no such page">
+      <a href="#/now">Go to what happens now</a>
+    </Empty>
+  );
+}
+
+/** A screen on its way here. If it cannot be had: why, and what to do. */
+function Coming({ screen, onCome }: { screen: string; onCome: () => void }) {
+  const here = use(stream);
+  const { failure } = useData(() => load(screen).then(onCome), [here]);
+  const [reload, reloading] = useAction(async () => {
+    await get(path("me")); // who does not answer cannot give us the page again either
+    location.reload();
+  });
+  if (!failure) {
+    return (
+      <p class="coming muted" role="status">
+        Loading…
+      </p>
+    );
   }
+  return (
+    <Notice tone="bad" title="This screen could not be loaded" testid="screen-failed">
+      <p>{here === "lost" ? "The server is out of reach. The screen comes by itself when the server is back." : "The server may have been updated since this page was opened. Reload the page."}</p>
+      <Button icon="refresh" busy={reloading} onClick={reload} testid="reload">
+        Reload
+      </Button>
+    </Notice>
+  );
 }
 
 function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf: () => void }) {
@@ -137,6 +144,7 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
             class="screen"
             data-testid={`tab-${screen.name}`}
             aria-current={at.screen === screen.name || (screen.name === "now" && at.screen === "calls") ? "page" : undefined}
+            onPointerEnter={() => load(screen.name).catch(() => {})} // if it fails, the screen says so
           >
             <Icon name={screen.icon} />
             <span>{screen.word}</span>
@@ -326,38 +334,10 @@ export function Mark({ size }: { size: number }) {
   );
 }
 
-// Theme
-
-type Theme = "system" | "light" | "dark";
-const THEMES: Theme[] = ["system", "light", "dark"];
-const theme = new Cell<Theme>(remembered());
-paint(theme.value);
-
-function remembered(): Theme {
-  try {
-    return THEMES.find((one) => one === localStorage.getItem("handrail-theme")) ?? "system";
-  } catch {
-    return "system"; // storage may be closed to us
-  }
-}
-
-function paint(one: Theme): void {
-  if (one === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = one;
-}
+const SUNS: { [one in Theme]: IconName } = { system: "system", light: "sun", dark: "moon" };
 
 function ThemeButton() {
   const at = use(theme);
   const next = THEMES[(THEMES.indexOf(at) + 1) % THEMES.length]!;
-  const icons: { [one in Theme]: IconName } = { system: "system", light: "sun", dark: "moon" };
-  const pick = () => {
-    theme.set(next);
-    paint(next);
-    try {
-      localStorage.setItem("handrail-theme", next);
-    } catch {
-      // it is kept as long as the page is
-    }
-  };
-  return <Button kind="quiet" icon={icons[at]} label={`Theme: ${at}. Switch to ${next}`} testid="theme" onClick={pick} />;
+  return <Button kind="quiet" icon={SUNS[at]} label={`Theme: ${at}. Switch to ${next}`} testid="theme" onClick={() => pick(next)} />;
 }

@@ -6,8 +6,7 @@ import type { Checked, Json, JsonObject, Problem } from "./api";
 import { said } from "./api-client";
 import { carried, constraints, fresh, isObject, item, KINDS, kindOf, members, number, same, shape, short, step, text, typeName, variantOf, written } from "./schema";
 import type { Shape, Value } from "./schema";
-import "./tools.css";
-import { Button, Copy, Fold, Icon, Notice, plain, say, Shown } from "./ui";
+import { Button, Copy, Fold, Icon, Notice, plain, say, Shown, State } from "./ui";
 
 const MANY = 50; // items shown at once
 
@@ -106,8 +105,42 @@ export function useChecked(draft: Draft, check: (value: JsonObject) => Promise<C
   return [draft.broken ? null : checked, busy];
 }
 
+/** What the server says of the arguments, before anything is done with them. */
+export function Judged({ checked, checking, problems, broken, testid = "checked" }: { checked: Checked | null; checking: boolean; problems: Problem[]; broken: string; testid?: string }) {
+  if (broken)
+    return (
+      <p class="judged is-bad">
+        <Icon name="cross" /> The JSON has to be readable first.
+      </p>
+    );
+  if (!checked) return <p class="judged muted">{checking ? "Checking…" : ""}</p>;
+  return (
+    <div class="judged" data-testid={testid} data-valid={checked.valid} aria-live="polite">
+      {checked.valid ? (
+        <p class="row">
+          <span class="is-good">
+            <Icon name="check" /> Fits the schema.
+          </span>
+          {checked.verdict && (
+            <>
+              <span class="muted">The rules say</span> <State of={checked.verdict} />
+            </>
+          )}{" "}
+          {checked.rule && (
+            <span class="muted">
+              (<Shown text={checked.rule} max={80} />)
+            </span>
+          )}
+        </p>
+      ) : (
+        <Problems of={problems} />
+      )}
+    </div>
+  );
+}
+
 /** What is not right yet, each with a way to its field. */
-export function Problems({ of }: { of: Problem[] }) {
+function Problems({ of }: { of: Problem[] }) {
   return (
     <>
       <p class="is-bad">

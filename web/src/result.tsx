@@ -5,8 +5,7 @@ import { useState } from "preact/hooks";
 import type { Block, CallError, Json, Noted, Result } from "./api";
 import { at } from "./api-client";
 import { short } from "./schema";
-import "./tools.css";
-import { bytes, Button, Copy, Dialog, Fold, Go, Icon, JsonTree, Notice, Pill, Shown } from "./ui";
+import { bytes, Button, Copy, Dialog, Fold, Go, Icon, JsonTree, Notice, Pill, plain, Shown } from "./ui";
 
 const FOLDED_LINES = 14;
 const FOLDED_TEXT = 1500;
@@ -68,6 +67,27 @@ export function Refusal({ error }: { error: CallError }) {
       {!stopped && <p class="muted">{why}</p>}
       {error.data !== undefined && error.data !== null && <JsonTree value={error.data} open={2} label="More about the error" />}
     </div>
+  );
+}
+
+/** How grave a line of a log is. */
+export function LogLevel({ of }: { of: string }) {
+  const tone = /^(error|critical|alert|emergency)$/.test(of) ? "bad" : of === "warning" ? "warn" : "quiet";
+  return <Pill tone={tone}>{plain(of)}</Pill>;
+}
+
+/** A few words each, under one another. */
+export function Lines({ of, label, testid }: { label: string; of: [when: string, what: ComponentChildren, text: string][]; testid?: string }) {
+  return (
+    <ol class="lines" tabIndex={0} aria-label={label} data-testid={testid}>
+      {of.map(([when, what, text], index) => (
+        <li key={index}>
+          <span class="muted num">{when}</span>
+          <span class="num">{what}</span>
+          <Shown text={text} max={600} />
+        </li>
+      ))}
+    </ol>
   );
 }
 

@@ -5,13 +5,12 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import type { Approval, ApprovalsView, Checked, Difference, Grant, Json, JsonObject } from "../api";
 import { at, Failed, get, may, post, said } from "../api-client";
 import { Cell, use } from "../cell";
-import { compared } from "../diff";
-import { type Draft, drafted, Editor, useChecked } from "../form";
+import { compared, Side } from "../diff";
+import { type Draft, drafted, Editor, Judged, useChecked } from "../form";
 import { grantsChanged, onApproval, waiting } from "../live";
 import { Long } from "../result";
 import { go, link, route } from "../route";
 import { isObject, kindOf, placed, short } from "../schema";
-import "../approve.css";
 import {
   Ago,
   Button,
@@ -34,8 +33,6 @@ import {
   useData,
   useKeys,
 } from "../ui";
-import { Side } from "./tools";
-import { Judged } from "./try";
 
 const MAX_CARDS = 50;
 const REASONS = ["wrong target", "suspicious arguments", "not now"];

@@ -6,8 +6,6 @@ import { use } from "../cell";
 import { totals } from "../live";
 import { go, link, type Route } from "../route";
 import { Button, clock, Clock, Copy, count, Empty, Go, Head, Icon, type IconName, JsonTree, many, Notice, Panel, Pill, plain, Problem, Shown, State, type Tone, useData } from "../ui";
-import "./audit.css";
-import "./table.css";
 
 const NAMES = ["text", "event", "outcome", "tool", "who", "since", "until"] as const;
 type Filter = { [name in (typeof NAMES)[number]]: string };

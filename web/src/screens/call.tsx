@@ -1,14 +1,12 @@
 // The whole story of one call. Its address is a permalink: a call that memory has lost is told from the audit.
-import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import type { AuditRecord, Row, Story, Wire } from "../api";
 import { at, get, may, post } from "../api-client";
 import { use } from "../cell";
 import { finished, running, runningTotal, totals } from "../live";
-import { Refusal, ResultView } from "../result";
-import { link } from "../route";
+import { Lines, LogLevel, Refusal, ResultView } from "../result";
+import { link, type Route } from "../route";
 import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Go, JsonTree, Notice, Panel, Pill, plain, Problem, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
-import "./call.css";
 
 /** The row of this call as the stream last told it. */
 function useRow(id: string): Row | undefined {
@@ -17,7 +15,11 @@ function useRow(id: string): Row | undefined {
   return useMemo(() => now.find((row) => row.id === id) ?? ended.find((row) => row.id === id), [now, ended, id]);
 }
 
-export function CallStory({ id }: { id: string }) {
+export function Call({ route }: { route: Route }) {
+  return <CallStory key={route.name} id={route.name} />;
+}
+
+function CallStory({ id }: { id: string }) {
   const live = useRow(id);
   const [done, setDone] = useState(false);
   const calls = use(totals).calls;
@@ -271,26 +273,6 @@ function Along({ story, row }: { story: Story; row: Row }) {
         </Panel>
       )}
     </>
-  );
-}
-
-export function LogLevel({ of }: { of: string }) {
-  const tone = /^(error|critical|alert|emergency)$/.test(of) ? "bad" : of === "warning" ? "warn" : "quiet";
-  return <Pill tone={tone}>{plain(of)}</Pill>;
-}
-
-/** A few words each, under one another. */
-export function Lines({ of, label, testid }: { label: string; of: [when: string, what: ComponentChildren, text: string][]; testid?: string }) {
-  return (
-    <ol class="lines" tabIndex={0} aria-label={label} data-testid={testid}>
-      {of.map(([when, what, text], index) => (
-        <li key={index}>
-          <span class="muted num">{when}</span>
-          <span class="num">{what}</span>
-          <Shown text={text} max={600} />
-        </li>
-      ))}
-    </ol>
   );
 }
 

@@ -5,7 +5,6 @@ import { use } from "../cell";
 import { connections } from "../live";
 import { link } from "../route";
 import { Ago, Code, count, Empty, Head, many, Panel, Pill, plain, Shown } from "../ui";
-import "./table.css";
 
 export function Connections() {
   const all = use(connections);

@@ -8,7 +8,6 @@ import { finished, health, minutes, running, runningTotal, sampled, totals, wait
 import { link, route } from "../route";
 import { Spark } from "../spark";
 import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, many, Panel, plain, say, Shown, SIGNS, State, useSlow } from "../ui";
-import "./now.css";
 
 const HOLD = 3000; // ms that a list keeps still after the pointer last moved over it
 const MAX_LANES = 30;

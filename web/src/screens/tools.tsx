@@ -4,12 +4,11 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { Change, Icon as Picture, Json, JsonObject, ToolInfo, ToolsView } from "../api";
 import { at, get, getText, may, post } from "../api-client";
 import { use } from "../cell";
-import { compared, type Piece } from "../diff";
+import { compared, Side } from "../diff";
 import { toolsChanged } from "../live";
 import { address, Long, Url } from "../result";
 import { go, link, route } from "../route";
 import { lines, short } from "../schema";
-import "../tools.css";
 import {
   Ago,
   Button,
@@ -534,33 +533,6 @@ function Before({ change }: { change: Change }) {
         <Side word="before" pieces={before} sign="−" />
         <Side word="now" pieces={after} sign="+" />
       </div>
-    </div>
-  );
-}
-
-/** One side of a difference: a word, a sign, and what is not on the other side marked. */
-export function Side({ word, pieces, sign }: { word: string; pieces: Piece[]; sign: "−" | "+" }) {
-  const Tag = sign === "+" ? "ins" : "del";
-  return (
-    <div class={`side ${sign === "+" ? "plus" : "minus"} ${pieces.length > 1 ? "mixed" : ""}`}>
-      <span class="side-word">
-        <span aria-hidden="true">{sign}</span> {word}
-      </span>
-      <pre tabIndex={0} role="group" aria-label={word}>
-        {pieces.length ? (
-          pieces.map((each, index) =>
-            each.differs ? (
-              <Tag key={index}>
-                <Shown text={each.text} max={20_000} />
-              </Tag>
-            ) : (
-              <Shown text={each.text} max={20_000} key={index} />
-            ),
-          )
-        ) : (
-          <span class="muted">nothing</span>
-        )}
-      </pre>
     </div>
   );
 }

@@ -1,19 +1,17 @@
 // Try a tool: a form and its JSON as one document, checked while one types; run like any other call, and what came of it.
 
 import { useState } from "preact/hooks";
-import type { CallError, Checked, JsonObject, Problem as Wrong, Progress, Question, Result, ToolInfo, ToolsView, TryEvent } from "../api";
+import type { CallError, Checked, JsonObject, Progress, Question, Result, ToolInfo, ToolsView, TryEvent } from "../api";
 import { at, get, may, me, post } from "../api-client";
 import { Cell, use } from "../cell";
 import { forCurl, forPython, forShell, noCurl } from "../commands";
-import { type Draft, drafted, Editor, Problems, read, useChecked } from "../form";
+import { type Draft, drafted, Editor, Judged, read, useChecked } from "../form";
 import { now, onTry, running, stream, toolsChanged } from "../live";
 import { Ask } from "../question";
-import { Refusal, ResultView, wasCancelled } from "../result";
+import { Lines, LogLevel, Refusal, ResultView, wasCancelled } from "../result";
 import { go, link, route } from "../route";
 import { initial, placed, short } from "../schema";
-import "../tools.css";
-import { Lines, LogLevel } from "./call";
-import { Bar, Button, Copy, duration, Elapsed, Empty, Fold, Go, Icon, Notice, Panel, plain, Problem, say, Shown, State, useAction, useData } from "../ui";
+import { Bar, Button, Copy, duration, Elapsed, Empty, Fold, Go, Notice, Panel, plain, Problem, say, Shown, State, useAction, useData } from "../ui";
 
 // What is tried goes on while other screens are looked at: an approval may be needed there.
 
@@ -215,40 +213,6 @@ function Bench({ tool, tools, given }: { tool: ToolInfo; tools: ToolInfo[]; give
         </Panel>
         <Outcome it={mine} other={last && !mine && !last.done ? last.tool : ""} who={who.who} />
       </div>
-    </div>
-  );
-}
-
-/** What the server says of the arguments, before anything is done with them. */
-export function Judged({ checked, checking, problems, broken, testid = "checked" }: { checked: Checked | null; checking: boolean; problems: Wrong[]; broken: string; testid?: string }) {
-  if (broken)
-    return (
-      <p class="judged is-bad">
-        <Icon name="cross" /> The JSON has to be readable first.
-      </p>
-    );
-  if (!checked) return <p class="judged muted">{checking ? "Checking…" : ""}</p>;
-  return (
-    <div class="judged" data-testid={testid} data-valid={checked.valid} aria-live="polite">
-      {checked.valid ? (
-        <p class="row">
-          <span class="is-good">
-            <Icon name="check" /> Fits the schema.
-          </span>
-          {checked.verdict && (
-            <>
-              <span class="muted">The rules say</span> <State of={checked.verdict} />
-            </>
-          )}{" "}
-          {checked.rule && (
-            <span class="muted">
-              (<Shown text={checked.rule} max={80} />)
-            </span>
-          )}
-        </p>
-      ) : (
-        <Problems of={problems} />
-      )}
     </div>
   );
 }

@@ -1,4 +1,5 @@
-// Where two texts differ, to be marked for a reader.
+// Where two texts differ, marked for a reader.
+import { Shown } from "./ui";
 
 export interface Piece {
   text: string;
@@ -56,4 +57,31 @@ function joined(pieces: Piece[]): Piece[] {
     else if (each.text) made.push({ ...each });
   }
   return made;
+}
+
+/** One side of a difference: a word, a sign, and what is not on the other side marked. */
+export function Side({ word, pieces, sign }: { word: string; pieces: Piece[]; sign: "−" | "+" }) {
+  const Tag = sign === "+" ? "ins" : "del";
+  return (
+    <div class={`side ${sign === "+" ? "plus" : "minus"} ${pieces.length > 1 ? "mixed" : ""}`}>
+      <span class="side-word">
+        <span aria-hidden="true">{sign}</span> {word}
+      </span>
+      <pre tabIndex={0} role="group" aria-label={word}>
+        {pieces.length ? (
+          pieces.map((each, index) =>
+            each.differs ? (
+              <Tag key={index}>
+                <Shown text={each.text} max={20_000} />
+              </Tag>
+            ) : (
+              <Shown text={each.text} max={20_000} key={index} />
+            ),
+          )
+        ) : (
+          <span class="muted">nothing</span>
+        )}
+      </pre>
+    </div>
+  );
 }
