@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from yarl import URL
 from cli_runs import handrail
 from handrail import Server
 from handrail.config import Console as Settings
-from handrail.console import Console
+from handrail.console import Console, pages
 from handrail.console.access import ROLES, Access, Problem, new_code, token_in
 from handrail.console.routes import ROUTES, Route, find
 from handrail.engine.core import Limits
@@ -24,6 +25,7 @@ from handrail.guards.chain import TrailError
 from requirements import requirement
 from rigs_console import Refused, Rig, consoled
 
+STATIC = Path(pages.__file__).parent / "static"
 JSON = {"content-type": "application/json"}
 GUARDED = [route for route in ROUTES if route.access != "anyone"]
 POSTS = [route for route in GUARDED if route.method == "POST"]
@@ -89,6 +91,12 @@ class Visitor:
                     return response.status, response.headers, b""
                 return response.status, response.headers, await response.read()
 
+    async def build(self) -> str:
+        """Under which the page has its files."""
+        found = re.search(r'"\./assets/([0-9a-f]{16})/console\.js"', (await self.ask("GET", "/"))[2].decode())
+        assert found
+        return found[1]
+
     async def use(self, route: Route, **headers: str) -> int:
         """As the page would, and with these headers."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -105,7 +113,7 @@ def test_every_route_says_who_may_use_it() -> None:
     assert {route.access for route in ROUTES} <= {"anyone", "session", *ROLES}
     assert {named(route) for route in ROUTES if route.access == "anyone"} == {
         "GET /",
-        "GET /assets/{name}",
+        "GET /assets/{build}/{name}",
         "POST /api/sign-in",
     }
     assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
@@ -178,14 +186,18 @@ async def test_what_was_refused_has_changed_nothing(rig: Rig) -> None:
         ("GET", "/api/sign-in", 405),
         ("DELETE", "/api/me", 405),
         ("HEAD", "/api/me", 405),
-        ("GET", "/assets/..%2findex.html", 404),
-        ("GET", "/assets/%2e%2e", 404),
-        ("GET", "/assets/__init__.py", 404),
+        ("GET", "/assets/BUILD/..%2findex.html", 404),
+        ("GET", "/assets/BUILD/%2e%2e", 404),
+        ("GET", "/assets/BUILD/__init__.py", 404),
+        ("GET", "/assets/BUILD/nothing.js", 404),
+        ("GET", "/assets/../console.js", 404),
+        ("GET", "/assets/console.js", 404),
         ("GET", "//evil.example/", 404),
     ],
 )
 async def test_what_is_not_a_route_is_not_there(method: str, path: str, status: int, rig: Rig) -> None:
-    assert (await Visitor(rig).ask(method, path))[0] == status
+    visitor = Visitor(rig)
+    assert (await visitor.ask(method, path.replace("BUILD", await visitor.build())))[0] == status
 
 
 async def test_names_in_a_path_may_hold_anything() -> None:
@@ -206,9 +218,10 @@ async def test_a_body_has_an_end() -> None:
 
 
 @requirement("APP-17", "P-23")
-@pytest.mark.parametrize("path", ["/", "/assets/console.js", "/api/me", "/api/nothing"])
+@pytest.mark.parametrize("path", ["/", "/assets/BUILD/console.js", "/assets/0/console.js", "/api/me", "/api/nothing"])
 async def test_every_answer_is_locked_into_its_own_page(path: str, rig: Rig) -> None:
-    _, headers, _ = await Visitor(rig).ask("GET", path)
+    visitor = Visitor(rig)
+    _, headers, _ = await visitor.ask("GET", path.replace("BUILD", await visitor.build()))
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
@@ -220,11 +233,45 @@ async def test_every_answer_is_locked_into_its_own_page(path: str, rig: Rig) -> 
 
 
 async def test_the_page_is_there_for_everybody_and_packed_for_who_can_unpack_it(rig: Rig) -> None:
-    status, headers, body = await Visitor(rig).ask("GET", "/")
+    visitor = Visitor(rig)
+    status, headers, body = await visitor.ask("GET", "/")
     assert status == 200 and headers["content-type"].startswith("text/html") and b"<script" in body
-    plain = await Visitor(rig).ask("GET", "/assets/console.js", headers={"accept-encoding": "identity"})
-    packed = await Visitor(rig).ask("GET", "/assets/console.js", headers={"accept-encoding": "gzip"})
+    script = f"/assets/{await visitor.build()}/console.js"
+    plain = await visitor.ask("GET", script, headers={"accept-encoding": "identity"})
+    packed = await visitor.ask("GET", script, headers={"accept-encoding": "gzip"})
     assert plain[2] == packed[2] and int(packed[1]["content-length"]) < int(plain[1]["content-length"]) / 2
+
+
+async def test_every_file_of_the_page_is_given_out_as_what_it_is(rig: Rig) -> None:
+    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
+    visitor = Visitor(rig)
+    build = await visitor.build()
+    built = sorted((STATIC / "assets").iterdir())
+    assert len(built) > 10
+    for path in built:
+        status, headers, body = await visitor.ask("GET", f"/assets/{build}/{path.name}")
+        assert (status, body) == (200, path.read_bytes())
+        assert headers["content-type"].split(";")[0] == kinds[path.suffix]
+
+
+async def test_a_page_gets_files_of_its_own_build_or_none(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names in a build's files are of that build alone: a part of another one would do something else."""
+    static = tmp_path / "static"
+    shutil.copytree(STATIC, static)
+    monkeypatch.setattr(pages, "_STATIC", static)
+    visitor = Visitor(rig)
+    before = await visitor.build()
+    _, headers, _ = await visitor.ask("GET", f"/assets/{before}/try.js")
+    assert headers["cache-control"] == "max-age=31536000, immutable"  # what is at this address never changes
+    assert (await visitor.ask("GET", "/"))[1]["cache-control"] == "no-cache"
+    with (static / "assets" / "now.js").open("a") as script:  # an update, while the server runs
+        script.write("// new")
+    status, headers, body = await visitor.ask("GET", f"/assets/{before}/try.js")
+    assert status == 404 and headers["cache-control"] == "no-store" and "reload it" in json.loads(body)["error"]
+    after = await visitor.build()
+    assert after != before and (await visitor.ask("GET", f"/assets/{after}/try.js"))[0] == 200
 
 
 # Codes

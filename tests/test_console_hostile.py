@@ -179,7 +179,8 @@ LOOK = """() => {
   for (const it of document.querySelectorAll("*")) {
     if (/^(iframe|object|embed|base|style|math|foreignobject|video|frame|portal)$/i.test(it.localName))
       found.push(it.localName);
-    if (it.localName === "script" && !it.getAttribute("src")?.endsWith("assets/console.js")) found.push("script");
+    if (it.localName === "script" && !/assets\\/\\w+\\/console\\.js$/.test(it.getAttribute("src")))
+      found.push("script");
     if (it.localName === "meta" && it.httpEquiv) found.push("meta");
     for (const { name, value } of it.attributes) {
       if (name.startsWith("on")) found.push(`${it.localName} ${name}`);

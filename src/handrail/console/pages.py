@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import re
 from functools import lru_cache
+from hashlib import sha256
 from importlib.resources import files
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from handrail.console.access import Download, Problem, Request
@@ -21,34 +23,52 @@ _KINDS = {
     ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
+_STATIC = files("handrail.console").joinpath("static")
+_ASSETS = b"./assets/"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
 
 
 async def page(console: Console, request: Request) -> Download:
-    return _file(request, "index.html")
+    """The page with the address of the very files it was built with, so that no part of another build comes into it."""
+    whole = _read("index.html").replace(_ASSETS, b"%b%b/" % (_ASSETS, _build().encode()))
+    return _sent(request, whole, "index.html", b"no-cache")
 
 
 async def asset(console: Console, request: Request) -> Download:
     name = request.path["name"]
     if not _NAME.fullmatch(name):
         raise Problem(404, f"There is no file {name[:200]!r}")
-    return _file(request, "assets", name)
+    body = _read("assets", name)
+    if request.path["build"] != _build():
+        raise Problem(404, "The page was opened before the server was updated: reload it")
+    return _sent(request, body, name, b"max-age=31536000, immutable")
 
 
-def _file(request: Request, *names: str) -> Download:
-    """Read anew each time: it is quick, and whoever works on the page sees what they do."""
+def _build() -> str:
+    """A name for what is there now. Read anew each time: it is quick, and an update may come while we run."""
+    found = sha256()
+    for each in sorted(_STATIC.joinpath("assets").iterdir(), key=attrgetter("name")):
+        body = each.read_bytes()
+        found.update(b"%b %d " % (each.name.encode(), len(body)) + body)
+    return found.hexdigest()[:16]
+
+
+def _read(*names: str) -> bytes:
     try:
-        body = files("handrail.console").joinpath("static", *names).read_bytes()
+        return _STATIC.joinpath(*names).read_bytes()
     except OSError:
         raise Problem(404, f"There is no file {'/'.join(names)}; `make console` builds the page") from None
-    kind = _KINDS.get("." + names[-1].rpartition(".")[2], "application/octet-stream")
-    fields = [(b"cache-control", b"no-cache"), (b"vary", b"accept-encoding")]
+
+
+def _sent(request: Request, body: bytes, name: str, keep: bytes) -> Download:
+    kind = _KINDS.get("." + name.rpartition(".")[2], "application/octet-stream")
+    fields = [(b"cache-control", keep), (b"vary", b"accept-encoding")]
     if b"gzip" in request.headers.get(b"accept-encoding", b""):
         body = _packed(body)
         fields.append((b"content-encoding", b"gzip"))
     return Download(body, kind, fields=tuple(fields))
 
 
-@lru_cache(16)
+@lru_cache(32)
 def _packed(body: bytes) -> bytes:
     return gzip.compress(body, 9, mtime=0)

@@ -36,7 +36,7 @@ class Route(Struct, frozen=True, dict=True):
 
 ROUTES = [
     Route("GET", "/", "anyone", pages.page),
-    Route("GET", "/assets/{name}", "anyone", pages.asset),
+    Route("GET", "/assets/{build}/{name}", "anyone", pages.asset),
     Route("POST", "/api/sign-in", "anyone", signing.sign_in),
     Route("POST", "/api/sign-out", "session", signing.sign_out),
     Route("GET", "/api/me", "session", signing.me),
