@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import shutil
 import subprocess
@@ -55,6 +56,7 @@ def test_what_is_loaded_for_the_first_screen_is_small(record_property: Callable[
     named = set(NAMED.findall(page.decode()))
     assert named == {"console.js", "console.css", "icon.svg"}
     loaded = {name: assets()[name] for name in with_imports({*named, "now.js"})}
+    assert b"u-cursor-pt" in loaded["now.js"], "the charts are a part of it"
     sizes = {name: len(gzip.compress(data, mtime=0)) for name, data in {"index.html": page, **loaded}.items()}
     record_property("bytes", sizes)
     assert sum(sizes.values()) < MAX_BYTES, sizes
@@ -69,6 +71,18 @@ def test_each_screen_is_a_file_of_its_own_and_no_file_is_left_over() -> None:
         assert not (with_imports({screen}) - {screen}) & later, f"{screen} needs no other screen"
     known = with_imports(first | later) | {"console.css", "icon.svg", "licences.txt"}
     assert known == set(assets())
+
+
+def test_the_licences_of_what_is_in_it_are_with_it() -> None:
+    """MIT: the notice goes wherever the code goes."""
+    packages = json.loads((ROOT / "web" / "package.json").read_text("utf-8"))["devDependencies"]
+    tools = {"axe-core", "typescript", "vite"}  # nothing of these is in what is built
+    said = assets()["licences.txt"].decode()
+    assert set(packages) - tools == {"preact", "uplot"}
+    for name, holder in (("Preact", "Jason Miller"), ("uPlot", "Leon Sorokin")):
+        assert re.search(rf"^{name}, in \w+\.js: Copyright \(c\) .*{holder}$", said, re.MULTILINE)
+    assert "Permission is hereby granted, free of charge" in said
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in packages.values()), "exact versions"
 
 
 def test_it_is_in_the_wheel(tmp_path: Path) -> None:

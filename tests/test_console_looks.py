@@ -146,6 +146,8 @@ def show(see: Watched, screen: str, sample: Sample) -> None:
             sample.run()
             expect(see("running").get_by_role("progressbar").first).to_be_visible()
             expect(see("finished").get_by_role("listitem").nth(5)).to_be_visible()
+            if PICTURES:
+                expect(see("health")).to_contain_text("calls failed")  # which is told once a second
         case "tools":
             expect(see("real-name")).to_have_text("cancel_order")
         case "try":

@@ -4,7 +4,7 @@ import { at, get, me } from "./api-client";
 import { Cell } from "./cell";
 
 const KEPT = 100; // finished calls
-const MINUTES = 61;
+export const MINUTES = 61; // an hour, and the one that is going on
 
 export const stream = new Cell<"opening" | "open" | "lost">("opening");
 export const heard = new Cell(0); // when the stream last told something, by the server's clock

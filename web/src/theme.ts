@@ -4,11 +4,15 @@ import { Cell } from "./cell";
 export type Theme = "system" | "light" | "dark";
 export const THEMES: Theme[] = ["system", "light", "dark"];
 export const theme = new Cell<Theme>(remembered());
+/** Counts how often the colours have changed: for what is painted by script. */
+export const painted = new Cell(0);
 paint(theme.value);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => painted.set(painted.value + 1));
 
 export function pick(one: Theme): void {
   paint(one);
   theme.set(one);
+  painted.set(painted.value + 1);
   try {
     localStorage.setItem("handrail-theme", one);
   } catch {

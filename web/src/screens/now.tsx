@@ -1,12 +1,12 @@
 // What happens now: health, what waits for a person, what runs, what has just ended.
-import { Component, type ComponentChildren } from "preact";
+import { Component } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Approval, Row } from "../api";
 import { at, may, me, post, said } from "../api-client";
 import { use } from "../cell";
+import { Chart } from "../chart";
 import { finished, health, minutes, running, runningTotal, sampled, totals, waiting } from "../live";
 import { link, route } from "../route";
-import { Spark } from "../spark";
 import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, many, Panel, plain, say, Shown, SIGNS, State, useSlow } from "../ui";
 
 const HOLD = 3000; // ms that a list keeps still after the pointer last moved over it
@@ -99,56 +99,95 @@ function Ask({ of }: { of: Approval }) {
 // Figures
 
 function Figures() {
-  const all = use(minutes);
   const sum = use(totals);
   const total = use(runningTotal);
   const started = use(me)!.server.started;
-  const [point, setPoint] = useState<number | null>(null);
-  const slow = useSlow(all, 500);
-  const series = useMemo(
-    () => ({
-      calls: slow.map((one) => one.calls),
-      errors: slow.map((one) => one.errors),
-      p95: slow.map((one) => one.p95_ms),
-    }),
-    [slow],
-  );
-  const last = slow.at(-1);
-  const picked = slow.at(-1 - (point ?? 0)) ?? last;
-  const when = picked && picked !== last ? `at ${clock(picked.at).slice(-8, -3)}` : "this minute";
-  const most = (values: number[]) => count(Math.max(0, ...values));
   return (
     <section class="figures" aria-label="Figures" data-testid="sparkline">
-      <Figure word="Running" value={count(total)} live={total > 0}>
+      <div class="figure">
+        <p class="figure-word">Running</p>
+        <p class="figure-value num">
+          {count(total)}
+          {total > 0 && <span class="pulse" aria-hidden="true" />}
+        </p>
         <p class="muted figure-text" data-testid="totals">
           <b class="num" data-testid="total-calls">
             {count(sum.calls)}
           </b>{" "}
           {sum.calls === 1 ? "call" : "calls"}, <b class="num">{count(sum.errors)}</b> failed, <b class="num">{count(sum.refused)}</b> refused since {clock(started).slice(0, -3)}
         </p>
-      </Figure>
-      <Figure word={`Calls ${when}`} value={count(picked?.calls ?? 0)}>
-        <Spark values={series.calls} tone="info" bars label={`Calls a minute in the last hour, at most ${most(series.calls)}`} point={point} onPoint={setPoint} />
-      </Figure>
-      <Figure word={`Failed ${when}`} value={count(picked?.errors ?? 0)} bad={!!picked?.errors}>
-        <Spark values={series.errors} tone="bad" bars label={`Failed calls a minute in the last hour, at most ${most(series.errors)}`} point={point} onPoint={setPoint} />
-      </Figure>
-      <Figure word={`p95 ${when}`} value={picked?.calls ? duration(picked.p95_ms / 1000) : "–"}>
-        <Spark values={series.p95} tone="quiet" label={`Time that 95 % of the calls took at most, per minute in the last hour, up to ${duration(Math.max(0, ...series.p95) / 1000)}`} point={point} onPoint={setPoint} />
-      </Figure>
+      </div>
+      <Charts />
     </section>
   );
 }
 
-function Figure({ word, value, live, bad, children }: { word: string; value: string; live?: boolean; bad?: boolean; children: ComponentChildren }) {
+/** The last hour, minute by minute. A pointer or the arrow keys choose the minute whose numbers are shown. */
+function Charts() {
+  const all = useSlow(use(minutes), 500);
+  const [point, setPoint] = useState<number | null>(null);
+  const { calls, errors, p95 } = useMemo(
+    () => ({
+      calls: all.map((one) => one.calls),
+      errors: all.map((one) => one.errors),
+      p95: all.map((one) => (one.calls ? one.p95_ms : null)),
+    }),
+    [all],
+  );
+  const back = point !== null && point < all.length ? point : 0;
+  const picked = all.at(-1 - back) ?? { at: 0, calls: 0, errors: 0, p95_ms: 0 };
+  const when = back ? `at ${clock(picked.at).slice(-8, -3)}` : "this minute";
+  const time = (ms: number | null | undefined) => (ms === null || ms === undefined ? "–" : duration(ms / 1000));
+  const shared = { when, back, point, onPoint: setPoint };
   return (
-    <div class="figure">
-      <p class="figure-word">{word}</p>
-      <p class={`figure-value num ${bad ? "bad" : ""}`}>
-        {value}
-        {live && <span class="pulse" aria-hidden="true" />}
+    <>
+      <Charted {...shared} word="Calls" says="Calls a minute in the last hour" tone="info" values={calls} write={(value) => count(value ?? 0)} bars />
+      <Charted {...shared} word="Failed" says="Failed calls a minute in the last hour" tone="bad" values={errors} write={(value) => count(value ?? 0)} bars />
+      <Charted {...shared} word="p95" says="Time in which 95 % of the calls of a minute ended, in the last hour" tone="quiet" values={p95} write={time} />
+      <input
+        class="unseen"
+        type="range"
+        aria-label="Minute of the last hour"
+        aria-valuetext={`${when}: ${many(picked.calls, "call")}, ${count(picked.errors)} failed${picked.calls ? `, 95 % took at most ${time(picked.p95_ms)}` : ""}`}
+        min={1 - all.length}
+        max={0}
+        value={-back}
+        data-testid="minute"
+        onFocus={() => setPoint(0)}
+        onBlur={() => setPoint(null)}
+        onInput={(event) => setPoint(-event.currentTarget.valueAsNumber)}
+      />
+    </>
+  );
+}
+
+interface ChartedProps {
+  word: string;
+  says: string; // for a screen reader
+  tone: "info" | "bad" | "quiet";
+  values: (number | null)[];
+  write: (value: number | null | undefined) => string;
+  bars?: boolean;
+  when: string;
+  back: number;
+  point: number | null;
+  onPoint: (point: number | null) => void;
+}
+
+function Charted({ word, says, tone, values, write, bars, when, back, point, onPoint }: ChartedProps) {
+  const shown = write(values.at(-1 - back));
+  const highest = Math.max(0, ...values.map(Number));
+  const most = highest ? `at most ${write(highest)}` : "";
+  return (
+    <div class="figure" data-testid={`figure-${word.toLowerCase()}`}>
+      <p class="figure-word">
+        {word} {when}
       </p>
-      {children}
+      <p class={`figure-value num ${tone === "bad" && shown !== "0" ? "bad" : ""}`}>
+        {shown}
+        <span class="figure-most muted">{most}</span>
+      </p>
+      <Chart values={values} bars={bars} tone={tone} label={`${says}: ${shown} ${when}${most && `, ${most}`}`} point={point} onPoint={onPoint} />
     </div>
   );
 }
