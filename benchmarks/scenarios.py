@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "GUARDED_TEXT", "HTTP_WIRES", "LONG", "REVISIONS", "SCENARIOS"]
+__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "HTTP_WIRES", "LONG", "REVISIONS", "SCENARIOS"]
 __all__ += ["SMALL", "STEPS", "Answer", "Cores", "Part", "Scenario", "Wire", "text_of"]
 
 Answer = dict[str, Any]
@@ -179,10 +179,3 @@ GUARDED = [
     for name, wire, cores in GUARDED_WIRES
     for tool, arguments, is_right in GUARDED_CALLS
 ]
-GUARDED_TEXT = Scenario(
-    "guards, a text of 1 MB over stdio",
-    calling("text", lambda id: {}),
-    lambda id, answer: text_of(answer) == LONG,
-    (2,),
-    least_calls=40,
-)
