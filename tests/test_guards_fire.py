@@ -740,7 +740,8 @@ async def slowed(
 ) -> tuple[float, float, str]:
     """How many times as long half the calls of one take, and 99 of 100, while another floods; and a text about it.
 
-    Idle is measured twice; where the two do not agree the machine is too busy to tell, and the second is 0.
+    Idle is measured twice, and the quicker one counts. Where it is over twice that, and the two do not agree, the
+    machine is too busy to tell, and the second is 0.
     """
     settings = Place(folder).options(rates=DEAR, **KEYED, **options) | {"audit": None}
     tried: list[str] = []
@@ -754,9 +755,9 @@ async def slowed(
             for _ in range(attempts):
                 found = [(one.times(), other.times(), one.times()) for _ in range(rounds)]
                 halves, tails = ([statistics.median(each[at][i] for each in found) for at in range(3)] for i in (0, 1))
-                half, tail = (2 * each[1] / (each[0] + each[2]) for each in (halves, tails))
+                half, tail = (each[1] / min(each[0], each[2]) for each in (halves, tails))
                 tried.append(" ".join(f"{each * 1e6:.0f}" for each in (*halves, *tails)))
-                if abs(tails[0] - tails[2]) <= 0.1 * min(tails[0], tails[2]):
+                if tail <= 2 or abs(tails[0] - tails[2]) <= 0.1 * min(tails[0], tails[2]):
                     break
             else:
                 tail = 0.0
