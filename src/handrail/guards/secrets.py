@@ -14,7 +14,6 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from html import escape
 from json import dumps
 from string import ascii_letters, digits
 from urllib.parse import quote
@@ -239,10 +238,13 @@ def _spellings(secret: str) -> Iterator[str]:
     if len(secret) < 4:
         return
     yield secret
-    yield from (dumps(secret)[1:-1], dumps(secret, ensure_ascii=False)[1:-1], escape(secret))
+    as_html = secret  # `html` would be imported for these five
+    for char, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#x27;")):
+        as_html = as_html.replace(char, name)
+    yield from (dumps(secret)[1:-1], dumps(secret, ensure_ascii=False)[1:-1], as_html)
     quoted = quote(secret, safe="")
     yield from (quoted, quote(secret), quoted.replace("%", "%25"), re.sub("%..", lambda it: it[0].lower(), quoted))
-    yield from (repr(secret)[1:-1], escape(secret).replace("&quot;", "&#34;").replace("&#x27;", "&#39;"))
+    yield from (repr(secret)[1:-1], as_html.replace("&quot;", "&#34;").replace("&#x27;", "&#39;"))
     if len(secret) >= 8:
         raw = secret.encode()
         yield from (raw.hex(), raw.hex().upper())
