@@ -194,8 +194,8 @@ _WORDS = (
     r"|credential|(?<!progress)(?<!progress_)token(?![a-z])"
 )
 # Every part is bounded or cannot begin where another has just failed: the time grows with the text, whatever is in it.
-_LOOKS_SECRET = re.compile(
-    r"(?P<scheme>\b(?:bearer|dpop|basic)\s{1,8})[\w.~+/=-]{8,}"
+_LOOKS_SECRET = (
+    r"(?i)(?P<scheme>\b(?:bearer|dpop|basic)\s{1,8})[\w.~+/=-]{8,}"
     r"|(?P<prefix>\b(?:[spr]k[-_]|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|hf_|hk_|pypi-))[\w-]{12,}"
     r"|(?<![\w-])(?=(?:[\w-]*-)?eyJ)[\w-]{11,}+\.[\w-]{4,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}-----|\Z)"
@@ -203,8 +203,7 @@ _LOOKS_SECRET = re.compile(
     rf"|(?P<member>(?:{_WORDS})[\w-]{{0,40}}(?:\\?[\"'])?\s{{0,8}}[:=]\s{{0,8}}(?P<quote>\\?[\"'])?)"
     r"(?:(?P<how>bearer|dpop|basic)\s{1,8})?+(?!\*\*\*\*|null\b|true\b|false\b|\$\{[\w:]+\}|[{\[])"
     # In quotes it goes on to the end of them, if they have one; a quote in it may be written as `\"`, or `\\\"`.
-    r"(?:(?(quote)(?:(?!(?P=quote))(?:\\\\\\.|\\.|[^\\])){1,4096}+(?=(?P=quote))|(?!))|[^\s\"'\\&,;}\]]+)",
-    re.IGNORECASE | re.DOTALL,
+    r"(?:(?(quote)(?:(?!(?P=quote))(?:\\\\\\.|\\.|[^\\])){1,4096}+(?=(?P=quote))|(?!))|[^\s\"'\\&,;}\]]+)"
 )
 # What each of these begins with, in lower case. To look for it takes a hundredth of the time of trying them everywhere.
 _BEGINNINGS = (
@@ -230,7 +229,7 @@ def mask(text: str, known: Collection[str] = ()) -> str:
             text = text.replace(secret, MASK)
     made, done = [], 0
     for start in _starts(text):
-        if start >= done and (found := _LOOKS_SECRET.match(text, start)):
+        if start >= done and (found := _pattern(_LOOKS_SECRET).match(text, start)):
             made += [text[done:start], _hide(found)]
             done = found.end()
     return "".join([*made, text[done:]]) if made else text
