@@ -108,6 +108,11 @@ def kept(page: Page, card: Locator) -> Locator:
     return page.get_by_test_id(f"card-{ident(card)}")
 
 
+def nothing_waits(page: Page, caller: Caller) -> None:
+    """On the page, which hears of a decision a moment after the caller: else the last card is taken for the next."""
+    expect(card_of(page, caller.who)).to_have_count(0)
+
+
 # Yes and no
 
 
@@ -248,6 +253,7 @@ def test_a_narrow_yes_is_remembered_and_the_next_call_is_not_asked_about_until_i
     expect(grant).to_contain_text("delete_file")
     assert caller.call("delete_file", path="notes/new.txt").result(20).text == "notes/new.txt is deleted"
 
+    nothing_waits(page, caller)
     beside = caller.call("delete_file", path="letters/new.txt")  # which was not meant
     other = kept(page, card_of(page, caller.who))
     assert ident(other) != ident(card)
@@ -256,6 +262,7 @@ def test_a_narrow_yes_is_remembered_and_the_next_call_is_not_asked_about_until_i
 
     its(page, "revoke", grant).click()
     expect(grant).to_have_count(0)
+    nothing_waits(page, caller)
     again = caller.call("delete_file", path="notes/new.txt")
     third = kept(page, card_of(page, caller.who))
     its(page, "no", third).click()
@@ -273,6 +280,7 @@ def test_a_yes_to_exactly_these_arguments_is_remembered_for_as_long_as_was_chose
     grant = page.locator('[data-testid^="grant-"]', has_text=caller.who)
     expect(grant).to_contain_text(re.compile(r"23 h 5\d min left"))
     assert not caller.cancels(20, reason="twice").result(20).is_error
+    nothing_waits(page, caller)
     other = caller.cancels(21, reason="twice")
     second = kept(page, card_of(page, caller.who))
     its(page, "no", second).click()
@@ -284,6 +292,7 @@ def test_what_differs_from_the_last_approved_call_is_marked(page: Page, caller: 
     first = caller.cancels(30, reason="late")
     its(page, "yes", kept(page, card_of(page, caller.who))).click()
     first.result(20)
+    nothing_waits(page, caller)
     second = caller.cancels(31, reason="late")
     card = kept(page, card_of(page, caller.who))
     expect(card).to_contain_text("what differs from the last approved call is marked")
