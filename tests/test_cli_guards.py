@@ -256,6 +256,17 @@ def test_over_http_callers_are_limited_without_a_word(tmp_path: Path) -> None:
 
 
 @requirement("SRV-602", everywhere=True)
+@pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
+def test_a_no_over_http_is_told_as_one_and_not_as_a_missing_scope(home: Path, revision: str) -> None:
+    (home / "handrail.toml").write_text('[server]\ntarget = "shop.py"\n' + RULES)
+    client = Client("serve", "--http", "127.0.0.1:0", home=home)
+    with closing(client):
+        url = client.told("Serving").split()[-1]
+        told = handrail("call", url, "refund", "amount=101", "--yes", "--revision", revision, home=home)
+    assert told.returncode == 3 and "refund is not allowed like this for this caller" in told.stderr
+
+
+@requirement("SRV-602", everywhere=True)
 def test_what_the_file_says_is_in_force(home: Path) -> None:
     (home / "handrail.toml").write_text('[server]\ntarget = "shop.py"\n' + RULES)
     with caller(home=home) as client:

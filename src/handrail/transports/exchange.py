@@ -400,7 +400,7 @@ class Post(Exchange):
         status = self.conversation.status
         if status == 429:
             fields = [(b"retry-after", b"%d" % math.ceil(self.conversation.retry_after))]
-        elif status == 403:
+        elif status == 403 and self.conversation.needed:  # else more scopes would not help
             needed = {"error": "insufficient_scope", "scope": " ".join(sorted(self.conversation.needed))}
             fields = [http.challenge({**self.endpoint.challenge(self), **needed})]
         if answer is None:
