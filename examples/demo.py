@@ -104,6 +104,9 @@ async def sample(endpoint: str, end: float) -> None:
 def main() -> int:
     stays = float(os.environ.get("DEMO_SECONDS") or 0)
     attended = sys.stdin.isatty() and sys.stdout.isatty()
+    for name in ("SIGTERM", "SIGHUP"):  # what was started ends with it
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
     end, code = time.monotonic() + (stays if stays or not attended else float("inf")), 0
     try:
         with served() as (endpoint, link):

@@ -103,7 +103,7 @@ async def test_a_thread_a_tool_left_behind_does_not_keep_the_process() -> None:
 
 
 @requirement("P-12")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_an_idle_server(number: signal.Signals, ran: Ran) -> None:
     async def one(at: int) -> None:
         revision = ALL[at % len(ALL)]

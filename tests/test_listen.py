@@ -601,7 +601,7 @@ async def test_connections_over_the_limit_are_told_so() -> None:
 
 @posix
 @requirement("P-12")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_streams_and_lets_requests_answer(number: int) -> None:
     async def one(at: int) -> None:
         async with (

@@ -55,6 +55,12 @@ def run_process(serve: Serve, grace: float, ready: Callable[[], None], **options
     watch.run(serve(ending, ready))
 
 
+def _ending() -> list[signal.Signals]:
+    """The signals that ask for an end: Ctrl-C, whoever ends processes, a terminal that was closed (but for `nohup`)."""
+    found = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return [each for each in found if each.name != "SIGHUP" or signal.getsignal(each) is not signal.SIG_IGN]
+
+
 class Watch:
     """A thread that sees to it that the process ends when it should, and hears the signals of the process.
 
@@ -67,7 +73,7 @@ class Watch:
         *,
         source: int = -1,
         parent: int = 0,
-        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+        signals: Sequence[signal.Signals] | None = None,
         lives_on: bool = True,
     ) -> None:
         self._loop = asyncio.new_event_loop()
@@ -88,7 +94,7 @@ class Watch:
             self._poll = select.poll()
             self._poll.register(self._inbox, select.POLLIN)
         if threading.current_thread() is threading.main_thread():
-            self._take_signals(signals)
+            self._take_signals(_ending() if signals is None else signals)
 
     def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None] | None = None) -> None:
         self._stop = stop
