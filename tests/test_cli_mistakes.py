@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from cli_runs import handrail
+from cli_runs import COMMAND, SECONDS, environment, handrail
 from handrail import Client
 from handrail.model import Object
 from requirements import requirement
@@ -132,3 +134,21 @@ def test_records_of_another_make_are_no_records(home: Path) -> None:
     done = handrail("audit", "served", "x.jsonl", home=home)
     assert done.returncode == 0, done.stderr
     assert "price  ok  -" in done.stdout and "3 lines are not records" in done.stderr
+
+
+@requirement("APP-18", everywhere=True)
+@pytest.mark.parametrize(("where", "code", "says"), [("/dev/full", 2, "standard output: No space left"), ("-", 0, "")])
+def test_a_standard_output_that_takes_nothing_is_no_bug(home: Path, where: str, code: int, says: str) -> None:
+    line = f"{shlex.join([*COMMAND, 'list', 'shop.py'])} >{'&-' if where == '-' else where}"
+    ended = subprocess.run(
+        ["sh", "-c", line], capture_output=True, encoding="utf-8", cwd=home, env=environment(home), timeout=SECONDS
+    )
+    assert ended.returncode == code and says in ended.stderr and "Traceback" not in ended.stderr
+
+
+@requirement("P-28", everywhere=True)
+@pytest.mark.parametrize("verb", ["check", "serve shop.py"])
+def test_settings_that_cannot_be_read_are_not_taken_for_none(home: Path, verb: str) -> None:
+    (home / "handrail.toml").symlink_to("nowhere")
+    ended = handrail(*verb.split(), home=home)
+    assert ended.returncode == 2 and "handrail.toml: No such file or directory" in ended.stderr

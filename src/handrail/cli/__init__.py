@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ _MODULES |= {"config": "hosts", "install": "hosts", "check": "deciding", "explai
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `handrail` with these words and return its exit code; a verb's module is loaded when it is used."""
     words = sys.argv[1:] if argv is None else list(argv)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # started without one: as long as we are
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -37,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as problem:  # also asyncio's CancelledError, which is no Exception
         if isinstance(problem, OSError) and problem.filename is not None:  # no bug: a place that cannot be used
             return _complain(Usage(f"{problem.filename}: {problem.strerror}"), "--json" in words)
+        if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _complain(Usage(f"standard output: {problem.strerror}"), "--json" in words)
         # The edge of the process: a traceback with Python's own exit code would be taken for a tool that failed.
         import_module("traceback").print_exc()
         return Code.BUG

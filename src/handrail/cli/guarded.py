@@ -29,7 +29,7 @@ class Guarded:
     """
 
     def __init__(self, args: Namespace) -> None:
-        given = args.config or (NAME if Path(NAME).is_file() else None)
+        given = args.config or (NAME if os.path.lexists(NAME) else None)  # one that cannot be read is an error
         self.path = None if given is None else Path(given)
         self.written = {} if self.path is None else document(self.path)
         self.config = read(self.written, str(self.path or NAME))
