@@ -13,20 +13,16 @@ from msgspec import UNSET, MsgspecError, Struct
 from msgspec.json import decode as parse
 from msgspec.structs import replace
 
-from handrail.guards.inert import HIDDEN, quiet, written_out
+from handrail.guards.inert import quiet, written_out
 from handrail.guards.media import size_of, trouble
-from handrail.guards.secrets import SIGNS, Secrets, lacks, lacks_whole
+from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 
 if TYPE_CHECKING:
     from handrail.guards.sanitize import Sanitize
 
-__all__ = ["FEARED", "Cleaning", "Finding", "Sight"]
-
-# The linear-time engine is fastest with 16 characters at most.
-_ASCII = (r"([\x00-\x07])|([\x08\x0b\x0c\x0e-\x11])", r"([\x12-\x19])|([\x1a-\x1f])", r"\x7f|\r(?:[^\n]|$)")
-_WIDE = rf"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{HIDDEN}]|\r(?:[^\n]|$)".replace("\ud800-\udfff", "")
+__all__ = ["FEARED", "Cleaning", "Finding"]
 
 FEARED = frozenset({"escape sequence", "tag character", "bidirectional control", "private_key", "mismatch", "scripts"})
 _MANY = 64  # findings told one by one
@@ -43,30 +39,6 @@ class Finding(Struct, frozen=True):
     where: str  # "content/0/text", "structuredContent/user/name", "message"
     rule: str
     count: int = 1
-
-
-class Sight:
-    """Whether there is anything in a text, whatever is then done about it."""
-
-    def __init__(self, secrets: Secrets) -> None:
-        self.secrets = secrets
-        # These may see a secret where there is none. For a long text several quick looks are faster than one slow one.
-        self._nothing = lacks_whole("|".join([_WIDE, *SIGNS]))
-        self._nothing_long = lacks_whole(*_ASCII, *SIGNS)
-        self._calm = {True: lacks(*_ASCII), False: lacks(_WIDE)}
-
-    def is_plain(self, text: str) -> bool:
-        """Nothing that acts or hides, and no secret."""
-        try:
-            if self._nothing_long(text) if len(text) > 200 and text.isascii() else self._nothing(text):
-                return not self.secrets.others or all(without(text) for without in self.secrets.others)
-        except UnicodeEncodeError:  # half a character
-            pass
-        return self.is_calm(text) and self.secrets.absent(text)
-
-    def is_calm(self, text: str) -> bool:
-        """Nothing that acts or hides."""
-        return self._calm[text.isascii()](text)
 
 
 class Cleaning:

@@ -20,9 +20,10 @@ from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
 from handrail.errors import HandrailError
-from handrail.guards.cleaning import FEARED, Cleaning, Finding, Sight
+from handrail.guards.cleaning import FEARED, Cleaning, Finding
 from handrail.guards.inert import MASK, texts_in
 from handrail.guards.secrets import Secrets, lacks, secrets_in
+from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
 from handrail.model import Block, Json, Text, ToolResult
 

@@ -23,7 +23,7 @@ from handrail.guards.inert import MASK, is_secret, quiet
 from handrail.model import Json
 from handrail.schema.compile import compile_schema
 
-__all__ = ["SIGNS", "Hit", "Secrets", "lacks", "lacks_whole", "secrets_in"]
+__all__ = ["SIGNS", "URL_PASSWORD", "Hit", "Secrets", "lacks", "lacks_whole", "secrets_in"]
 
 _EDGE = "(?<![A-Za-z0-9])"
 _NEW = r"(?:\\[rn]|\s)"  # also as JSON writes it
@@ -54,16 +54,32 @@ _TOKENS = {
     "service": (rf"{_EDGE}(?:SG\.|ATATT3|lin_api_|ntn_|glsa_|figd_|tskey-|NRAK-|nvapi-)", r"[\w.=-]{24,}"),
     "handrail": (rf"{_EDGE}(?:hk_|AGE-SECRET-KEY-1)", r"[\w-]{40,}"),
 }
-_LINEAR = [f"{shown}(?:{hidden})".replace(_EDGE, "") for shown, hidden in _TOKENS.values()]
-_LINEAR[0] = _TOKENS["private_key"][0]  # of that the beginning will do
-_EXACT = ["|".join(_LINEAR[at : at + 3]) for at in range(0, len(_LINEAR), 3)]
-# Quick looks for all of them: each begins, or goes on, with what is rare in most texts. They are apart because two or
-# three characters, or pairs of them, are found at the speed of memory, and more in some texts at a twentieth of it.
+_LINEAR = {rule: f"{shown}(?:{hidden})".replace(_EDGE, "") for rule, (shown, hidden) in _TOKENS.items()}
+_LINEAR["private_key"] = _TOKENS["private_key"][0]  # of that the beginning will do
+# What is no word; to look for "Authorization" before it takes longer.
+_LINEAR["basic"] = r"Basic[ \t]{1,8}(?:[0-9_+/-]|[\w+/-]+[A-Z0-9_+/-])"
+_LINEAR["jwt"] = r"eyJ[\w-]{8,}\."
+# Together are those that the engine takes no longer to look for than for one. A password in an address is apart.
+_EXACT = [
+    "|".join(map(_LINEAR.__getitem__, rules.split()))
+    for rules in (
+        "package stripe cloud google aws",
+        "private_key github gitlab slack",
+        "openai model service handrail",
+        "bearer basic",
+        "jwt",
+    )
+]
+# Quick looks for all of them: each begins, or goes on, with what is rare in most texts.
 SIGNS = (
     r"[_-](?:[\w+/=-]{16,}|----BEGIN)",
-    r"J[\w-]{8,}\.|[AB]\w(?:(?:arer|ARER|sic)[ \t]{1,8}[\w.~+/-]{12,}|IA|CA|za|ATT3|countKey=)",
-    r"//[^\s/@:\"']*:[^\s/@\"'<>]+@|SG\.[\w.=-]{24,}|9\.[\w-]{28,}",
+    r"SG\.[\w.=-]{24,}|9\.[\w-]{28,}|yJ[\w-]{8,}\.|(?:Bearer|BEARER)[ \t]{1,8}[\w.~+/-]{20,}"
+    rf"|{_LINEAR['basic']}|[KSB]IA[A-Z0-9]{{16}}|CCA[A-Z0-9]{{16}}|Iza[\w-]{{28,}}|TT3[\w.=-]{{24,}}"
+    r"|tKey=[A-Za-z0-9+/=-]{32,}",
 )
+URL_PASSWORD = r"//[^\s/@:\"']*:[^\s/@\"'<>]+@"
+_BEGINNING = 2000  # characters of a text by which it is judged
+_MANY = 0.01
 
 _PART = "(?:[A-Z]?[a-z]+|[A-Z]+|[a-z]{0,4}[0-9]{1,4})"
 _WORDS = re.compile(rf"{_PART}(?:[-_./=+~]+{_PART})*[-_./=+~]*")
@@ -115,6 +131,9 @@ def lacks(*patterns: str) -> Callable[[str], bool]:
     return check
 
 
+_look = cache(lacks)  # compiled when it is needed first
+
+
 def secrets_in(environ: Mapping[str, str]) -> frozenset[str]:
     """Values of variables whose names say that they are secret; no short ones, no paths, no words like `changeme`."""
     named = (value for name, value in environ.items() if is_secret(name))
@@ -133,12 +152,11 @@ class Secrets:
         self._patterns = {name: lacks(pattern) for name, pattern in (patterns or {}).items()}
         begins = sorted({re.escape(each[:16]) for each in spelled})
         batches = ["|".join(begins[at : at + 16]) for at in range(0, len(begins), 16)]
-        self._no_token = lacks(*_EXACT)
         self.others = [*map(lacks, batches), *self._patterns.values()]  # what there is beside tokens
 
     def absent(self, text: str) -> bool:
         """Whether there is none; what is none may still be taken for one."""
-        return self._no_token(text) and all(each(text) for each in self.others)
+        return _no_token(text) and (not self.others or all(each(text) for each in self.others))
 
     def masked(self, texts: Sequence[str]) -> tuple[list[str], list[Hit]]:
         """Texts that follow each other, without the secrets in them, also those that go from one into the next."""
@@ -205,7 +223,7 @@ class Secrets:
         first, *rest = _TOKENS
         yield from _finder(first).finditer(text)  # the one of many lines
         for lines in _LINES.finditer(text):
-            if not self._no_token(lines[0]):
+            if not _no_token(lines[0]):
                 yield from _finder(*rest).finditer(text, *lines.span())
 
     def _mask_described(self, text: str, hits: list[Hit], number: int) -> str:
@@ -230,6 +248,15 @@ class Secrets:
                 texts[at - 1], texts[at] = texts[at - 1][: left.start()] + MASK, texts[at][right.end() :]
                 hits.append((at - 1, name))
                 return
+
+
+def _no_token(text: str) -> bool:
+    """Whether there is none; what is none may still be taken for one."""
+    if "@" in text and not _look(URL_PASSWORD)(text):
+        return False
+    beginning = text[:_BEGINNING]  # where signs are everywhere, to halt at each takes longer than to look for more
+    has_many = beginning.count("-") + beginning.count("_") > _MANY * len(beginning)
+    return (not has_many and _look(*SIGNS)(text)) or _look(*_EXACT)(text)
 
 
 def _spellings(secret: str) -> Iterator[str]:
