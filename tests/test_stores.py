@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import weakref
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from faults import put_away
+from faults import put_away, until
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
@@ -380,6 +381,22 @@ async def test_what_is_written_again_and_again_takes_no_room() -> None:
         await store.put(key, b"2", ttl=3600)
         await store.delete(key)
     assert sum(map(sys.getrefcount, keys)) - before < 200
+
+
+async def test_a_file_does_not_hold_what_was_written_until_the_next_write(path: Path) -> None:
+    """It may be large: with the record of a call waits its answer."""
+    store = SqliteStore(path, durable=False)
+
+    class Name(str):
+        __slots__ = ("__weakref__",)
+
+    name = Name("key")
+    held = weakref.ref(name)
+    await store.put(name, b"value")
+    assert await store.get("key") == b"value"
+    del name
+    await until(lambda: held() is None, DEADLINE, "the store lets go of what it has written")
+    await store.close()
 
 
 async def test_one_write_starts_a_sweep_that_goes_on_to_the_end(path: Path, clock: Clock) -> None:

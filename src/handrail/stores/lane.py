@@ -105,6 +105,7 @@ class Lane:
             if None in group:
                 _close(db)
                 return
+            del group, jobs, outcomes  # with them answers, which may be large, and the next may be long in coming
 
     def _transact(self, db: Connection, group: list[_Job], more: bool) -> tuple[list[Outcome], bool]:
         outcomes: list[Outcome] = []
