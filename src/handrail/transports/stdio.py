@@ -28,6 +28,7 @@ if sys.platform == "linux":
 
 log = logging.getLogger("handrail")
 
+_LARGE = 64 * 1024  # what a pipe holds
 _CHUNK = 64 * 1024  # more would cost a small call more, and gain a large one little
 _PIPE_BYTES = 256 * 1024  # of 64 MiB for all pipes of a user
 LAST_WRITE_SECONDS = 0.5
@@ -84,6 +85,7 @@ class Pipe:
         self._lines = LineReader(engine.limits.max_message_bytes)
         self._lingering = Lingering(source) if self._source_watchable else None
         self._waiting: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
+        self._large: memoryview | None = None  # the rest of a message that is not copied; it goes before the others
         self._unsent = bytearray()
         self._flushing = False  # `_flush` will be called anyway
         self._write_timer: asyncio.TimerHandle | None = None  # runs while the sink takes no more
@@ -131,9 +133,13 @@ class Pipe:
     # Out
 
     def send(self, message: bytes) -> None:
-        self._unsent += message
+        if len(message) > _LARGE and not self._unsent:
+            self._large = memoryview(message)
+        else:
+            self._unsent += message
         self._unsent += b"\n"
-        if len(self._unsent) > self._limits.max_unsent_bytes:
+        size = len(self._unsent) if self._large is None else len(self._unsent) + len(self._large)
+        if size > self._limits.max_unsent_bytes:
             self._room.clear()
         if not self._flushing and self._write_timer is None:
             self._flushing = True
@@ -146,15 +152,20 @@ class Pipe:
         """Write what there is, as far as the peer takes it."""
         self._flushing = False
         while self._unsent:
+            rest = self._large or self._unsent
             try:
-                written = os.write(self._sink, self._unsent)
+                written = os.write(self._sink, rest)
             except BlockingIOError:
                 written = 0
             except OSError as problem:
                 self._broken(f"the client does not read any more: {problem}")
                 return
-            del self._unsent[:written]
-            if self._unsent and self._sink_watchable:
+            is_all = written == len(rest)
+            if self._large is None:
+                del self._unsent[:written]
+            else:
+                self._large = None if is_all else self._large[written:]
+            if not is_all and self._sink_watchable:
                 self._write_later(progress=written > 0)
                 return
         self._caught_up()
@@ -182,6 +193,7 @@ class Pipe:
     def _broken(self, why: str) -> None:
         if not self._end.done():
             log.warning("stdio: %s", why)
+        self._large = None
         self._unsent.clear()
         self._conversation.drop()
         self._caught_up()
@@ -245,13 +257,13 @@ class Pipe:
 
     def _work(self) -> None:
         """Handle lines until there are none, or too much is unsent: then the peer has to read first."""
-        waiting, unsent, limits = self._waiting, self._unsent, self._limits
+        waiting, unsent = self._waiting, self._unsent
         alone = len(waiting) == 1
         self._flushing = True
-        while waiting and len(unsent) <= limits.max_unsent_bytes and not self._end.done():
+        while waiting and self._room.is_set() and not self._end.done():
             line = waiting.popleft()
             if line is None:
-                text = f"A line of over {limits.max_message_bytes:,} bytes"
+                text = f"A line of over {self._limits.max_message_bytes:,} bytes"
                 answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, text)
             else:
                 answer = self._conversation.receive(line)
