@@ -60,12 +60,13 @@ class Sight:
 
     def is_plain(self, text: str) -> bool:
         """Nothing that acts or hides, and no secret."""
-        size, is_ascii = len(text), text.isascii()
         try:
-            if size <= (_SHORT if is_ascii else _SHORT_WIDE):
+            if len(text) <= _SHORT:
                 has_nothing = self._nothing(text)
+            elif text.isascii():
+                has_nothing = len(text) <= _MEDIUM and self._nothing_long(text)
             else:
-                has_nothing = is_ascii and size <= _MEDIUM and self._nothing_long(text)
+                has_nothing = len(text) <= _SHORT_WIDE and self._nothing(text)
         except UnicodeEncodeError:  # half a character
             return False
         if has_nothing:
