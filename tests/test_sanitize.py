@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 import seeds_data
+from handrail.guards import secrets
 from handrail.guards.inert import MASK, inert, mask
 from handrail.guards.sanitize import (
     Blocked,
@@ -403,6 +404,34 @@ def test_p34_tokens_are_masked_in_every_company(company: str) -> None:
     shown = {secret: cleaned(f"{secret} x") for secret in secrets}
     assert [secret for secret in secrets if MASK not in shown[secret]] == []
     assert [secret for secret in secrets if cleaned(f"{company}{secret} x") != f"{company}{shown[secret]}"] == []
+
+
+_KINDS = [
+    re.compile(f"{shown.replace(secrets._EDGE, '')}(?:{hidden})", re.ASCII)
+    for shown, hidden in secrets._TOKENS.values()
+]
+_BESIDE = st.text(st.sampled_from("aA1-_.=/+ \n:@\"'"), max_size=8)
+
+
+@requirement("P-34", everywhere=True)
+@settings(max_examples=400, deadline=None, suppress_health_check=[*HealthCheck])
+@given(
+    token=st.one_of([st.from_regex(kind, fullmatch=True) for kind in _KINDS]),
+    company=st.sampled_from(["", *COMPANY.values()]),
+    before=_BESIDE,
+    after=_BESIDE,
+)
+@example(token="nt" + "n_000000000000000.00000000", company="", before="", after="")
+@example(token="://:\xa0@", company="", before="", after="")
+def test_p34_no_quick_look_misses_what_a_search_finds(token: str, company: str, before: str, after: str) -> None:
+    """Whatever a token is made of: what is asked first must let nothing pass that would be masked."""
+    text = f"{company}{before}{token}{after}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "_no_token", lambda text: False)
+        masked, _ = secrets.Secrets().masked([text])
+    assert secrets.Secrets().masked([text])[0] == masked
+    if masked != [text]:
+        assert not DEFAULT.passes("tool", ToolResult([Text(text)]))
 
 
 @requirement("P-34", everywhere=True)

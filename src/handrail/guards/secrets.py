@@ -28,6 +28,7 @@ __all__ = ["SIGNS", "URL_PASSWORD", "Hit", "Secrets", "lacks", "lacks_whole", "s
 _EDGE = "(?<![A-Za-z0-9])"
 _NEW = r"(?:\\[rn]|\s)"  # also as JSON writes it
 _BASE64 = "[A-Za-z0-9+/=]"
+_BLANK = r" \t-\r"  # what is blank beyond ASCII, the engines do not agree about
 # The rule, what of it stays, what is masked; both engines read them. What follows a beginning is one run of characters,
 # or ends where another can begin, so that the time grows with the text and not with its square.
 _TOKENS = {
@@ -37,7 +38,7 @@ _TOKENS = {
         rf"(?:{_NEW}{{1,8}}+[A-Z][A-Za-z-]{{1,30}}+: [^\n\\\"]{{1,200}}+){{0,6}}+"
         rf"{_NEW}{{0,8}}{_BASE64}{{32,}}(?:{_NEW}{{1,8}}{_BASE64}+)*(?:{_NEW}{{0,8}}-----END [A-Z0-9 ]{{0,40}}-----)?",
     ),
-    "url_password": (r"://[^\s/@:\"']*:", r"[^\s/@\"'<>]+@"),
+    "url_password": (rf"://[^{_BLANK}/@:\"']*:", rf"[^{_BLANK}/@\"'<>]+@"),
     "bearer": (r"B(?:earer|EARER)[ \t]{1,8}", r"[\w.~+/-]{20,}={0,2}"),
     "basic": (r"[Aa]uthorization[\"']?[ \t]{0,8}[:=][ \t]{0,8}[\"']?Basic[ \t]{1,8}", r"[\w+/-]{12,}={0,2}"),
     "jwt": (r"\.", r"eyJ[\w-]{8,}\.[\w-]*"),
@@ -72,12 +73,12 @@ _EXACT = [
 ]
 # Quick looks for all of them: each begins, or goes on, with what is rare in most texts.
 SIGNS = (
-    r"[_-](?:[\w+/=-]{16,}|----BEGIN)",
+    r"[_-](?:[\w.+/=-]{16,}|----BEGIN)",
     r"SG\.[\w.=-]{24,}|9\.[\w-]{28,}|yJ[\w-]{8,}\.|(?:Bearer|BEARER)[ \t]{1,8}[\w.~+/-]{20,}"
     rf"|{_LINEAR['basic']}|[KSB]IA[A-Z0-9]{{16}}|CCA[A-Z0-9]{{16}}|Iza[\w-]{{28,}}|TT3[\w.=-]{{24,}}"
     r"|tKey=[A-Za-z0-9+/=-]{32,}",
 )
-URL_PASSWORD = r"//[^\s/@:\"']*:[^\s/@\"'<>]+@"
+URL_PASSWORD = rf"//[^{_BLANK}/@:\"']*:[^{_BLANK}/@\"'<>]+@"
 _BEGINNING = 2000  # characters of a text by which it is judged
 _MANY = 0.01
 
