@@ -782,7 +782,7 @@ async def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 @linux
 @requirement("P-12")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_to_parent_and_workers_lets_requests_answer(number: int) -> None:
     """As Ctrl-C in a terminal, and as service managers end a group of processes."""
     async with served(workers=2) as server, connected(server.url) as wire:

@@ -236,6 +236,7 @@ class Workers:
         self._restarts: list[float] = []
         self._key = secrets.token_urlsafe(32)  # they have to understand each other's cursors and states
         self._pid = os.getpid()
+        self._signals = (*_ending(), signal.SIGALRM)
 
     def run(self, ready: Callable[[], None]) -> None:
         handlers = {number: signal.signal(number, self._on_signal) for number in self._signals}
@@ -252,8 +253,6 @@ class Workers:
                 signal.signal(number, handler)
         if self._failed:
             raise NotStarted("a worker could not start serving; what it wrote says why")
-
-    _signals = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM or (number == signal.SIGINT and self._asked):
@@ -301,8 +300,9 @@ class Workers:
             self._pids.clear()
             for number in (signal.SIGALRM, signal.SIGTERM):  # also what a tool forks must not speak for the parent
                 signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for all: the parent says what follows
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM, signal.SIGINT))
+            for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for all: the parent says what follows
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM, signal.SIGINT, signal.SIGHUP))
             os.environ.setdefault(KEY, self._key)
             run_process(self._serve, self._grace, ready, parent=self._pid, signals=[signal.SIGTERM])
             code = 0
