@@ -263,7 +263,7 @@ def test_a_no_over_http_is_told_as_one_and_not_as_a_missing_scope(home: Path, re
     with closing(client):
         url = client.told("Serving").split()[-1]
         told = handrail("call", url, "refund", "amount=101", "--yes", "--revision", revision, home=home)
-    assert told.returncode == 3 and "refund is not allowed like this for this caller" in told.stderr
+    assert told.returncode == 5 and "refund is not allowed like this for this caller" in told.stderr
 
 
 @requirement("SRV-602", everywhere=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def home(tmp_path: Path) -> Path:
         ("lst shop.py", "unknown: 'lst'; did you mean 'list'?"),
         ("zzzzzz shop.py", "unknown: 'zzzzzz'; known are "),
         ("list localhost:8000/mcp", "localhost:8000/mcp: an address begins with its scheme: http://localhost:8000/mcp"),
+        ("list ftp://a.example/mcp", "ftp://a.example/mcp: a server has an address that begins with https:// or http"),
+        ("list shop.py --jsn", "unrecognized arguments: --jsn; did you mean --json?; handrail list --help says more"),
+        ("list shop.py --zzz", "unrecognized arguments: --zzz; handrail list --help says more"),
+        ("lock", "no server: name one, as `handrail lock server.py`; tools.lock, which would name some, is not there"),
+        ("lock --check", "no server: name one, as `handrail lock server.py`; tools.lock, which would name some, is"),
+        ("explain call picture", "no server: add --server FILE, or say `target` in the [server] section of handrail"),
+        ("serve", "no server: name a FILE, or say `target` in the [server] section of handrail.toml"),
         ("list typo.json", "'comand': did you mean 'command'?"),
         ("list http://[::1", "the address: Invalid IPv6 URL; such as "),
         ("audit --since 999999d", "--since: '999999d' is not a time such as"),
@@ -68,6 +76,32 @@ def test_a_mistake_is_told_in_a_line(home: Path, line: str, says: str) -> None:
     done = handrail(*line.split(), home=home)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr.splitlines()[-1]
+
+
+@requirement("APP-18", everywhere=True)
+def test_what_a_program_printed_that_is_no_server_is_told(home: Path) -> None:
+    done = handrail("list", "echo hello there", home=home)
+    assert done.returncode == 4
+    assert "the server exited with code 0" in done.stderr
+    assert "It printed what is no message: hello there" in done.stderr
+
+
+def test_a_file_of_settings_may_begin_with_a_byte_order_mark(home: Path) -> None:
+    (home / "handrail.toml").write_bytes(b'\xef\xbb\xbf[server]\ntarget = "shop.py"\n')
+    done = handrail("explain", "call", "picture", home=home)
+    assert done.returncode == 0, done.stderr
+
+
+@requirement("APP-18", everywhere=True)
+def test_what_a_rule_of_the_server_denies_has_the_code_of_a_no(home: Path) -> None:
+    (home / "handrail.toml").write_text('[[rules]]\nverdict = "deny"\ntools = ["picture"]\n')
+    served = f"{sys.executable} -m handrail serve shop.py"
+    done = handrail("call", served, "picture", "--yes", home=home)
+    assert done.returncode == 5 and "picture is not allowed like this for this caller" in done.stderr
+
+
+def test_one_tool_is_one_tool(home: Path) -> None:
+    assert handrail("lock", "shop.py", home=home).stdout == "1 tool in tools.lock\n"
 
 
 @pytest.mark.parametrize("text", ["", " "])

@@ -120,6 +120,7 @@ def test_approvals_wait_in_a_file_whatever_the_audit_is(
         ("[acess]\ndefault = 'deny'", "acess: unknown key; did you mean 'access'?"),
         ("[access]\ndefalt = 'deny'", "access.defalt: unknown key; did you mean 'default'?"),
         ("[access]\nxyz = 1", "access.xyz: unknown key; known are default, destructive"),
+        ("[[access.rules]]\nverdict = 'deny'", "access.rules: unknown key; 'rules' is a section of its own"),
         ("[[rules]]\nverdict = 'deny'\ntool = ['x']", "rules[1].tool: unknown key; did you mean 'tools'?"),
         (
             "[[rules]]\nverdict='deny'\n[[rules]]\nverdict='deny'\nuser=['x']",

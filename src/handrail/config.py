@@ -221,7 +221,7 @@ def document(path: str | Path) -> dict[str, Any]:
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes")
     try:
-        return tomllib.loads(text.decode())
+        return tomllib.loads(text.decode("utf-8-sig"))
     except ValueError as problem:
         raise ConfigError(f"{path}: not TOML: {problem}") from None
 
@@ -251,6 +251,8 @@ def _unknown(given: Any, kind: Any, path: str) -> Iterator[str]:
         for key in (each for each in given if each not in known):
             near = closest(key, known)
             hint = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
+            if path and not near and key in {each.encode_name for each in fields(Config)}:
+                hint = f"{key!r} is a section of its own, not part of {path!r}"
             yield f"{_at(path, key)}: unknown key; {hint}"
     for inner, value, where in _inside(given, kind, path):
         yield from _unknown(value, inner, where)

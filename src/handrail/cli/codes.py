@@ -41,6 +41,7 @@ class Usage(errors.HandrailError):
         self.details = details
 
 
+FORBIDDEN = 403  # a server's answer to whom a rule does not allow it
 _CODES: dict[type[BaseException], Code] = {
     errors.CallFailed: Code.TOOL,
     errors.TransportError: Code.TRANSPORT,
@@ -57,4 +58,6 @@ _CODES: dict[type[BaseException], Code] = {
 def code_of(problem: BaseException) -> Code:
     if isinstance(problem, errors.Unrecorded) and problem.sent is not errors.Sent.NO:
         return Code.UNRECORDED  # not sent, it is only a file that is wrong
+    if isinstance(problem, errors.RemoteProtocolError) and problem.code == FORBIDDEN:
+        return Code.DENIED
     return next((code for kind, code in _CODES.items() if isinstance(problem, kind)), Code.BUG)

@@ -89,7 +89,7 @@ def run_explain(args: Namespace, screen: Screen) -> int:
     if args.call != "call":
         raise Usage(f"explain: {args.call!r}: only a call can be explained: handrail explain call TOOL KEY=VALUE")
     guarded = Guarded(args)
-    server = guarded.source(args.server).load()
+    server = guarded.source(args.server, "add --server FILE").load()
     guarded.rule(server)
     if args.revision not in REVISIONS:
         raise Usage(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")

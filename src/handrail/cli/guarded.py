@@ -34,11 +34,11 @@ class Guarded:
         self.written = {} if self.path is None else document(self.path)
         self.config = read(self.written, str(self.path or NAME))
 
-    def source(self, target: str | None) -> Source:
+    def source(self, target: str | None, by: str = "name a FILE") -> Source:
         if target:
             return Source(target)
         if self.path is None or not self.config.server.target:
-            raise Usage(f"no server: name a FILE, or say `target` in the [server] section of {NAME}")
+            raise Usage(f"no server: {by}, or say `target` in the [server] section of {NAME}")
         return Source(str(self.path.parent / self.config.server.target))
 
     def store_file(self) -> Path:

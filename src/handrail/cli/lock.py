@@ -26,6 +26,8 @@ Found = dict[tuple[str, str], list[Change]]  # by server and tool
 
 def run_lock(args: Namespace, screen: Screen) -> int:
     path = Path(args.file)
+    if not args.servers and not path.exists():
+        raise Usage(f"no server: name one, as `handrail lock server.py`; {path}, which would name some, is not there")
     was = read_lock(path) if path.exists() or args.check or not args.servers else {}
     servers = args.servers or _recorded(was, args, screen)
     now: dict[str, Locked] = {}
@@ -120,4 +122,4 @@ def _tell(args: Namespace, screen: Screen, found: Found, count: int) -> None:
     elif args.check:
         screen.say(f"{count} tools, all as {args.file} has them")
     else:
-        screen.say(f"{count} tools in {args.file}")
+        screen.say(f"{count} {'tool' if count == 1 else 'tools'} in {args.file}")

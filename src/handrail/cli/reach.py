@@ -28,6 +28,7 @@ __all__ = ["agreed", "client", "target_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
+_OTHER_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
@@ -129,6 +130,8 @@ def target_of(text: str) -> Any:
         return text
     if _ADDRESS.fullmatch(text) and shutil.which(text) is None:
         raise Usage(f"{text}: an address begins with its scheme: http://{text}")
+    if _OTHER_SCHEME.match(text):
+        raise Usage(f"{text}: a server has an address that begins with https:// or http://")
     is_file = Path(text).suffix in (".py", ".json")
     if is_file and Path(text).is_file():
         return Path(text)

@@ -34,6 +34,9 @@ class Parser(ArgumentParser):
             near = get_close_matches(found[1], found[2].replace("'", "").split(", "), 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {found[2]}"
             message = f"{message[: found.start()]}unknown: {found[1]!r}; {hint}"
+        if message.startswith("unrecognized arguments: -"):
+            near = get_close_matches(message.split()[2], self._option_string_actions, 1)
+            message += f"; did you mean {near[0]}?" if near else ""
         raise Usage(f"{message}; {self.prog} --help says more", self.format_usage())
 
 

@@ -97,6 +97,7 @@ class Child(Link):
         self._lines = LineReader(max_message_bytes)
         self._error_lines = LineReader(KEPT_BYTES)
         self._kept = bytearray()
+        self._printed = ""  # the last of what was no message
         self._queue: deque[tuple[bytes | memoryview, Waiting | None]] = deque()
         self._queued = 0  # bytes
         self._together = False  # what is sent now is written at the end of the loop's turn, in one
@@ -280,7 +281,8 @@ class Child(Link):
             elif line[0] == 0x7B or line.lstrip()[:1] in (b"{", b"["):
                 self._ear.hear(line)
             else:
-                self._ear.skipped(f"no message: {_text(line[:100])!r}")
+                self._printed = _text(line[:100])
+                self._ear.skipped(f"no message: {self._printed!r}")
 
     def _output_ended(self) -> None:
         if self._source >= 0:
@@ -386,9 +388,14 @@ class Child(Link):
         if self._status is not None:
             self._status.cancel()
         if self._problem is None:
-            said = "" if self._closing else _told(self.stderr)
-            text = "the link was closed" if self._closing else text
-            self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=said and f"It said: {said}")
+            hint = ""
+            if self._closing:
+                text = "the link was closed"
+            elif said := _told(self.stderr):
+                hint = f"It said: {said}"
+            elif self._printed:
+                hint = f"It printed what is no message: {_told(self._printed)}"
+            self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=hint)
             self._close_input()
             self._ear.lost(self._problem)
 
