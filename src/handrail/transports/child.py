@@ -388,13 +388,8 @@ class Child(Link):
         if self._status is not None:
             self._status.cancel()
         if self._problem is None:
-            hint = ""
-            if self._closing:
-                text = "the link was closed"
-            elif said := _told(self.stderr):
-                hint = f"It said: {said}"
-            elif self._printed:
-                hint = f"It printed what is no message: {_told(self._printed)}"
+            hint = _told("It said", self.stderr) or _told("It printed what is no message", self._printed)
+            text, hint = ("the link was closed", "") if self._closing else (text, hint)
             self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=hint)
             self._close_input()
             self._ear.lost(self._problem)
@@ -418,7 +413,7 @@ def _is_whole(line: bytes | bytearray) -> bool:
     return False
 
 
-def _told(said: str) -> str:
+def _told(how: str, said: str) -> str:
     """The last lines in one, with nothing in it that a terminal would obey (P-33)."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return inert(" | ".join(lines[-5:])[-500:], lines=False)[-500:]
+    return f"{how}: {inert(' | '.join(lines[-5:])[-500:], lines=False)[-500:]}" if lines else ""
