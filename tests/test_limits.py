@@ -927,6 +927,52 @@ async def test_srv603_a_limit_that_was_set_holds_for_all_processes_of_a_server(
 
 
 @requirement("SRV-603", "P-30", everywhere=True)
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        ({"lists": "5/hour", "local": True}, 5),
+        ({"lists": "5/hour", "local": True, "shared": False}, 8),  # and the handshake of each
+        ({"lists": "5/hour"}, 16),  # the local user is limited only on request
+    ],
+)
+async def test_srv603_lists_are_counted_over_all_processes_of_a_server(
+    given: dict[str, Any], most: int, tmp_path: Path
+) -> None:
+    servers = [shop("shop", rates=Rates(**given), audit=tmp_path / "state.db") for _ in range(2)]
+    async with Peer(servers[0]) as one, Peer(servers[1]) as other:
+        # All at once: none is let through because the others were not counted yet.
+        said = await asyncio.gather(*(peer.request("tools/list", {}) for _ in range(8) for peer in (one, other)))
+    assert sum("error" not in each for each in said) == most
+    assert all(each["error"]["data"]["retryAfter"] > 0 for each in said if "error" in each)
+
+
+@requirement("SRV-603", "P-30", everywhere=True)
+@pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
+async def test_srv603_lists_over_http_are_counted_over_all_processes(revision: str, tmp_path: Path) -> None:
+    rates = Rates(lists="5/hour")
+    endpoints = [shop("shop", rates=rates, audit=tmp_path / "state.db").asgi() for _ in range(2)]
+    async with served(endpoints[0]) as one, served(endpoints[1]) as other:
+        clients = [await Client(url, revision).open() for url in (one, other)]
+        methods = ["tools/list", "server/discover"] * 2 if revision == "2026-07-28" else ["tools/list"] * 4
+        asked = [client.post(client.message(at, method)) for client in clients for at, method in enumerate(methods)]
+        replies = await asyncio.gather(*asked)
+    assert sorted(each.status for each in replies) == [200] * 5 + [429] * 3
+    assert all(int(each.headers["retry-after"]) > 0 for each in replies if each.status == 429)
+
+
+@requirement("SRV-603", "P-30", everywhere=True)
+async def test_srv603_a_list_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
+    class Away(MemoryStore):
+        async def get(self, key: str) -> bytes | None:
+            raise StoreError("gone")
+
+    server = shop("shop", rates=Rates(lists="5/hour", local=True, shared=True), store=Away())
+    async with Peer(server) as peer:
+        refused = await peer.request("tools/list", {})
+    assert "cannot be counted now" in refused["error"]["message"] and "gone" not in str(refused)
+
+
+@requirement("SRV-603", "P-30", everywhere=True)
 async def test_srv603_workers_share_the_limits_that_were_set_without_an_audit(tmp_path: Path) -> None:
     stores = [SqliteStore(tmp_path / "sessions.db", durable=False) for _ in range(2)]
     endpoints = [shop("shop", rates=Rates(tools=MAIL)).asgi(store=store) for store in stores]
@@ -943,13 +989,14 @@ async def test_srv603_workers_share_the_limits_that_were_set_without_an_audit(tm
     ("given", "together"),
     [
         ({}, None),
-        ({"lists": "1/hour"}, None),
+        ({"lists": "1/hour"}, ("", "", "1/hour", [])),
+        ({"lists": ""}, None),
         ({"tools": {"dear": {"cost": 5}}}, None),
         ({"principal": ""}, None),
-        ({"tools": {"mail": {"rate": "5/hour"}, "dear": {"cost": 5}}}, ("", "", ["5/hour", ""])),
-        ({"tools": {"mail": {"concurrent": 2}}}, ("", "", [""])),
-        ({"address": "9/hour"}, ("", "9/hour", [])),
-        ({"shared": True}, ("1000/second burst 5000", "200/second burst 2000", [])),
+        ({"tools": {"mail": {"rate": "5/hour"}, "dear": {"cost": 5}}}, ("", "", "", ["5/hour", ""])),
+        ({"tools": {"mail": {"concurrent": 2}}}, ("", "", "", [""])),
+        ({"address": "9/hour"}, ("", "9/hour", "", [])),
+        ({"shared": True}, ("1000/second burst 5000", "200/second burst 2000", "200/second burst 2000", [])),
         ({"shared": False, "principal": "5/hour"}, None),
     ],
 )
@@ -957,12 +1004,14 @@ def test_srv603_what_is_built_in_is_counted_by_each_process(given: dict[str, Any
     """A call that nobody has set a limit for asks no file."""
     made = convert(given, Rates)
     alone, shared = made.divided()
-    assert (shared and (shared.principal, shared.address, [each.rate for each in shared.tools.values()])) == together
+    rates = shared and [each.rate for each in shared.tools.values()]
+    assert (shared and (shared.principal, shared.address, shared.lists, rates)) == together
     if shared is None:
         assert alone == made
         return
     assert [alone.principal or shared.principal, alone.address or shared.address] == [made.principal, made.address]
     assert not (alone.principal and shared.principal) and not (alone.address and shared.address)
+    assert (alone.lists or shared.lists) == made.lists and not (alone.lists and shared.lists)
     assert {each.cost for each in alone.tools.values()} == {each.cost for each in made.tools.values()}
     assert not any(each.rate or each.concurrent for each in (alone.tool, *alone.tools.values()))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from msgspec import UNSET, UnsetType
@@ -90,7 +90,11 @@ class Conversation(Flight):
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
             if request.method != "tools/call":
-                self.engine.gate.allow(self.principal, self.address)
+                is_list = request.method in _LISTS
+                waits = self.engine.gate.allow(self.principal, self.address, is_list=is_list)
+                if waits is not None:
+                    self.wait(self._list_when_counted(request, revision, waits, reply))
+                    return LATER
             params = connection.typed(request, revision)
             return _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
@@ -101,6 +105,21 @@ class Conversation(Flight):
             bug = Refused(Kind.INTERNAL, "Internal error")
             self.turned_away(request, revision, bug)
             return self.refusal(revision, request.id, bug)
+
+    async def _list_when_counted(
+        self, request: Request, revision: Revision, waits: Awaitable[Any], reply: Reply
+    ) -> None:
+        from handrail.guards.shared_limits import counted
+
+        try:
+            await counted(waits)
+            params = self.connection.typed(request, revision)
+            reply(_METHODS[request.method](self, request.id, revision, params, reply))
+        except Refused as refused:
+            reply(self.refusal(revision, request.id, refused))
+        except Exception:
+            log.exception("%s failed", request.method)
+            reply(self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error")))
 
     def turned_away(self, request: Request, revision: Revision, refused: Refused) -> None:
         """Count and record a call that never became one."""
@@ -257,6 +276,7 @@ class Conversation(Flight):
         super().drop()
 
 
+_LISTS = frozenset({"tools/list", "server/discover"})  # handshakes and pings are counted by each process
 _METHODS: dict[str, Callable[..., bytes | None]] = {
     "initialize": Conversation._initialize,
     "ping": Conversation._ping,

@@ -65,6 +65,7 @@ class Flight:
     traced: Headers | None = None  # over HTTP, what the headers say of the trace
     _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
     _late: set[Call | None] | None = None  # calls that have no timer yet
+    _waiting: set[asyncio.Task[None]] | None = None  # other requests that are answered later
 
     def __init__(
         self, engine: Engine, outlet: Outlet, principal: Principal, connection: Connection | None = None
@@ -102,6 +103,12 @@ class Flight:
         self._tasks.add(task)
         task.add_done_callback(partial(self._settle, call))
         return self.hold(call)
+
+    def wait(self, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer a request that is no call later, and before the end."""
+        self._waiting = self._waiting or set()
+        self._waiting.add(task := self.loop.create_task(answering))
+        task.add_done_callback(self._waiting.discard)
 
     # The way back to the peer
 
@@ -336,11 +343,11 @@ class Flight:
             await asyncio.wait(self._tasks, timeout=CLEANUP_SECONDS)
 
     def landings(self) -> list[asyncio.Future[None]]:
-        """Of each call that is in flight: done when it is answered."""
+        """Of each request that is in flight: done when it is answered."""
         calls = [known for known in self.connection.in_flight.values() if isinstance(known, Call)]
         for call in calls:
             call.landing = call.landing or self.loop.create_future()
-        return [call.landing for call in calls if call.landing is not None]
+        return [*(call.landing for call in calls if call.landing is not None), *(self._waiting or ())]
 
     def end_subscriptions(self) -> None:
         """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
@@ -355,6 +362,8 @@ class Flight:
         """Give up whatever is still running; the peer hears nothing more."""
         for known in list(self.connection.in_flight.values()):
             self.give_up(known)
+        for task in self._waiting or ():
+            task.cancel()
 
     # Answers
 

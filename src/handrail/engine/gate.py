@@ -246,11 +246,16 @@ class Gate:
         hides = self.policy.hides
         return frozenset(each.tool.name for each in catalog if hides(principal, each.facts, revision.name))
 
-    def allow(self, principal: Principal, address: str) -> None:
-        """Another request than a call."""
-        taken = None if self.others is None else self.others.take(principal.id, "", address)
+    def allow(self, principal: Principal, address: str, *, is_list: bool = False) -> Awaitable[Taken] | None:
+        """Another request than a call. What is given back is still to be `counted`."""
+        taken: Taken | Awaitable[Taken] = None
+        if self.others is not None:
+            taken = self.others.take(principal.id, "", address)
+        if taken is None and is_list and self._shared is not None:
+            taken = self._shared.take(principal.id, "", address)
         if isinstance(taken, Throttled):
             raise taken.refusal()
+        return taken if isinstance(taken, Awaitable) else None
 
     def put_on_record(self, call: Call) -> None:
         """From now on: whatever becomes of this call."""

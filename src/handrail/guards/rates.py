@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 RATE = re.compile(rf"([1-9]\d{{0,8}}) ?/ ?({'|'.join(UNITS)})(?: burst ([1-9]\d{{0,8}}))?", re.ASCII)
-BUILT_IN = {"principal": "1000/second burst 5000", "address": "200/second burst 2000"}
+BUILT_IN = {"principal": "1000/second burst 5000", "address": "200/second burst 2000", "lists": "200/second burst 2000"}
 
 
 class Rate(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = BUILT_IN["address"]
     lists: Annotated[
         str, Meta(description="Requests that are not calls, as lists, handshakes and pings, by each caller.")
-    ] = "200/second burst 2000"
+    ] = BUILT_IN["lists"]
     tool: Annotated[ToolRate, Meta(description="What holds for a tool that nothing in `tools` fits.")] = field(
         default_factory=ToolRate
     )
@@ -76,9 +76,7 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = field(default_factory=dict)
     shared: Annotated[
         bool | None,
-        Meta(
-            description="Count calls over all processes that use the same state file; unset: those whose limit was set."
-        ),
+        Meta(description="Count over all processes that use the same state file; unset: those limits that were set."),
     ] = None
     local: Annotated[
         bool, Meta(description="Whether the user of this machine is limited too, beyond what holds for a tool.")
@@ -100,7 +98,7 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if self.shared is False:
             return self, None
-        names = [each for each in ("principal", "address") if self.shared or getattr(self, each) != BUILT_IN[each]]
+        names = [each for each in BUILT_IN if self.shared or getattr(self, each) != BUILT_IN[each]]
         tools = [self.tool, *self.tools.values()]
         if not any(getattr(self, each) for each in names) and not any(it.rate or it.concurrent for it in tools):
             return self, None

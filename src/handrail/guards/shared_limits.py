@@ -7,6 +7,7 @@ is settled together by the next: read, decide, write if nobody else has written 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,6 +18,7 @@ from secrets import token_bytes, token_hex
 from msgspec import Struct
 from msgspec.json import decode, encode
 
+from handrail.errors import Kind, Refused
 from handrail.guards.limits import (
     ANONYMOUS,
     BUSY_SECONDS,
@@ -33,9 +35,12 @@ from handrail.guards.limits import (
 from handrail.guards.rates import Rates
 from handrail.stores import Delete, Put, Store, StoreError
 
+log = logging.getLogger("handrail")
+
 GROUP = 256  # calls settled together
 TRIES = 100  # that other processes may spoil
 CONTENDED = Throttled(BUSY_SECONDS, "what the store can count", "concurrency")
+COUNT_SECONDS = 10.0  # for one of them
 SPARE_SECONDS = 1.0  # that the store keeps a value for longer than it is needed
 
 
@@ -188,6 +193,18 @@ class StoreLimiter:
                 self._refused.clear()
             until = now + round(said.retry_after * 1e9)
             self._refused.setdefault((it.kind, it.caller), {})[it.tool] = (now, until, said)
+
+
+async def counted(taken: Awaitable[Taken]) -> None:
+    """Until a request that takes no slot was counted; `Refused` if there were too many, or nobody can tell."""
+    try:
+        async with asyncio.timeout(COUNT_SECONDS):
+            said = await taken
+    except (StoreError, TimeoutError) as problem:
+        log.error("a request was refused, as it cannot be counted: %s", str(problem) or "it takes too long")
+        raise Refused(Kind.UNRECORDED, "This cannot be counted now; the server's log says why") from None
+    if isinstance(said, Throttled):
+        raise said.refusal()
 
 
 class _Taking(Struct, eq=False):
