@@ -17,6 +17,7 @@ from handrail.guards.lock import Locked, lock_text
 from handrail.guards.pins import definition
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
+from handrail.guards.sanitize import Sanitize
 from handrail.model import Principal
 from handrail.oauth import outbound
 from handrail.revisions import REVISIONS
@@ -350,6 +351,21 @@ async def test_a_revision_nobody_speaks_here_is_refused() -> None:
         with pytest.raises(Refused, match="2025-06-18"):
             await page.get("tools", revision="2026-07-28")
         assert (await page.get("tools"))["revisions"] == ["2025-06-18"]
+
+
+@requirement("P-34", everywhere=True)
+async def test_a_secret_that_json_writes_with_an_escape_is_not_shown() -> None:
+    server = Server("careless", sanitize=Sanitize(patterns={"ticket": r"ticket\s[0-9]{6}"}))
+    token = "aB3dE5gH7jK9mN1pQ3rS5tU7"
+
+    @server.tool(description=f"Sends Bearer\t{token} and ticket\n123456")
+    def connect() -> str:
+        return "connected"
+
+    async with consoled(server) as rig:
+        page = await rig.page()
+        told = json.dumps((await page.get("tools"))["tools"])
+    assert token not in told and "123456" not in told
 
 
 @requirement("P-34", everywhere=True)

@@ -70,16 +70,21 @@ class Mask:
     def value(self, value: Json) -> Json:
         """A copy of a JSON value without its secrets."""
         found = mask_secrets(value, self._known)
-        return found if self._secrets.absent(encode(found).decode()) else self._walked(found)
+        return found if self._is_without(found) else self._walked(found)
 
     def definition(self, value: Json) -> Json:
         """A part of a tool: names of arguments hide nothing in it, but what is known to be a secret is one."""
-        return value if self._secrets.absent(encode(value).decode()) else self._walked(value)
+        return value if self._is_without(value) else self._walked(value)
 
     def small(self, value: Json) -> Json:
         """As `value`; what is too big for a page becomes a sentence that says so."""
         size = len(encode(value))
         return self.value(value) if size <= MAX_TEXT else f"{size:,} bytes of JSON, too much to be shown here"
+
+    def _is_without(self, value: Json) -> bool:
+        """Whether one look at all of it finds nothing; what is written as an escape in JSON is another text in it."""
+        said = encode(value).decode()
+        return "\\" not in said and self._secrets.absent(said)
 
     def _walked(self, value: Json) -> Json:
         if type(value) is str:
