@@ -710,6 +710,32 @@ def test_nothing_takes_more_than_a_moment(text: str) -> None:
     assert time.process_time() - began < 5  # in a square of the length it would be hours
 
 
+ALMOST = [
+    *("Visual Basic 6", "Basic HTML", "Basic Authentication-2", "keyJoinColumns.name", "surveyJsonSchema.parse"),
+    *(
+        "//nolint:me@x",
+        "me@a.example",
+        "BASIA",
+        "XAIzalea",
+        "a_name_with_many_parts_in_it",
+        "a-long-name.with-parts-in-it",
+    ),
+]
+
+
+@pytest.mark.parametrize("phrase", ALMOST)
+@pytest.mark.parametrize("length", [1, 500, 10_000])
+def test_what_is_almost_a_secret_is_not_searched_for(phrase: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To search in a megabyte takes two hundred times as long as to ask whether there is anything."""
+
+    def searched(*rules: str) -> re.Pattern[str]:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(secrets, "_finder", searched)
+    result = ToolResult([Text("some plain words; " * length + f"{phrase} end")])
+    assert DEFAULT.clean("tool", result) == (result, ())
+
+
 @requirement("P-33", everywhere=True)
 @pytest.mark.parametrize(
     "unit", ["\u200b", "a\u200b", "\x1b", "a\x1b[31m", "\0", "a\r", "a\u200d", "\U000e0041\u202e", "\x90a"]

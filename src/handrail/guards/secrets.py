@@ -57,28 +57,23 @@ _TOKENS = {
 }
 _LINEAR = {rule: f"{shown}(?:{hidden})".replace(_EDGE, "") for rule, (shown, hidden) in _TOKENS.items()}
 _LINEAR["private_key"] = _TOKENS["private_key"][0]  # of that the beginning will do
-# What is no word; to look for "Authorization" before it takes longer.
-_LINEAR["basic"] = r"Basic[ \t]{1,8}(?:[0-9_+/-]|[\w+/-]+[A-Z0-9_+/-])"
-_LINEAR["jwt"] = r"eyJ[\w-]{8,}\."
-# Together are those that the engine takes no longer to look for than for one. A password in an address is apart.
+# Together are those that the engine takes no longer to look for than for one.
 _EXACT = [
     "|".join(map(_LINEAR.__getitem__, rules.split()))
-    for rules in (
-        "package stripe cloud google aws",
-        "private_key github gitlab slack",
-        "openai model service handrail",
-        "bearer basic",
-        "jwt",
-    )
+    for rules in ("package stripe cloud google aws", "private_key github gitlab slack", "openai model service handrail")
 ]
+# To look for the whole of these takes longer than for a part; a password in an address must have an @, too.
+_SLOW = [_LINEAR["bearer"], _LINEAR["basic"], _LINEAR["jwt"]]
+_BASIC = r"Basic[ \t]{1,8}(?:[0-9_+/-]|[\w+/-]+[A-Z0-9_+/-])"  # what is no word
+_PARTS = [f"{_LINEAR['bearer']}|{_BASIC}", r"eyJ[\w-]{8,}\."]
+URL_PASSWORD = _LINEAR["url_password"].removeprefix(":")
 # Quick looks for all of them: each begins, or goes on, with what is rare in most texts.
 SIGNS = (
     r"[_-](?:[\w.+/=-]{16,}|----BEGIN)",
     r"SG\.[\w.=-]{24,}|9\.[\w-]{28,}|yJ[\w-]{8,}\.|(?:Bearer|BEARER)[ \t]{1,8}[\w.~+/-]{20,}"
-    rf"|{_LINEAR['basic']}|[KSB]IA[A-Z0-9]{{16}}|CCA[A-Z0-9]{{16}}|Iza[\w-]{{28,}}|TT3[\w.=-]{{24,}}"
+    rf"|{_BASIC}|[KSB]IA[A-Z0-9]{{16}}|CCA[A-Z0-9]{{16}}|Iza[\w-]{{28,}}|TT3[\w.=-]{{24,}}"
     r"|tKey=[A-Za-z0-9+/=-]{32,}",
 )
-URL_PASSWORD = rf"//[^{_BLANK}/@:\"']*:[^{_BLANK}/@\"'<>]+@"
 _BEGINNING = 2000  # characters of a text by which it is judged
 _MANY = 0.01
 
@@ -253,11 +248,13 @@ class Secrets:
 
 def _no_token(text: str) -> bool:
     """Whether there is none; what is none may still be taken for one."""
-    if "@" in text and not _look(URL_PASSWORD)(text):
+    if "@" in text and not _look(_LINEAR["url_password"])(text):
         return False
     beginning = text[:_BEGINNING]  # where signs are everywhere, to halt at each takes longer than to look for more
     has_many = beginning.count("-") + beginning.count("_") > _MANY * len(beginning)
-    return (not has_many and _look(*SIGNS)(text)) or _look(*_EXACT)(text)
+    if not has_many and _look(*SIGNS)(text):
+        return True
+    return _look(*_EXACT)(text) and (_look(*_PARTS)(text) or _look(*_SLOW)(text))
 
 
 def _spellings(secret: str) -> Iterator[str]:
