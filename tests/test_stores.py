@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sqlite3
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
@@ -396,6 +398,35 @@ async def test_a_file_does_not_hold_what_was_written_until_the_next_write(path: 
     assert await store.get("key") == b"value"
     del name
     await until(lambda: held() is None, DEADLINE, "the store lets go of what it has written")
+    await store.close()
+
+
+async def test_a_change_that_fails_does_not_hold_those_beside_it(path: Path) -> None:
+    class Value(bytearray):
+        pass
+
+    def large(db: sqlite3.Connection, now: float) -> Value:
+        return Value(1)
+
+    def fails(db: sqlite3.Connection, now: float) -> None:
+        raise ValueError("no")
+
+    store = SqliteStore(path, durable=False)
+    begun = threading.Event()
+    first = asyncio.create_task(store.writer.run(lambda db, now: begun.wait(DEADLINE)))
+    together = [asyncio.create_task(store.writer.run(each)) for each in (large, fails)]
+    await asyncio.sleep(0)  # they wait for the first, and share a transaction
+    begun.set()
+    await first
+    held = weakref.ref(await together[0])
+    with pytest.raises(ValueError, match="no"):
+        await together.pop()
+    together.clear()
+    gc.disable()
+    try:
+        await until(lambda: held() is None, DEADLINE, "the store lets go of what it has given")
+    finally:
+        gc.enable()
     await store.close()
 
 

@@ -105,7 +105,11 @@ class Lane:
             if None in group:
                 _close(db)
                 return
-            del group, jobs, outcomes  # with them answers, which may be large, and the next may be long in coming
+            # Answers are in them, which may be large, and the next may be long in coming. They are emptied: a failure
+            # leads to frames that have them still.
+            group.clear()
+            jobs.clear()
+            outcomes.clear()
 
     def _transact(self, db: Connection, group: list[_Job], more: bool) -> tuple[list[Outcome], bool]:
         outcomes: list[Outcome] = []
