@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import os
 import socket
 import sys
 import tempfile
+import termios
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +333,39 @@ async def test_a_reader_that_takes_one_answer_at_a_time_is_not_taken_for_dead() 
             assert [strict_json(bytes(line))["id"] for line in took.split(b"\n")[:-1]] == list(range(1000, 1500))
     finally:
         os.close(unread)
+
+
+@linux
+@requirement("P-10")
+async def test_a_reader_that_makes_room_for_all_but_the_end_of_a_line_is_not_taken_for_dead() -> None:
+    unread, sink = os.pipe()
+    revision = "2025-11-25"
+    try:
+        async with victim("hasty", revision=revision, opened=False, stdout=sink) as server:
+            os.close(sink)
+            await server.write(lines(*opening(revision)))
+            os.read(unread, 65_536)
+            await server.write(lines(call(revision, 1, "big", size=0)))
+            around = len(os.read(unread, 65_536)) - 1
+            holds = fcntl.fcntl(unread, fcntl.F_GETPIPE_SZ)
+            whole = holds + 4 * 4096  # without the end of its line
+            await server.write(lines(call(revision, 2, "big", size=whole - around)))
+            took = bytearray()
+            while len(took) <= whole:
+                await until(partial(_is_full, unread, min(holds, whole + 1 - len(took))), 10, "the pipe is full")
+                await asyncio.sleep(0.6)  # of 1, twice
+                part = os.read(unread, 4 * 4096 if not took else holds)
+                assert part, f"cut off after {len(took)} bytes: {await server.errors()!r}"
+                took += part
+            assert took.endswith(b"\n") and strict_json(bytes(took[:-1]))["id"] == 2
+    finally:
+        os.close(unread)
+
+
+def _is_full(descriptor: int, size: int) -> bool:
+    found = array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0] >= size
 
 
 @requirement("P-10")

@@ -29,6 +29,7 @@ if sys.platform == "linux":
 log = logging.getLogger("handrail")
 
 _LARGE = 64 * 1024  # what a pipe holds
+_GATHERS = hasattr(os, "writev")
 _CHUNK = 64 * 1024  # more would cost a small call more, and gain a large one little
 _PIPE_BYTES = 256 * 1024  # of 64 MiB for all pipes of a user
 LAST_WRITE_SECONDS = 0.5
@@ -152,23 +153,28 @@ class Pipe:
         """Write what there is, as far as the peer takes it."""
         self._flushing = False
         while self._unsent:
-            rest = self._large or self._unsent
             try:
-                written = os.write(self._sink, rest)
+                written = os.write(self._sink, self._unsent) if self._large is None else self._write_large(self._large)
             except BlockingIOError:
                 written = 0
             except OSError as problem:
                 self._broken(f"the client does not read any more: {problem}")
                 return
-            is_all = written == len(rest)
             if self._large is None:
                 del self._unsent[:written]
+            elif written < len(self._large):
+                self._large = self._large[written:]
             else:
-                self._large = None if is_all else self._large[written:]
-            if not is_all and self._sink_watchable:
+                del self._unsent[: written - len(self._large)]
+                self._large = None
+            if self._unsent and self._sink_watchable:
                 self._write_later(progress=written > 0)
                 return
         self._caught_up()
+
+    def _write_large(self, message: memoryview) -> int:
+        """With what follows it, at least the end of its line, or the peer would be woken for that once more."""
+        return os.writev(self._sink, [message, self._unsent]) if _GATHERS else os.write(self._sink, message)
 
     def _caught_up(self) -> None:
         """Nothing is left to write."""
