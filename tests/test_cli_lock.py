@@ -170,7 +170,7 @@ def test_p32_names_that_look_alike_and_tools_that_are_left_out_are_noted(home: P
     ("words", "says"),
     [
         (("--check", "sums.py"), "tools.lock: cannot be read"),
-        ((), "tools.lock: cannot be read"),
+        ((), "tools.lock, which would name some, is not there"),
         (("--check", "sums.py", "--file", "sums.tools"), "sums.tools: the file: "),
     ],
 )
