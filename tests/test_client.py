@@ -451,7 +451,7 @@ async def test_progress_feeds_one_clock_and_not_the_other(open_rig: OpenRig, rev
     seen: list[Progress] = []
     async with open_rig("progresses_and_stops", revision, transport) as (client, _):
         await client.tools()
-        for clocks, clock in ((Clocks(first=0.05, idle=0.2), "idle"), (Clocks(first=5, idle=5, total=0.2), "total")):
+        for clocks, clock in ((Clocks(first=0.5, idle=0.6), "idle"), (Clocks(first=5, idle=5, total=0.5), "total")):
             with pytest.raises(CallTimeout, match="5 of 10") as caught:
                 await client.call("echo", {}, timeout=clocks, progress=seen.append)
             assert caught.value.clock == clock
