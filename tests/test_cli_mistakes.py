@@ -102,6 +102,7 @@ def test_what_a_rule_of_the_server_denies_has_the_code_of_a_no(home: Path) -> No
 
 def test_one_tool_is_one_tool(home: Path) -> None:
     assert handrail("lock", "shop.py", home=home).stdout == "1 tool in tools.lock\n"
+    assert handrail("lock", "--check", "shop.py", home=home).stdout == "1 tool, all as tools.lock has them\n"
 
 
 @pytest.mark.parametrize("text", ["", " "])

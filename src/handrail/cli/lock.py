@@ -28,7 +28,7 @@ def run_lock(args: Namespace, screen: Screen) -> int:
     path = Path(args.file)
     if not args.servers and not path.exists():
         raise Usage(f"no server: name one, as `handrail lock server.py`; {path}, which would name some, is not there")
-    was = read_lock(path) if path.exists() or args.check or not args.servers else {}
+    was = read_lock(path) if path.exists() or args.check else {}
     servers = args.servers or _recorded(was, args, screen)
     now: dict[str, Locked] = {}
     notes: list[str] = []
@@ -119,7 +119,6 @@ def _tell(args: Namespace, screen: Screen, found: Found, count: int) -> None:
         screen.say("\n".join(f"  {line}" for line in difference(changed).split("\n")))
     if args.check and found:
         screen.say(f"{len(found)} not as {args.file} has them; handrail lock agrees to what is there now")
-    elif args.check:
-        screen.say(f"{count} tools, all as {args.file} has them")
     else:
-        screen.say(f"{count} {'tool' if count == 1 else 'tools'} in {args.file}")
+        tools = "1 tool" if count == 1 else f"{count} tools"
+        screen.say(f"{tools}, all as {args.file} has them" if args.check else f"{tools} in {args.file}")

@@ -114,12 +114,13 @@ class Conversation(Flight):
         try:
             await counted(waits)
             params = self.connection.typed(request, revision)
-            reply(_METHODS[request.method](self, request.id, revision, params, reply))
+            answer = _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
-            reply(self.refusal(revision, request.id, refused))
+            answer = self.refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
-            reply(self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error")))
+            answer = self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
+        reply(answer)
 
     def turned_away(self, request: Request, revision: Revision, refused: Refused) -> None:
         """Count and record a call that never became one."""

@@ -8,7 +8,6 @@ something to be in it, in a few goes, and read byte by byte only if it has that.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 
 from handrail.guards.inert import HIDDEN
 from handrail.guards.secrets import SIGNS, URL_PASSWORD, Secrets, lacks_whole
@@ -33,8 +32,9 @@ _ACTING_BUT_RETURN = (
 _ACTING = (_ACTING_BUT_RETURN[0], rf"{_ACTING_BUT_RETURN[1]}|(\r)")
 # What hides beyond ASCII, by how many bytes it has in UTF-8; the bytes with which only such begin, and with which some.
 _TWO = _any_of([*map(chr, range(0x80, 0xA0)), "\xad", "\u034f", "\u061c"])
-_THREE = _any_of("\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u200b\u200c\u200d\u200e\u200f") + (
-    "|" + _any_of(map(chr, range(0x2028, 0x202F)))
+_THREE = _any_of(
+    "\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u200b\u200c\u200d\u200e\u200f"
+    "\u2028\u2029\u202a\u202b\u202c\u202d\u202e"
 )
 _THREE_MORE = _any_of([*map(chr, range(0x2060, 0x2070)), "\u3164"])
 _PLANES = (0x20000, 0x30000, 0x40000)  # each ends with two that are no characters
@@ -45,8 +45,6 @@ _FOUR = _any_of(
 )
 _ONLY_HIDDEN = (b"\xee", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
 _SOME_HIDDEN, _SOME_HIDDEN_OF_FOUR = b"\xef", b"\xf0"
-
-_look = cache(lacks_whole)  # compiled when it is needed first
 
 
 class Sight:
@@ -77,18 +75,20 @@ class Sight:
         """Nothing that acts or hides."""
         try:
             if len(text) <= _SHORT:
-                return _look(_WIDE)(text)
-            if not (_look(*_ACTING)(text) or ("\r" in text and _look(*_ACTING_BUT_RETURN, _LONE_RETURN)(text))):
+                return lacks_whole(_WIDE)(text)
+            if not (
+                lacks_whole(*_ACTING)(text) or ("\r" in text and lacks_whole(*_ACTING_BUT_RETURN, _LONE_RETURN)(text))
+            ):
                 return False
             if text.isascii():
                 return True
-            if not _look(_TWO, _THREE, _THREE_MORE)(text):
+            if not lacks_whole(_TWO, _THREE, _THREE_MORE)(text):
                 return False
             encoded = text.encode()
             if any(first in encoded for first in _ONLY_HIDDEN):
                 return False
-            if _SOME_HIDDEN_OF_FOUR in encoded and not _look(_FOUR)(text):
+            if _SOME_HIDDEN_OF_FOUR in encoded and not lacks_whole(_FOUR)(text):
                 return False
-            return _SOME_HIDDEN not in encoded or _look(_WIDE)(text)
+            return _SOME_HIDDEN not in encoded or lacks_whole(_WIDE)(text)
         except UnicodeEncodeError:
             return False
