@@ -159,9 +159,10 @@ class Watching:
         async with connected(page) as (reader, writer):
             body = json.dumps({"code": served.code}).encode()
             request = f"POST /api/sign-in HTTP/1.1\r\nHost: 127.0.0.1:{page}\r\nContent-Type: application/json\r\n"
-            head, _ = await ask(reader, writer, f"{request}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            head, answer = await ask(reader, writer, f"{request}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             cookie = re.findall(rb"set-cookie: ([^;]+)", head)[0].decode()
-            writer.write(f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:{page}\r\nCookie: {cookie}\r\n\r\n".encode())
+            known = f"Cookie: {cookie}\r\nX-Handrail-CSRF: {json.loads(answer)['csrf']}\r\n"
+            writer.write(f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:{page}\r\n{known}\r\n".encode())
             while line := await reader.readline():
                 if line.startswith(b"data: {") and b'"totals"' in line:
                     self._take(json.loads(line[6:]))

@@ -275,6 +275,17 @@ def window(context: BrowserContext, address: str) -> Iterator[Page]:
     assert wrong == []
 
 
+def fetched(page: Page, path: str) -> Any:
+    """What the API says to this window."""
+    return page.evaluate(
+        """async path => {
+          const headers = { "x-handrail-csrf": localStorage.getItem("handrail-csrf") };
+          return (await fetch(path, { headers })).json();
+        }""",
+        path,
+    )
+
+
 def ident(found: Locator) -> str:
     """Of a row or a card: what follows the first `-` of its test id."""
     said = found.get_attribute("data-testid")

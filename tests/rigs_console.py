@@ -50,7 +50,7 @@ class Page:
         return json.loads(await self.raw(path, **query))
 
     async def raw(self, path: str, **query: Any) -> bytes:
-        async with self._session.get(f"{self._url}/api/{path}", params=query) as response:
+        async with self._session.get(f"{self._url}/api/{path}", params=query, headers=self._held()) as response:
             body = await response.read()
             if response.status != 200:
                 raise Refused(response.status, json.loads(body))
@@ -58,12 +58,15 @@ class Page:
 
     async def post(self, path: str, **body: Any) -> Any:
         parts = urlsplit(self._url)
-        headers = {"origin": f"{parts.scheme}://{parts.netloc}", "x-handrail-csrf": self._csrf}
+        headers = {"origin": f"{parts.scheme}://{parts.netloc}", **self._held()}
         async with self._session.post(f"{self._url}/api/{path}", json=body, headers=headers) as response:
             answer = await response.json()
             if response.status != 200:
                 raise Refused(response.status, answer)
             return answer
+
+    def _held(self) -> dict[str, str]:
+        return {"x-handrail-csrf": self._csrf}
 
     async def listen(self) -> Object:
         """Open the event stream; what it began with."""
@@ -87,7 +90,7 @@ class Page:
             return self._events.pop(at)[1]
 
     async def _read(self) -> None:
-        async with self._session.get(f"{self._url}/api/events") as response:
+        async with self._session.get(f"{self._url}/api/events", headers=self._held()) as response:
             name = ""
             async for raw in response.content:
                 line = raw.decode().rstrip("\n")

@@ -28,7 +28,6 @@ from rigs_console import Refused, Rig, consoled
 STATIC = Path(pages.__file__).parent / "static"
 JSON = {"content-type": "application/json"}
 GUARDED = [route for route in ROUTES if route.access != "anyone"]
-POSTS = [route for route in GUARDED if route.method == "POST"]
 ROLED = [route for route in GUARDED if route.access in ROLES]
 
 
@@ -91,6 +90,11 @@ class Visitor:
                     return response.status, response.headers, b""
                 return response.status, response.headers, await response.read()
 
+    @property
+    def held(self) -> dict[str, str]:
+        """What the page keeps, and sends with every request."""
+        return {"x-handrail-csrf": self.csrf}
+
     async def build(self) -> str:
         """Under which the page has its files."""
         found = re.search(r'"\./assets/([0-9a-f]{16})/console\.js"', (await self.ask("GET", "/"))[2].decode())
@@ -101,8 +105,8 @@ class Visitor:
         """As the page would, and with these headers."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if route.method == "GET":
-            return (await self.ask("GET", path_of(route), headers=sent))[0]
-        known = {**JSON, "x-handrail-csrf": self.csrf, "origin": self.url}
+            return (await self.ask("GET", path_of(route), headers={**self.held, **sent}))[0]
+        known = {**JSON, **self.held, "origin": self.url}
         return (await self.ask("POST", path_of(route), {}, {**known, **sent}))[0]
 
 
@@ -132,11 +136,18 @@ async def test_nobody_without_a_session_gets_in(route: Route, rig: Rig) -> None:
 
 
 @requirement("APP-17", "P-23")
-@pytest.mark.parametrize("route", POSTS, ids=named)
-async def test_a_change_needs_the_token_of_the_session(route: Route, rig: Rig) -> None:
+@pytest.mark.parametrize("route", GUARDED, ids=named)
+async def test_every_request_needs_the_token_that_the_page_holds(route: Route, rig: Rig) -> None:
     visitor, other = await Visitor(rig).sign_in(*ROLES), await Visitor(rig).sign_in(*ROLES)
-    assert await visitor.use(route, x_handrail_csrf="") == 403
-    assert await visitor.use(route, x_handrail_csrf=other.csrf) == 403
+    assert await visitor.use(route, x_handrail_csrf="") == 401
+    assert await visitor.use(route, x_handrail_csrf=other.csrf) == 401
+    assert await Visitor(rig).use(route, x_handrail_csrf=visitor.csrf) == 401  # nor is it worth anything alone
+
+
+async def test_the_token_of_the_page_is_told_once(rig: Rig) -> None:
+    visitor = await Visitor(rig).sign_in(*ROLES)
+    status, _, said = await visitor.ask("GET", "/api/me", headers={"x-handrail-csrf": visitor.csrf})
+    assert status == 200 and visitor.csrf.encode() not in said
 
 
 @requirement("P-23")
@@ -173,7 +184,7 @@ async def test_what_was_refused_has_changed_nothing(rig: Rig) -> None:
     switch = {**JSON, "x-handrail-csrf": looking.csrf}
     assert (await looking.ask("POST", "/api/tools/sell/switch", {"on": False}, switch))[0] == 403
     managing = await Visitor(rig).sign_in("manage")
-    assert (await managing.ask("POST", "/api/tools/sell/switch", {"on": False}, JSON))[0] == 403
+    assert (await managing.ask("POST", "/api/tools/sell/switch", {"on": False}, JSON))[0] == 401
     forged = {**JSON, "x-handrail-csrf": managing.csrf, "origin": "https://evil.example"}
     assert (await managing.ask("POST", "/api/tools/sell/switch", {"on": False}, forged))[0] == 403
     assert [tool.name for tool in rig.console.server.tools] == ["sell"]
@@ -377,14 +388,14 @@ async def test_whoever_signs_out_is_out_and_so_are_their_streams(rig: Rig) -> No
     visitor = await Visitor(rig).sign_in(*ROLES)
     async with (
         aiohttp.ClientSession() as session,
-        session.get(f"{visitor.url}/api/events", headers=visitor.headers) as stream,
+        session.get(f"{visitor.url}/api/events", headers=visitor.headers | visitor.held) as stream,
     ):
         assert await stream.content.readline() == b"event: hello\n"
-        done = await visitor.ask("POST", "/api/sign-out", {}, {**JSON, "x-handrail-csrf": visitor.csrf})
+        done = await visitor.ask("POST", "/api/sign-out", {}, JSON | visitor.held)
         assert done[0] == 200 and "Max-Age=0" in done[1]["set-cookie"]
         async with asyncio.timeout(5):
             await stream.content.read()  # to its end
-    assert (await visitor.ask("GET", "/api/me"))[0] == 401
+    assert (await visitor.ask("GET", "/api/me", headers=visitor.held))[0] == 401
 
 
 async def test_a_session_of_one_server_is_none_of_another(rig: Rig) -> None:

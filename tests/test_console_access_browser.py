@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Queue
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from consoles import Served, chromium as chromium, serving
+from consoles import SECONDS, Served, chromium as chromium, fetched, ident, people, serving
+from handrail.console.routes import ROUTES
 from requirements import requirement
 from rigs_browser import Watched, window
 
@@ -19,7 +25,10 @@ from rigs_browser import Watched, window
 class Elsewhere(BaseHTTPRequestHandler):
     """A page on another port of the same machine: for cookies that is the same site, for scripts another origin."""
 
+    cookies: Queue[str] = Queue()  # that browsers sent along
+
     def do_GET(self) -> None:
+        self.cookies.put(self.headers.get("cookie", ""))
         body = b"<!doctype html><title>elsewhere</title><body>"
         self.send_response(200)
         self.send_header("content-type", "text/html")
@@ -42,21 +51,27 @@ def see(chromium: Browser, served: Served) -> Iterator[Watched]:
         yield opened
 
 
-@pytest.fixture(scope="module", params=["127.0.0.1", "localhost"])
-def attacker(request: pytest.FixtureRequest, see: Watched) -> Iterator[Page]:
+@contextlib.contextmanager
+def elsewhere(host: str, see: Watched) -> Iterator[Page]:
     """Somebody else's page in the browser of somebody who is signed in."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     page = see.page.context.new_page()
-    page.goto(f"http://{request.param}:{server.server_port}/")
     try:
+        page.goto(f"http://{host}:{server.server_port}/")
         yield page
     finally:
         page.close()
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(SECONDS)
+
+
+@pytest.fixture(scope="module", params=["127.0.0.1", "localhost"])
+def attacker(request: pytest.FixtureRequest, see: Watched) -> Iterator[Page]:
+    with elsewhere(request.param, see) as page:
+        yield page
 
 
 @requirement("P-23", everywhere=True)
@@ -65,9 +80,10 @@ def test_the_code_leaves_the_address_at_once_and_is_in_no_request(see: Watched, 
     assert code not in see.page.url and code not in see.page.title()
     assert not [each for each in see.asked if code in each]
     kept = see.page.evaluate("JSON.stringify([Object.entries(localStorage), Object.entries(sessionStorage)])")
-    assert code not in kept and "csrf" not in kept
+    assert code not in kept
     assert see.page.evaluate("document.cookie") == ""  # a script cannot read it
     cookie = see.page.context.cookies(served.url)[0]
+    assert cookie["value"] not in kept  # the page holds one half of the key, the browser the other
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     see.fine()
 
@@ -181,3 +197,58 @@ def test_the_page_cannot_be_put_into_a_frame_nor_be_held_by_who_opened_it(attack
     frame = next(each for each in attacker.frames if each != attacker.main_frame)
     frame.wait_for_load_state()
     assert frame.url.startswith("chrome-error:")
+
+
+@requirement("APP-17", "P-23", everywhere=True)
+def test_a_cookie_that_another_port_was_sent_opens_nothing(chromium: Browser, tmp_path: Path) -> None:
+    """Cookies know no ports: any web server of this machine that the browser visits is sent the console's."""
+    settings = people("ada") + '[approvals]\nby = "operator"\n'
+    with serving(tmp_path, settings=settings) as served, window(chromium, served, served.link) as see:
+        call = served.in_background(served.client(who="ada").call, "cancel_order", {"order_id": 7})
+        see.go("approve")
+        card = see.page.locator("article.card.open")
+        expect(card).to_have_count(1)
+        name = ident(card)
+        with elsewhere("127.0.0.1", see) as other:
+            cookies = {Elsewhere.cookies.get(timeout=SECONDS)}
+            while not Elsewhere.cookies.empty():
+                cookies.add(Elsewhere.cookies.get())
+            cookie = next(each for each in cookies if "handrail-console-" in each)  # which is why this test is here
+            assert other.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+        place = urlsplit(served.url).netloc
+        page = {"host": place, "origin": served.url, "cookie": cookie, "content-type": "application/json"}
+        for route in ROUTES:
+            if route.access == "anyone":
+                continue
+            for more in ({}, {"x-handrail-csrf": ""}, {"x-handrail-csrf": cookie.partition("=")[2]}):
+                with contextlib.closing(HTTPConnection(place, timeout=SECONDS)) as thief:
+                    body = '{"yes": true}' if route.method == "POST" else None
+                    thief.request(route.method, re.sub(r"\{\w+\}", name, route.path), body, page | more)
+                    answer = thief.getresponse()
+                    assert answer.status == 401, (route.method, route.path)
+                    assert "shop" not in answer.read().decode()
+        assert not call.done()
+        see.page.reload()
+        see("tab-now").wait_for()
+        tab = see.page.context.new_page()
+        tab.goto(f"{served.url}/#/approve/{name}")
+        tab.get_by_test_id(f"yes-{name}").click()
+        assert call.result(SECONDS).text == "order 7 is cancelled: no reason"
+        expect(see(f"verdict-{name}")).to_contain_text("Approved by operator local")
+        see.fine()
+
+
+def test_what_one_window_signs_in_or_out_all_windows_are(chromium: Browser, served: Served) -> None:
+    with window(chromium, served, served.link_for("grace", "view")) as see:
+        other = see.page.context.new_page()
+        other.goto(f"{served.url}/#/now")
+        expect(other.get_by_test_id("who")).to_contain_text("grace")
+        other.goto(served.link_for("alan", "view"))
+        expect(other.get_by_test_id("who")).to_contain_text("alan")
+        expect(see("who")).to_contain_text("alan")
+        assert fetched(see.page, "api/me")["who"] == "alan"
+        other.get_by_test_id("who").click()
+        other.get_by_test_id("sign-out").click()
+        for page in (other, see.page):
+            expect(page.get_by_test_id("signed-out")).to_be_visible()
+            assert page.evaluate("localStorage.getItem('handrail-csrf')") is None

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
-from consoles import Served, chromium as chromium, ident, people, serving, signed_context, window
+from consoles import Served, chromium as chromium, fetched, ident, people, serving, signed_context, window
 from handrail.client.blocking import BlockingClient
 from requirements import requirement
 
@@ -173,7 +173,7 @@ def test_a_call_shows_within_a_fifth_of_a_second_of_its_beginning(
         call_id = ident(row)
         gate.touch()
         call.result(20)
-        began = page.evaluate("id => fetch(`api/calls/${id}`).then(told => told.json())", call_id)["row"]["began"]
+        began = fetched(page, f"api/calls/{call_id}")["row"]["began"]
         late.append(page.evaluate("id => window.shown[id]", call_id) - began)
         expect(row).to_have_count(0)
     page.evaluate("window.looker.disconnect()")
@@ -634,7 +634,7 @@ def test_somebody_who_may_only_look_sees_calls_and_cannot_stop_them(
         expect(button).to_have_attribute("title", "You may not cancel calls")
         status = page.evaluate(
             """async id => {
-                const {csrf} = await (await fetch("api/me")).json();
+                const csrf = localStorage.getItem("handrail-csrf");
                 const headers = {"content-type": "application/json", "x-handrail-csrf": csrf};
                 return (await fetch(`api/calls/${id}/cancel`, {method: "POST", headers, body: "{}"})).status;
             }""",

@@ -21,7 +21,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from cli_runs import handrail
-from consoles import Served, chromium as chromium, ident, people, serving, signed_context, window
+from consoles import Served, chromium as chromium, fetched, ident, people, serving, signed_context, window
 from handrail.client.blocking import BlockingClient
 from requirements import requirement
 
@@ -30,8 +30,7 @@ SCRIBE = "scribe"
 SETTINGS = people(SCRIBE, *CALLERS) + '[approvals]\nby = "operator"\n'
 SECRET = "sk_live_abcdefghijklmnop1234"
 DECIDE = """async ([id, decision]) => {
-    const {csrf} = await (await fetch("api/me")).json();
-    const headers = {"content-type": "application/json", "x-handrail-csrf": csrf};
+    const headers = {"content-type": "application/json", "x-handrail-csrf": localStorage.getItem("handrail-csrf")};
     const body = JSON.stringify(decision);
     const answer = await fetch(`api/approvals/${id}`, {method: "POST", headers, body});
     return [answer.status, (await answer.json()).error];
@@ -64,7 +63,7 @@ def page(looking: Page, served: Served) -> Iterator[Page]:
     looking.goto(f"{served.url}/#/approve")
     expect(looking.get_by_role("heading", name="Approve", exact=True)).to_be_visible()
     yield looking
-    for left in looking.evaluate("fetch('api/approvals').then(answer => answer.json())")["open"]:
+    for left in fetched(looking, "api/approvals")["open"]:
         looking.evaluate(DECIDE, [left["id"], {"yes": False}])
 
 
@@ -505,12 +504,22 @@ def test_where_the_caller_must_not_decide_somebody_else_has_to(chromium: Browser
 
 # A stream that was busy hears of a yes when it has been used: it is told the state of then, twice.
 HEARS_LATE = """
-window.EventSource = class extends EventSource {
-  addEventListener(name, take) {
-    super.addEventListener(name, event => {
-      if (name !== "approval" || JSON.parse(event.data).state !== "approved") take(event);
-    });
-  }
+const real = window.fetch;
+window.fetch = async (path, options) => {
+  const answer = await real(path, options);
+  if (path !== "api/events") return answer;
+  let rest = "";
+  const heard = new TransformStream({
+    transform(text, to) {
+      const events = (rest + text).split("\\n\\n");
+      rest = events.pop();
+      for (const event of events)
+        if (!event.startsWith("event: approval") || JSON.parse(event.split("data: ")[1]).state !== "approved")
+          to.enqueue(event + "\\n\\n");
+    }
+  });
+  const text = answer.body.pipeThrough(new TextDecoderStream()).pipeThrough(heard);
+  return new Response(text.pipeThrough(new TextEncoderStream()), answer);
 };
 """
 

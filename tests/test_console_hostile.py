@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from consoles import Served, chromium as chromium, serving
+from consoles import Served, chromium as chromium, fetched, serving
 from requirements import requirement
 from rigs_browser import Watched, window
 
@@ -148,9 +148,7 @@ def called(shared: Watched, served: Served, known: list[Payload]) -> dict[str, s
     for number, each in enumerate(known):
         given = {"text": each.text[:50_000], each.text[:200]: each.text[:2000]}
         call(served.endpoint, f"hostile_{number}", given, each.text[:1000])
-    records: list[dict[str, str]] = shared.page.evaluate(
-        "async () => (await (await fetch('api/audit?event=intent&limit=500')).json()).records"
-    )
+    records: list[dict[str, str]] = fetched(shared.page, "api/audit?event=intent&limit=500")["records"]
     ids = {each["tool"]: each["call"] for each in records}
     return {each.name: ids[f"hostile_{number}"] for number, each in enumerate(known)}
 
@@ -302,9 +300,9 @@ def test_arguments_somebody_has_to_agree_to_and_notes_are_texts(
         untouched(see)
         decided: list[str] = see.page.evaluate(
             """async (notes) => {
-              const me = await (await fetch("api/me")).json();
-              const { open } = await (await fetch("api/approvals")).json();
-              const headers = { "content-type": "application/json", "x-handrail-csrf": me.csrf };
+              const csrf = localStorage.getItem("handrail-csrf");
+              const headers = { "content-type": "application/json", "x-handrail-csrf": csrf };
+              const { open } = await (await fetch("api/approvals", { headers })).json();
               return Promise.all(open.map(async ({ id }, index) => {
                 const body = JSON.stringify({ yes: false, note: notes[index % notes.length] });
                 return String((await fetch(`api/approvals/${id}`, { method: "POST", headers, body })).status);

@@ -1,5 +1,5 @@
-// How the page asks the server: JSON, the CSRF header on every POST, and failures that say what would be right.
-import type { Failure, Me, Problem } from "./api";
+// How the page asks the server: JSON, the token of the session on every request, and failures that say what would be right.
+import type { Failure, Me, Problem, SignedIn } from "./api";
 import { Cell } from "./cell";
 
 /** Who is signed in; null: nobody; undefined: not known yet. */
@@ -7,6 +7,35 @@ export const me = new Cell<Me | null | undefined>(undefined);
 
 /** Why nobody is signed in, where there is more to say than that. */
 export const signedOutBecause = new Cell("");
+
+// Browsers send the cookie to every port of the host. What is stored is for this origin alone, its port included; all its windows share it.
+const HELD = "handrail-csrf";
+let held = "";
+
+function token(): string {
+  try {
+    return localStorage.getItem(HELD) ?? held;
+  } catch {
+    return held; // a browser that stores nothing: for this window, until it is loaded again
+  }
+}
+
+function hold(csrf: string): void {
+  held = csrf;
+  try {
+    if (csrf) localStorage.setItem(HELD, csrf);
+    else localStorage.removeItem(HELD);
+  } catch {
+    // see above
+  }
+}
+
+/** Another window has signed in or out: so has this one. */
+window.addEventListener("storage", (event) => {
+  if (event.key !== HELD) return;
+  if (event.newValue) void signIn("");
+  else me.set(null);
+});
 
 export class Failed extends Error implements Failure {
   error: string;
@@ -47,7 +76,7 @@ export function post<T = unknown>(path: string, body: unknown = {}): Promise<T> 
   return send(path, {
     method: "POST",
     body: JSON.stringify(body),
-    headers: { "content-type": "application/json", "x-handrail-csrf": me.value?.csrf ?? "" },
+    headers: { "content-type": "application/json" },
   }) as Promise<T>;
 }
 
@@ -55,10 +84,21 @@ async function send(path: string, options: RequestInit): Promise<unknown> {
   return (await respond(path, options)).json();
 }
 
-async function respond(path: string, options: RequestInit): Promise<Response> {
+/** Save a file of the API. A link could not carry the token. */
+export async function save(path: string): Promise<void> {
+  const response = await respond(path);
+  const file = document.createElement("a");
+  file.href = URL.createObjectURL(await response.blob());
+  file.download = /filename="([^"]*)"/.exec(response.headers.get("content-disposition") ?? "")?.[1] ?? "";
+  file.click();
+  setTimeout(() => URL.revokeObjectURL(file.href), 60_000); // when the browser has it for sure
+}
+
+export async function respond(path: string, options: RequestInit = {}): Promise<Response> {
   let response: Response;
   try {
-    response = await fetch(path, { credentials: "same-origin", cache: "no-store", redirect: "error", ...options });
+    const headers = { ...options.headers, "x-handrail-csrf": token() };
+    response = await fetch(path, { credentials: "same-origin", cache: "no-store", redirect: "error", ...options, headers });
   } catch (problem) {
     if (options.signal?.aborted) throw problem;
     throw new Failed(0, { error: "The server does not answer. Is it still running?" });
@@ -80,7 +120,9 @@ export async function signIn(code: string): Promise<void> {
   let why = "";
   if (code) {
     try {
-      me.set(await post<Me>(at("sign-in"), { code }));
+      const signed = await post<SignedIn>(at("sign-in"), { code });
+      hold(signed.csrf);
+      me.set(signed);
       return;
     } catch (problem) {
       why = said(problem); // an old link beside a good session is no reason to be turned away
@@ -97,6 +139,7 @@ export async function signIn(code: string): Promise<void> {
 
 export async function signOut(): Promise<void> {
   await post(at("sign-out"));
+  hold("");
   signedOutBecause.set("You have signed out.");
   me.set(null);
 }

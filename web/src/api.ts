@@ -10,7 +10,6 @@ export type Role = "view" | "call" | "approve" | "manage"; // look; try tools; d
 export interface Me {
   who: string;
   roles: Role[];
-  csrf: string; // goes into the header x-handrail-csrf of every POST
   now: number;
   server: {
     name: string;
@@ -24,6 +23,11 @@ export interface Me {
     audit: boolean; // whether calls are on record
     workers: number;
   };
+}
+
+/** POST api/sign-in {code} */
+export interface SignedIn extends Me {
+  csrf: string; // goes into the header x-handrail-csrf of every request; without it the cookie is worth nothing
 }
 
 /** Every answer that is not 2xx. */
@@ -359,4 +363,4 @@ export interface Verdict {
   at: number;
 }
 // GET api/audit/export?format=jsonl|csv&…the same filters → a download
-// POST api/sign-in {code} → Me, and the cookie; POST api/sign-out {} → {}
+// POST api/sign-in {code} → SignedIn, and the cookie; POST api/sign-out {} → {}

@@ -1,6 +1,6 @@
 // What happens at the server, as it happens: one event stream, and what it has told so far. Nothing here polls.
 import type { Approval, Connection, Health, Hello, Minute, Row, Tick, Totals, TryEvent } from "./api";
-import { at, get, me } from "./api-client";
+import { at, get, me, respond } from "./api-client";
 import { Cell } from "./cell";
 
 const KEPT = 100; // finished calls
@@ -45,47 +45,71 @@ export function now(): number {
   return stream.value === "lost" && heard.value ? heard.value : Date.now() / 1000 + skew;
 }
 
-let source: EventSource | null = null;
+let source: AbortController | null = null;
 let retry = 0;
 let tries = 0;
 
 /** Open the stream, or open it anew. */
 export function open(): void {
   close();
-  const opened = new EventSource(at("events"));
+  const opened = new AbortController();
   source = opened;
-  const on = <T>(name: string, take: (data: T) => void) =>
-    opened.addEventListener(name, (event) => take(JSON.parse((event as MessageEvent<string>).data) as T));
-  on<Hello>("hello", greet);
-  on<Tick>("tick", (tick) => {
+  void read(opened.signal)
+    .catch(() => {}) // which is the same as its end
+    .then(() => lost(opened));
+}
+
+const TAKES: { [event: string]: (data: any) => void } = {
+  hello: greet,
+  tick: (tick: Tick) => {
     pending.push(tick);
     if (pending.length > 50) pending.shift(); // a page nobody looks at
     later();
-  });
-  on<Approval>("approval", (approval) => {
+  },
+  approval: (approval: Approval) => {
     for (const listener of [...onApprovals]) listener(approval); // who may want to know whether it waited until now
     took(approval);
-  });
-  on<Connection[]>("connections", (all) => connections.set(all));
-  on<Health>("health", (said) => health.set(said));
-  on("tools", () => toolsChanged.set(toolsChanged.value + 1));
-  on("grants", () => grantsChanged.set(grantsChanged.value + 1));
-  on<TryEvent>("try", (event) => {
+  },
+  connections: (all: Connection[]) => connections.set(all),
+  health: (said: Health) => health.set(said),
+  tools: () => toolsChanged.set(toolsChanged.value + 1),
+  grants: () => grantsChanged.set(grantsChanged.value + 1),
+  try: (event: TryEvent) => {
     for (const listener of [...onTries]) listener(event);
-  });
-  opened.onerror = () => void lost(opened);
+  },
+};
+
+/** Read the stream to its end. An EventSource could not send the token of the session. */
+async function read(signal: AbortSignal): Promise<void> {
+  const { body } = await respond(at("events"), { signal });
+  const reader = body!.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
+    const events = (rest + piece.value).split("\n\n");
+    rest = events.pop()!;
+    for (const event of events) {
+      if (signal.aborted) return;
+      const name = /^event: (.*)$/m.exec(event)?.[1] ?? "";
+      const data = /^data: (.*)$/m.exec(event)?.[1];
+      if (data === undefined) continue;
+      try {
+        TAKES[name]?.(JSON.parse(data));
+      } catch (problem) {
+        reportError(problem); // a fault of this page, not of the stream
+      }
+    }
+  }
 }
 
 export function close(): void {
   clearTimeout(retry);
-  source?.close();
+  source?.abort();
   source = null;
 }
 
-async function lost(broken: EventSource): Promise<void> {
+async function lost(broken: AbortController): Promise<void> {
   if (broken !== source) return;
   stream.set("lost");
-  broken.close(); // browsers differ in when they try again; we do not
   tries += 1;
   retry = window.setTimeout(async () => {
     try {

@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import type { Block, CallError, Json, Noted, Result } from "./api";
 import { at } from "./api-client";
 import { short } from "./schema";
-import { bytes, Button, Copy, Dialog, Fold, Go, Icon, JsonTree, Notice, Pill, plain, Shown } from "./ui";
+import { bytes, Button, Copy, Dialog, Fold, Go, Icon, JsonTree, Notice, Pill, plain, Save, Shown } from "./ui";
 
 const FOLDED_LINES = 14;
 const FOLDED_TEXT = 1500;
@@ -200,9 +200,9 @@ function Rest({ block, download }: { block: { bytes: number; cut: boolean }; dow
 
 function Download({ to, size }: { to: string; size: number }) {
   return (
-    <Go to={to} small icon="download" file testid="download">
+    <Save to={to} small testid="download">
       Download {bytes(size)}
-    </Go>
+    </Save>
   );
 }
 

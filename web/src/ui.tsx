@@ -2,7 +2,7 @@
 import type { ComponentChildren, TargetedKeyboardEvent, TargetedMouseEvent } from "preact";
 import { useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Json } from "./api";
-import { Failed, said } from "./api-client";
+import { Failed, said, save } from "./api-client";
 import { Cell, use } from "./cell";
 import { EACH, FIRST } from "./hidden";
 import { now } from "./live";
@@ -465,7 +465,7 @@ export function Problem({ of, again }: { of: unknown; again?: () => void }) {
 // Controls
 
 interface ButtonProps {
-  kind?: "primary" | "danger" | "plain" | "quiet";
+  kind?: "primary" | "danger" | "plain" | "quiet" | "export";
   icon?: IconName;
   busy?: boolean;
   disabled?: boolean;
@@ -498,15 +498,20 @@ export function Button({ kind = "plain", icon, busy, disabled, small, title, lab
   );
 }
 
-/** A link that looks like a button. `to` leads elsewhere with `away`, and to a file with `file`. */
-export function Go({ to, icon, kind = "plain", small, away, file, testid, onClick, children }: { to: string; icon?: IconName; kind?: string; small?: boolean; away?: boolean; file?: boolean; testid?: string; onClick?: () => void; children: ComponentChildren }) {
+/** A button that saves a file of the API. */
+export function Save({ to, ...rest }: Omit<ButtonProps, "onClick" | "busy"> & { to: string }) {
+  const [run, busy] = useAction(() => save(to));
+  return <Button icon="download" {...rest} busy={busy} onClick={run} />;
+}
+
+/** A link that looks like a button. `to` leads elsewhere with `away`. */
+export function Go({ to, icon, kind = "plain", small, away, testid, onClick, children }: { to: string; icon?: IconName; kind?: string; small?: boolean; away?: boolean; testid?: string; onClick?: () => void; children: ComponentChildren }) {
   return (
     <a
       class={`button ${kind} ${small ? "small" : ""}`}
       href={to}
       target={away ? "_blank" : undefined}
       rel={away ? "noopener noreferrer" : undefined}
-      download={file}
       data-testid={testid}
       onClick={onClick}
     >

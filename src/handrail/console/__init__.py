@@ -284,7 +284,7 @@ class Console:
         session = await self.access.session(token)
         if method == "POST" and (flaw := http.fitness(headers.get(b"content-type", b""), None, b"")[2]):
             raise Problem(415, flaw)
-        access.check(session, route.access, method, headers)
+        access.check(session, route.access, headers)
         request = Request(
             session=session or NOBODY,
             path=path,

@@ -1,7 +1,9 @@
 """Who may do what at the console: codes that are good once, sessions, and what a request must bring along (P-22, P-23).
 
 A code is in the fragment of a link, which no browser sends: the page posts it, once and within five minutes, and gets a
-cookie that no other site can use. The store has only hashes of both.
+cookie and a token. A browser sends the cookie to every port of the host, so any web server there can read it. The token
+is kept by the page, for its own origin, and goes into a header of every request. Neither is worth anything alone.
+The store has only hashes of code and cookie.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Session(Struct, frozen=True, kw_only=True):
     key: str  # names it, and is no secret
     who: str
     roles: frozenset[str]
-    csrf: str
+    csrf: str  # held by the page, and a header of every request
     server: str
     began: float
     renewed: float
@@ -166,7 +168,7 @@ def token_in(headers: Headers, name: str) -> str:
     return {key: value for key, _, value in pairs}.get(name, "")
 
 
-def check(session: Session | None, access: str, method: str, headers: Headers) -> None:
+def check(session: Session | None, access: str, headers: Headers) -> None:
     """Whether a route with this access may be used like this; a Problem if not."""
     if access == "anyone":
         return
@@ -174,11 +176,14 @@ def check(session: Session | None, access: str, method: str, headers: Headers) -
         raise Problem(
             401, "Not signed in: open the link that was printed at the start, or make one: `handrail console`"
         )
+    if not compare_digest(headers.get(b"x-handrail-csrf", b""), session.csrf.encode()):
+        raise Problem(
+            401,
+            "The header x-handrail-csrf is missing, or not that of this session; the answer to signing in has the "
+            "token, and the cookie alone is not enough",
+        )
     if access != "session" and access not in session.roles:
         raise Problem(403, f"This needs the role {access!r}; yours are: {', '.join(sorted(session.roles)) or 'none'}")
-    sent = headers.get(b"x-handrail-csrf", b"")
-    if method == "POST" and not compare_digest(sent, session.csrf.encode()):
-        raise Problem(403, "The header x-handrail-csrf is missing, or not that of this session; load the page again")
 
 
 def _code_key(code: str) -> str:

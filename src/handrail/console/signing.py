@@ -35,7 +35,7 @@ async def sign_in(console: Console, request: Request) -> Download:
         await asyncio.sleep(WRONG_SECONDS)
         raise
     cookie = f"{cookie_name(request.port)}={token}; HttpOnly; SameSite=Strict; Path=/"
-    answer = encode(_me(console, session))
+    answer = encode({**_me(console, session), "csrf": session.csrf})  # told here, and nowhere else
     return Download(answer, "application/json", fields=((b"set-cookie", cookie.encode()),))
 
 
@@ -60,7 +60,6 @@ def _me(console: Console, session: Session) -> Object:
     return {
         "who": session.who,
         "roles": sorted(session.roles),
-        "csrf": session.csrf,
         "now": console.clock(),
         "server": {
             "name": identity.name,

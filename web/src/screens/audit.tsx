@@ -5,7 +5,7 @@ import { asking, at, get, said } from "../api-client";
 import { use } from "../cell";
 import { totals } from "../live";
 import { go, link, type Route } from "../route";
-import { Button, clock, Clock, Copy, count, Empty, Go, Head, Icon, type IconName, JsonTree, many, Notice, Panel, Pill, plain, Problem, Shown, State, type Tone, useData } from "../ui";
+import { Button, clock, Clock, Copy, count, Empty, Head, Icon, type IconName, JsonTree, many, Notice, Panel, Pill, plain, Problem, Save, Shown, State, type Tone, useData } from "../ui";
 
 const NAMES = ["text", "event", "outcome", "tool", "who", "since", "until"] as const;
 type Filter = { [name in (typeof NAMES)[number]]: string };
@@ -41,9 +41,9 @@ export function Audit({ route }: { route: Route }) {
           </span>
         </p>
         {["jsonl", "csv"].map((format) => (
-          <Go key={format} to={asking(at("audit", "export"), { format, ...filter })} kind="export" icon="download" file testid={`export-${format}`}>
+          <Save key={format} to={asking(at("audit", "export"), { format, ...filter })} kind="export" testid={`export-${format}`}>
             {format.toUpperCase()}
-          </Go>
+          </Save>
         ))}
       </div>
       <Badge />

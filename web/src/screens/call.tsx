@@ -6,7 +6,7 @@ import { use } from "../cell";
 import { finished, running, runningTotal, totals } from "../live";
 import { Lines, LogLevel, Refusal, ResultView } from "../result";
 import { link, type Route } from "../route";
-import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Go, JsonTree, Notice, Panel, Pill, plain, Problem, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
+import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Go, JsonTree, Notice, Panel, Pill, plain, Problem, Save, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
 
 /** The row of this call as the stream last told it. */
 function useRow(id: string): Row | undefined {
@@ -306,9 +306,9 @@ function WireView({ id, wire }: { id: string; wire: Wire[] }) {
                   <span class="num">{clock(message.at, true)}</span>
                   <span class="num">{bytes(message.bytes)}</span>
                   {message.cut && (
-                    <a href={at("calls", id, "wire", index)} download>
+                    <Save to={at("calls", id, "wire", index)} small>
                       all of it
-                    </a>
+                    </Save>
                   )}
                 </p>
                 <Code text={how === "pretty" && !message.cut ? pretty(message.text) : message.text} label={`Message ${index + 1}`} />
