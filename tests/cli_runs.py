@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from patience import PATIENCE
+
 SOURCE = str(Path(__file__).resolve().parent.parent / "src")
 COMMAND = (sys.executable, "-m", "handrail")
-SECONDS = 30.0
+SECONDS = PATIENCE
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

@@ -28,13 +28,14 @@ from handrail.client.client import Client
 from handrail.console.access import Access, new_code
 from handrail.guards.identity import ApiKeys
 from handrail.stores.sqlite import SqliteStore
+from patience import PATIENCE
 
 PATIENCE_MS = 20_000  # of a machine that does much else
 expect.set_options(timeout=PATIENCE_MS)
 
 HERE = Path(__file__).parent
 SERVER = HERE / "servers_console.py"
-SECONDS = 20.0
+SECONDS = PATIENCE
 ANY_PORT = "127.0.0.1:0"
 NEWEST_FIRST = "SELECT line FROM audit ORDER BY number DESC"
 LINK = re.compile(r"(http://[^\s/]+)/#code=(\S+)")

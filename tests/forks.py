@@ -20,9 +20,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
+
 WARM = "subject handrail.client.client".split()
 WARM += [f"handrail.transports.{name}" for name in ("acceptor", "child", "http", "web")]  # else loaded when first used
-PATIENCE = 30.0
 FUNCTION = re.compile(r"\w+:\w+")
 
 

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
+
 Json = Any
 Object = dict[str, Any]
 
@@ -85,7 +87,7 @@ class Rig:
 
     async def wait_for(self, method: str, count: int = 1) -> Object:
         """The `count`-th message of a method; "" is an answer of the client's."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(found := [each for each in self.heard if each.get("method", "") == method]) < count:
                 self._news = self._news or asyncio.Event()
                 self._news.clear()

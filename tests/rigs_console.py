@@ -14,8 +14,7 @@ import aiohttp
 from handrail import Server
 from handrail.console import Console
 from handrail.console.access import new_code
-
-PATIENCE = 10.0
+from patience import PATIENCE
 
 Object = dict[str, Any]
 

@@ -16,8 +16,8 @@ from handrail.errors import PeerError
 from handrail.revisions import REVISIONS, Revision
 from handrail.transports.link import Link, Waiting
 from handrail.transports.web import Web
+from patience import PATIENCE
 
-PATIENCE = 10.0
 JSON = "application/json"
 EVENTS = "text/event-stream"
 HANDSHAKE = REVISIONS["2025-11-25"]

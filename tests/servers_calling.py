@@ -27,6 +27,7 @@ from handrail import (
     ToolResult,
     Url,
 )
+from patience import PATIENCE
 from subject import PNG, WAV, Name, Sum, add_tools
 
 if TYPE_CHECKING:
@@ -645,7 +646,7 @@ def failure(answer: Object) -> str:
 
 async def until(wire: Wire, tool: str, mark: str) -> None:
     """Wait until a tool says that it is so; a second is the most that stopping may take."""
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE):
         while said(await wire.call(tool, {"mark": mark})) != "true":  # noqa: ASYNC110 - it may be in another process
             # In memory this loop and the tool's thread want the same lock, and who never waits keeps it.
             await asyncio.sleep(0.001)

@@ -23,10 +23,11 @@ from handrail import Audio, Call, EmbeddedResource, Image, ResourceLink, Server,
 from handrail.engine.core import Limits
 from handrail.model import Block
 from handrail.testing import Peer
+from patience import PATIENCE
 
 READ_ONLY = {"readOnlyHint": True, "openWorldHint": False}
 DESTRUCTIVE = {"readOnlyHint": False, "destructiveHint": True}
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = PATIENCE
 
 
 def png(width: int = 4, height: int = 4) -> bytes:

@@ -15,6 +15,7 @@ import threading
 import time
 
 from handrail import Call, Limits, Server
+from patience import PATIENCE
 
 MARK = "NOT-A-MESSAGE"
 
@@ -48,7 +49,7 @@ def _add_loud_tools(server: Server) -> None:
         subprocess.run(f"(echo {MARK} from a grandchild &)", shell=True, check=True, timeout=20)
         child = multiprocessing.get_context("fork").Process(target=_say)
         child.start()
-        child.join(20)
+        child.join(PATIENCE)
         return "done"
 
     @server.tool
@@ -189,7 +190,7 @@ def _add_plain_tools(server: Server) -> None:
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
         child.start()
         child.terminate()
-        child.join(5)
+        child.join(PATIENCE)
         code = child.exitcode
         child.kill()
         child.join()
@@ -239,18 +240,23 @@ def early() -> Server:
 
 
 def impatient() -> Server:
-    """Gives a peer that does not read one second."""
-    return faults(Limits(write_seconds=1.0, max_unsent_bytes=64 * 1024))
+    """Gives a peer that does not read three seconds."""
+    return faults(Limits(write_seconds=3.0, max_unsent_bytes=64 * 1024))
 
 
 def hasty() -> Server:
-    """Gives a peer that does not read one second, but keeps more for it."""
-    return faults(Limits(write_seconds=1.0))
+    """Gives a peer that does not read three seconds, but keeps more for it."""
+    return faults(Limits(write_seconds=3.0))
 
 
 def patient() -> Server:
-    """As `impatient`, but waits for long."""
-    return faults(Limits(write_seconds=60.0, max_unsent_bytes=64 * 1024))
+    """As `impatient`, but waits longer than any test does: for a reader, and for calls that run at its end."""
+    return faults(Limits(write_seconds=10 * PATIENCE, max_unsent_bytes=64 * 1024, grace_seconds=10 * PATIENCE))
+
+
+def lasting() -> Server:
+    """Waits longer than any test does for calls that run at its end, so one that ends has not waited."""
+    return faults(Limits(grace_seconds=10 * PATIENCE))
 
 
 def tiny() -> Server:

@@ -37,7 +37,8 @@ from handrail.guards.identity import ApiKeys
 from handrail.guards.rates import Rates
 from handrail.guards.trail_sqlite import SqliteTable
 from handrail.transports.response import Response
-from wires import PATIENCE, Wire
+from patience import PATIENCE
+from wires import Wire
 
 KEY = b"a key that several processes have"
 STEPS = ("asked", "decided", "agreed", "intending", "writing", "written", "intended", "done", "recorded")

@@ -22,11 +22,11 @@ import uvicorn
 from checks import check_message, strict_json
 from handrail import Call, Server
 from handrail.transports.asgi import Endpoint
+from patience import PATIENCE
 from servers_listen import listening
 from wires import ENVELOPE, MODERN, Json, Object
 from wires_http import BOTH, WITH_HEADER, Headers, Reply, http, mirrored
 
-PATIENCE = 10.0
 KEY = b"a key that several processes have"
 MIRRORED = {
     "type": "object",

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from patience import PATIENCE
+
 
 class Standing(NamedTuple):
     """Everything of this process that could leak."""
@@ -34,9 +36,9 @@ class Standing(NamedTuple):
         added = {name: getattr(later, name) - getattr(self, name) for name in self._fields}
         return "; ".join(f"{name}: {sorted(found)}" for name, found in added.items() if found)
 
-    async def back(self, within: float = 3.0) -> None:
+    async def back(self) -> None:
         """Wait until nothing more is left than there was; what ends does so in its own time."""
-        ends = time.monotonic() + within
+        ends = time.monotonic() + PATIENCE
         while left := self.more(Standing.now()):
             assert time.monotonic() < ends, f"left behind: {left}"
             await asyncio.sleep(0.005)

@@ -21,10 +21,11 @@ from handrail.errors import AuthorizationError
 from handrail.oauth import callback
 from handrail.oauth.agent import OAuth, open_browser
 from handrail.oauth.callback import Receiver
+from patience import PATIENCE
 from requirements import requirement
 
 NOW = 1_800_000_000.0
-DEADLINE = 20
+DEADLINE = PATIENCE
 
 
 class Clock:

@@ -22,6 +22,7 @@ from handrail.guards.trail_reading import TrailFile
 from handrail.stores import StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 from servers_http import Client, closed, served, until
 
@@ -299,7 +300,7 @@ class Thinking(MemoryStore):
 async def test_p19_who_gives_up_while_a_question_is_filed_takes_it_along() -> None:
     store = Thinking()
     shop = Shop(approvals=Approvals(by="operator"), store=store)
-    async with shop.peer(R4) as peer, store.subscribe("approvals") as news, asyncio.timeout(10):
+    async with shop.peer(R4) as peer, store.subscribe("approvals") as news, asyncio.timeout(PATIENCE):
         await peer.send(
             b'{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{"name":"cancel","arguments":{"order":7}}}'
         )
@@ -509,7 +510,7 @@ async def test_p15_no_effect_without_an_intent_and_no_approval_without_a_record(
 async def called_and_cancelled(shop: Shop, peer: Peer, order: int) -> str:
     """The question of a call that its caller took back."""
     params = {"name": "cancel", "arguments": {"order": order}}
-    async with shop.store.subscribe("approvals") as news, asyncio.timeout(10):
+    async with shop.store.subscribe("approvals") as news, asyncio.timeout(PATIENCE):
         await peer.send(
             json.dumps({"jsonrpc": "2.0", "id": f"c{order}", "method": "tools/call", "params": params}).encode()
         )
@@ -576,7 +577,7 @@ async def test_a_question_goes_with_its_client_but_a_session_outlives_a_connecti
     revision: str, ends: str, ran: Ran
 ) -> None:
     shop = Shop(approvals=Approvals(wait=30, round=30, by="operator"))
-    async with served(shop.server.asgi()) as url, asyncio.timeout(10):
+    async with served(shop.server.asgi()) as url, asyncio.timeout(PATIENCE):
         ran(revision, "http")
         client = await Client(url, revision).open()
         async with shop.store.subscribe("approvals") as news:

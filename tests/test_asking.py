@@ -11,6 +11,7 @@ import pytest
 
 from handrail import Call, Principal, Server
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 from servers_calling import CHOICES, failure, said
 from wires import MemoryWire, Open, StdioWire, Wire
@@ -575,7 +576,7 @@ async def test_a_call_cancelled_while_it_asks_takes_its_question_back(open_wire:
     assert taken_back["params"] == {"requestId": question["id"]}
     # Its answer comes too late and changes nothing.
     await wire.send({"jsonrpc": "2.0", "id": question["id"], "result": accept(name="late")})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while json.loads(said(await wire.call("how_it_went", {"mark": mark}))) != {"begun": 1, "ended": 1}:
             pass
     assert await wire.silent()
@@ -586,7 +587,7 @@ async def test_a_client_that_goes_away_ends_the_call_that_asks_it(open_wire: Ope
     wire: Wire = await open_wire(ASKING, capabilities=FORM, fresh=True)
     await wire.ask("tools/call", {"name": "counts_asking", "arguments": {"mark": "gone"}})
     await wire.notice("elicitation/create")
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE):
         if isinstance(wire, StdioWire):
             assert await wire.close() == 0
         else:

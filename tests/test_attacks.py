@@ -22,10 +22,10 @@ from handrail import Server
 from handrail.engine.eager import starter
 from handrail.transports.cycle import Cycle
 from handrail.transports.guarded import Guarded
+from patience import PATIENCE
 from servers_listen import App, Message, Receive, Send, listening
 from test_listen import (
     MIB,
-    PATIENCE,
     Wire,
     admitted,
     certificate,
@@ -115,7 +115,7 @@ async def test_a_bad_request_behind_several_good_ones_does_not_spoil_their_answe
     app = App()
     async with opened(app) as wire:
         await wire.send(get("wait") + get("echo") + get("echo") + b"nonsense\r\n\r\n")
-        await until(lambda: len(app.scopes) == 1, PATIENCE, "the first request runs")
+        await until(lambda: len(app.scopes) == 1, "the first request runs")
         app.gate.set()
         assert (await wire.answer()).body == b"waited"
         assert (await wire.answer()).body == b"0 one "
@@ -273,9 +273,9 @@ async def test_a_client_that_goes_leaves_nothing_behind() -> None:
                         wire.writer.transport.abort()
         app.gate.set()
         app.streams_end.set()
-        await until(lambda: len(asyncio.all_tasks()) == tasks, PATIENCE, "the tasks have ended")
+        await until(lambda: len(asyncio.all_tasks()) == tasks, "the tasks have ended")
         app.scopes.clear()
-        await until(lambda: cycles() == 0 and connections() == 0, PATIENCE, "all of it is forgotten")
+        await until(lambda: cycles() == 0 and connections() == 0, "all of it is forgotten")
 
 
 @linux
@@ -297,9 +297,9 @@ async def test_a_thousand_connections_leave_nothing_behind() -> None:
 
         for start in range(0, 1000, 100):
             await asyncio.gather(*(one(number) for number in range(start, start + 100)))
-        await until(lambda: len(asyncio.all_tasks()) == tasks, PATIENCE, "the tasks have ended")
+        await until(lambda: len(asyncio.all_tasks()) == tasks, "the tasks have ended")
         app.scopes.clear()
-        await until(lambda: cycles() == 0 and connections() == 0, PATIENCE, "all of it is forgotten")
+        await until(lambda: cycles() == 0 and connections() == 0, "all of it is forgotten")
         assert len(os.listdir("/proc/self/fd")) <= files
 
 
@@ -416,7 +416,7 @@ async def test_the_end_lets_a_body_arrive_and_a_stream_end(is_secure: bool, cert
             await half.send(request[:-500])
             await stream.send(get("stream"))
             await stream.reader.readuntil(b"begun\n\r\n")
-            await until(lambda: len(app.scopes) == 2, PATIENCE, "both requests run")
+            await until(lambda: len(app.scopes) == 2, "both requests run")
             asyncio.get_running_loop().call_later(0.1, half.writer.write, request[-500:])  # after the end began
         found = await half.answer()
         assert found.body.startswith(b"1000 ")

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from faults import PATIENCE, gone, until
+from faults import gone, until
 from handrail.errors import PeerError, Sent, TransportError
 from handrail.transports import child as module
 from handrail.transports.child import Child
 from handrail.transports.link import Link, Waiting
+from patience import PATIENCE
 from requirements import requirement
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs pipes that a loop can watch")
@@ -306,7 +307,7 @@ async def test_what_a_server_has_forked_ends_with_it() -> None:
         forked = (await ear.message())["child"]
         link.send(b"{}", None)
         assert (await ear.end()).text == "the server exited with code 0"
-        await until(lambda: gone(forked), PATIENCE, "the fork has gone")
+        await until(lambda: gone(forked), "the fork has gone")
 
 
 @linux
@@ -320,7 +321,7 @@ async def test_a_fork_that_left_the_group_and_writes_for_ever_is_not_waited_for(
             assert (await ear.end()).text == "the server exited with code 0"
             count = len(ear.heard)
         finally:
-            await until(lambda: gone(forked), PATIENCE, "it has nobody to write to any more")
+            await until(lambda: gone(forked), "it has nobody to write to any more")
         assert len(ear.heard) == count
         assert ear.largest_burst < 64 * 64
 
@@ -383,8 +384,8 @@ async def test_a_server_that_takes_nothing_for_long_is_lost_and_ended(monkeypatc
         ready = await ear.message()
         link.send(b"x" * MIB, None)
         assert (await ear.end()).text == "the server took nothing of what was sent for 0.3 s"
-        await until(lambda: gone(ready["ready"]), PATIENCE, "the server has gone")
-        await until(lambda: link.returncode is not None, PATIENCE, "it is known")
+        await until(lambda: gone(ready["ready"]), "the server has gone")
+        await until(lambda: link.returncode is not None, "it is known")
         assert len(ear.problems) == 1
 
 
@@ -451,7 +452,7 @@ async def test_closing_ends_forks_of_a_server_that_leaves_politely() -> None:
     async with opened("forks") as (link, ear):
         forked = (await ear.message())["child"]
         link.send(b"{}", None)
-    await until(lambda: gone(forked), PATIENCE, "the fork has gone")
+    await until(lambda: gone(forked), "the fork has gone")
 
 
 @linux
@@ -495,7 +496,7 @@ async def test_nothing_is_left_open_or_running_after_many_rounds() -> None:
                 await ear.until(lambda: ear.heard or ear.lost_at_all)
         with pytest.raises(TransportError):
             await Child(["./no-such-program"]).open(Ear())
-    await until(lambda: state()[2] == 0, PATIENCE, "the threads have ended")
+    await until(lambda: state()[2] == 0, "the threads have ended")
     assert state() == before
 
 
@@ -529,7 +530,7 @@ async def test_when_we_are_killed_no_server_is_left_nor_what_it_forked(how: str)
         assert len(family) == 5 + 5 + 1  # servers, their guards, a fork of a server's
         assert not any(gone(each) for each in family)
         os.kill(held.pid, signal.SIGKILL) if how == "alone" else os.killpg(held.pid, signal.SIGKILL)
-        await until(lambda: all(gone(each) for each in family), PATIENCE, "all have gone")
+        await until(lambda: all(gone(each) for each in family), "all have gone")
         assert gone(fork) == (how != "alone")
     finally:
         for each in filter(None, [held.pid, fork, *family]):

@@ -26,6 +26,7 @@ from handrail.cli.reload import follow
 from handrail.cli.source import Source
 from handrail.model import Object
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 
 OPENING = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
@@ -318,7 +319,7 @@ async def test_a_tool_that_an_operator_has_switched_off_stays_off_when_its_file_
     async with Peer(server) as peer:
         server.engine.catalog.switch("forecast", on=False)
         await asyncio.to_thread(file.write_text, SERVER + "\n@server.tool\ndef tides() -> str:\n    return 'low'\n")
-        await asyncio.wait_for(read_again.wait(), 20)
+        await asyncio.wait_for(read_again.wait(), PATIENCE)
         assert [tool.name for tool in await peer.tools()] == ["tides"]
         server.engine.catalog.switch("forecast", on=True)
         assert [tool.name for tool in await peer.tools()] == ["forecast", "tides"]

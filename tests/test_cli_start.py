@@ -17,6 +17,7 @@ from handrail import __version__, errors
 from handrail.cli import main
 from handrail.cli.codes import Code, Usage, code_of
 from handrail.cli.verbs import parser
+from patience import PATIENCE
 from requirements import requirement
 
 VERBS = tuple("serve list show call inspect doctor config install audit check explain approve lock completion".split())
@@ -153,7 +154,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
         stdout=sink,
         stderr=subprocess.PIPE,
         env=environment(tmp_path),
-        timeout=30,
+        timeout=PATIENCE,
         check=False,
     )
     os.close(sink)
@@ -189,7 +190,12 @@ main({words!r})
 print(*set(sys.modules) - before, file=sys.stderr)
 """
     done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=30, check=True, env=environment(tmp_path)
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+        env=environment(tmp_path),
     )
     loaded = set(done.stderr.splitlines()[-1].split())
     # A mistake in the words is told through the encoder, which loads some more.
@@ -212,7 +218,9 @@ def complete(script: str, line: str) -> list[str]:
     asked = (
         f"{script}\nCOMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; _handrail; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
-    return subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    return subprocess.run(
+        ["bash", "-c", asked], capture_output=True, text=True, timeout=PATIENCE, check=True
+    ).stdout.split()
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
@@ -242,4 +250,4 @@ def test_every_verb_and_option_is_in_every_script(tmp_path: Path, shell: str) ->
         "script": script,
     }
     if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script, text=True, timeout=30, check=True)
+        subprocess.run([shell, "-n"], input=script, text=True, timeout=PATIENCE, check=True)

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from requirements import requirement
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
-SECONDS = 30.0
+SECONDS = PATIENCE
 SERVER = '''
 import asyncio
 from pathlib import Path

@@ -26,6 +26,7 @@ from handrail.errors import (
     TransportError,
 )
 from handrail.transports.child import Child
+from patience import PATIENCE
 from requirements import requirement
 from rigs import VERSION, HttpRig, Object, Rig, ordinary
 from rigs_client import GOOD_ICONS, ICONS
@@ -272,7 +273,7 @@ class StreamingRig(HttpRig):
 @requirement("CLI-29")
 async def test_a_list_is_kept_as_long_as_the_stream_that_would_bring_a_notice(ran: Callable[[str, str], None]) -> None:
     rig = StreamingRig()
-    async with asyncio.timeout(10), rig.listening() as url, Client(url, revision=R4) as client:
+    async with asyncio.timeout(PATIENCE), rig.listening() as url, Client(url, revision=R4) as client:
         stream = await rig.streams.get()
         kept = None
         while kept is None or await client.tools() is not kept:  # it may not have heard of its stream yet
@@ -441,7 +442,7 @@ async def test_a_silent_call_ends_by_its_clock_and_the_server_hears_of_it(
         else:
             assert told[0]["params"]["requestId"] == call["id"]
         if revision == R5 and transport == "http":
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await heard.rig.closed.wait()  # type: ignore[attr-defined]  # an HttpRig
 
 
@@ -470,7 +471,7 @@ async def test_a_call_takes_no_longer_because_the_tools_are_listed_first(
 
     async with open_rig(never_lists, revision, transport) as (client, heard):
         with pytest.raises(CallTimeout, match="not done within") as caught:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await client.call("echo", {}, timeout=0.1)
         assert (caught.value.clock, caught.value.sent) == ("total", Sent.NO)
         assert heard.asked("tools/list") and not heard.asked("tools/call")
@@ -484,7 +485,7 @@ async def test_after_a_sign_of_life_a_shorter_clock_counts_from_there(
     async with open_rig("progresses_and_stops", revision, transport) as (client, _):
         await client.tools()
         with pytest.raises(CallTimeout) as caught:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await client.call("echo", {}, timeout=Clocks(first=30, idle=0.05))
         assert caught.value.clock == "idle"
 
@@ -495,7 +496,7 @@ async def test_who_goes_away_takes_the_call_along(open_rig: OpenRig, revision: s
     async with open_rig("progresses_and_stops", revision, transport) as (client, heard):
         begun = asyncio.Event()
         call = asyncio.create_task(client.call("echo", {}, progress=lambda _: begun.set()))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await begun.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -778,7 +779,7 @@ async def test_closing_ends_what_waits(open_rig: OpenRig, revision: str, transpo
     async with open_rig("progresses_and_stops", revision, transport) as (client, _):
         begun = asyncio.Event()
         call = asyncio.create_task(client.call("echo", {}, progress=lambda _: begun.set()))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await begun.wait()
             await client.close()
             with pytest.raises(TransportError, match="closed") as caught:

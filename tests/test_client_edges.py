@@ -29,6 +29,7 @@ from handrail.errors import (
     TransportError,
 )
 from handrail.transports.inside import Inside
+from patience import PATIENCE
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary
 from rigs_client import is_call
@@ -37,7 +38,7 @@ __all__ = ["open_rig"]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             if condition():
                 return
@@ -66,7 +67,7 @@ async def test_a_stream_that_cannot_be_taken_up_again_does_not_repeat_the_call(o
         rig.cuts = "tools/call"
         rig.later = {}
         call = asyncio.create_task(client.call("echo", {}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await until(lambda: "7" in rig.later)
             rig.later.clear()  # nothing to come back for
             with pytest.raises(TransportError) as caught:
@@ -112,7 +113,7 @@ async def test_the_total_clock_covers_the_answers_to_questions(open_rig: OpenRig
 
     async with open_rig("asks_by_retry", R5, "memory", elicit=never) as (client, _):
         await client.tools()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             with pytest.raises(CallTimeout) as caught:
                 await client.call("echo", {"who": "ann"}, timeout=0.1)
         assert caught.value.clock == "total" and caught.value.sent is Sent.UNKNOWN
@@ -371,7 +372,7 @@ def test_closing_in_one_thread_ends_what_another_waits_for() -> None:
         thread.start()
         assert asked.wait(10)
         client.close()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert isinstance(problems[0], TransportError)
 
@@ -398,5 +399,5 @@ def test_a_client_that_is_closed_does_not_say_that_a_call_in_progress_was_not_se
         thread.start()
         assert runs.wait(10)
         client.close()
-        thread.join(10)
+        thread.join(PATIENCE)
     assert [each.sent for each in problems] == [Sent.UNKNOWN]

@@ -839,7 +839,7 @@ async def test_the_last_answer_of_a_server_needs_no_newline(open_fault: OpenFaul
             await client.tools()
             assert (await client.call("echo", {"bad": True})).text == "ok"
             (server,) = client.servers.values()
-            await until(lambda: server.dialog.dead is not None, 5, "the server has died")
+            await until(lambda: server.dialog.dead is not None, "the server has died")
             await is_fine(client)
 
     await at_all(STDIO, one)
@@ -900,7 +900,7 @@ async def test_what_a_server_has_forked_ends_with_it(open_fault: OpenFault) -> N
         async with open_fault("forks", place) as (client, _):
             forked = json.loads((await client.call("echo", {})).text)
             assert len(forked) == 2 and not any(map(gone, forked))
-        await until(lambda: all(map(gone, forked)), 2, "what was forked has ended")
+        await until(lambda: all(map(gone, forked)), "what was forked has ended")
 
     await at_all(STDIO, one)
 
@@ -954,7 +954,7 @@ async def test_a_call_in_the_middle_of_a_restart_waits_for_its_end(open_fault: O
             await refused(client.call("echo", {"bad": True}), place, TransportError, Sent.UNKNOWN, "tools/call echo")
             before = len(heard.messages)
             first = asyncio.create_task(is_fine(client))
-            await until(lambda: len(heard.messages) > before, 10, "the server was started again")
+            await until(lambda: len(heard.messages) > before, "the server was started again")
             await is_fine(client)
             await first
             said = heard.messages[before:]
@@ -1016,7 +1016,7 @@ async def test_a_call_that_was_asked_back_was_sent_whatever_became_of_its_answer
 
     async def elicit(_: object) -> Object:
         (server,) = clients[0].servers.values()
-        await until(lambda: server.dialog.dead is not None, 10, "the server has died")
+        await until(lambda: server.dialog.dead is not None, "the server has died")
         return {}
 
     knows = {"FLAG": str(tmp_path / "broken")}

@@ -16,6 +16,7 @@ import pytest
 from clients import ALL, LEGACY, R0, R1, R2, R3, R4, R5, P
 from handrail.client import Client, Clocks, Confirmation, Elicitation, Progress, allow
 from handrail.errors import CallTimeout, RemoteProtocolError, Sent
+from patience import PATIENCE
 from requirements import record_ran, requirement
 from subject import make
 from wires_http import servers_of
@@ -59,7 +60,7 @@ def connect(request: pytest.FixtureRequest, place: tuple[str, str]) -> Open:
 
 async def until(ask: Callable[[], Awaitable[T]], fits: Callable[[T], bool]) -> None:
     """Ask again until the answer fits."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             if fits(await ask()):
                 return
@@ -130,7 +131,7 @@ async def test_a_call_nobody_waits_for_is_stopped(connect: Open, place: tuple[st
                 return
             ask = partial(client.call, "was_stopped", {"mark": mark})
             with suppress(TimeoutError):
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(PATIENCE):
                     await until(ask, lambda told: told.text == "true")
                 return
         pytest.fail("the tool went on")

@@ -12,6 +12,7 @@ import pytest
 from clients import LEGACY, R2, R3, R4, R5, OpenRig, open_rig
 from handrail.client import Client
 from handrail.errors import PeerError, RemoteProtocolError, Sent
+from patience import PATIENCE
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary
 
@@ -264,7 +265,7 @@ async def test_a_stateless_stream_that_ends_too_early_is_lost(open_rig: OpenRig)
 @pytest.mark.parametrize("transport", ["memory", "stdio", "http"])
 async def test_a_subscription_says_when_the_list_is_stale(open_rig: OpenRig, transport: str) -> None:
     async with open_rig("announces", R5, transport) as (client, heard):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(heard.asked("subscriptions/listen")) < 1 or client.servers[_name(client)]._stale:
                 await client.tools()
                 await asyncio.sleep(0)
@@ -272,7 +273,7 @@ async def test_a_subscription_says_when_the_list_is_stale(open_rig: OpenRig, tra
         await client.tools()
         assert len(heard.asked("tools/list")) == before
         await client.call("echo", {})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(heard.asked("tools/list")) == before:
                 await client.tools()
                 await asyncio.sleep(0)

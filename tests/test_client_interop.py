@@ -29,14 +29,14 @@ from handrail.errors import CallTimeout, ConfirmationRequired, RemoteProtocolErr
 from handrail.model import EmbeddedResource, Image, ResourceLink
 from handrail.transports.child import Child
 from handrail.transports.web import Web
+from patience import PATIENCE
 from requirements import record_ran, requirement
 
 pytestmark = [pytest.mark.peers, pytest.mark.asyncio(loop_scope="module")]
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVERS = ROOT / "tests" / "peers" / "servers"
-STARTING = 30.0
-PATIENCE = 20.0  # for anything that is not a time-out on purpose
+STARTING = PATIENCE
 PICTURE = b"\x89PNG\r\n\x1a\nnot much of a picture"
 REFUSED = (-32602, -32021)  # bad parameters; and what needs a capability that was not declared
 

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from clients import R1, R2, R4, R5
-from faults import HERE, SOAK, gone, put_away, until
+from faults import HERE, gone, put_away, until
 from handrail.client import CallResult, Client, Clocks, Tools
 from handrail.errors import CallTimeout, PeerError, Sent
 from handrail.jsonrpc import encode
+from patience import PATIENCE, SOAK
 from relays import WAYS, Between, How, Plan, Relay, Way, forked_client, made, messages, requests
 from requirements import record_ran, requirement
 from rigs import command
@@ -379,18 +380,18 @@ async def test_when_a_client_is_killed_its_server_notices(
             target = relay.command if transport == "stdio" else relay.url
             relay.victim, out = forked_client(target, revision=revision, **options)
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE):
                     await killed.wait()
-                await until(lambda: gone(relay.victim), 2, "the client has ended")
+                await until(lambda: gone(relay.victim), "the client has ended")
                 if transport == "stdio":
                     pids = [each.pid for each in relay.connections]
-                    await until(lambda: all(map(gone, pids)), 2, "its server has ended")
+                    await until(lambda: all(map(gone, pids)), "its server has ended")
             finally:
                 os.close(out)
 
     await asyncio.gather(*map(one, plan))
     if transport != "stdio":
-        await until(lambda: sockets_of(server) <= before, 5, "the server has let go of its connections")
+        await until(lambda: sockets_of(server) <= before, "the server has let go of its connections")
         async with Client(world.http.url, revision=revision if transport == "http" else R4) as client:
             assert (await client.call("echo", {"text": "still there"})).text == "still there"
 
@@ -422,10 +423,10 @@ async def test_kill_9_of_a_process_that_holds_five_servers_leaves_none(
     )
     try:
         assert holder.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             servers = json.loads(await holder.stdout.readline())
         assert len(servers) == 5 and not any(map(gone, servers))
         everything = {*servers, *children_of(holder.pid)}  # with the guards
     finally:
         await put_away(holder)
-    await until(lambda: all(map(gone, everything)), 2, "nothing of it is left")
+    await until(lambda: all(map(gone, everything)), "nothing of it is left")

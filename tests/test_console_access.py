@@ -22,6 +22,7 @@ from handrail.console.access import ROLES, Access, Problem, new_code, token_in
 from handrail.console.routes import ROUTES, Route, find
 from handrail.engine.core import Limits
 from handrail.guards.chain import TrailError
+from patience import PATIENCE
 from requirements import requirement
 from rigs_console import Refused, Rig, consoled
 
@@ -393,7 +394,7 @@ async def test_whoever_signs_out_is_out_and_so_are_their_streams(rig: Rig) -> No
         assert await stream.content.readline() == b"event: hello\n"
         done = await visitor.ask("POST", "/api/sign-out", {}, JSON | visitor.held)
         assert done[0] == 200 and "Max-Age=0" in done[1]["set-cookie"]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await stream.content.read()  # to its end
     assert (await visitor.ask("GET", "/api/me", headers=visitor.held))[0] == 401
 

@@ -24,6 +24,7 @@ from handrail.guards.limits import ANONYMOUS
 from handrail.guards.policy import Policy, Rule
 from handrail.model import Principal
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 from rigs_console import Object, Page, Refused, Rig, consoled
 
@@ -501,7 +502,7 @@ async def test_what_nobody_decided_in_time_is_shown_as_expired(tmp_path: Path) -
 async def test_a_call_that_nobody_decided_on_in_time_ends(tmp_path: Path) -> None:
     soon = Approvals(by="operator", expires=0.2, wait=5)
     server = shop(tmp_path / "audit.db", approvals=soon)
-    async with consoled(server), asyncio.timeout(5), Peer(server, principal=Principal("alice")) as peer:
+    async with consoled(server), asyncio.timeout(PATIENCE), Peer(server, principal=Principal("alice")) as peer:
         assert "not approved in time" in (await peer.call("push", {"repo": "acme/web"})).text
 
 

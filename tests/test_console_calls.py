@@ -30,8 +30,9 @@ from handrail.model import Principal
 from handrail.stores import Put
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
-from rigs_console import PATIENCE, Page, Refused, Rig, consoled
+from rigs_console import Page, Refused, Rig, consoled
 
 LARGE = 64 * 1024 * 1024
 

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, expect
 
 from cli_runs import environment
 from consoles import Served, chromium as chromium
+from patience import PATIENCE
 from requirements import requirement
 from rigs_browser import Watched, window
 
@@ -501,7 +502,13 @@ def ran_in_a_shell(command: str, home: Path) -> str:
     env = environment(home)
     env["PATH"] = f"{tools}:{env['PATH']}"
     done = subprocess.run(
-        ["/bin/sh", "-c", command], capture_output=True, encoding="utf-8", timeout=30, check=True, cwd=home, env=env
+        ["/bin/sh", "-c", command],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE,
+        check=True,
+        cwd=home,
+        env=env,
     )
     return done.stdout
 
@@ -531,7 +538,7 @@ def test_the_copied_python_does_the_same_call(see: Watched, tmp_path: Path) -> N
         [sys.executable, "-c", program],
         capture_output=True,
         encoding="utf-8",
-        timeout=30,
+        timeout=PATIENCE,
         check=True,
         env=environment(tmp_path),
     )

@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 from consoles import Served, chromium as chromium, fetched, serving
+from patience import PATIENCE
 from requirements import requirement
 from rigs_browser import Watched, window
 
@@ -44,7 +45,7 @@ class Canary:
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(5)
+        self._thread.join(PATIENCE)
 
 
 class Payload(NamedTuple):
@@ -167,7 +168,7 @@ def call(endpoint: str, tool: str, given: dict[str, str], client: str) -> None:
         "mcp-name": tool,
     }
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
-    with urlopen(Request(endpoint, body.encode(), headers), timeout=20) as answer:
+    with urlopen(Request(endpoint, body.encode(), headers), timeout=PATIENCE) as answer:
         assert b'"result"' in answer.read()
 
 

@@ -9,8 +9,9 @@ from handrail import Server
 from handrail.engine.dispatch import Conversation
 from handrail.model import Principal
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
-from rigs_console import PATIENCE, consoled
+from rigs_console import consoled
 
 CALLS = 3_000
 

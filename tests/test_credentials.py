@@ -19,6 +19,7 @@ from handrail.errors import AuthorizationError
 from handrail.oauth.agent import OAuth
 from handrail.oauth.credentials import FileCredentials, MemoryCredentials
 from handrail.oauth.flow import Grant, Registered, Token
+from patience import PATIENCE
 from requirements import requirement
 
 NOW = 1_800_000_000.0
@@ -257,7 +258,7 @@ async def test_of_two_processes_one_renews_and_both_have_the_token(home: Home, f
             assert line, "it ended"
 
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             tasks = [asyncio.create_task(is_waiting(process)) for process in processes]
             done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await home.refresh_came.wait()

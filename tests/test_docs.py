@@ -20,6 +20,8 @@ from types import ModuleType
 
 import pytest
 
+from patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -71,7 +73,7 @@ def run_page(page: Path) -> None:
     module = sys.modules[name] = ModuleType(name)
     for block in python_blocks(page.read_text("utf-8")):
         if block.shell and block.not_run is None:
-            subprocess.run(["sh", "-eu", "-c", block.code], check=True, timeout=60)
+            subprocess.run(["sh", "-eu", "-c", block.code], check=True, timeout=PATIENCE)
         elif block.file:
             Path(block.file).write_text(block.code + "\n", "utf-8")
         elif block.not_run is None:
@@ -102,7 +104,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from handrail.engine.door_book import DoorBook
 from handrail.guards.chain import verify
 from handrail.guards.identity import ApiKeys
 from handrail.guards.trail_reading import TrailFile
+from patience import PATIENCE
 from requirements import requirement
 from servers_http import OPEN, Client, Desk, fetch, served
 from wires_http import Reply
@@ -338,7 +339,7 @@ async def test_nor_through_the_stream_of_a_client_of_2024(desk: Desk, ran: Ran, 
     before = desk.ran["echo"]
     for message in (client.message(1, "initialize", params), client.call(2, "echo", {"text": "in"})):
         assert (await fetch(address, "POST", kind, json.dumps(message).encode())).status == 202
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert [json.loads((await anext(events))["data"])["id"] for _ in range(2)] == [1, 2]
     assert desk.ran["echo"] == before + 1
 

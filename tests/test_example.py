@@ -26,6 +26,7 @@ from examples.everyday import CLIMATE, MAX_ROWS, server
 from handrail import Audio, EmbeddedResource, Image, ResourceLink, Text
 from handrail.model import Json, Object
 from handrail.testing import Peer
+from patience import PATIENCE
 from rigs_console import Page
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -74,7 +75,7 @@ def walk(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
         env={**os.environ, "PYTHONUTF8": "1", **environment},
     )
@@ -140,14 +141,14 @@ async def test_the_demo_has_sample_calls_and_one_that_waits_until_ctrl_c() -> No
     page = Page(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)), url)
     await page.sign_in(code)
     await page.listen()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (await page.event("tick"))["totals"]["calls"] < 10:
             pass
     [waiting] = (await page.get("approvals"))["open"]
     assert (waiting["tool"], waiting["client"], waiting["arguments"]) == ("cancel_order", "assistant", {"order_id": 3})
     await page.close()
     process.send_signal(signal.SIGINT)
-    said, _ = await asyncio.wait_for(process.communicate(), 40)
+    said, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 0 and b"23 of 23" in said
 
 

@@ -18,8 +18,9 @@ import pytest
 
 from checks import check_message, strict_json
 from handrail.errors import TransportError
+from patience import PATIENCE
 from requirements import requirement
-from wires import ALL, ENVELOPE, LEGACY, PATIENCE, Object, Wire, everywhere, wire_to
+from wires import ALL, ENVELOPE, LEGACY, Object, Wire, everywhere, wire_to
 from wires_http import OLD, HttpWire
 
 Json = Any

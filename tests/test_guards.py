@@ -28,6 +28,7 @@ from handrail.metrics import MAX_APART
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 from servers_calling import failure, said
 from servers_guards import ACTS, QUICK, SECRET, guarded
@@ -300,7 +301,7 @@ async def test_p15_a_call_that_is_cancelled_has_an_outcome(open_wire: Open) -> N
     await ledger.new()
     before = await ledger.ran("hangs")
     ident = await wire.ask("tools/call", {"name": "hangs", "arguments": {}})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while await ledger.ran("hangs") == before:
             pass
         await wire.notify("notifications/cancelled", {"requestId": ident})
@@ -416,7 +417,7 @@ some_calls = st.lists(
 
 
 @requirement("SRV-602", "SRV-614", "P-29", everywhere=True)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(some_rules, somebody, st.sampled_from(ALL), some_calls)
 def test_what_is_not_listed_is_answered_as_what_does_not_exist(
     rules: list[Rule], who: Principal, revision: str, calls: list[tuple[str, Object]]
@@ -559,7 +560,7 @@ async def test_a_client_that_goes_while_it_is_asked_has_cancelled_its_call(caplo
     async with world.server.serving():
         async with Peer(world.server, revision="2025-11-25", capabilities=FORM, answers=never) as peer:
             call = asyncio.create_task(peer.request("tools/call", {"name": "wipe", "arguments": {"count": 1}}))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await asked.wait()
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)

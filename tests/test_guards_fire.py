@@ -8,7 +8,6 @@ import math
 import os
 import random
 import resource
-import statistics
 import sys
 import time
 from collections import Counter
@@ -23,13 +22,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from clients import ALL, R1, R2, R3, R4, R5, P
-from faults import SOAK, call, opening, until
+from faults import call, opening, until
 from handrail.guards.approval import ApprovalError, Approvals, Desk
 from handrail.guards.chain import verify
 from handrail.guards.identity import ApiKeys
 from handrail.guards.trail import open_trail
 from handrail.guards.trail_reading import TrailFile
 from handrail.stores.sqlite import SqliteStore
+from patience import PATIENCE, SOAK, in_time
 from requirements import requirement
 from servers_guarded import STEPS, Gate, Guarded, Nursery, Pipe, command
 from servers_http import Client, closed as closed
@@ -365,7 +365,7 @@ async def test_p19_calls_that_two_processes_hold_for_one_yes_run_once(
 
 
 async def asked_of(desk: Desk, order: int) -> str:
-    async with asyncio.timeout(10), desk._store.subscribe("approvals") as news:
+    async with asyncio.timeout(PATIENCE), desk._store.subscribe("approvals") as news:
         while True:
             for each in await desk.open():
                 if each.asked.arguments["order"] == order:
@@ -584,7 +584,7 @@ async def test_p17_on_a_full_disk_calls_are_refused_and_with_room_they_are_serve
         for i in range(20):  # a file of lines is long enough then
             assert "result" in await wire.call("act", {"mark": f"before-{i}"})
         running = await wire.ask("tools/call", {"name": "held", "arguments": {"mark": "running", "gate": gate.path}})
-        await until(lambda: bool(place.done("running")), 10, "it runs")
+        await until(lambda: bool(place.done("running")), "it runs")
         disk.fill()
         for i in range(3):
             answer = await wire.call("act", {"mark": f"full-{i}"})
@@ -621,7 +621,7 @@ async def test_p17_a_call_that_is_under_way_when_the_disk_is_full_is_answered_as
         await wire.open({"elicitation": {}})
         wanted = {"mark": then, "gate": gate.path, "then": then}
         ident = await wire.ask("tools/call", {"name": "held", "arguments": wanted})
-        await until(lambda: bool(place.raw_effects()), 10, "it runs")
+        await until(lambda: bool(place.raw_effects()), "it runs")
         if is_full:
             disk.fill()
         gate.let_go()
@@ -678,12 +678,12 @@ async def test_p30_slots_of_a_tool_are_shared_and_given_back(
     async with two(nursery, place, rates=SHARED) as servers:
         wanted = {"mark": "held", "gate": gate.path}
         held = asyncio.gather(*(many(each, R4, 5, "held", **wanted) for each in servers))
-        await until(lambda: (len(place.raw_effects()), place.refusals()) == (3, 7), 10, "three run, the others do not")
+        await until(lambda: (len(place.raw_effects()), place.refusals()) == (3, 7), "three run, the others do not")
         gate.let_go(3)
         answers = [each["result"]["isError"] for some in await held for each in some]
         assert answers.count(False) == len(place.done("held")) == 3
         gate.let_go()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while (await many(servers[0], R4, 1, "held", **wanted))[0]["result"]["isError"]:
                 pass
     ran(R4, "stdio")
@@ -694,7 +694,7 @@ DEAR: Object = {"principal": "10/second", "tools": {"echo": {"cost": 0.001}, "lo
 
 
 class Caller:
-    """Somebody with a key who calls a tool again and again over one connection, and looks at the clock."""
+    """Somebody with a key who calls a tool again and again over one connection, and looks at the clocks."""
 
     def __init__(self, url: str, name: str, tool: str, **arguments: Any) -> None:
         client = Client(url, R5)
@@ -711,8 +711,8 @@ class Caller:
     def __exit__(self, *problem: object) -> None:
         self._socket.close()
 
-    def times(self, calls: int = 300) -> tuple[float, float]:
-        """What half of the calls take at most, and 99 of 100."""
+    def times(self, calls: int = 300) -> list[float]:
+        """What calls take, the quickest first."""
         took = []
         for _ in range(calls):
             began = time.perf_counter()
@@ -720,8 +720,7 @@ class Caller:
             answer = self._socket.recv(65536)
             took.append(time.perf_counter() - began)
             assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"}")
-        took.sort()
-        return took[calls // 2], took[math.ceil(calls * 0.99) - 1]
+        return sorted(took)
 
 
 @asynccontextmanager
@@ -735,55 +734,47 @@ async def flooded(nursery: Nursery, url: str, name: str, connections: int) -> As
         yield flooding
 
 
-async def slowed(
-    nursery: Nursery, folder: Path, rounds: int = 9, attempts: int = 4, **options: Any
-) -> tuple[float, float, str]:
-    """How many times as long half the calls of one take, and 99 of 100, while another floods; and a text about it.
+class Slowed(NamedTuple):
+    """How many times as much the calls of one cost a server while another floods it."""
 
-    Idle is measured twice, and the quicker one counts. Where it is over twice that, and the two do not agree, the
-    machine is too busy to tell, and the second is 0.
-    """
+    cost: float  # of the server's processor, per call: how busy the machine is does not show in it
+    tail: float  # of time, for 99 of 100 calls
+    text: str
+
+
+async def slowed(nursery: Nursery, folder: Path, rounds: int = 9, **options: Any) -> Slowed:
     settings = Place(folder).options(rates=DEAR, **KEYED, **options) | {"audit": None}
-    tried: list[str] = []
-    half = tail = 0.0
     async with (
         nursery.server(**settings) as idle,
         nursery.server(**settings) as busy,
         flooded(nursery, busy.url, "alice", IN_FLIGHT),
     ):
+        costs: dict[Guarded, list[float]] = {idle: [], busy: []}
+        tails: dict[Guarded, list[float]] = {idle: [], busy: []}
         with Caller(idle.url, "bob", "echo", text="hi") as one, Caller(busy.url, "bob", "echo", text="hi") as other:
-            for _ in range(attempts):
-                found = [(one.times(), other.times(), one.times()) for _ in range(rounds)]
-                halves, tails = ([statistics.median(each[at][i] for each in found) for at in range(3)] for i in (0, 1))
-                half, tail = (each[1] / min(each[0], each[2]) for each in (halves, tails))
-                tried.append(" ".join(f"{each * 1e6:.0f}" for each in (*halves, *tails)))
-                if tail <= 2 or abs(tails[0] - tails[2]) <= 0.1 * min(tails[0], tails[2]):
-                    break
-            else:
-                tail = 0.0
-    return half, tail, f"p50 and p99, idle, flooded and idle, in µs: {'; '.join(tried)}"
+            for server, caller in ((idle, one), (busy, other)) * rounds:
+                before = server.cpu()
+                took = caller.times()
+                costs[server].append((server.cpu() - before) / len(took))
+                tails[server].append(took[math.ceil(len(took) * 0.99) - 1])
+    # What disturbs a measurement makes it larger: the least of each is the truest.
+    (a, b), (c, d) = (min(each[idle]) for each in (costs, tails)), (min(each[busy]) for each in (costs, tails))
+    figures = " ".join(f"{each * 1e6:.0f}" for each in (a, c, b, d))
+    return Slowed(c / a, d / b, f"cost and p99, each idle and flooded, in µs: {figures}")
 
 
 @requirement("P-30")
 async def test_p30_a_flood_by_one_principal_does_not_slow_another(nursery: Nursery, tmp_path: Path, ran: Ran) -> None:
-    half, tail, text = await slowed(nursery, tmp_path)
-    print(text)
+    found = await slowed(nursery, tmp_path)
+    print(found.text)
     ran(R5, "http")
-    assert half <= 2, text
-    if not tail:
-        pytest.skip(f"the machine is too busy to tell: {text}")
-    assert tail <= 2, text
+    assert found.cost <= 2, found.text
+    in_time(found.tail, 2, f"99 of 100 calls, as a multiple ({found.text}),")
 
 
 async def test_a_flood_that_is_refused_at_once_would_be_noticed(nursery: Nursery, tmp_path: Path) -> None:
-    told = []
-    for attempt in "abcde":  # on a busy machine it is the idle server that may be slow
-        (tmp_path / attempt).mkdir()
-        half, _, text = await slowed(nursery, tmp_path / attempt, 1, 1, wrong="refused at once")
-        told.append(text)
-        if half > 2:
-            return
-    pytest.fail("; ".join(told))
+    found = await slowed(nursery, tmp_path, 2, wrong="refused at once")
+    assert found.cost > 2, found.text
 
 
 @requirement("P-30")
@@ -800,17 +791,18 @@ async def test_p30_a_refusal_costs_less_than_service(
         async def spent(who: str, tool: str, status: str) -> float:
             request = Caller(server.url, who, tool, text="hi").request.decode()
             wanted = {"url": server.url, "request": request, "connections": 16, "count": 1000}
+            before = server.cpu()
             async with nursery.server(flood=wanted) as flooding:
-                first = json.loads(await flooding.line())
-                before = server.cpu()
+                await flooding.line()
                 last = json.loads(await flooding.line())
                 cost = server.cpu() - before
             assert last[status] > 900, last
-            return cost / (Counter(last).total() - Counter(first).total())
+            return cost / Counter(last).total()
 
         # Two callers: one who has used up what there is would be refused what is cheap as well.
-        found = [(await spent("alice", "look", "200"), await spent("bob", "stare", "429")) for _ in range(3)]
-    served, refused = (statistics.median(each) for each in zip(*found, strict=True))
+        found = [(await spent("alice", "look", "200"), await spent("bob", "stare", "429")) for _ in range(5)]
+    # What disturbs a measurement makes it larger: the least of each is the truest.
+    served, refused = map(min, zip(*found, strict=True))
     print(f"audit {audit}: served for {served * 1e6:.0f} µs, refused for {refused * 1e6:.0f} µs")
     assert refused < served
     ran(R5, "http")

@@ -18,6 +18,7 @@ from handrail import Call, Limits
 from handrail.engine.dispatch import Conversation
 from handrail.stores.memory import MemoryStore
 from handrail.transports.exchange import Exchange
+from patience import PATIENCE
 from requirements import requirement
 from servers_http import (
     OPEN,
@@ -159,7 +160,7 @@ async def test_a_tool_that_says_more_than_may_wait_to_be_sent_still_ends(revisio
     async with served(desk.server.asgi()) as url:
         client = await Client(url, revision).open()
         ran(revision, "http")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             reply = await client.post(client.call(1, "chatters", {"times": 50}, progressToken="t"), Accept=accept)
             answer = await client.read(reply)
         assert answer["id"] == 1 and "50" in answer["result"]["content"][0]["text"]
@@ -462,7 +463,7 @@ async def test_an_endpoint_that_heard_too_late_listens_again(
         with monkeypatch.context() as patched:
             patched.setattr("handrail.stores.topics.MAX_WAITING", 0)
             await store.publish(await listening.get(), b"one too many")
-        await asyncio.wait_for(asyncio.gather(*(listening.get() for _ in range(3))), 10)
+        await asyncio.wait_for(asyncio.gather(*(listening.get() for _ in range(3))), PATIENCE)
         client.url = second
         await client.post({"jsonrpc": "2.0", "id": ident, "result": {"action": "accept", "content": {"name": "Ada"}}})
         (result,) = await take(events)
@@ -503,7 +504,7 @@ async def test_of_two_streams_of_a_session_one_hears_of_a_change(client: Client,
     tasks = [asyncio.create_task(listen(events)) for events in streams]
     for _ in range(5):
         desk.grow(fresh("tool"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert data(await heard.get())["method"] == CHANGED
     assert (await client.ask(client.message(1, "ping")))[0] == 200
     assert heard.empty()
@@ -817,7 +818,7 @@ async def test_a_message_that_is_whole_only_when_the_server_stops_is_not_begun()
         await client.ask(client.message(2, "server/discover"))  # which comes after the half
         await endpoint.stop()
         writer.write(body[10:])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             answer = await reader.read()
         writer.close()
     assert answer.startswith(b"HTTP/1.1 503 ")
@@ -904,7 +905,7 @@ async def test_streams_are_not_to_be_buffered_and_say_now_and_then_that_they_liv
         assert "no-" in reply.headers["cache-control"]
         events = reply.events()
         await take(events)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             for _ in range(3):
                 assert set(await anext(events)) == {""}
 
@@ -919,7 +920,7 @@ async def test_a_call_that_is_quiet_for_long_becomes_a_stream_that_says_it_lives
     reply = await client.post(client.call(1, "held", {"mark": mark}))
     assert reply.is_stream and not desk.ended[mark].is_set()
     events = reply.events()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         comments = 0
         while comments < 3:
             comments += "" in await anext(events)
@@ -1758,7 +1759,7 @@ async def test_two_hundred_calls_with_the_same_ids_each_get_their_own_answer(des
         await desk.wait(desk.begun[mark])
     for mark in reversed(every):  # all of them are in flight now
         desk.gates[mark].set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         answers = await asyncio.gather(*tasks)
     assert len(answers) == 200
     for mark, answer in zip(every, answers, strict=True):
@@ -1768,7 +1769,7 @@ async def test_two_hundred_calls_with_the_same_ids_each_get_their_own_answer(des
 @requirement("SRV-202")
 @of(*ALL)
 async def test_an_address_without_a_host_is_for_this_machine_alone(desk: Desk, revision: str, ran: Ran) -> None:
-    async with asyncio.timeout(10), listening(desk.server.asgi(), ":0") as url:
+    async with asyncio.timeout(PATIENCE), listening(desk.server.asgi(), ":0") as url:
         client = await Client(f"{url}/mcp", revision).open()
         ran(revision, "http")
         status, answer = await client.ask(client.message(1, "tools/list"))

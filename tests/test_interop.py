@@ -22,6 +22,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from patience import PATIENCE
 from requirements import requirement
 
 Json = Any
@@ -33,7 +34,6 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = [str(ROOT / "examples" / "everyday.py")]
 SUBJECT = [str(ROOT / "tests" / "subject.py"), "default"]
 CLIENTS = ROOT / "tests" / "peers" / "clients"
-PATIENCE = 45.0
 
 pytestmark = pytest.mark.peers
 

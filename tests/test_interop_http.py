@@ -32,6 +32,7 @@ import subject
 import test_interop as stdio
 from handrail import Call, Server
 from handrail.transports.asgi import Endpoint
+from patience import PATIENCE
 from requirements import requirement
 from test_interop import (
     CLIENTS,
@@ -53,7 +54,7 @@ from test_interop import (
 )
 from wires_http import HttpServer, HttpWire, http
 
-STARTING = 20.0
+STARTING = PATIENCE
 
 pytestmark = pytest.mark.peers
 
@@ -383,7 +384,7 @@ def hosted(framework: str, mounts: dict[str, Endpoint], life: Lifespan | None, *
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

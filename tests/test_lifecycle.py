@@ -14,13 +14,13 @@ import pytest
 
 from checks import check_message, strict_json
 from handrail.errors import TransportError
+from patience import PATIENCE
 from requirements import requirement
 from wires import (
     ALL,
     ENVELOPE,
     LEGACY,
     MODERN,
-    PATIENCE,
     PIPES,
     Object,
     Open,
@@ -786,7 +786,7 @@ async def test_whatever_a_tool_writes_to_standard_output_stays_off_the_wire(wire
 async def test_the_server_leaves_soon_after_its_input_ends(wire: Wire) -> None:
     await wire.call("echo", {"text": "hello"})
     assert isinstance(wire, StdioWire)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE):
         assert await wire.close() == 0
     with pytest.raises(EOFError):
         await wire.read()

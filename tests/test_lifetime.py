@@ -10,7 +10,6 @@ import pty
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from checks import strict_json
-from faults import SOAK, call, gone, lines, opening, put_away, rounds, text_of, until, victim
+from faults import call, gone, lines, opening, put_away, rounds, text_of, until, victim
+from patience import PATIENCE, SOAK
 from requirements import requirement
 from wires import ALL
 
@@ -64,10 +64,8 @@ async def test_end_of_input_after_a_call_still_yields_its_answer(ran: Ran) -> No
 @pytest.mark.parametrize("revision", ALL)
 async def test_end_of_input_ends_an_idle_server_at_once(revision: str, ran: Ran) -> None:
     async with victim(revision=revision) as server:
-        began = time.monotonic()
         server.close_input()
         assert await server.ended(2) == 0
-        assert time.monotonic() - began < 2
         assert await server.rest() == []
         assert await server.errors() == b""
         ran(revision, "stdio")
@@ -179,7 +177,7 @@ async def test_a_signal_before_the_first_message() -> None:
     async def one(number: int) -> None:
         async with victim(opened=False) as server:
             # As soon as the handlers are in place, however early that is.
-            await until(lambda: _handled(server.pid, signal.SIGTERM), 10, "the server handles signals")
+            await until(lambda: _handled(server.pid, signal.SIGTERM), "the server handles signals")
             server.signal(signal.SIGTERM)
             assert await server.ended(2) == 0
 
@@ -195,7 +193,7 @@ async def test_a_client_that_does_not_read_does_not_keep_the_process() -> None:
         source, own = os.pipe()
         os.set_blocking(own, False)
         try:
-            async with victim(opened=False, stdin=source, stdout=sink) as server:
+            async with victim("faults", opened=False, stdin=source, stdout=sink) as server:
                 os.close(source)
                 os.close(sink)
                 flood = [call(server.revision, n, "big", size=200_000) for n in range(100)]
@@ -228,7 +226,7 @@ def _handled(pid: int, number: int) -> bool:
 async def _taken(pid: int) -> None:
     """Wait until no signal is pending any more."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        await until(lambda: not _signals(pid, "ShdPnd") | _signals(pid, "SigPnd"), 5, "the signal arrives")
+        await until(lambda: not _signals(pid, "ShdPnd") | _signals(pid, "SigPnd"), "the signal arrives")
 
 
 # The parent
@@ -267,7 +265,7 @@ async def orphan(tool: str, revision: str = "2025-11-25") -> AsyncIterator[int]:
         stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         server, holder = json.loads(await parent.stdout.readline())
     try:
         assert not gone(server)
@@ -296,23 +294,20 @@ async def test_the_process_ends_whatever_its_tools_do(ran: Ran) -> None:
         revision = ALL[number % len(ALL)]
         if end == "parent":
             async with orphan(tool) as pid:
-                await until(lambda: gone(pid), 6, f"the server has gone, {tool or 'idle'}")
+                await until(lambda: gone(pid), f"the server has gone, {tool or 'idle'}")
             return
-        async with victim(revision=revision, opened=end != "input first") as server:
+        async with victim("faults", revision=revision, opened=end != "input first") as server:
             first = opening(revision) if end == "input first" else []
             await server.write(lines(*first, call(revision, 1, tool)))
             if end == "input first":
                 server.close_input()
             await server.says("running")
-            began = time.monotonic()
             if end == "input":
                 server.close_input()
             elif end != "input first":
                 server.signal(getattr(signal, end))
-            code = await server.ended(10)
-            took = time.monotonic() - began
             # 5 s are promised; one more for a machine that runs two dozen of these.
-            assert (code, took < 6) == (0, True), f"{end}, {tool}: {took:.1f} s"
+            assert await server.ended(6) == 0, f"{end}, {tool}"
         ran(revision, "stdio")
 
     await rounds(len(kinds), one, at_once=len(kinds))
@@ -338,7 +333,7 @@ async def test_ctrl_c_in_a_terminal_exits_clean(busy: bool) -> None:
             os.write(main, lines(call("2025-11-25", 1, "when", path="/nowhere", text="")))
             await _shown(main, b"running")
         os.write(main, b"\x03")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 0
         assert b"Traceback" not in await _shown(main, None)
 
@@ -348,7 +343,7 @@ async def test_ctrl_d_in_a_terminal_is_the_end_of_input() -> None:
         os.write(main, lines(*opening("2025-11-25")))
         await _shown(main, b'"serverInfo"')
         os.write(main, b"\x04")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 0
 
 
@@ -373,7 +368,7 @@ async def terminal() -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]:
 async def _shown(main: int, text: bytes | None) -> bytes:
     """What the terminal shows, until it shows `text`, or is left by the last who used it."""
     data = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while text is None or text not in data:
             try:
                 data += await asyncio.to_thread(os.read, main, 65_536)

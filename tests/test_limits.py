@@ -29,6 +29,7 @@ from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 from servers_calling import failure, said
 from servers_http import Client, closed as closed, served
@@ -477,7 +478,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize(("backend", "examples"), [("memory", 50), ("store", 25), ("sqlite", 8)])
 def test_every_backend_does_what_the_model_does(backend: str, examples: int) -> None:
     machine = type("BackedMachine", (Machine,), {"backend": backend})
-    chosen = settings(max_examples=examples, stateful_step_count=30, deadline=None)
+    chosen = settings(max_examples=examples, stateful_step_count=30)
     run_state_machine_as_test(machine, settings=chosen)
 
 
@@ -643,11 +644,11 @@ async def test_leases_are_renewed_by_themselves(shared: Shared, clock: Clock) ->
     give_back = await slot(holder, "alice", "slow")
     (key, first), *_ = await shared.store.scan("slots:")
     clock.advance(0.015)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while await shared.store.get(key) == first:  # noqa: ASYNC110 - a store has no event for it
             await asyncio.sleep(0.001)
     give_back()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while await shared.store.get(key) is not None:  # noqa: ASYNC110 - a store has no event for it
             await asyncio.sleep(0.001)
 

@@ -25,12 +25,12 @@ import pytest
 from faults import gone, put_away, rounds, until
 from handrail.transports.cycle import Cycle
 from handrail.transports.listen import Address, HttpLimits
+from patience import PATIENCE
 from requirements import requirement
 from servers_listen import App, listening
 
 HERE = Path(__file__).resolve().parent
 MIB = 1024 * 1024
-PATIENCE = 10.0
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 posix = pytest.mark.skipif(os.name != "posix", reason="Unix sockets, signals or fork")
@@ -203,7 +203,7 @@ async def test_few_pipelined_requests_are_in_memory_at_a_time() -> None:
     app = App()
     async with opened(app, grace=0.1) as wire:
         await wire.send(get("until_gone"))
-        await until(lambda: len(app.scopes) == 1, PATIENCE, "the first request runs")
+        await until(lambda: len(app.scopes) == 1, "the first request runs")
         sending = asyncio.create_task(wire.send(get("echo") * 500_000))
         done, _ = await asyncio.wait((sending,), timeout=0.5)
         assert not done
@@ -236,7 +236,7 @@ async def test_a_client_that_goes_ends_the_request_it_waits_for_and_not_only_the
     async with listener(app) as url:
         async with connected(url) as wire:
             await wire.send(get("until_gone") + get("echo"))
-            await until(lambda: len(app.scopes) == 1, PATIENCE, "the request runs")
+            await until(lambda: len(app.scopes) == 1, "the request runs")
             await wire.send(get("echo"))
         async with asyncio.timeout(PATIENCE):
             assert await app.disconnected.get() == "until_gone"
@@ -408,7 +408,7 @@ async def test_a_bad_request_behind_a_good_one_does_not_spoil_its_answer() -> No
     app = App()
     async with opened(app) as wire:
         await wire.send(get("wait") + b"nonsense\r\n\r\n")
-        await until(lambda: len(app.scopes) == 1, PATIENCE, "the first request runs")
+        await until(lambda: len(app.scopes) == 1, "the first request runs")
         app.gate.set()
         assert (await wire.answer()).body == b"waited"
         await wire.refused(400)
@@ -419,7 +419,7 @@ async def test_every_good_request_before_a_bad_one_is_answered() -> None:
     app = App()
     async with opened(app, idle_seconds=5) as wire:
         await wire.send(get("wait") + post("echo", b"second") + get("echo") + b"nonsense\r\n\r\n")
-        await until(lambda: len(app.scopes) == 1, PATIENCE, "the first request runs")
+        await until(lambda: len(app.scopes) == 1, "the first request runs")
         app.gate.set()
         assert [(await wire.answer()).body for _ in range(3)] == [b"waited", b"6 one second", b"0 one "]
         await wire.refused(400)
@@ -665,7 +665,7 @@ async def caught(pid: int) -> None:
     def pending() -> bool:
         return any(line.startswith(("SigPnd", "ShdPnd")) and int(line.split()[1], 16) for line in _lines(status))
 
-    await until(lambda: not pending(), PATIENCE, "the signal is delivered")
+    await until(lambda: not pending(), "the signal is delivered")
 
 
 def _lines(path: Path) -> list[str]:
@@ -677,7 +677,7 @@ async def test_a_request_that_does_not_end_is_left_after_the_grace() -> None:
     app = App()
     async with listener(app, grace=0.2) as url, connected(url) as wire:
         await wire.send(get("until_gone"))
-        await until(lambda: len(app.scopes) == 1, PATIENCE, "the request runs")
+        await until(lambda: len(app.scopes) == 1, "the request runs")
     assert app.disconnected.get_nowait() == "until_gone"
 
 
@@ -693,7 +693,7 @@ async def test_cancelling_ends_it_as_well_as_asking() -> None:
     serving = asyncio.create_task(serve())
     async with connected(await ready) as wire:
         await wire.send(get("wait"))
-        await until(lambda: len(app.scopes) == 1, PATIENCE, "the request runs")
+        await until(lambda: len(app.scopes) == 1, "the request runs")
         serving.cancel()
         assert (await wire.answer()).body == b"waited"
         with pytest.raises(asyncio.CancelledError):
@@ -759,7 +759,7 @@ async def test_a_worker_that_dies_is_replaced_and_the_others_serve() -> None:
         victim, other = before
         os.kill(victim, signal.SIGKILL)
         assert (await who(server.url))[0] != victim
-        await until(lambda: len(set(children(server.process.pid)) - {victim}) == 2, PATIENCE, "another has started")
+        await until(lambda: len(set(children(server.process.pid)) - {victim}) == 2, "another has started")
         (new,) = set(children(server.process.pid)) - before
         os.kill(other, signal.SIGSTOP)
         assert (await who(server.url))[0] == new
@@ -777,7 +777,7 @@ async def test_workers_end_with_a_parent_that_is_killed() -> None:
         workers = children(server.process.pid)
         os.kill(server.process.pid, signal.SIGKILL)
         for pid in workers:
-            await until(partial(gone, pid), PATIENCE, "the worker has ended")
+            await until(partial(gone, pid), "the worker has ended")
 
 
 @linux
@@ -817,7 +817,7 @@ async def test_a_second_interrupt_of_the_parent_kills_the_workers() -> None:
         server.process.send_signal(signal.SIGINT)
         assert await server.ended(2) == 130
         for pid in workers:
-            await until(partial(gone, pid), 2, "the worker has ended")
+            await until(partial(gone, pid), "the worker has ended")
 
 
 @linux

@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import socket
-import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,10 +19,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from faults import rounds, text_of, until
+from patience import PATIENCE, in_time
 from requirements import requirement
 from servers_http import OPEN, Client, take
 from servers_load import MIB, Control, Process, Run, running, stopped
-from wires import ALL, LEGACY, PATIENCE, Json, Object
+from wires import ALL, LEGACY, Json, Object
 from wires_http import BOTH, OLD, Headers, Reply, http, send_request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -160,7 +160,7 @@ def _pour(url: str, request: bytes, form: str) -> tuple[int, int]:
 async def test_heads_and_bodies_that_trickle_are_cut_on_time_while_others_are_served(
     control: Control, ran: Ran
 ) -> None:
-    seconds = 2.0  # time enough for those that do not trickle, on a machine that has much to do
+    seconds = 5.0  # time enough for those that do not trickle, on a machine that has much to do
     http_limits = {"header_seconds": seconds, "body_seconds": seconds}
     async with running(control, http_limits=http_limits) as server, asyncio.TaskGroup() as group:
         clients = [await Client(server.url, revision).open() for revision in ALL]
@@ -194,7 +194,9 @@ async def _trickled(client: Client, call: Object, part: str, seconds: float) -> 
     finally:
         dripping.cancel()
         writer.close()
-    assert seconds * 0.9 < time.monotonic() - began < seconds + 3
+    took = time.monotonic() - began
+    assert took > seconds * 0.9
+    in_time(took, seconds + 3, "the cut")
     assert answer.startswith(b"HTTP/1.1 408 ") or not slow
 
 
@@ -249,7 +251,7 @@ async def said_so_far(client: Client) -> list[int]:
 async def stuck(client: Client, count: int) -> None:
     """Wait until so many floods have come to a halt, because nobody takes what they say."""
     said: list[int] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             before, said = said, await said_so_far(client)
             if len(said) == count and said == before:
@@ -258,7 +260,7 @@ async def stuck(client: Client, count: int) -> None:
 
 
 class Caller:
-    """A client that calls one tool again and again over one connection, and looks at the clock."""
+    """A client that calls one tool again and again over one connection, and looks at the clocks."""
 
     def __init__(self, url: str) -> None:
         client = Client(url, R5)
@@ -287,29 +289,24 @@ class Caller:
         return sorted(took)[math.ceil(calls * 0.99) - 1]
 
 
-ROUNDS, ATTEMPTS = 9, 6
-
-
 @requirement("P-10")
 async def test_a_hundred_streams_nobody_reads_do_not_slow_another_client(control: Control, ran: Ran) -> None:
-    """Idle is measured twice; where the two do not agree the machine is too busy to tell, and it is tried again."""
-    tried = []
+    """What a call costs the server's processor decides: how busy the machine is does not show in it."""
     patient = {"write_seconds": 600.0}  # or those that do not read would be cut off some time
     async with running(control) as idle, running(control, limits=patient, http_limits=patient) as loaded:
         await unread_streams(loaded.url)
         for revision in ALL:
             ran(revision, "http")
         await stuck(Client(loaded.url, R5), 56)
-        with Caller(idle.url) as first, Caller(loaded.url) as busy, Caller(idle.url) as second:
-            for _ in range(ATTEMPTS):
-                found = [(first.p99(), busy.p99(), second.p99()) for _ in range(ROUNDS)]
-                a, b, c = (statistics.median(each) for each in zip(*found, strict=True))
-                tried.append(f"idle {a * 1e6:.0f} and {c * 1e6:.0f} µs, loaded {b * 1e6:.0f} µs")
-                if abs(a - c) <= 0.1 * min(a, c):
-                    break
-            else:
-                pytest.skip(f"the machine is too busy: {'; '.join(tried)}")
-        assert b <= a + c, tried  # twice the mean of both
+        costs: dict[Process, list[float]] = {idle: [], loaded: []}
+        tails: dict[Process, list[float]] = {idle: [], loaded: []}
+        with Caller(idle.url) as first, Caller(loaded.url) as second:
+            for server, caller in ((idle, first), (loaded, second)) * 9:
+                before = server.cpu
+                tails[server].append(caller.p99())
+                costs[server].append(server.cpu - before)
+        assert min(costs[loaded]) <= 2 * min(costs[idle]), costs
+        in_time(min(tails[loaded]), 2 * min(tails[idle]), "99 of 100 calls beside them")
         await stuck(Client(loaded.url, R5), 56)
 
 
@@ -328,7 +325,7 @@ async def test_whoever_leaves_a_tool_talking_does_not_take_the_others_along(cont
             server.forget_peak()
             before = server.memory
             reply.writer.transport.abort()
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PATIENCE):
                 assert text_of((await other.ask(other.call(1, "pid")))[1]) == str(server.pid)
                 while revision != R4 and await said_so_far(other):  # a call of a session goes on
                     pass
@@ -501,7 +498,7 @@ async def test_a_worker_that_is_killed_costs_its_callers_an_error_and_nobody_els
         for each in kept:
             each.run.let_go()
             await each.answered()
-        await until(lambda: len(server.workers - {victim}) == 2, PATIENCE, "another worker has started")
+        await until(lambda: len(server.workers - {victim}) == 2, "another worker has started")
         await server.serves(control)
         (new,) = server.workers - {victim, other}
         async with stopped(other):
@@ -523,12 +520,15 @@ async def listening(url: str, old: str, middle: str) -> tuple[list[Reply], Reply
     return [unasked, (await pipe(url, old)).reply], subscribed
 
 
+# Longer than any test waits: a server that ends has not waited for this.
+LASTING = {"grace_seconds": 10 * PATIENCE}
+
+
 async def end(control: Control, server: Process, ran: Ran, at: int) -> None:
     """Ask a server to end that has streams open and calls running."""
     revisions = (OLD[at % len(OLD)], STREAMABLE[at % len(STREAMABLE)], R5)
     streams, subscribed = await listening(server.url, *revisions[:2])
     calls = [await caught(control, server.url, each, events=e) for each in revisions for e in (False, True)]
-    began = time.monotonic()
     server.signal(signal.SIGTERM)
     (told,) = await remainder(subscribed)
     assert (told["id"], told["result"]["resultType"]) == ("sub", "complete")
@@ -541,14 +541,13 @@ async def end(control: Control, server: Process, ran: Ran, at: int) -> None:
     for reply in streams:
         assert await remainder(reply) == []
     assert await server.ended(5) == 0
-    assert time.monotonic() - began < 5
     assert server.log() == ""
 
 
 @requirement("P-12", "SRV-514")
 async def test_a_signal_ends_streams_cleanly_and_every_call_is_answered_fifty_times(control: Control, ran: Ran) -> None:
     async def one(at: int) -> None:
-        async with running(control) as server:
+        async with running(control, limits=LASTING) as server:
             await end(control, server, ran, at)
 
     await rounds(50, one)
@@ -557,7 +556,7 @@ async def test_a_signal_ends_streams_cleanly_and_every_call_is_answered_fifty_ti
 @requirement("P-12", "SRV-514")
 async def test_a_signal_to_the_parent_of_workers_does_the_same(control: Control, ran: Ran) -> None:
     async def one(at: int) -> None:
-        async with running(control, workers=2) as server:
+        async with running(control, limits=LASTING, workers=2) as server:
             await end(control, server, ran, at)
 
     await rounds(4, one, at_once=2)

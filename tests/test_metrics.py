@@ -22,8 +22,9 @@ from faults import put_away
 from handrail import Call, Principal, Server, ToolError
 from handrail.guards.identity import ApiKeys
 from handrail.metrics import BUCKETS, Metrics, text
+from patience import PATIENCE
 from requirements import requirement
-from servers_http import PATIENCE, Client, Desk, closed as closed, fetch, served, until
+from servers_http import Client, Desk, closed as closed, fetch, served, until
 from wires_http import send_request
 
 HERE = Path(__file__).resolve().parent

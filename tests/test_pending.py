@@ -18,8 +18,9 @@ from handrail.engine.dispatch import Conversation
 from handrail.guards.identity import ApiKeys
 from handrail.stores.sqlite import SqliteStore
 from handrail.transports.exchange import Exchange
+from patience import PATIENCE
 from requirements import requirement
-from servers_http import PATIENCE, Client, Desk, closed, data, methods, rest, served, take, until
+from servers_http import Client, Desk, closed, data, methods, rest, served, take, until
 from wires import Json, Object
 from wires_http import BOTH, Headers, Reply
 

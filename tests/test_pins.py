@@ -25,6 +25,7 @@ from handrail.guards.pins import comparable, definition, fingerprint
 from handrail.model import Tool
 from handrail.revisions import REVISIONS
 from handrail.schema.compile import compile_schema
+from patience import PATIENCE
 from requirements import requirement
 from rigs import Object, Rig, ordinary
 
@@ -275,7 +276,7 @@ VALUES = [0, 1, 1.5, 3, -3, "", "a", "bb", None, True, [], [1], [1, 1], ["a", 1,
 VALUES += [{"p": 1, "q": 2}, {"p": "a", "r": None}, {"r": [0]}, {"p": {"p": 1}}, {"q": [], "p": 1.5}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ROOTS, ROOTS)
 def test_p31_changes_are_found_exactly_where_fingerprints_differ(one: Object, other: Object) -> None:
     old, new = {**TOOL, "inputSchema": one}, {**TOOL, "inputSchema": other}
@@ -304,7 +305,7 @@ def edited(draw: st.DrawFn) -> tuple[Object, Object]:
     return one, other
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(edited())
 def test_p31_what_is_called_narrowed_accepts_nothing_more(pair: tuple[Object, Object]) -> None:
     old, new = pair
@@ -378,7 +379,7 @@ ANY_TOOL = st.dictionaries(
 ).map(lambda said: {"name": "a", **said})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ANY_TOOL, st.sampled_from(ALL), ANY_TOOL, st.sampled_from(ALL))
 def test_p31_nothing_a_server_can_list_is_too_odd_to_be_compared(old: Object, was: str, new: Object, now: str) -> None:
     found = changes(*comparable(old, was, new, now))
@@ -458,7 +459,7 @@ def test_p31_a_lock_is_for_people_to_read(tmp_path: Path) -> None:
     assert read_lock(path) == {"rig": Locked("rig.py", R5, {"A": {"name": "A"}, "a\u200b": tool})}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ROOTS, WORDS, st.text(max_size=20), st.none() | st.text(max_size=5))
 def test_what_is_locked_is_read_again(schema: Object, name: str, description: str, title: str | None) -> None:
     said = {"name": name, "title": title, "description": description, "inputSchema": schema}
@@ -523,7 +524,7 @@ def test_a_lock_that_is_not_there_or_no_text(tmp_path: Path) -> None:
 
 async def stale(client: Client) -> None:
     """The notice that the tools have changed has been heard."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             if client.servers["rig"].is_stale:
                 return

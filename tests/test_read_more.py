@@ -99,7 +99,7 @@ async def test_the_whole_text_is_read_on_everywhere(open_wire: Open) -> None:
     assert await followed(await read("book", {}), read) == TEXT
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=40), st.integers(1, 60))
 def test_whatever_the_text_what_is_read_on_is_what_was_cleaned(pieces: list[str], times: int) -> None:
     text = "".join(pieces) * times

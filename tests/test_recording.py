@@ -26,6 +26,7 @@ from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from handrail.transports.stdio import Pipe
+from patience import PATIENCE
 from requirements import requirement
 
 LATEST = "2025-11-25"
@@ -60,7 +61,7 @@ class Disk:
     async def close(self) -> None: ...
 
     async def next(self, event: str) -> Then:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             record, then = await self.waiting.get()
         assert record["event"] == event
         return then
@@ -90,7 +91,7 @@ class Bench:
         async def waits() -> str:
             assert seen.get() == "outside"
             self.ran.append("waits")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await asyncio.sleep(0)
             assert asyncio.current_task() is not None
             return "done"
@@ -210,7 +211,7 @@ async def test_p15_a_disk_that_never_answers_is_not_waited_for_for_ever(
             over = await bench.disk.next("outcome")
             if held == "intent":
                 over(None)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 assert ("no sign of life" if held == "intent" else "is withheld") in json.dumps(await call)
             begin(None)  # too late
             await turns()
@@ -280,7 +281,7 @@ async def test_a_refusal_by_itself_is_written_soon(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     trail = open_trail(file)
     trail.hand({"event": "refusal", "call": "a"})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not file.read_bytes():  # noqa: ASYNC110  # nobody waits for it: that is the point
             await asyncio.sleep(0.01)
     await trail.close()
@@ -295,7 +296,7 @@ async def test_whoever_fails_when_told_keeps_nobody_else_waiting(
         raise ValueError("of its own")
 
     trail.hand({"event": "intent", "call": "1"}, fails)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await trail.write({"event": "intent", "call": "2"})
     await trail.close()
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
@@ -310,7 +311,7 @@ ASKS = {"destructiveHint": True}
 
 
 async def asked(server: Server, count: int) -> list[Approval]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(found := await server.approvals.open()) < count:  # noqa: ASYNC110  # no event says so
             await asyncio.sleep(0)
     return found
@@ -382,7 +383,7 @@ async def test_p30_a_call_that_waits_for_a_person_takes_nobodys_place(shared: bo
         await go_on.wait()
         return f"wiped {number}"
 
-    async with Peer(server, revision="2025-03-26") as peer, asyncio.timeout(10):
+    async with Peer(server, revision="2025-03-26") as peer, asyncio.timeout(PATIENCE):
         calls = []
         for number in range(2):
             calls.append(asyncio.create_task(peer.call("wipes", {"number": number})))

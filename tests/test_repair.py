@@ -336,7 +336,7 @@ def careless(draw: st.DrawFn) -> tuple[Object, Object]:
 
 @requirement("SRV-601", "P-06")
 @given(st.tuples(st.dictionaries(st.sampled_from("abc"), schemas, min_size=1), arguments) | careless())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_a_repair_is_the_least_change_that_makes_the_whole_valid(case: tuple[Object, Object]) -> None:
     properties, sent = case
     try:

@@ -372,7 +372,7 @@ def cut_sequences(draw: st.DrawFn) -> Sent:
     return Sent(requests, cut(draw, requests))
 
 
-slowly = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+slowly = settings(max_examples=250, suppress_health_check=list(HealthCheck))
 
 
 @slowly

@@ -15,6 +15,7 @@ import pytest
 
 from handrail import Call, Form, Image, Limits, RemoteProtocolError, SchemaError, Server, ToolError
 from handrail.testing import Peer
+from patience import PATIENCE
 
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 ASKS: dict[str, Any] = {"elicitation": {}}
@@ -220,7 +221,7 @@ Server("s", lifespan=lifespan).run()
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1

@@ -414,7 +414,7 @@ _BESIDE = st.text(st.sampled_from("aA1-_.=/+ \n:@\"'"), max_size=8)
 
 
 @requirement("P-34", everywhere=True)
-@settings(max_examples=400, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=400, suppress_health_check=[*HealthCheck])
 @given(
     token=st.one_of([st.from_regex(kind, fullmatch=True) for kind in _KINDS]),
     company=st.sampled_from(["", *COMPANY.values()]),
@@ -1096,7 +1096,7 @@ GONE = FORBIDDEN - set("\u200c\u200d\ufe0e\ufe0f\u180b\u180c\u180d\u180f\r")  # 
 
 
 @requirement("P-33", "P-34", everywhere=True)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(results)
 def test_p33_p34_nothing_is_left_and_twice_is_once(result: ToolResult) -> None:
     made, _ = GUARDED.clean("tool", result)
@@ -1113,7 +1113,7 @@ WALKED = Sanitizer(Sanitize(patterns={"acme": r"ACME-\d{4}"}), secrets=[CANARIES
 
 
 @requirement("P-33", "P-34", everywhere=True)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(values, st.booleans())
 @example({"a": "ACME-1234"}, True)
 @example(["\x7f"], True)
@@ -1135,7 +1135,7 @@ printable = st.text(
 
 
 @requirement("SRV-604", everywhere=True)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(printable, max_size=3), printable)
 def test_printable_text_is_returned_as_the_same_object(several: list[str], text: str) -> None:
     result = ToolResult([Text(each) for each in several], {"text": text, text: [text]})

@@ -675,7 +675,7 @@ schemas = st.recursive(leaf_schemas, deeper, max_leaves=8)
 
 @requirement("SRV-601", "P-06")
 @given(schemas, values)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_the_walk_that_explains_agrees_with_the_validator(schema: Object, value: Json) -> None:
     try:
         checker = compile_schema(schema, WHERE, any_root=True)
@@ -691,7 +691,7 @@ def test_the_walk_that_explains_agrees_with_the_validator(schema: Object, value:
 
 
 @given(values, st.integers(1, 30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_value_is_shown_at_length(value: Json, times: int) -> None:
     for problem in compile_schema({"type": "string", "const": "?"}, WHERE, any_root=True).problems([value] * times):
         assert len(problem.text) <= 400

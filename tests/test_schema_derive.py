@@ -1158,7 +1158,7 @@ json_values = st.recursive(
 
 @requirement("P-06")
 @given(json_values)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_plain_is_strict_json_or_an_error(value: Any) -> None:
     try:
         got = plain(value)
@@ -1237,7 +1237,7 @@ def values_of(hint: Any, schema: Object) -> st.SearchStrategy[Json]:
 
 @requirement("SRV-601", "P-06")
 @given(hints, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_validates_binds(hint: Any, data: st.DataObject) -> None:
     try:
         signature = taking(hint)
@@ -1298,7 +1298,7 @@ def contains(whole: Json, part: Json) -> bool:
     st.sampled_from([int, float, Level, Node, tuple[int, str], dict[str, int], Circle | Square, int | list[int]]),
     some_json,
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_does_not_validate_does_not_bind(hint: Any, value: Json) -> None:
     signature = taking(hint)
     if not compile_schema(signature.input_schema, "input_schema").valid({"x": value}):

@@ -23,6 +23,7 @@ from handrail.engine.pipeline import Handler
 from handrail.errors import LocalProtocolError, RemoteProtocolError
 from handrail.guards.sanitize import Sanitize
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 
 Json = Any
@@ -37,7 +38,7 @@ async def names(peer: Peer) -> list[str]:
 
 async def settled(is_so: Callable[[], bool]) -> None:
     """Wait for another thread to get there; it has no way to tell us."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not is_so():  # noqa: ASYNC110  # a thread's state has no event
             await asyncio.sleep(0)
 
@@ -610,7 +611,7 @@ async def test_one_who_comes_while_a_lifespan_ends_gets_a_new_one() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     may_end.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await second == (2, 2)
     assert server.state is None
 

@@ -30,8 +30,9 @@ from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
 from handrail.stores.topics import MAX_WAITING
+from patience import PATIENCE
 
-DEADLINE = 30
+DEADLINE = 5 * int(PATIENCE)
 
 Change = Put | Delete | Append
 
@@ -397,7 +398,7 @@ async def test_a_file_does_not_hold_what_was_written_until_the_next_write(path: 
     await store.put(name, b"value")
     assert await store.get("key") == b"value"
     del name
-    await until(lambda: held() is None, DEADLINE, "the store lets go of what it has written")
+    await until(lambda: held() is None, "the store lets go of what it has written")
     await store.close()
 
 
@@ -424,7 +425,7 @@ async def test_a_change_that_fails_does_not_hold_those_beside_it(path: Path) -> 
     together.clear()
     gc.disable()
     try:
-        await until(lambda: held() is None, DEADLINE, "the store lets go of what it has given")
+        await until(lambda: held() is None, "the store lets go of what it has given")
     finally:
         gc.enable()
     await store.close()
@@ -542,7 +543,7 @@ calls = st.sampled_from(sorted(arguments)).flatmap(lambda verb: st.tuples(st.jus
 
 
 @given(st.lists(calls, max_size=30))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_every_backend_does_what_the_model_does(script: list[tuple[str, dict[str, Any]]]) -> None:
     async def play(store: Store | Model, clock: Clock) -> list[Any]:
         results: list[Any] = []

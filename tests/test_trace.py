@@ -22,7 +22,8 @@ from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from handrail.transports.asgi import Endpoint
 from handrail.transports.response import Receive, Scope, Send
-from servers_http import PATIENCE, Client, closed as closed, fetch, served, until
+from patience import PATIENCE
+from servers_http import Client, closed as closed, fetch, served, until
 
 R4, R5 = "2025-11-25", "2026-07-28"
 REVISIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", R4, "pocket", R5)
@@ -515,5 +516,5 @@ else:
 
 @pytest.mark.parametrize("code", [OFF, MISSING], ids=["off", "missing"])
 def test_opentelemetry_is_needed_only_by_whoever_asks_for_it(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -31,6 +31,7 @@ from handrail.stores import Delete, Put, StoreError
 from handrail.stores.database import MIGRATIONS
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
+from patience import PATIENCE
 from requirements import requirement
 
 DAY = 86_400.0
@@ -542,7 +543,7 @@ def test_records_of_a_loop_that_has_ended_do_not_hold_up_another(path: Path) -> 
         return trail
 
     async def go_on(trail: Trail) -> None:
-        assert await asyncio.wait_for(trail.write(intent(2)), 30)
+        assert await asyncio.wait_for(trail.write(intent(2)), PATIENCE)
         await trail.close()
 
     asyncio.run(go_on(asyncio.run(hand())))
@@ -598,7 +599,7 @@ def test_p16_processes_that_write_at_once_share_one_chain(path: Path) -> None:
         child.stdin.write(b"\n")
         child.stdin.flush()
     for child in children:
-        child.communicate(timeout=60)
+        child.communicate(timeout=PATIENCE)
     assert [child.returncode for child in children] == [0, 0, 0]
     found = calls(path)
     assert len(found) == len(set(found)) == 3 * 5 * n

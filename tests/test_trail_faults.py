@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from faults import HERE, SOAK
+from faults import HERE
 from handrail.guards.chain import verify
 from handrail.guards.trail_reading import TrailFile
+from patience import SOAK
 from requirements import requirement
 
 ROUNDS = 500 if SOAK else 50

@@ -32,13 +32,13 @@ from handrail.revisions import REVISIONS
 from handrail.transports import stream as streams, web
 from handrail.transports.stream import EventStream
 from handrail.transports.web import Web
+from patience import PATIENCE
 from requirements import requirement
 from rigs_web import (
     EVENTS,
     HANDSHAKE,
     INITIALIZED,
     JSON,
-    PATIENCE,
     SESSION,
     STATELESS,
     Asked,
@@ -148,10 +148,10 @@ def test_without_aiohttp_one_sentence_says_what_to_install() -> None:
         "import sys\nsys.modules['aiohttp'] = None\nfrom handrail.transports.web import Web\n"
         "try:\n    Web('http://a/')\nexcept ModuleNotFoundError as problem:\n    print(problem)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "pip install 'handrail[http]'" in run.stdout
     code = "import sys, handrail.transports.web\nprint('aiohttp' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert run.stdout == "False\n"
 
 

@@ -28,6 +28,7 @@ from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
 from handrail.testing import Peer
+from patience import PATIENCE
 from requirements import requirement
 from test_listen import certificate
 
@@ -126,7 +127,7 @@ async def logged(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lines]:
 
 
 async def soon(what: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await what
 
 

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from faults import text_of
+from patience import PATIENCE
 from requirements import requirement
 from servers_http import OPEN, Client, data, rest, take
 from servers_load import Control, Process, RoundRobin, Run, running, stopped
@@ -181,7 +182,7 @@ async def interleaved(url: str, ran: Ran) -> dict[str, set[str]]:
         async with opened(url, revision, ran) as wire:
             served[revision] = {await walk(wire) for _ in range(5)}
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
         for revision in ALL:
             group.create_task(one(revision))
     return served
@@ -324,7 +325,7 @@ async def test_a_cancellation_finds_the_process_the_call_runs_in(
         await wire.notice("notifications/progress")
     pair.next_is(1 - at)
     await wire.notify(CANCELLED, {"requestId": ident})
-    assert await run.end(within=5) == "stopped"
+    assert await run.end() == "stopped"
     assert not undisturbed.is_over
     undisturbed.let_go()
     assert text_of(await wire.answer(beside)).startswith(other)
@@ -408,7 +409,7 @@ async def test_what_a_client_of_2024_says_is_heard_in_its_order(pair: Pair, conn
     await wire.ask("tools/call", {"name": "held", "arguments": {"mark": last}})
     (await pair.control.run(last)).let_go()  # it has begun: all that was said before it was heard before
     for run in filter(None, map(pair.control.begun, marks)):
-        assert await run.end(within=2) == "stopped"
+        assert await run.end() == "stopped"
 
 
 @requirement("SRV-211", "SRV-215")

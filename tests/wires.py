@@ -20,6 +20,7 @@ import subject
 from checks import check_message, strict_json
 from forks import Fork, forks
 from handrail.server import Server
+from patience import PATIENCE
 from requirements import record_ran
 
 Json = Any
@@ -32,7 +33,6 @@ ALL = (*LEGACY, *MODERN)
 TRANSPORTS = ("memory", "stdio", "http")
 PIPES = ("memory", "stdio")  # one channel each way, in order; HTTP has many
 ENVELOPE = "io.modelcontextprotocol/"
-PATIENCE = 10.0
 
 
 class Wire:
@@ -259,7 +259,7 @@ async def spawn(variant: str, stderr: int = asyncio.subprocess.DEVNULL) -> Async
     finally:
         writer.close()
         try:
-            async with asyncio.timeout(6):
+            async with asyncio.timeout(PATIENCE):
                 await process.wait()
         except TimeoutError:
             fork.kill()

@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from forks import forks
-from wires import ENVELOPE, MODERN, PATIENCE, Json, Object, Wire
+from patience import PATIENCE
+from wires import ENVELOPE, MODERN, Json, Object, Wire
 
 OLD = ("2024-10-07", "2024-11-05")
 WITH_HEADER = ("2025-06-18", "2025-11-25", "pocket")
