@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 import seeds_data
 from handrail.guards import secrets
-from handrail.guards.inert import MASK, inert, mask
+from handrail.guards.inert import MASK, mask
 from handrail.guards.sanitize import (
     Blocked,
     Finding,
@@ -51,7 +51,8 @@ FORBIDDEN = {
         *NEVER,
     }
     - VISIBLE
-} - {"\n", "\t"}
+    - {*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)}
+} - set("\n\t\x0c\u2028\u2029")  # what is seen, or is white space, is data
 
 
 def strings(value: Json) -> Iterator[str]:
@@ -111,8 +112,8 @@ def cleaned(text: str, by: Sanitizer = DEFAULT, tool: str = "tool") -> str:
 @pytest.mark.parametrize("verdict", ["remove", "show"])
 def test_p33_no_character_that_acts_or_hides_leaves_in_any_member(verdict: str) -> None:
     every = sorted(FORBIDDEN)
-    assert len(every) > 137_000
-    few = [char for char in every if unicodedata.category(char) not in ("Co", "Cs", "Mn") or ord(char) % 256 < 2]
+    assert len(every) > 2_500
+    few = [char for char in every if unicodedata.category(char) not in ("Cs", "Mn") or ord(char) % 256 < 2]
     by = Sanitizer(msgspec.convert({"controls": verdict}, Sanitize))
     result, findings = by.clean("tool", everywhere(f"a{'a'.join(few)}a"))
     left = {char for each in strings(result) for char in each}
@@ -125,14 +126,13 @@ def test_p33_no_character_that_acts_or_hides_leaves_in_any_member(verdict: str) 
 @requirement("P-33", everywhere=True)
 def test_p33_each_character_is_seen_alone_too() -> None:
     """Not only in company: one look decides whether a result is walked at all."""
-    few = {char for char in FORBIDDEN if unicodedata.category(char) not in ("Co", "Cs") or ord(char) % 64 == 0}
+    few = {char for char in FORBIDDEN if unicodedata.category(char) != "Cs" or ord(char) % 64 == 0}
     gone = ("a", "ab", "a\nb")  # an escape takes the letter with it
     assert [hex(ord(char)) for char in few if cleaned(f"a{char}b") not in gone] == []
-    # A long text is looked at in other ways, one of ASCII in others again; of private use a few will do.
-    lower = [char for char in few if unicodedata.category(char) != "Co" or ord(char) % 256 == 0]
-    assert len(lower) > 800
+    # A long text is looked at in other ways, one of ASCII in others again.
+    assert len(few) > 500
     for company in ("x" * 300, "x" * 30_000, "ü" * 4000, "“x” " * 1000, "字\uff0c" * 2000, "👍 " * 2000, "x\r\n" * 99):
-        missed = [hex(ord(char)) for char in lower if cleaned(whole := f"{company}{char}y") == whole]
+        missed = [hex(ord(char)) for char in few if cleaned(whole := f"{company}{char}y") == whole]
         assert missed == [], company[:4]
 
 
@@ -161,6 +161,7 @@ ORDINARY = [
     "क्‍ष and ക്‍",
     "ᠠ᠋",
     "👩‍💻 👨‍👩‍👧‍👦 ❤️ 👍🏽 🏳️‍🌈 🏴‍☠️ 1️⃣ #️⃣ ☎︎ ©️ 🇩🇪 👁️‍🗨️ 🧑🏿‍🤝‍🧑🏻",
+    "two\u2028lines\u2029and a page\x0c, icons \ue0b0 \uf8ff \U000f0001 \U0010fffd",
     "3 × 5 – “quoted” … € non\u00a0breaking e\u0301 \u0601123",
     '{"escaped": "\\u001b[31m stays in so many letters"}',
     "%1b%5b31m and \\x1b[31m and ^[[31m",
@@ -204,8 +205,7 @@ SEQUENCES = {
     "null": ("a\0b", "ab"),
     "carriage return": ("50 %\r100 %", "50 %\n100 %"),
     "carriage returns before a newline": ("a\r\r\nb", "a\n\r\nb"),
-    "form feed, vertical tab, next line": ("a\fb\vc\x85d", "a\nb\nc\nd"),
-    "line and paragraph separators": ("a\u2028b\u2029c", "a\nb\nc"),
+    "vertical tab, next line": ("b\vc\x85d", "b\nc\nd"),
     "override": ("user\u202etxt.exe", "usertxt.exe"),
     "isolates": ("\u2066x\u2069", "x"),
     "zero width": ("pass\u200bword\ufeff", "password"),
@@ -232,7 +232,7 @@ def test_shown_is_as_on_a_display() -> None:
     assert cleaned("a\x1b[31mb\u202e\r\nc\rd", by) == "a\\x1b[31mb<U+202E>\r\nc\\rd"
     for text, _ in SEQUENCES.values():
         shown = cleaned(text, by)
-        assert inert(shown) == shown.replace("\r\n", "\n")
+        assert FORBIDDEN.isdisjoint(shown.replace("\r\n", "\n"))
         assert cleaned(shown, by) == shown
 
 
@@ -845,7 +845,7 @@ def test_a_long_text_is_cut_and_can_be_read_on() -> None:
     shown, notice = text_of(result, 1).rsplit("\n", 1)
     assert shown + kept["h-0"] == text
     assert notice == '[… 800 of 2,600 characters shown; call read_more with handle "h-0" for the rest]'
-    assert findings == (Finding("size", "content/1/text", "max_text", 2600),)
+    assert findings == (Finding("size", "content/1/text", "max_text", 2600, changed=True),)
     assert by.clean("tool", result) == (result, ())
     assert not result.is_error
 

@@ -20,6 +20,7 @@ Json = Any
 Object = dict[str, Any]
 
 RISK = "io.handrail/risk"
+SANITIZED = "io.handrail/sanitized"
 
 _AUDIENCES = frozenset({"user", "assistant"})
 _BYTES = (bytes, bytearray, memoryview)

@@ -9,7 +9,7 @@ from msgspec import UNSET, to_builtins
 from handrail.client.listing import ListedTool
 from handrail.guards.inert import seen
 from handrail.jsonrpc import encode
-from handrail.model import RISK, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
+from handrail.model import RISK, SANITIZED, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 from handrail.revisions import Revision
 
 Shape = Literal["anthropic", "openai", "text"]
@@ -68,6 +68,12 @@ class CallResult:
         risk = self.result.meta.get(RISK) if type(self.result.meta) is dict else None
         return str(risk.get("reason", "")) if type(risk) is dict else ""
 
+    @property
+    def sanitized(self) -> dict[str, int]:
+        """How often what was changed by the server's sanitizer, by class: `{"tag character": 12, "secret": 1}`."""
+        counts = self.result.meta.get(SANITIZED) if type(self.result.meta) is dict else None
+        return {name: n for name, n in counts.items() if type(n) is int} if type(counts) is dict else {}
+
     def for_model(self, shape: Shape = "text") -> Any:
         """What the model is to see: blocks meant for it, errors in words, risks marked, nothing hidden in the text.
 
@@ -84,7 +90,7 @@ class CallResult:
             if _is_for_model(kept.get("annotations")):
                 parts.append(_part(block, kept))
         if not self.content and self.data is not None:
-            parts.append(seen(encode(self.data).decode()))
+            parts.append(seen(encode(self.data).decode(), is_data=True))
         if shape == "text":
             return "\n".join(each if isinstance(each, str) else each["alt"] for each in parts)
         return [{"type": "text", "text": each} if isinstance(each, str) else _PICTURE[shape](each) for each in parts]
@@ -98,9 +104,9 @@ def _is_for_model(notes: Json) -> bool:
 def _part(block: Block, kept: Object) -> Json:
     """A text, or a picture with words for who cannot see it."""
     if isinstance(block, Text):
-        return seen(block.text)
+        return seen(block.text, is_data=True)
     if isinstance(block, EmbeddedResource) and "text" in block.resource:
-        return f"[{seen(block.resource['uri'])}]\n{seen(block.resource['text'])}"
+        return f"[{seen(block.resource['uri'])}]\n{seen(block.resource['text'], is_data=True)}"
     kind, mime = kept.get("type"), str(kept.get("mimeType", ""))
     if kind == "resource_link":
         return seen(f"[{kept.get('name')}: {kept.get('uri')}]")

@@ -18,9 +18,9 @@ from handrail.engine.catalog import Entry
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
 from handrail.guards.approval import Approval
 from handrail.guards.rules import Decision
-from handrail.guards.sanitize import Finding
+from handrail.guards.sanitize import Finding, changes, together
 from handrail.jsonrpc import Id
-from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
+from handrail.model import SANITIZED, ClientInfo, InputRequest, Json, Object, Principal
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
@@ -67,6 +67,7 @@ class Call(Struct, eq=False):
     sent: Object | None = None  # the arguments as they came, if they are others by now
     repairs: tuple[Repair, ...] = ()  # of the arguments
     findings: tuple[Finding, ...] = ()  # in the result
+    message_findings: tuple[Finding, ...] = ()  # in progress, log messages and questions
     decision: Decision | None = None  # of the rules, where there was something to decide
     approval: Approval | None = None
     agreed: str = ""  # which question it was to a person, or what made one unnecessary
@@ -159,7 +160,7 @@ class Call(Struct, eq=False):
         if total is not None:
             params["total"] = total
         if message is not None and self.revision.progress_message:
-            params["message"] = self._cleaned(message)
+            params |= self._cleaned({"message": message})
         await self._flight.tell(self, jsonrpc.notification("notifications/progress", params))
 
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
@@ -170,10 +171,10 @@ class Call(Struct, eq=False):
             self.feed.logged(self, level, data)
         if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
             return
-        params: Object = {"level": level, "data": self._cleaned(plain(data))}
+        params: Object = {"level": level, "data": plain(data)}
         if logger is not None:
-            params["logger"] = self._cleaned(logger)
-        await self._flight.tell(self, jsonrpc.notification("notifications/message", params))
+            params["logger"] = logger
+        await self._flight.tell(self, jsonrpc.notification("notifications/message", self._cleaned(params)))
 
     async def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
         """Ask the user to fill in a form.
@@ -266,9 +267,18 @@ class Call(Struct, eq=False):
         params = wanted.params if isinstance(question, Form) and question.as_is else self._cleaned(wanted.params)
         return InputRequest(wanted.method, self.revision.ask(wanted.method, params))
 
-    def _cleaned(self, value: Json) -> Json:
+    def _cleaned(self, params: Object) -> Object:
+        """The params of a message as they may leave, with what was changed in their `_meta`."""
         sanitizer = self._flight.engine.gate.sanitizer
-        return value if sanitizer is None else sanitizer.value(value)
+        if sanitizer is None:
+            return params
+        cleaned: Object
+        cleaned, findings = sanitizer.message(params)
+        if findings:
+            self.message_findings = together([*self.message_findings, *findings])
+            if changed := changes(findings):
+                cleaned = {**cleaned, "_meta": {**cleaned.get("_meta", {}), SANITIZED: changed}}
+        return cleaned
 
     async def _by_request(self, question: Question) -> Any:
         wanted = question.request

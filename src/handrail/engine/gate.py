@@ -28,10 +28,10 @@ from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Thr
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
-from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, risk, secrets_in
+from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, changes, risk, secrets_in
 from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
-from handrail.model import RISK, Principal, Text, ToolResult
+from handrail.model import RISK, SANITIZED, Object, Principal, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
@@ -387,9 +387,10 @@ class Gate:
             result = replace(result, structured=UNSET, is_error=True, content=[_UNFIT, *result.content])
         reason = risk(findings) if findings else None
         known = {} if result.meta is UNSET else result.meta
+        added: Object = {SANITIZED: changed} if (changed := changes(call.findings)) else {}
         if reason is not None and RISK not in known:  # the author's own words win
-            result = replace(result, meta={**known, RISK: {"level": "dangerous", "reason": reason}})
-        return result
+            added[RISK] = {"level": "dangerous", "reason": reason}
+        return replace(result, meta={**known, **added}) if added else result
 
     async def save_rest(self, call: Call, result: ToolResult) -> None:
         """Put away what was cut off, for whoever wants to read on."""

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from handrail.engine.call import Call
 from handrail.engine.counting import ending
 from handrail.engine.records import Record, Stages, about
+from handrail.guards.sanitize import changes
 from handrail.model import Text, ToolResult
 
 
@@ -26,4 +27,6 @@ def ended(call: Call, how: ToolResult | BaseException) -> Record:
         record.characters = sum([len(each.text) for each in how.content if isinstance(each, Text)])
     if call.findings:
         record.findings = sorted({f"{each.kind}: {each.rule}" for each in call.findings})
+    if found := call.findings + call.message_findings:
+        record.sanitized = changes(found)
     return record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Struct, UnsetType, defstruct, field
 from msgspec.structs import replace
@@ -46,6 +46,7 @@ class Record(Event, omit_defaults=True):
     stages_ns: Struct | UnsetType = UNSET
     characters: int | UnsetType = UNSET
     findings: Sequence[str] = ()
+    sanitized: Mapping[str, int] = {}  # how often what was changed in what the call returned and told, by class
 
 
 def intent(call: Call, secrets: Secrets | None) -> Record:

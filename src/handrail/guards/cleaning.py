@@ -39,6 +39,7 @@ class Finding(Struct, frozen=True):
     where: str  # "content/0/text", "structuredContent/user/name", "message"
     rule: str
     count: int = 1
+    changed: bool = False  # whether something was removed, masked, cut or withheld
 
 
 class Cleaning:
@@ -108,7 +109,7 @@ class Cleaning:
         if result.structured is not UNSET and self._options.max_result:
             said = encode(result.structured).decode()
             if len(said) > most:
-                self._note("size", "structuredContent", "max_result", len(said))
+                self._note("size", "structuredContent", "max_result", len(said), changed=True)
                 why = (
                     f"The data of this result is {len(said):,} characters of JSON; {most:,} are allowed. Here as text:"
                 )
@@ -117,10 +118,10 @@ class Cleaning:
         for at, block in enumerate(content):
             if len(_text(block)) > (self._options.max_text or maxsize):
                 content[at] = self._cut(block, (self._options.max_text or 0) - _NOTICE, "", keep)
-                self._note("size", f"content/{at}/text", "max_text", len(_text(block)))
+                self._note("size", f"content/{at}/text", "max_text", len(_text(block)), changed=True)
         total = sum(len(_text(block)) for block in content)
         if total > most:
-            self._note("size", "content", "max_result", total)
+            self._note("size", "content", "max_result", total, changed=True)
             content = self._fitted(content, most - _NOTICE, keep)
         return replace(result, content=content) if _differ(content, result.content) else result
 
@@ -156,14 +157,15 @@ class Cleaning:
     def _media(self, block: Image | Audio | EmbeddedResource, mime: str, data: bytes | str, where: str) -> Block:
         what, size, most = type(block).__name__.lower(), size_of(data), self._options.max_media or maxsize
         if size > most:
-            self._note("size", where, "max_media", size)
+            self._note("size", where, "max_media", size, changed=True)
             return Text(f"[{what} withheld: {size:,} bytes, more than the {most:,} allowed]")
         found = trouble(mime, data) if self._options.media != "keep" else None
         if found is None:
             return block
         rule, reason = found
-        self._note("media", where, rule)
-        return Text(f"[{what} withheld: {reason}]") if rule in FEARED and self._options.media == "withhold" else block
+        is_withheld = rule in FEARED and self._options.media == "withhold"
+        self._note("media", where, rule, changed=is_withheld)
+        return Text(f"[{what} withheld: {reason}]") if is_withheld else block
 
     def _quiet(self, text: str, where: str) -> str:
         """Without what acts or hides."""
@@ -172,7 +174,7 @@ class Cleaning:
             return text
         made, counts = quiet(text)
         for rule, times in counts.items():
-            self._note("control", where, rule, times)
+            self._note("control", where, rule, times, changed=wanted != "report")
         if wanted == "show" and self._sight.secrets.absent(made):  # written out inside a secret it would hide that
             return written_out(text)
         return text if wanted == "report" else made
@@ -184,17 +186,17 @@ class Cleaning:
             return texts
         made, hits = self._sight.secrets.masked(texts)
         for (at, rule), times in Counter(hits).items():
-            self._note("secret", where[at], rule, times)
+            self._note("secret", where[at], rule, times, changed=wanted != "report")
         return texts if wanted == "report" else made
 
-    def _note(self, kind: Kind, where: str, rule: str, count: int = 1) -> None:
+    def _note(self, kind: Kind, where: str, rule: str, count: int = 1, *, changed: bool = False) -> None:
         if len(self.findings) >= _MANY:
             where = where.partition("/")[0]
             at = self._told.setdefault((kind, where, rule), len(self.findings))
             if at < len(self.findings):
                 self.findings[at] = replace(self.findings[at], count=self.findings[at].count + count)
                 return
-        self.findings.append(Finding(kind, where, rule, count))
+        self.findings.append(Finding(kind, where, rule, count, changed))
 
     def _below(self, where: str, key: str) -> str:
         if not self._sight.is_plain(key):  # it may be what is not to leave

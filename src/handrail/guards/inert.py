@@ -9,6 +9,9 @@ surrogates. Two decisions about ordinary text:
 - U+200C and U+200D stay where spelling needs them: between letters of Arabic, Indic and related scripts, or
   after a virama. Marks of direction, zero-width spaces and ideographic variation selectors are always shown.
 
+Results of tools (`quiet`) keep more, because a model and a program read them as data: line and paragraph separators,
+form feeds and private use are written out for display only. Everything else is removed, and counted by class.
+
 The result is for eyes: a text that already contains `\\x1b` in so many letters cannot be told apart afterwards. Doing
 it twice changes nothing.
 
@@ -25,12 +28,17 @@ from typing import Any
 
 MASK = "****"
 
+# What is removed from results. In planes 4 to 14 there are only tags, selectors and noncharacters.
 HIDDEN = (
-    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff"
-    "\ue000-\uf8ff\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U00013430-\U0001343f"
-    # From plane 4 on there are only tags, selectors, private use and noncharacters. Few ranges are faster than many.
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U0001fffe-\U0001ffff\U0002fffe-\U0002ffff\U0003fffe-\U0010ffff"
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ud800-\udfff"
+    "\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U0001fffe-\U0001ffff\U0002fffe-\U0002ffff\U0003fffe-\U000effff\U000ffffe-\U000fffff"
+    "\U0010fffe-\U0010ffff"
 )
+ACTING = "\x00-\x08\x0b\x0e-\x1f\x7f-\x9f"  # but for a return, which stays before a newline
+# What is written out for display, and stays in results: it is seen, or is white space, and readers take it as data.
+_PRIVATE = "\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd"
+_DATA = f"\x0c\u2028\u2029{_PRIVATE}"
 _PICTURES = (
     "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2934\u2935\u2b00-\u2bff\u3030\u303d"
     "\u3297\u3299\U0001f000-\U0001faff"
@@ -60,6 +68,15 @@ _NEEDLESS = (
 )
 _DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # marks of direction turn nothing around
 _BREAKS = "\x0b\x0c\x85\u2028\u2029"
+_CLASSES = {  # by the sign that stands for it while it is counted
+    "c": "control character",
+    "n": "line break",
+    "t": "tag character",
+    "b": "bidirectional control",
+    "m": "byte order mark",
+    "s": "soft hyphen",
+    "i": "invisible character",
+}
 _MANY = 30_000  # characters that a table knows
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACE = re.compile(r"[ \t\r\n]+")
@@ -73,41 +90,42 @@ def inert(text: str, *, lines: bool = True) -> str:
 
 
 def written_out(text: str) -> str:
-    """As `inert`, with `\\r\\n` as it is: for the eyes of models, and of programs that read lines."""
-    return _written_out(_pattern("\r(?!\n)").sub(r"\\r", text), True)
+    """Return the text of a result with what `quiet` would remove written out."""
+    return _written_out(_pattern("\r(?!\n)").sub(r"\\r", text), None)
 
 
-def seen(text: str) -> str:
-    """The text without what `inert` would write out: for models, which read what people do not see."""
+def seen(text: str, *, is_data: bool = False) -> str:
+    """The text for a model, without what `inert` would write out; `is_data`: without what `quiet` would remove."""
     text = text.replace("\r\n", "\n")
-    return quiet(text)[0] if _first(True).search(text) else text
+    return _without_runs(text)[0].translate(_left if is_data else _shown) if _first(True).search(text) else text
 
 
 def quiet(text: str) -> tuple[str, dict[str, int]]:
-    """The text without what acts or hides, and how much of what that was.
+    """Return the text of a result without what acts or hides, and how much of what was removed.
 
-    Sequences go whole, other breaks become newlines, and `\\r\\n` stays as it is. No step of this is made in Python for
-    each character that goes, for a result has room for millions.
+    Sequences go whole; a lone return, U+000B and U+0085 become newlines. No step of this is made in Python for each
+    character that goes, for a result has room for millions.
     """
-    colours = sequences = returns = needless = 0
+    text, counts = _without_runs(text)
+    signs = text.translate(_signs)
+    for sign, name in _CLASSES.items():
+        counts[name] = counts.get(name, 0) + signs.count(sign)
+    return text.translate(_left), {name: count for name, count in counts.items() if count > 0}
+
+
+def _without_runs(text: str) -> tuple[str, dict[str, int]]:
+    """The text without what is only recognised by its neighbours: sequences, lone returns, joiners without a use."""
+    counts: dict[str, int] = {}
     if any(map(text.__contains__, _BEGINS)):
         colours = len(_pattern(_COLOUR).findall(text))
         text, sequences = _pattern(_SEQUENCE).subn("", text)
+        counts |= {"colour": colours, "escape sequence": sequences - colours}
     if "\r" in text:
-        text, returns = _pattern("\r(?!\n)").subn("\n", text)
+        text, counts["line break"] = _pattern("\r(?!\n)").subn("\n", text)
     if any(map(text.__contains__, _NEEDED)):
         before, text = len(text), _pattern(_NEEDLESS).sub("", text)
-        needless = before - len(text)
-    signs = text.translate(_signs)
-    counts = {
-        "colour": colours,
-        "escape sequence": sequences - colours,
-        "control character": signs.count("c") + returns,
-        "tag character": signs.count("t"),
-        "bidirectional control": signs.count("b"),
-        "invisible character": signs.count("i") + needless,
-    }
-    return text.translate(_left), {kind: count for kind, count in counts.items() if count > 0}
+        counts["invisible character"] = before - len(text)
+    return text, counts
 
 
 class _Table(dict[int, str | None]):
@@ -124,19 +142,26 @@ class _Table(dict[int, str | None]):
 
 
 def _hides(char: str) -> bool:
-    """Whether it does wherever it stands."""
-    return char >= "\U0003fffe" or (char not in _NEEDED and char != "\r" and _first(True).match(char) is not None)
+    """Whether it is written out for display wherever it stands."""
+    return char not in _NEEDED and char != "\r" and _first(True).match(char) is not None
 
 
-_left = _Table(lambda char: char if not _hides(char) else "\n" if char in _BREAKS else None)
-_signs = _Table(lambda char: _sign(char) if _hides(char) else None)
+def _goes(char: str) -> bool:
+    """Whether it is removed from a result wherever it stands."""
+    return char not in _NEEDED and _pattern(f"[{ACTING}{HIDDEN}]").match(char) is not None and char != "\r"
+
+
+_shown = _Table(lambda char: char if not _hides(char) else "\n" if char in _BREAKS else None)
+_left = _Table(lambda char: char if not _goes(char) else "\n" if char in _BREAKS else None)
+_signs = _Table(lambda char: _sign(char) if _goes(char) else None)
 _names = {
     True: _Table(lambda char: _name(char) if _hides(char) else char),
     False: _Table(lambda char: _name(char) if _hides(char) or char in _SHORT else char),
+    None: _Table(lambda char: _name(char) if _goes(char) else char),
 }
 
 
-def _written_out(text: str, lines: bool) -> str:
+def _written_out(text: str, lines: bool | None) -> str:
     needless = _pattern(_NEEDLESS).sub(lambda found: "".join(map(_name, found[0])), text)
     return needless.translate(_names[lines])
 
@@ -148,7 +173,7 @@ def _pattern(text: str) -> re.Pattern[str]:  # these take milliseconds, and few 
 
 @cache
 def _first(lines: bool) -> re.Pattern[str]:
-    return re.compile(f"[{_ACTING[lines]}{HIDDEN}]")
+    return re.compile(f"[{_ACTING[lines]}{HIDDEN}{_DATA}]")
 
 
 def one_line(text: str, limit: int = 80) -> str:
@@ -175,12 +200,16 @@ def _name(char: str) -> str:
 
 
 def _sign(char: str) -> str:
-    """The first letter of what it is called."""
+    """Return the sign of its class in `_CLASSES`."""
+    if char in _BREAKS:
+        return "n"
     if char < "\xa0":
         return "c"
     if "\U000e0000" <= char < "\U000e0100":
         return "t"
-    return "b" if char in _DIRECTIONS else "i"
+    if char in _DIRECTIONS:
+        return "b"
+    return {"\ufeff": "m", "\xad": "s"}.get(char, "i")
 
 
 # Secrets

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -20,20 +21,38 @@ from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
 from handrail.errors import HandrailError
-from handrail.guards.cleaning import FEARED, Cleaning, Finding
+from handrail.guards.cleaning import FEARED, Cleaning, Finding, Kind
 from handrail.guards.inert import MASK, texts_in
 from handrail.guards.secrets import Secrets, lacks, secrets_in
 from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
 from handrail.model import Block, Json, Text, ToolResult
 
-__all__ = ["Blocked", "Finding", "Inspector", "Sanitize", "Sanitizer", "ToolSanitize", "risk", "secrets_in"]
+__all__ = [
+    "Blocked",
+    "Finding",
+    "Inspector",
+    "Sanitize",
+    "Sanitizer",
+    "ToolSanitize",
+    "changes",
+    "risk",
+    "secrets_in",
+    "together",
+]
 
 log = logging.getLogger("handrail")
 
 _CHOICES = 1_000
 _FINDINGS = 64  # of one inspector
 _SMALLEST = 1_000
+_CLASSES = {  # of what was changed, where that is neither a class of characters nor a secret
+    "max_text": "cut text",
+    "max_result": "cut result",
+    "max_media": "withheld media",
+    "mismatch": "withheld media",
+    "scripts": "withheld media",
+}
 _ANCHOR = re.compile(r"[\^$]|\\[AzZ]")  # or what looks like one
 
 Controls = Annotated[
@@ -116,6 +135,24 @@ def risk(findings: Iterable[Finding]) -> str | None:
     return f"found in what the tool returned: {', '.join(rules)}" if rules else None
 
 
+def changes(findings: Iterable[Finding]) -> dict[str, int]:
+    """Return how often what was changed, by class: `{"tag character": 12, "secret": 1}`; of texts cut, the texts."""
+    counts: Counter[str] = Counter()
+    for each in findings:
+        if each.changed:
+            name = each.rule if each.kind == "control" else _CLASSES.get(each.rule, each.kind)
+            counts[name] += 1 if each.kind == "size" else each.count
+    return dict(counts)
+
+
+def together(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return one finding for each rule, with all their counts: a call may send messages without end."""
+    counts: Counter[tuple[Kind, str, bool]] = Counter()
+    for each in findings:
+        counts[each.kind, each.rule, each.changed] += each.count
+    return tuple(Finding(kind, "message", rule, n, changed) for (kind, rule, changed), n in counts.items())
+
+
 class Sanitizer:
     """Cleans results. `secrets` are known values; `keep` puts the rest of a cut text away and returns its handle."""
 
@@ -169,7 +206,12 @@ class Sanitizer:
 
     def value(self, value: Json) -> Json:
         """As `text`, for a JSON value."""
-        return Cleaning(self._sight, self._options).value(value, "message")
+        return self.message(value)[0]
+
+    def message(self, value: Json) -> tuple[Json, list[Finding]]:
+        """As `value`, with what was found."""
+        cleaning = Cleaning(self._sight, self._options)
+        return cleaning.value(value, "message"), cleaning.findings
 
     def passes(self, tool: str, result: ToolResult, mirrored: bool = False) -> bool:
         """Whether a quick look finds nothing to do, as in most results. `mirrored`: its text is its data as JSON."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from handrail.guards.inert import HIDDEN
+from handrail.guards.inert import ACTING, HIDDEN
 from handrail.guards.secrets import SIGNS, URL_PASSWORD, Secrets, lacks_whole
 
 __all__ = ["Sight"]
@@ -22,19 +22,18 @@ def _any_of(characters: Iterable[str]) -> str:
 # Characters up to which one go byte by byte is faster than several; and several are, than to find out which are needed.
 _SHORT, _SHORT_WIDE, _MEDIUM = 200, 3000, 20_000
 _LONE_RETURN = r"\r(?:[^\n]|$)"
-_WIDE = rf"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{HIDDEN}]|{_LONE_RETURN}".replace("\ud800-\udfff", "")
+_WIDE = rf"[{ACTING}{HIDDEN}]|{_LONE_RETURN}".replace("\ud800-\udfff", "")
 # What acts in ASCII. The engine keeps characters in eight buckets, by their lower four bits, else by their place, and
 # halts at every character whose lower and whose upper half are in one bucket. In this order none halts at other text.
 _ACTING_BUT_RETURN = (
     _any_of("\x0f\x1f\x7f\x00\x10\x01\x11\x02\x12\x03\x13\x04\x14\x05\x15\x06"),
-    _any_of("\x16\x07\x17\x08\x18\x0b\x1d\x0c\x19\x1b\x0e\x1c\x1a\x1e"),
+    _any_of("\x16\x07\x17\x08\x18\x0b\x1d\x19\x1b\x0e\x1c\x1a\x1e"),
 )
 _ACTING = (_ACTING_BUT_RETURN[0], rf"{_ACTING_BUT_RETURN[1]}|(\r)")
 # What hides beyond ASCII, by how many bytes it has in UTF-8; the bytes with which only such begin, and with which some.
 _TWO = _any_of([*map(chr, range(0x80, 0xA0)), "\xad", "\u034f", "\u061c"])
 _THREE = _any_of(
-    "\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u200b\u200c\u200d\u200e\u200f"
-    "\u2028\u2029\u202a\u202b\u202c\u202d\u202e"
+    "\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e"
 )
 _THREE_MORE = _any_of([*map(chr, range(0x2060, 0x2070)), "\u3164"])
 _PLANES = (0x20000, 0x30000, 0x40000)  # each ends with two that are no characters
@@ -43,8 +42,8 @@ _FOUR = _any_of(
     for first, last in ((0x13430, 0x1343F), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), *((n - 2, n - 1) for n in _PLANES))
     for code in range(first, last + 1)
 )
-_ONLY_HIDDEN = (b"\xee", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
-_SOME_HIDDEN, _SOME_HIDDEN_OF_FOUR = b"\xef", b"\xf0"
+_ONLY_HIDDEN = (b"\xf1", b"\xf2")
+_SOME_HIDDEN, _SOME_HIDDEN_OF_FOUR = (b"\xef", b"\xf3", b"\xf4"), b"\xf0"
 
 
 class Sight:
@@ -89,6 +88,6 @@ class Sight:
                 return False
             if _SOME_HIDDEN_OF_FOUR in encoded and not lacks_whole(_FOUR)(text):
                 return False
-            return _SOME_HIDDEN not in encoded or lacks_whole(_WIDE)(text)
+            return not any(first in encoded for first in _SOME_HIDDEN) or lacks_whole(_WIDE)(text)
         except UnicodeEncodeError:
             return False
