@@ -176,7 +176,8 @@ def test_the_example_asks_whoever_can_be_asked(tmp_path: Path, revision: str) ->
                 question = asked
                 client.answer(asked["id"], said)
             assert question["method"] == "elicitation/create"
-            assert question["params"]["message"].startswith('Allow cancel_order on everyday?\n{"order_id":1}\n')
+            assert question["params"]["message"].startswith("Allow Cancel an order (cancel_order) on everyday?\n")
+            assert '\n{"order_id":1}\n' in question["params"]["message"]
             assert ended in text_of(client.hear())
 
 

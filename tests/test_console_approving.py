@@ -38,8 +38,9 @@ def shop(kept: Path, ran: list[Object] | None = None, **options: Any) -> Server:
     server = Server("shop", **options)
     ran = [] if ran is None else ran
 
-    @server.tool(title="Cancel an order")
+    @server.tool(title="Cancel an order", preview=lambda order_id, token: f"order {order_id} for {token or 'free'}")
     def cancel_order(order_id: int, reason: str = "", token: str = "") -> str:
+        """Cancels an order for good."""
         ran.append({"order_id": order_id, "reason": reason, "token": token})
         return f"order {order_id} is cancelled"
 
@@ -93,6 +94,9 @@ async def test_a_card_says_what_would_happen_and_yes_lets_it_happen_once(rig: Ri
         assert card["sentence"] == 'Cancel an order: order_id 7, reason "late"'
         assert (card["tool"], card["who"], card["rule"]) == ("cancel_order", "alice", "everything")
         assert card["arguments"] == {"order_id": 7, "reason": "late"} and not card["masked"]
+        assert (card["title"], card["description"]) == ("Cancel an order", "Cancels an order for good.")
+        assert card["preview"] == "order 7 for free"
+        assert (card["caller"], card["used"]) == ("waiting", False)
         assert card["schema"]["required"] == ["order_id"] and card["editable"] and card["expires"] > card["created"]
         assert ran == []
         decided = await page.post(f"approvals/{card['id']}", yes=True, note="fine")
@@ -102,7 +106,7 @@ async def test_a_card_says_what_would_happen_and_yes_lets_it_happen_once(rig: Ri
         assert heard["by"] == "operator local" and heard["state"] in ("approved", "consumed") and not heard["may"]
     assert ran == [{"order_id": 7, "reason": "late", "token": ""}]
     view = await page.get("approvals")
-    assert view["open"] == [] and [each["state"] for each in view["recent"]] == ["consumed"]
+    assert view["open"] == [] and [(each["state"], each["used"]) for each in view["recent"]] == [("consumed", True)]
 
 
 @requirement("APP-03", everywhere=True)

@@ -18,6 +18,7 @@ from handrail.engine.catalog import Entry, make_entry
 from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.gate import GuardOptions
 from handrail.engine.pipeline import Middleware
+from handrail.engine.preview import make_preview
 from handrail.engine.reading_on import read_more
 from handrail.errors import SchemaError
 from handrail.model import Object, Principal, Tool
@@ -65,6 +66,7 @@ class ToolOptions(TypedDict, total=False):
     dangerous: str  # why its output must be handled with care
     inline: bool  # run a `def` tool on the loop: quick, but it must not block
     extra: Literal["forbid", "allow"]  # arguments the signature does not name
+    preview: Callable[..., Any]  # says what a call would do, to whoever is asked about it; takes the same arguments
 
 
 class Server:
@@ -132,6 +134,10 @@ class Server:
         runs_async = inspect.iscoroutinefunction(function)
         if options.get("inline") and runs_async:
             raise SchemaError(f"tool {name!r}: inline=True is for `def` functions; this one is async")
+        preview = None
+        if "preview" in options:
+            shape, extra = options.get("input_schema"), options.get("extra", "forbid")
+            preview = make_preview(options["preview"], function, f"tool {name!r}", input_schema=shape, extra=extra)
         entry = make_entry(
             tool,
             invoke=signature.invoke,
@@ -143,6 +149,7 @@ class Server:
             scopes=frozenset(options.get("scopes", ())),
             hide=options.get("hide", False),
             owner=self,
+            preview=preview,
         )
         self.engine.catalog.add(entry)
         return tool

@@ -242,6 +242,10 @@ export interface Approval {
   server: string;
   tool: string;
   title: string;
+  description: string; // of the tool; at most 1,000 characters
+  preview: string; // what would happen, in the words of the tool's author; several lines; "": there is none
+  caller: "waiting" | "left"; // left: a yes is used when the caller calls again
+  used: boolean; // an approved call has run
   sentence: string; // what would happen, in words
   who: string;
   client: string;

@@ -30,6 +30,12 @@ from handrail.stores.sqlite import SqliteStore
 
 __all__ = ["run_approve"]
 
+MAX_DESCRIPTION = 300  # characters
+STATES = {  # in words, by the state and whether the caller waits
+    ("pending", False): "pending; its caller has left: it runs if it calls again",
+    ("approved", False): "approved, not used yet: it runs if its caller calls again",
+}
+
 
 def run_approve(args: Namespace, screen: Screen) -> int:
     return asyncio.run(_run(args, screen))
@@ -87,14 +93,14 @@ class _Clerk:
         if approval is None:
             raise Usage(f"{args.id}: there is no such approval")
         if args.answer is None:
-            self._show(approval)
+            await self._show(approval)
             return await self._ask(approval) if approval.state == "pending" else Code.OK
         return await self._decide(approval, args.answer)
 
     async def _all(self) -> int:
         waiting = await self._desk.open()
         if self._screen.as_json:
-            self._screen.data(to_builtins(waiting))
+            self._screen.data([_told(each, await self._desk.is_attended(each)) for each in waiting])
         elif not waiting:
             self._screen.say("nothing waits for an approval")
         else:
@@ -115,7 +121,7 @@ class _Clerk:
 
     async def _present(self, approval: Approval) -> None:
         """Show it, and ask if somebody is there to answer."""
-        self._show(approval)
+        await self._show(approval)
         if not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty():
             await self._ask(approval)
 
@@ -130,25 +136,37 @@ class _Clerk:
             self._screen.say(f"{each.id}  {who}  {tool}  {shown}  until {_time(each.until)}, by {one_line(each.by)}")
         return Code.OK
 
-    def _show(self, approval: Approval) -> None:
+    async def _show(self, approval: Approval) -> None:
         """All of it: what is agreed to must have been seen."""
+        is_attended = await self._desk.is_attended(approval)
         if self._screen.as_json:
-            self._screen.data(to_builtins(approval))
+            self._screen.data(_told(approval, is_attended))
             return
         asked, paint, say, plain = approval.asked, self._screen.paint, self._screen.say, partial(inert, lines=False)
         tool = paint(plain(asked.tool), "bold")
-        say(f"{paint(approval.id, 'bold')}  {tool} on {plain(asked.server)}  {approval.state}")
+        title = f"{plain(asked.title)} ({tool})" if asked.title not in ("", asked.tool) else tool
+        state = STATES.get((approval.state, is_attended), approval.state)
+        say(f"{paint(approval.id, 'bold')}  {title} on {plain(asked.server)}  {state}")
+        if asked.description:
+            say(f"  {one_line(asked.description, MAX_DESCRIPTION)}")
         client = f" with {one_line(asked.client, 40)}" if asked.client else ""  # its own words: not a line of them
         when = f"at {_time(approval.created)}, until {_time(approval.expires)}"
         say(f"  asked by {plain(asked.principal)}{client} {when}")
         say(f"  because {plain(asked.why)} ({plain(asked.rule)})")
-        room = max(20, get_terminal_size().columns - 4)
-        for line in inert(json.dumps(asked.arguments, indent=2, ensure_ascii=False)).splitlines():
-            step = room if line.isascii() else room // 2
-            for at in range(0, len(line), step):  # a line the terminal breaks could pass for two of ours
-                say(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
+        self._quote(json.dumps(asked.arguments, indent=2, ensure_ascii=False))
+        if approval.preview:
+            say("  preview:")
+            self._quote(approval.preview)
         for line in approval.before:
             say(f"  since it was last allowed: {plain(line)}")
+
+    def _quote(self, text: str) -> None:
+        """Foreign text, each line marked as such."""
+        room = max(20, get_terminal_size().columns - 4)
+        for line in inert(text).splitlines():
+            step = room if line.isascii() else room // 2
+            for at in range(0, len(line), step):  # a line the terminal breaks could pass for two of ours
+                self._screen.say(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
 
     async def _ask(self, approval: Approval) -> int:
         answer = await aside(self._screen.read, "Allow it? [y/N/e(dit)/s(kip)] ")
@@ -186,6 +204,12 @@ class _Clerk:
         until = f", and remembered until {_time(kept[0].until)}" if kept else ""  # there is a longest time
         self._screen.note(f"{made.id}: {made.state}{until}")
         return Code.OK
+
+
+def _told(approval: Approval, is_attended: bool) -> Object:
+    """An approval for programs."""
+    caller = "waiting" if is_attended else "left"
+    return {**to_builtins(approval), "caller": caller, "used": approval.state == "consumed"}
 
 
 def _conditions(words: list[str]) -> dict[str, Object]:

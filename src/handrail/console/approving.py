@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, ValidationError, convert
 
 from handrail.console.access import Problem, Request, Session
-from handrail.console.shown import Mask, title_of
+from handrail.console.shown import Mask
+from handrail.engine.catalog import title_of
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk, Grant
 from handrail.guards.grants import narrow
 from handrail.guards.inert import MASK
@@ -149,9 +150,13 @@ async def _card(console: Console, session: Session, approval: Approval) -> Objec
     made: Object = {
         "id": approval.id,
         "state": state,
+        "caller": "waiting" if await desk.is_attended(approval) else "left",
+        "used": state == "consumed",
         "server": asked.server,
         "tool": asked.tool,
         "title": _title(entry, asked.tool),
+        "description": hide.text(asked.description),
+        "preview": hide.text(approval.preview),
         "sentence": _sentence(_title(entry, asked.tool), shown),
         "who": asked.principal,
         "client": asked.client,

@@ -10,8 +10,8 @@ from msgspec.json import decode
 
 from handrail.console import auditing
 from handrail.console.access import Download, Problem, Request
-from handrail.console.shown import title_of
 from handrail.engine.call import STAGES
+from handrail.engine.catalog import title_of
 from handrail.engine.seen import Line, Seen
 from handrail.guards.inert import one_line
 from handrail.jsonrpc import encode

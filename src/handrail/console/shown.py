@@ -20,10 +20,9 @@ from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult
 
 if TYPE_CHECKING:
-    from handrail.engine.catalog import Entry
     from handrail.engine.core import Engine
 
-__all__ = ["Mask", "title_of"]
+__all__ = ["Mask"]
 
 MAX_TEXT = 64 * 1024  # characters of one text
 MAX_MEDIA = 1024 * 1024  # bytes of one picture or sound
@@ -133,15 +132,6 @@ class Mask:
                 return b64decode(data) if isinstance(data, str) else bytes(data)
             case other:
                 return encode(self.value(to_builtins(other)))
-
-
-def title_of(entry: Entry | None) -> str:
-    """What a tool is called, by itself or by its hints; or nothing."""
-    if entry is None:
-        return ""
-    tool = entry.tool
-    hints = {} if tool.annotations is UNSET else tool.annotations
-    return str(hints.get("title") or "") if tool.title is UNSET else tool.title
 
 
 def _block(hide: Mask, given: Block) -> Object:

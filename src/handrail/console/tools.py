@@ -20,8 +20,7 @@ from handrail.client.listing import MAX_DESCRIPTION, safe_icons
 from handrail.client.signature import signature
 from handrail.console.access import Download, Problem, Request
 from handrail.console.pins import Pins, keeping, pins
-from handrail.console.shown import title_of
-from handrail.engine.catalog import Entry
+from handrail.engine.catalog import Entry, title_of
 from handrail.engine.dispatch import Conversation
 from handrail.engine.watching import Tally
 from handrail.errors import PeerError

@@ -12,6 +12,7 @@ Whoever decides first has decided. A repeat is matched by what the approval is b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from handrail.engine.ask import Answer, Form, Later
@@ -19,13 +20,15 @@ from handrail.engine.call import Call
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk
 from handrail.guards.chain import TrailError
-from handrail.guards.inert import inert
+from handrail.guards.inert import inert, one_line
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.stores import StoreError
 
 ROUNDS = 9  # of "ask again": clients give up after the tenth
 BEAT_SECONDS = 5.0
+FORM_SECONDS = 60.0  # a client that was sent a form counts as waiting
+MAX_DESCRIPTION = 300  # characters of a tool's description
 LONG = 1_000  # characters of arguments, of which a person may not read all
 
 REMEMBER = {"no": 0.0, "for an hour": 3600.0, "for a day": 86400.0, "for 30 days": 30 * 86400.0}
@@ -34,10 +37,13 @@ REMEMBER = {"no": 0.0, "for an hour": 3600.0, "for a day": 86400.0, "for 30 days
 class Agreement:
     """One call, and whoever may agree to it."""
 
-    def __init__(self, call: Call, asked: Asked, desk: Desk) -> None:
+    def __init__(
+        self, call: Call, asked: Asked, desk: Desk, preview: Callable[[], Awaitable[str]] | None = None
+    ) -> None:
         self._call = call
         self._asked = asked
         self._desk = desk
+        self._preview = preview
         by = desk.options.by
         self._may_ask = by in ("anyone", "caller") and call.can_ask("elicitation.form")
         self._others = by in ("operator", "another") or (desk.shared and by != "caller")
@@ -73,7 +79,7 @@ class Agreement:
 
     async def _claimed(self) -> Approval:
         """The question is filed whole, or not at all; whoever gives up meanwhile takes it back."""
-        filing = asyncio.ensure_future(self._desk.claim(self._asked))
+        filing = asyncio.ensure_future(self._desk.claim(self._asked, self._preview))
         try:
             return await asyncio.shield(filing)
         except asyncio.CancelledError:
@@ -98,12 +104,15 @@ class Agreement:
         if not self._may_ask:
             return await self._held(approval)
         if self._call.revision.asks == "retry":
-            answer = await self._question(approval)  # ends this try if there is no answer yet
+            async with self._desk.attending(approval, FORM_SECONDS, returns=True):
+                answer = await self._question(approval)  # ends this try if there is no answer yet
             return await self._said(approval, answer)
+        seconds = approval.expires - self._desk.now()
         asking = asyncio.ensure_future(self._question(approval))
-        waiting = asyncio.ensure_future(self._desk.wait(approval, approval.expires - self._desk.now()))
+        waiting = asyncio.ensure_future(self._desk.wait(approval, seconds))
         try:
-            await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+            async with self._desk.attending(approval, seconds):
+                await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else await self._said(approval, asking.result())
         finally:
             for each in (asking, waiting):
@@ -123,7 +132,7 @@ class Agreement:
                 await self._desk.cancel(approval)  # as it was when it was waited for: a yes since then is a yes
 
     async def _question(self, approval: Approval) -> Answer:
-        key, question = f"approval-{approval.id}", Form(_wording(approval), _form(self._desk), as_is=True)
+        key, question = f"approval-{approval.id}", Form(_wording(approval, self._asked), _form(self._desk), as_is=True)
         try:
             answer: Answer = (await self._call.ask_all({key: question}))[key]
             return answer
@@ -149,14 +158,16 @@ class Agreement:
         call, options = self._call, self._desk.options
         key = f"approval-{approval.id}"
         stateless = call.revision.asks == "retry"
-        ends = call.now() + min(options.round if stateless else options.wait, approval.expires - self._desk.now())
+        seconds = min(options.round if stateless else options.wait, approval.expires - self._desk.now())
+        ends = call.now() + seconds
         beats = 0
         call.waiting += 1
         try:
-            while approval.state == "pending" and (left := ends - call.now()) > 0:
-                approval = await self._desk.wait(approval, min(left, BEAT_SECONDS))
-                beats += 1
-                await call.progress(beats * 1e-6, message=f"waits for approval {approval.id}")
+            async with self._desk.attending(approval, seconds, returns=stateless):
+                while approval.state == "pending" and (left := ends - call.now()) > 0:
+                    approval = await self._desk.wait(approval, min(left, BEAT_SECONDS))
+                    beats += 1
+                    await call.progress(beats * 1e-6, message=f"waits for approval {approval.id}")
         finally:
             call.waiting -= 1
         if approval.state == "pending" and self._desk.now() < approval.expires:
@@ -165,6 +176,7 @@ class Agreement:
             if stateless and type(turn) is int and turn < ROUNDS:
                 call.answered = {**call.answered, key: {"round": turn + 1}}
                 raise Later
+            await self._desk.tell(approval)  # its caller leaves
             minutes = max(1, round((approval.expires - self._desk.now()) / 60))
             text = f"{call.name} waits for somebody's approval ({approval.id}), and was not carried out yet. "
             text += f"Call it again with the same arguments later; the question is open for {minutes} more minutes."
@@ -187,8 +199,8 @@ def used_up(name: str) -> Refused:
     return Refused(Kind.DENIED, text)
 
 
-def _wording(approval: Approval) -> str:
-    asked = approval.asked
+def _wording(approval: Approval, asked: Asked) -> str:
+    """What will happen: the tool's title and description, the arguments whole, the preview; and why it is asked."""
     shown = inert(encode(asked.arguments).decode(), lines=False)
     if len(shown) > LONG:  # nothing is left out, and nothing short stands behind something long
         by_length = sorted(asked.arguments.items(), key=lambda each: len(encode(each)))
@@ -197,7 +209,12 @@ def _wording(approval: Approval) -> str:
     why = f"because {asked.why}" if asked.rule.startswith("built in") else f"by the rule {asked.rule!r}"
     tool, server, why = (inert(each, lines=False) for each in (asked.tool, asked.server, why))
     since = "".join(f"\nSince it was last allowed: {inert(each, lines=False)}." for each in approval.before)
-    return f"Allow {tool} on {server}?\n{shown}\nAsked {why}.{since}"
+    name = f"{inert(asked.title, lines=False)} ({tool})" if asked.title not in ("", asked.tool) else tool
+    about = f"\n{one_line(asked.description, MAX_DESCRIPTION)}" if asked.description else ""
+    # Each of its lines is marked: what is in it may come from anywhere, and is none of ours.
+    lines = inert(approval.preview).splitlines()
+    preview = "".join(["\nPreview:", *(f"\n| {line}" for line in lines)]) if lines else ""
+    return f"Allow {name} on {server}?{about}\n{shown}{preview}\nAsked {why}.{since}"
 
 
 def _form(desk: Desk) -> Object:

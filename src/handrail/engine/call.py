@@ -76,6 +76,7 @@ class Call(Struct, eq=False):
     intended: bool = False  # from here on it may have had an effect
     recorded: bool = False  # how it ended
     feed: Feed | None = None  # where somebody watches
+    is_preview: bool = False  # handed to a preview: it asks nothing
     marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
@@ -204,6 +205,8 @@ class Call(Struct, eq=False):
 
     async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         """Ask several things in one round."""
+        if self.is_preview:
+            raise ToolError("a preview cannot ask questions")
         missing = [
             each.capability for each in questions.values() if not self._takes(each.request.method, each.capability)
         ]

@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from msgspec.json import decode
@@ -21,6 +21,9 @@ from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive
 from handrail.schema.explain import closest
 from handrail.schema.plain import NotJson, plain
+
+if TYPE_CHECKING:
+    from handrail.engine.preview import Preview
 
 log = logging.getLogger("handrail")
 
@@ -52,6 +55,7 @@ class Entry(Struct, kw_only=True):
     via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
     facts: Facts = Facts(name="")  # what rules go by
     fingerprint: str = ""
+    preview: Preview | None = None  # what says what a call would do, where its author gave one
 
     def shown_to(self, held: frozenset[str]) -> bool:
         return not self.hide or self.scopes <= held
@@ -109,6 +113,15 @@ def _checked(tool: Tool, where: str) -> Tool:
         if not isinstance(source, str) or not source.startswith(("https://", "data:")):
             raise SchemaError(f"{where}: icons: src must be an https: or data: address, not {source!r}")
     return replace(tool, **own)
+
+
+def title_of(entry: Entry | None) -> str:
+    """What a tool is called, by itself or by its hints; or nothing."""
+    if entry is None:
+        return ""
+    tool = entry.tool
+    hints = {} if tool.annotations is UNSET else tool.annotations
+    return str(hints.get("title") or "") if tool.title is UNSET else tool.title
 
 
 class Catalog:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
@@ -16,14 +17,16 @@ from msgspec.structs import replace
 
 from handrail.engine.approving import Agreement, used_up
 from handrail.engine.call import Call
-from handrail.engine.catalog import Catalog, Entry
+from handrail.engine.catalog import Catalog, Entry, title_of
 from handrail.engine.driving import TASK
+from handrail.engine.preview import run_preview
 from handrail.engine.reading_on import NAME, ReadingOn, offered, read_more, smallest_cap
 from handrail.engine.records import intent
+from handrail.engine.workers import Workers
 from handrail.errors import Kind, Refused
 from handrail.guards.approval import Approvals, Asked, Desk
 from handrail.guards.chain import TrailError
-from handrail.guards.inert import one_line
+from handrail.guards.inert import inert, mask, mask_secrets, one_line
 from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Throttled, network
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy
@@ -31,7 +34,8 @@ from handrail.guards.rates import Rates
 from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, changes, risk, secrets_in
 from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
-from handrail.model import RISK, SANITIZED, Object, Principal, Text, ToolResult
+from handrail.jsonrpc import encode
+from handrail.model import RISK, SANITIZED, Json, Object, Principal, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail")
 
 REPAIRED = "io.handrail/repaired"
+MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question
 
 
 class GuardOptions(TypedDict, total=False):
@@ -301,7 +306,7 @@ class Gate:
             raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
         return decision.verdict == "ask"
 
-    async def agree(self, call: Call) -> None:
+    async def agree(self, call: Call, workers: Workers) -> None:
         """A person says yes, or has said so before: the approval is used up when the intent is written."""
         if call.course is not None:
             await TASK
@@ -318,13 +323,18 @@ class Gate:
             why=decision.why,
             client=call.client.name[:100],
             schema=entry.tool.input_schema,
+            title=title_of(entry),
+            description=inert("" if entry.tool.description is UNSET else entry.tool.description[:MAX_DESCRIPTION]),
+        )
+        preview = (
+            None if entry.preview is None else partial(run_preview, entry.preview, call, workers, self._cleaner(call))
         )
         try:
             grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
             if grant is not None:
                 call.agreed = f"remembered {grant.id}"
                 return
-            call.approval = approval = await Agreement(call, asked, self.desk).reached()
+            call.approval = approval = await Agreement(call, asked, self.desk, preview).reached()
         except (TrailError, StoreError) as problem:
             raise _unrecorded(call, problem) from None
         if approval.edited is not None:
@@ -335,6 +345,15 @@ class Gate:
                 why = entry.bad_arguments(call.arguments).text
                 raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
             self.asks(call)  # whoever changed them has agreed
+
+    def _cleaner(self, call: Call) -> Callable[[str], str]:
+        """What takes the secrets out of a text about a call, also those of its arguments."""
+        known = self.secrets | set(_hidden(call.arguments, mask_secrets(call.arguments, self.secrets)))
+
+        def clean(text: str) -> str:
+            return mask(text if self.sanitizer is None else str(self.sanitizer.value(text)), known)
+
+        return clean
 
     async def intend(self, call: Call) -> None:
         """Write down what is about to be done, and use the approval up, in one step."""
@@ -405,6 +424,18 @@ _UNFIT = Text(
     "The data of this result is withheld: something in it may not leave, and without that it does not fit the tool's"
     " output schema. Here is the rest as text:"
 )
+
+
+def _hidden(real: Json, shown: Json) -> Iterator[str]:
+    """The texts that a mask hides."""
+    if type(real) is dict and type(shown) is dict:
+        for inner, seen in zip(real.values(), shown.values(), strict=False):
+            yield from _hidden(inner, seen)
+    elif type(real) is list and type(shown) is list:
+        for inner, seen in zip(real, shown, strict=False):
+            yield from _hidden(inner, seen)
+    elif real != shown:
+        yield real if type(real) is str else encode(real).decode()
 
 
 def _whose(call: Call) -> str:

@@ -56,7 +56,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 if leave is not None:
                     leave()
                     leave = None
-                await gate.agree(call)
+                await gate.agree(call, workers)
                 leave = await gate.reentered(call)
             if marks is not None:
                 marks.append(perf_counter_ns())

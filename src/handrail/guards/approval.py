@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -45,6 +45,7 @@ OPEN: frozenset[State] = frozenset({"pending", "approved"})
 
 KEPT = 24 * 3600.0  # how long what is over can still be looked up
 LAST = 30 * KEPT  # and what was last allowed
+RETURN_SECONDS = 5.0  # within which a client comes back that was told to
 MAX_OPEN = 1000
 MAX_OPEN_EACH = 100  # of one principal
 MAX_RECENT = 200  # that can be looked back at
@@ -93,6 +94,8 @@ class Asked(Struct, frozen=True):
     why: str = ""
     client: str = ""
     schema: Object = {}  # what other arguments would have to meet; not bound, the fingerprint is
+    title: str = ""  # of the tool, as its description
+    description: str = ""
 
     def digest(self, arguments: Object | None = None) -> str:
         bound = [self.server, self.principal, self.tool, self.fingerprint, self.policy]
@@ -113,6 +116,7 @@ class Approval(Struct, frozen=True, kw_only=True):
     note: str = ""
     edited: Object | None = None  # the arguments to run with instead
     ticket: str = ""  # names the one continuation it is good for, once the tool has asked something itself
+    preview: str = ""  # what the call would do, in the words of the tool's author
     before: list[str] = []  # how it differs from what the same caller was last allowed to do with the tool
 
 
@@ -143,12 +147,15 @@ class Desk:
         self._clock = clock
         self.filed: Callable[[Approval], None] | None = None  # is told of each question that is new, and our own
 
-    async def claim(self, asked: Asked) -> Approval:
-        """The question that is open for this very call, or decided and not used; else a new one."""
+    async def claim(self, asked: Asked, preview: Callable[[], Awaitable[str]] | None = None) -> Approval:
+        """The question that is open for this very call, or decided and not used; else a new one.
+
+        `preview` says what the call would do; it is run only for a question that is new.
+        """
         digest = asked.digest()
         for _ in range(10):
             index, known = await self._current(digest)
-            made = known or await self._file(asked, digest, index)
+            made = known or await self._file(asked, digest, index, preview)
             if made is not None:
                 return made
         raise ApprovalError("too many identical calls wait for the same approval at once")
@@ -172,7 +179,9 @@ class Desk:
         _, known = await self._current(asked.digest())
         return known is not None and known.state == "approved"
 
-    async def _file(self, asked: Asked, digest: str, index: bytes | None) -> Approval | None:
+    async def _file(
+        self, asked: Asked, digest: str, index: bytes | None, preview: Callable[[], Awaitable[str]] | None
+    ) -> Approval | None:
         if (size := len(encode_sorted(asked.arguments))) > MAX_ARGUMENTS:
             raise ApprovalError(f"its arguments are {size:,} bytes long, and nobody reads more than {MAX_ARGUMENTS:,}")
         waiting = await self._store.scan("approval-open:", limit=MAX_OPEN)
@@ -180,6 +189,7 @@ class Desk:
         if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
             text = "too many calls wait for an approval, or were cancelled while they did"
             raise ApprovalError(f"{text}; wait until some are decided, or their time is over")
+        shown = "" if preview is None else await preview()
         now, last = self.now(), await self.last(asked)
         made = Approval(
             id=secrets.token_hex(5),
@@ -187,12 +197,14 @@ class Desk:
             digest=digest,
             created=now,
             expires=now + self.options.expires,
+            preview=shown,
             before=[] if last is None else differences(last, asked),
         )
         good, kept = self.options.expires, self.options.expires + KEPT
         changes = [
             Put(f"approval:{made.id}", encode_sorted(made), kept, if_absent=True),
             Put(f"approval-open:{made.id}", asked.principal.encode(), good),
+            Put(f"approval-caller:{made.id}:", b"", RETURN_SECONDS),  # whose call is about to wait for it
             Put(f"approval-for:{digest}", made.id.encode(), good, if_absent=index is None, if_equals=index),
         ]
         if not await self._commit(made, "asked", *changes):
@@ -266,6 +278,24 @@ class Desk:
                 async with asyncio.timeout(seconds):
                     await anext(news)
         return await self.get(approval.id) or replace(approval, state="expired")
+
+    @asynccontextmanager
+    async def attending(self, approval: Approval, seconds: float, *, returns: bool = False) -> AsyncIterator[None]:
+        """Note for others that the caller waits, for `seconds` at most; if it `returns`, also a while afterwards."""
+        filed = f"approval-caller:{approval.id}:"
+        key = filed + secrets.token_hex(4)
+        with suppress(StoreError):  # it is only shown
+            await self._store.commit([Put(key, b"", seconds + RETURN_SECONDS), Delete(filed)])
+        try:
+            yield
+        finally:
+            if not returns:
+                with suppress(StoreError):
+                    await self._store.delete(key)
+
+    async def is_attended(self, approval: Approval) -> bool:
+        """Whether a call waits for it now; else a yes is used when its caller calls again."""
+        return bool(await self._store.scan(f"approval-caller:{approval.id}:", limit=1))
 
     def consuming(self, approval: Approval) -> Put:
         """The step that uses a yes up: for whoever writes the intent, to be made with it or not at all."""
@@ -396,6 +426,8 @@ class Desk:
             "rule": asked.rule,
             "by": approval.by,
         }
+        if step == "asked" and approval.preview:
+            record["preview"] = approval.preview
         if approval.edited is not None:
             record["edited_digest"] = asked.digest(approval.edited)
         return await self._write(record, *changes)

@@ -1,0 +1,120 @@
+"""Previews: what a call would do, in the words of the tool's author, before a person decides about it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from copy import copy
+from functools import wraps
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from handrail.engine.call import Call
+from handrail.engine.workers import Workers
+from handrail.errors import Refused, SchemaError, ToolError
+from handrail.guards.inert import inert
+from handrail.model import Object
+from handrail.schema.derive import Invoke, derive
+from handrail.schema.explain import closest
+from handrail.schema.plain import plain
+
+__all__ = ["Preview", "make_preview", "run_preview"]
+
+log = logging.getLogger("handrail")
+
+SECONDS = 5.0
+MAX_CHARACTERS = 2_000
+MAX_READ = 50_000  # characters that are cleaned before the text is cut: no secret is shown by being cut in two
+
+
+class Preview(Struct, frozen=True):
+    """A function that says what a call would do. It takes the tool's arguments, or some of them."""
+
+    function: Callable[..., Any]
+    bind: Invoke  # gives the arguments as the tool would get them, by name
+    names: frozenset[str]  # that the function takes
+    call: str  # its parameter for the call, if it has one
+
+    def invoke(self, call: Call) -> Any:
+        bound = self.bind(call.arguments, call)
+        given = {name: value for name, value in bound.items() if name in self.names}
+        return self.function(**given, **({self.call: call} if self.call else {}))
+
+
+def make_preview(
+    preview: Any,
+    tool: Callable[..., Any],
+    where: str,
+    *,
+    input_schema: Object | None = None,
+    extra: Literal["forbid", "allow"] = "forbid",
+) -> Preview:
+    """Check that the function can be called with the tool's arguments; SchemaError names the parameter that cannot."""
+    if not callable(preview):
+        kind = type(preview).__name__
+        raise SchemaError(f"{where}: preview: expected a function that takes the tool's arguments, got {kind}")
+    signature = inspect.signature(tool)
+
+    @wraps(tool)
+    def arguments(*args: Any, **kwargs: Any) -> Object:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        rest = [bound.arguments.pop(name) for name in [*bound.arguments] if signature.parameters[name].kind is _REST]
+        return {**bound.arguments, **(rest[0] if rest else {})}
+
+    bind = derive(arguments, call_type=Call, input_schema=input_schema, extra=extra).invoke
+    is_open = any(each.kind is _REST for each in signature.parameters.values())
+    names: list[str] = []
+    call = ""
+    for name, parameter in inspect.signature(preview).parameters.items():
+        if parameter.kind is _REST:
+            names += signature.parameters
+        elif parameter.annotation is Call or str(parameter.annotation).rpartition(".")[2] == Call.__name__:
+            call = name
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise SchemaError(f"{where}: preview: {parameter}: arguments come by name")
+        elif name in signature.parameters or is_open:
+            names.append(name)
+        elif parameter.default is parameter.empty:
+            near = closest(name, signature.parameters)
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(signature.parameters) or 'none'}"
+            raise SchemaError(f"{where}: preview: parameter {name!r} is not an argument of the tool; {hint}")
+    return Preview(preview, bind, frozenset(names), call)
+
+
+_REST = inspect.Parameter.VAR_KEYWORD
+
+
+async def run_preview(preview: Preview, call: Call, workers: Workers, clean: Callable[[str], str]) -> str:
+    """What the call would do, bounded, cleaned and inert. A preview that fails is shown as one that failed."""
+    # It may look, not act: nothing it does reaches the client.
+    given = copy(call)
+    given.is_preview, given.closed, given.feed = True, True, None
+    timeout = asyncio.timeout(SECONDS)
+    try:
+        async with timeout:
+            if inspect.iscoroutinefunction(preview.function):
+                value = await preview.invoke(given)
+            else:
+                value = await workers.run(preview.invoke, given)
+                if inspect.isawaitable(value):
+                    value = await value
+        if value is None:
+            return ""
+        text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
+    except (ToolError, Refused) as problem:
+        text = f"preview failed: {problem.text}"
+    except asyncio.CancelledError:
+        raise
+    except BaseException as problem:  # whatever it is, only the preview has failed
+        if timeout.expired():
+            text = f"preview failed: no answer within {SECONDS:g} s"
+        else:  # the text of an exception may hold anything; only the log gets it
+            log.exception("tool %r: its preview failed", call.name)
+            text = f"preview failed: {type(problem).__name__}"
+    shown = inert(clean(str.__str__(text)[:MAX_READ]).strip())
+    return shown if len(shown) <= MAX_CHARACTERS else shown[: MAX_CHARACTERS - 1] + "…"
