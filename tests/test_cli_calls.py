@@ -78,7 +78,7 @@ def test_tools_are_listed_and_shown_inert(home: Path) -> None:
         (["no-such-program-here", "price"], 2, "", "no program, and no configured server"),
         (["no-such-program-here --now", "price"], 4, "", "cannot be started"),
         (["http://127.0.0.1:9/mcp", "price"], 4, "", "127.0.0.1"),
-        (["shop.py", "price", "item=apple"], 5, "", "was not agreed to"),
+        (["shop.py", "picture"], 5, "", "was not agreed to"),
         (["shop.py", "waits", "--yes", "--timeout", "1"], 6, "", "not done within 1 s"),
         ([f"{sys.executable} -c 'print(1)'", "price"], 4, "", "exited with code 0"),
     ],
@@ -94,7 +94,7 @@ def test_every_end_has_a_code_of_its_own(home: Path, words: list[str], code: int
 def test_programs_get_json_whatever_happens(home: Path) -> None:
     done = handrail("call", "shop.py", "price", "item=apple", "--yes", "--json", home=home)
     assert json.loads(done.stdout)["structuredContent"] == {"total": 2.5}
-    failed = handrail("call", "shop.py", "price", "item=apple", "--json", home=home)
+    failed = handrail("call", "shop.py", "picture", "--json", home=home)
     assert json.loads(failed.stderr.splitlines()[-1])["error"]["kind"] == "denied"
 
 

@@ -256,7 +256,7 @@ def test_what_the_server_says_of_a_tool_is_told_as_its_word() -> None:
     told = describe(TOOL)
     assert told.splitlines()[0].startswith("get_weather("), "the real name, whatever the title"
     assert "    Weather\n" in told
-    assert "    location  a city" in told
+    assert ["location", "str", "a", "city"] in [line.split() for line in told.splitlines()]
     assert "declared by the server: only reads, destroys nothing" in told
     assert "    What the sky does.\n\n    For any place." in told
 

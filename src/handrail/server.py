@@ -27,7 +27,7 @@ from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
 from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
-from handrail.transports.stdio import Pipe, private_descriptors, take_descriptors
+from handrail.transports.stdio import Pipe, explain_terminal, private_descriptors, take_descriptors
 
 if TYPE_CHECKING:
     from handrail.guards.approval import Desk
@@ -246,6 +246,7 @@ class Server:
             return
         if options:
             raise TypeError(f"run: {min(options)!r} is for HTTP: give an address, http='127.0.0.1:8000'")
+        explain_terminal(self.name)
         source, sink = take_descriptors()
         grace = self.engine.limits.grace_seconds
         run_to_the_end(lambda ready: self._serve(source, sink, ready), source, grace)

@@ -66,7 +66,11 @@ def _run(words: list[str]) -> int:
     if args.verb != "serve":
         hear_logs()
     module = import_module(f"handrail.cli.{_MODULES.get(args.verb, args.verb)}")
-    code: int = getattr(module, f"run_{args.verb}")(args, Screen(args.json, args.color))
+    screen = Screen(args.json, args.color)
+    try:
+        code: int = getattr(module, f"run_{args.verb}")(args, screen)
+    finally:
+        screen.close()
     sys.stdout.flush()
     return code
 

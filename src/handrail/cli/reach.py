@@ -52,17 +52,22 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
             timeout=args.timeout,
             headers=headers,
             env=dict(_pair(each, "=", "--env", "NAME=value") for each in args.env),
-            trusted=args.trusted,
+            trusted=args.trusted or is_own_file(target),
             state=state.folder,
             agree=partial(_agree, args, screen, Consents(state)),
             elicit=forms.fill,
             elicit_url=forms.visit,
-            **more,
+            **{"on_stderr": screen.server_log(Path(args.server).name)} | more,
         )
     except EntryError:
         raise
     except (ValueError, TypeError, ModuleNotFoundError) as wrong:  # the last: of an extra that is not installed
         raise Usage(str(wrong)) from wrong
+
+
+def is_own_file(target: Any) -> bool:
+    """Whether the target is a Python file, named on the command line: to run it is to trust it."""
+    return isinstance(target, Path) and target.suffix == ".py"
 
 
 def _authorization(screen: Screen, state: State, url: str, headers: dict[str, str]) -> Any:

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TextIO
 
@@ -20,6 +21,8 @@ from handrail.guards.inert import inert, one_line
 __all__ = ["Progress", "Screen", "hear_logs", "json_text"]
 
 MAX_LOGGED = 20
+FIRST_LINES, LAST_LINES = 100, 100  # shown of what a server writes on standard error
+MAX_LINE_CHARS = 1_000
 
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -32,6 +35,7 @@ class Screen:
     def __init__(self, as_json: bool = False, color: str = "auto") -> None:
         self.as_json = as_json
         self.colors = {stream: _wants_color(color, stream) for stream in (sys.stdout, sys.stderr)}
+        self._logs: list[_ServerLog] = []
 
     def say(self, text: str = "") -> None:
         print(text)
@@ -39,6 +43,17 @@ class Screen:
     def data(self, value: Any) -> None:
         """One JSON document on a line of its own."""
         print(json_text(value), flush=True)
+
+    def server_log(self, server: str) -> Callable[[str], None]:
+        """Return what takes each line that a server writes on standard error, and shows it on ours."""
+        self._logs.append(_ServerLog(self, server))
+        return self._logs[-1].take
+
+    def close(self) -> None:
+        """Show the last lines of servers that wrote more than was shown at once."""
+        for each in self._logs:
+            each.close()
+        self._logs.clear()
 
     def note(self, text: str) -> None:
         """Something for people, which is not the result."""
@@ -148,6 +163,41 @@ class Progress:
             self._over.wait(0.1)
         stream.write("\r\x1b[2K")
         stream.flush()
+
+
+class _ServerLog:
+    """What a server writes on standard error: each line marked with its name, dimmed, and bounded.
+
+    The first lines are shown as they come, the last ones at the end. None is shown while a question is open: what a
+    server writes must not push the question off the screen.
+    """
+
+    def __init__(self, screen: Screen, server: str) -> None:
+        self._screen = screen
+        self._mark = f"  {one_line(server, 40)} | "
+        self._shown = self._left_out = 0
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def take(self, line: str) -> None:
+        if self._shown < FIRST_LINES and not self._last and not Progress.quiet:
+            self._shown += 1
+            self._show(line)
+        else:
+            self._left_out += len(self._last) == LAST_LINES
+            self._last.append(line)
+
+    def close(self) -> None:
+        if self._left_out:
+            self._show(f"… {self._left_out:,} lines left out …")
+        for line in self._last:
+            self._show(line)
+        self._last.clear()
+
+    def _show(self, line: str) -> None:
+        text = inert(line[:MAX_LINE_CHARS], lines=False).expandtabs(4)
+        more = len(line) - MAX_LINE_CHARS
+        text += f"… ({more:,} characters more)" if more > 0 else ""
+        self._screen.tell(self._screen.paint(f"{self._mark}{text}".rstrip(), "dim", stream=sys.stderr))
 
 
 class _Told(logging.Handler):

@@ -19,6 +19,7 @@ from handrail.errors import TransportError
 from handrail.guards.inert import inert
 from handrail.server import Server
 from handrail.transports.http import HttpOptions
+from handrail.transports.stdio import explain_terminal
 
 if TYPE_CHECKING:
     from handrail.console import Console
@@ -50,6 +51,7 @@ def run_serve(args: Namespace, screen: Screen) -> int:
             if address is None:
                 if console is not None:
                     console.ready = lambda: _tell(f"Console: {console.link}")
+                explain_terminal(server.name, source.shown)
                 server.run()
             else:
                 _listen(server, guarded, screen, address, workers, console)

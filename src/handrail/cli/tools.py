@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from base64 import b64decode
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, json as msgspec_json
 
 from handrail.cli.codes import Code, Usage, code_of
 from handrail.cli.reach import agreed, client
@@ -155,25 +157,34 @@ def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
         screen.note(f"careful: {one_line(result.risk, 200)}")
     if result.is_error:
         screen.note(f"{result.tool.name} says that it failed:")
+    files = _Files(args.save)
     for number, block in enumerate(result.content):
-        screen.say(_shown(block, number, Path(args.save)))
+        screen.say(_shown(block, number, files))
     if not result.content and result.data is not None:
-        screen.data(result.data)
+        screen.say(_pretty(json_text(result.data)))
     unread = [f"content/{number}: not a block of content" for number, it in enumerate(result.content) if not _kind(it)]
     for problem in [*result.problems, *unread]:
         screen.note(one_line(problem, 300))
 
 
-def _shown(block: Block, number: int, folder: Path) -> str:
+def _shown(block: Block, number: int, files: _Files) -> str:
     if isinstance(block, Text):
-        return inert(block.text)
+        return inert(_pretty(block.text))
     if isinstance(block, Image | Audio):
-        return _saved(block, number, folder)
+        return files.saved(block, number)
     if isinstance(block, ResourceLink):
         return f"{inert(block.name, lines=False)}: {inert(block.uri, lines=False)}"
     if isinstance(block, EmbeddedResource) and "text" in block.resource:
         return f"{inert(block.resource['uri'], lines=False)}:\n{inert(block.resource['text'])}"
     return f"[{one_line(_kind(block) or 'unreadable content', 60)}; --json shows it]"
+
+
+def _pretty(text: str) -> str:
+    """JSON with a line for each member, for a person; as it is for a program, and where it is no object or list."""
+    if sys.stdout.isatty() and text.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(MsgspecError, RecursionError):
+            return msgspec_json.format(text, indent=2)
+    return text
 
 
 def _kind(block: Json) -> str:
@@ -184,26 +195,35 @@ def _kind(block: Json) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _saved(block: Image | Audio, number: int, folder: Path) -> str:
-    """Pictures and sounds go to a new file; nothing is overwritten, and its name is ours."""
-    data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
-    kind, suffix = one_line(block.mime_type, 60), _SUFFIXES.get(block.mime_type, ".bin")
-    if number >= MAX_FILES:
-        return f"{kind}, not saved: the first {MAX_FILES} were; --json shows it"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for attempt in range(1000):
-            path = folder / f"result-{number}{f'-{attempt}' if attempt else ''}{suffix}"
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError:
-                continue
-            with open(descriptor, "wb") as file:
-                file.write(data)
-            return f"{kind}, {len(data):,} bytes: {path}"
-    except OSError as problem:  # the tool has run: the rest of what it says must not be lost
-        return f"{kind}, not saved: {folder}: {problem.strerror}; --json shows it"
-    return f"{kind}, not saved: too many files are there already"
+class _Files:
+    """Where pictures and sounds go: the folder that was named, or a new one that is made for the first of them."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = None if folder is None else Path(folder)
+
+    def saved(self, block: Image | Audio, number: int) -> str:
+        """Save a block to a new file and say where; nothing is overwritten, and its name is ours."""
+        data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
+        kind, suffix = one_line(block.mime_type, 60), _SUFFIXES.get(block.mime_type, ".bin")
+        if number >= MAX_FILES:
+            return f"{kind}, not saved: the first {MAX_FILES} were; --json shows it"
+        try:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="handrail-"))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for attempt in range(1000):
+                path = self._folder / f"result-{number}{f'-{attempt}' if attempt else ''}{suffix}"
+                try:
+                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                except FileExistsError:
+                    continue
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+                return f"{kind}, {len(data):,} bytes: {path}"
+        except OSError as problem:  # the tool has run: the rest of what it says must not be lost
+            where = self._folder or tempfile.gettempdir()
+            return f"{kind}, not saved: {where}: {problem.strerror}; --json shows it"
+        return f"{kind}, not saved: too many files are there already"
 
 
 def _cell(value: Json) -> str:

@@ -147,7 +147,7 @@ def _calling(verb: _Verb) -> None:
     call.add_argument("tool", metavar="TOOL")
     call.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON")
     call.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON; -: standard input")
-    call.add_argument("--save", default=".", metavar="FOLDER", help="where pictures and sounds go (here)")
+    call.add_argument("--save", metavar="FOLDER", help="where pictures and sounds go (a new temporary folder)")
 
     inspect = verb(
         "inspect",
@@ -322,7 +322,9 @@ def _reaching(one: Parser, *, several: bool = False) -> None:
     one.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
     one.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
     one.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
-    one.add_argument("--trusted", action="store_true", help="believe what the server says of its tools")
+    one.add_argument(
+        "--trusted", action="store_true", help="believe what the server says of its tools, as of a FILE.py"
+    )
     one.add_argument("--yes", action="store_true", help="agree to everything without asking, for scripts")
 
 

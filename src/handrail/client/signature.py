@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from handrail.guards.inert import inert, one_line
@@ -12,6 +12,8 @@ from handrail.model import Json, Object
 __all__ = ["describe", "signature"]
 
 MAX_MEMBERS = 12
+MAX_DEPTH = 5  # of models in models
+MAX_ROWS, MANY_ROWS = 80, 400  # shown, and counted
 _NAMES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _CLAIMS = {
     "readOnlyHint": ("only reads", "may change something"),
@@ -19,6 +21,20 @@ _CLAIMS = {
     "idempotentHint": ("harmless to repeat", "counts each time"),
     "openWorldHint": ("reaches out of this machine", "stays inside"),
 }
+
+_BOUNDS = (
+    ("minimum", "maximum", ""),
+    ("exclusiveMinimum", "exclusiveMinimum", ""),
+    ("exclusiveMaximum", "exclusiveMaximum", ""),
+    ("multipleOf", "multipleOf", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " items"),
+    ("minProperties", "maxProperties", " members"),
+    ("format", "format", ""),
+    ("pattern", "pattern", ""),
+)
+_SINGLE = {"exclusiveMinimum": "more than", "exclusiveMaximum": "less than", "multipleOf": "a multiple of"}
+_SINGLE |= {"format": "format", "pattern": "matches"}
 
 Paint = Callable[..., str]
 
@@ -53,18 +69,97 @@ def describe(tool: Object, paint: Paint = lambda text, *styles: text) -> str:
         lines.append(f"    {paint(one_line(title, 100), 'cyan')}")
     if isinstance(text := tool.get("description"), str) and text.strip():
         lines += ["", *(f"    {line}".rstrip() for line in inert(text.strip()).splitlines())]
-    described = []
-    for name, inner in _object(_object(tool.get("inputSchema")).get("properties")).items():
-        if isinstance(text := _object(inner).get("description"), str):
-            described.append((_name(name), one_line(text, 200)))
-    if described:
-        width = max(len(name) for name, _ in described)
-        lines += ["", *(f"    {paint(name, 'cyan')}{' ' * (width - len(name))}  {text}" for name, text in described)]
+    rows = _rows(tool.get("inputSchema"))
+    if rows:
+        names, facts = (max(len(row[at]) for row in rows[:MAX_ROWS]) for at in (0, 1))
+        names, facts = min(names, 40), min(facts, 50)
+        lines.append("")
+        for name, fact, text in rows[:MAX_ROWS]:
+            line = f"    {paint(name, 'cyan')}{' ' * (names - len(name))}  {fact:{facts}}  {text}"
+            lines.append(line.rstrip())
+        if len(rows) > MAX_ROWS:
+            lines.append(f"    … and {len(rows) - MAX_ROWS:,} more")
     said = {key: value for key, value in annotations.items() if isinstance(value, bool)}
     claims = [words[not said[key]] for key, words in _CLAIMS.items() if key in said]
     if claims:
         lines += ["", f"    declared by the server: {', '.join(claims)}"]
     return "\n".join(lines)
+
+
+# Each argument, and each member of what it consists of
+
+
+def _rows(schema: Json) -> list[tuple[str, str, str]]:
+    """Name, type with bounds and default, and description of each argument and of each of its members."""
+    whole = _object(schema)
+    rows: list[tuple[str, str, str]] = []
+    _add_members(rows, "", whole, whole, MAX_DEPTH, frozenset())
+    return rows
+
+
+def _add_members(
+    rows: list[tuple[str, str, str]], path: str, shape: Object, whole: Object, depth: int, seen: frozenset[str]
+) -> None:
+    required = shape.get("required")
+    required = required if isinstance(required, list) else []
+    for name, member in _object(shape.get("properties")).items():
+        if len(rows) > MANY_ROWS:
+            return
+        place = f"{path}{_name(name)}"
+        text = _object(member).get("description")
+        facts = _facts(_object(member), name in required)
+        rows.append((place, facts, one_line(text, 200) if isinstance(text, str) else ""))
+        if depth:
+            for step, model, names in _models(member, whole, seen, MAX_DEPTH):
+                _add_members(rows, f"{place}{step}.", model, whole, depth - 1, names)
+
+
+def _models(
+    member: Json, whole: Object, seen: frozenset[str], depth: int
+) -> Iterator[tuple[str, Object, frozenset[str]]]:
+    """The objects that a member can be or consist of, each with the step to it; a model inside itself only once."""
+    shape = _object(member)
+    if isinstance(reference := shape.get("$ref"), str):
+        if reference not in seen and depth:
+            yield from _models(_target(reference, whole), whole, seen | {reference}, depth - 1)
+    elif isinstance(shape.get("properties"), dict):
+        yield "", shape, seen
+    elif depth:
+        branches = [each for name in ("anyOf", "oneOf", "allOf") if isinstance(each := shape.get(name), list)]
+        for branch in (each for found in branches for each in found[:MAX_MEMBERS]):
+            yield from _models(branch, whole, seen, depth - 1)
+        for step, model, names in _models(shape.get("items"), whole, seen, depth - 1):
+            yield f"[]{step}", model, names
+
+
+def _target(reference: str, whole: Object) -> Json:
+    """What a reference inside the schema names; nothing else is looked for."""
+    found: Json = whole
+    if not reference.startswith("#/"):
+        return None
+    for step in reference[2:].split("/"):
+        found = _object(found).get(step.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _facts(shape: Object, is_required: bool) -> str:
+    """`int, 1 to 10, default 3`"""
+    facts = [_type(shape, 0 if "properties" in shape else 1)]  # its members have rows of their own
+    for low, high, unit in _BOUNDS:
+        least, most = shape.get(low), shape.get(high)
+        if low != high and least is not None and most is not None:
+            facts.append(f"{_value(least)} to {_value(most)}{unit}")
+        elif least is not None:
+            facts.append(f"{_SINGLE.get(low, 'at least')} {_value(least)}{unit}")
+        elif most is not None:
+            facts.append(f"{_SINGLE.get(high, 'at most')} {_value(most)}{unit}")
+    if shape.get("uniqueItems") is True:
+        facts.append("all different")
+    if "default" in shape:
+        facts.append(f"default {_value(shape['default'])}")
+    elif not is_required:
+        facts.append("optional")
+    return ", ".join(facts)
 
 
 def _type(schema: Json, depth: int) -> str:

@@ -64,7 +64,8 @@ class Child(Link):
     """A link to a server that it starts, and ends.
 
     `inherit_env` names what the server gets of our environment (`LC_*`: all that begin so), `env` what it gets besides.
-    `on_stderr` is called with each line the server writes on standard error. `ear.lost` comes once, however it ends.
+    `on_stderr` is called with each line the server writes on standard error; without it they are logged at level INFO.
+    `ear.lost` comes once, however it ends.
     """
 
     disconnect_cancels = False
@@ -308,11 +309,13 @@ class Child(Link):
         return bool(data)
 
     def _tell(self, lines: list[Line]) -> None:
-        if self._on_stderr is None:
-            return
         try:
             for line in lines:
-                self._on_stderr(f"(a line of over {KEPT_BYTES:,} bytes)" if line is None else _text(line).rstrip("\r"))
+                text = f"(a line of over {KEPT_BYTES:,} bytes)" if line is None else _text(line).rstrip("\r")
+                if self._on_stderr is not None:
+                    self._on_stderr(text)
+                elif log.isEnabledFor(logging.INFO):
+                    log.info("%s: standard error: %s", self._command[0], inert(text, lines=False))
         except Exception:
             log.exception("on_stderr failed, and is not called again")
             self._on_stderr = None
@@ -388,7 +391,8 @@ class Child(Link):
         if self._status is not None:
             self._status.cancel()
         if self._problem is None:
-            hint = _told("It said", self.stderr) or _told("It printed what is no message", self._printed)
+            said = "" if self._on_stderr else _told("It said", self.stderr)  # else each line was shown already
+            hint = said or _told("It printed what is no message", self._printed)
             text, hint = ("the link was closed", "") if self._closing else (text, hint)
             self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=hint)
             self._close_input()

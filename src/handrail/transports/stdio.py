@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import stat
 import sys
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from handrail.engine.core import Engine
 from handrail.engine.dispatch import Conversation
 from handrail.errors import Kind
+from handrail.guards.inert import inert
 from handrail.model import Principal
 from handrail.protocol.lines import Line, LineReader
 from handrail.transports.lingering import Lingering
@@ -63,6 +65,22 @@ def private_descriptors() -> Iterator[tuple[int, int]]:
         os.dup2(sink, 1)
         os.close(source)
         os.close(sink)
+
+
+def explain_terminal(name: str, target: str = "") -> None:
+    """Say on standard error what is waited for, where the input is a terminal: a person has started the server.
+
+    `target` is what `handrail list` takes; without it, the file that Python was started with.
+    """
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None) or ""
+    if not target and main.__spec__ is None and file.endswith(".py"):  # with a spec it is a module, as `-m handrail`
+        target = os.path.relpath(file)
+    if sys.stderr is None or not target or not os.isatty(0):
+        return
+    text = f"{name} waits for a client on standard input: a program that speaks MCP starts it and writes there. "
+    text += f"To try it: Ctrl-C, then `handrail list {shlex.quote(target)}`"
+    print(inert(text, lines=False), file=sys.stderr, flush=True)
 
 
 def _flush_prints() -> None:
