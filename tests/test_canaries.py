@@ -125,6 +125,87 @@ async def test_p34_a_secret_of_the_environment_is_known(monkeypatch: pytest.Monk
         assert (await peer.call("says")).text == "the key is ****."
 
 
+VARIABLES = (
+    "STRIPE_KEY ENCRYPTION_KEY DB_PASS MYSQL_PWD GITHUB_PAT API_TOKENS REDIS_AUTH HANDRAIL_KEY KEY SECRET TOKEN"
+    " PASSWORD PASSPHRASE CREDENTIALS SIGNING_KEYS KEY_2 API_KEY_2 STRIPE_KEY2 SECRET1 KEY_STRIPE SHOP_KEY_LIVE"
+    " TOKEN_FOR_SHOP PGPASSWORD SSHPASS APIKEY SHOP_APIKEY DBPASS AUTH_TOKEN AUTHTOKEN MY_CREDS SSH_PASSPHRASE"
+    " SMTP_PASSWD DB_PWDS NPM_AUTH PATS stripe_key stripeKey shop.pass npm_config_//registry.example/:_authToken"
+    " COOKIE_SECRET CI_JOB_JWT"
+).split()
+OTHER_VARIABLES = {
+    "AUTH_REQUIRED": "true",
+    "AUTH_MODE": "production",
+    "SECRET_ENV": "production",
+    "DB_PASS": "production",
+    "TOKEN_TYPE": "reference",
+    "SORT_KEY": "created_at",
+    "PARTITION_KEY": "customer-id",
+    "KEY_ALGORITHM": "sha-256",
+    "PREFERRED_AUTH": "publickey,keyboard-interactive",
+    "SSH_AUTH_SOCK": "/run/user/1000/keyring/ssh",
+    "TLS_KEY": "/etc/ssl/private/server.pem",
+    "KEY_FILE": "C:\\Users\\ada\\server.pem",
+    "AUTH_URL": "https://login.example.com/oauth/authorize",
+    "PASSWORD": "changeme",
+    "MY_SECRET": "xxxxxxxxxxxx",
+    "XAUTHORITY": "cl1ent9f3a7b",
+    "KEYBOARD": "pc105-9f3a7b2c",
+    "KEYMAP": "pc105-9f3a7b2c",
+    "PATH": "bin9f3a7b2c1d",
+    "COMPASS": "n0rth9f3a7b2c",
+    "BYPASS_LIST": "h0st9f3a7b2c",
+    "MONKEY": "b4nana9f3a7b",
+    "AUTHOR": "4da9f3a7b2c1d",
+    "TOKENIZER": "bp39f3a7b2c1d",
+    "PATTERN": "x9f3a7b2c1d4e",
+    "PASSENGER_APP": "a9f3a7b2c1d4e",
+}
+
+
+@requirement("P-34", everywhere=True)
+async def test_p34_every_variable_whose_name_says_secret_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {name: secrets.token_hex(32) for name in VARIABLES}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    server = Server("spilling")
+
+    @server.tool
+    async def says(name: str) -> str:
+        return f"the value is {values[name]}."
+
+    async with Peer(server) as peer:
+        said = {name: (await peer.call("says", {"name": name})).text for name in values}
+    assert said == dict.fromkeys(values, "the value is ****.")
+
+
+@requirement("P-34", everywhere=True)
+async def test_p34_each_of_several_tokens_in_one_variable_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = canary(), canary()
+    monkeypatch.setenv("API_TOKENS", f"{first},{second}")
+    server = Server("spilling")
+
+    @server.tool
+    async def says() -> str:
+        return f"{first} and {second}"
+
+    async with Peer(server) as peer:
+        assert (await peer.call("says")).text == "**** and ****"
+
+
+@requirement("P-34", everywhere=True)
+@pytest.mark.parametrize(("name", "value"), OTHER_VARIABLES.items(), ids=OTHER_VARIABLES)
+async def test_ordinary_words_and_other_variables_stay(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    server = Server("speaking")
+
+    @server.tool
+    async def says() -> str:
+        return f"it is {value}."
+
+    async with Peer(server) as peer:
+        assert (await peer.call("says")).text == f"it is {value}."
+
+
 @requirement("P-34", everywhere=True)
 @pytest.mark.parametrize("verdict", ["redact", "keep"])  # of results: what is written down is another matter
 async def test_p34_what_an_operator_describes_reaches_no_record_and_no_log(

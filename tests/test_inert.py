@@ -262,13 +262,16 @@ def test_a_command_shows_no_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Authorization", "api_key", "X-Api-Key", "GITHUB_TOKEN", "clientSecret", "Set-Cookie", "db.password"]
+    "name",
+    ["Authorization", "api_key", "X-Api-Key", "GITHUB_TOKEN", "clientSecret", "Set-Cookie", "db.password", "DB_PASS"],
 )
 def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["progressToken", "tokens", "author", "keyboard", "session", "path"])
+@pytest.mark.parametrize(
+    "name", ["progressToken", "tokens", "author", "keyboard", "session", "path", "key", "KEYBOARD", "PATH"]
+)
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
 

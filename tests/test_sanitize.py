@@ -611,8 +611,13 @@ def test_only_variables_that_sound_secret_and_hold_something_are_secrets() -> No
         "AWS_CREDENTIALS": "/home/me/.aws/credentials",
         "PATH": "/usr/bin:/bin",
         "EDITOR": "something-long",
+        "SHOP_TOKENS": "first-9f3a7b2c; second-4d1e8a6f none",
+        "SERVICE_CREDENTIALS": (account := '{"client_email": "a@b.example", "client_id": 118000000}'),
+        "SIGNING_KEY": (pem := "-----BEGIN PUBLIC KEY-----\nMFkwEwYH\n-----END PUBLIC KEY-----"),
+        "LOW_SECRET": "aaaabbbb",
     }
-    assert secrets_in(environ) == {"abcdefgh1", "swordfish", "12345678"}
+    several = {environ["SHOP_TOKENS"], "first-9f3a7b2c", "second-4d1e8a6f"}
+    assert secrets_in(environ) == {"abcdefgh1", "swordfish", "12345678", account, pem, *several}
 
 
 # Patterns of an operator

@@ -214,10 +214,18 @@ def _sign(char: str) -> str:
 
 # Secrets
 
+# Names. What counts in every name, without its separators; what else counts as a word of a variable's name, also in the
+# plural or with a number, as in `STRIPE_KEY`, `API_TOKENS`, `DB_PASS2`; and what else a word of one may end with.
 _SECRET_NAME = re.compile(
     r"secret|passwor[dt]|passwd|passphrase|apikey|privatekey|accesskey|signingkey|authorization|credential|cookie"
     r"|(?<!progress)token$|jwt$|sessionid$|codeverifier$|^pat$|^pwd$|^auth$"
 )
+_VARIABLE_WORDS = frozenset("key token pass pwd pat auth cred jwt".split())
+_VARIABLE_ENDINGS = tuple(
+    "token apikey accesskey authkey encryptionkey masterkey privatekey secretkey sessionkey signingkey sshkey"
+    " dbpass pgpass sshpass userpass rootpass adminpass dbpwd mysqlpwd".split()
+)
+_BETWEEN = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])")
 _WORDS = (
     r"secret|passwor[dt]|passwd|passphrase|api[_-]?key|private[_-]?key|access[_-]?key|signing[_-]?key|authorization"
     r"|credential|(?<!progress)(?<!progress_)token(?![a-z])"
@@ -248,7 +256,19 @@ _REFERENCE = re.compile(r"\$\{[\w:]+\}")  # to a variable: where a secret is, no
 
 def is_secret(name: str) -> bool:
     """Whether what stands under this name is probably a secret: a header, a member, a variable, an option."""
-    return _SECRET_NAME.search(re.sub(r"[-_ .]", "", name.lower())) is not None
+    if _SECRET_NAME.search(re.sub(r"[-_ .]", "", name.lower())):
+        return True
+    return name.isupper() and any(secret_words(name))
+
+
+def secret_words(variable: str) -> list[bool]:
+    """Return for each word in the name of an environment variable whether it says that the value is a secret."""
+    words = [word.lower().rstrip("0123456789") for word in _BETWEEN.split(variable)]
+    return [
+        any(each in _VARIABLE_WORDS or each.endswith(_VARIABLE_ENDINGS) for each in (word, word.removesuffix("s")))
+        or is_secret(word)
+        for word in filter(None, words)
+    ]
 
 
 def mask(text: str, known: Collection[str] = ()) -> str:

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from json import dumps
+from math import log2
 from string import ascii_letters, digits
 from urllib.parse import quote
 
 from handrail.errors import SchemaError
-from handrail.guards.inert import MASK, is_secret, quiet
+from handrail.guards.inert import MASK, is_secret, quiet, secret_words
 from handrail.model import Json
 from handrail.schema.compile import compile_schema
 
@@ -90,9 +92,18 @@ _PIECES = (re.compile(_WORD), re.compile(r"[^\n]+"), re.compile(r".+", re.DOTALL
 _LAST = re.compile(_WORD + r"\Z")
 _LINES = re.compile(r".{1,4096}[^\n]*\n?", re.DOTALL)
 _HALF = re.compile("[\ud800-\udfff]")
+# Values of variables
+_SHORTEST, _FEWEST_BITS = 8, 16  # characters; bits by the frequency of each: 17 in eight that make four pairs
 _ORDINARY = re.compile(
-    r"change.?me|password|disabled|required|optional|unlimited|localhost|~?/[\w./@-]+", re.IGNORECASE
+    r"change.?me|password|disabled|required|optional|unlimited|localhost|production|development|preproduction"
+    r"|undefined|anonymous|automatic|interactive|unspecified|placeholder|your[-_ ].{0,60}",
+    re.IGNORECASE,
 )
+_PATH = re.compile(r"(?:~?/|[A-Za-z]:[/\\])[\w./\\@ -]+|[A-Za-z][A-Za-z0-9+.-]{0,30}://[\w./:%-]+")
+_RANDOM = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9])[\w-]{16,}|(?=.*[0-9])[\w-]{24,}")  # for one part of a path
+_WEAK = re.compile(r"(?:key|auth|pat)s?[0-9_]*\Z", re.IGNORECASE)
+_SEVERAL = re.compile(r"[\s,;]+")
+_LIST = re.compile(r"[\w.~+/=:\s,;-]+")
 _NO_SPAN = (1 << 62, 1 << 62, "", "")
 
 Hit = tuple[int, str]
@@ -131,9 +142,32 @@ _look = cache(lacks)  # compiled when it is needed first
 
 
 def secrets_in(environ: Mapping[str, str]) -> frozenset[str]:
-    """Values of variables whose names say that they are secret; no short ones, no paths, no words like `changeme`."""
-    named = (value for name, value in environ.items() if is_secret(name))
-    return frozenset(value for value in named if len(value) >= 8 and not _ORDINARY.fullmatch(value))
+    """Return the values of variables whose names say that they are secret, and each of several in one value.
+
+    Short values, paths, addresses, and words like `changeme` are not secrets: masked, they would be missed everywhere.
+    """
+    found: set[str] = set()
+    for name, value in environ.items():
+        words = secret_words(name)
+        if any(words) or is_secret(name):
+            # `CLIENT_SECRET` may be words. In `TOKEN_TYPE` or `SORT_KEY` they are no secret.
+            names_itself = words[-1] and not _WEAK.search(name)
+            parts = _SEVERAL.split(value) if _LIST.fullmatch(value) and "-----" not in value else [value]
+            hard = [each for each in parts if not _WORDS.fullmatch(each)]
+            if (hard or names_itself) and not _is_ordinary(value):
+                found.add(value)
+            found.update(each for each in hard if not _is_ordinary(each))
+    return frozenset(found)
+
+
+def _is_ordinary(value: str) -> bool:
+    """Whether a value is too short or too simple for a secret, or is what configurations often have."""
+    if len(value) < _SHORTEST or _ORDINARY.fullmatch(value):
+        return True
+    if _PATH.fullmatch(value):
+        return not any(map(_RANDOM.fullmatch, re.split(r"[/\\]", value)))
+    bits = -sum(n * log2(n / len(value)) for n in Counter(value).values())
+    return bits < _FEWEST_BITS
 
 
 class Secrets:
