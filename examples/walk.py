@@ -217,7 +217,7 @@ def questions(walk: Walk) -> None:
     walk.check("greeted by name", text(walk.call("greet", {})) == "Bonjour, Ada.")
     replies.append({"action": "decline"})
     walk.check("a no is a no", "was not approved" in text(walk.call("cancel_order", {"order_id": 1})))
-    replies.append({"action": "accept", "content": {"allow": True, "remember": "for an hour"}})
+    replies.append({"action": "accept", "content": {"remember": "for an hour"}})
     walk.check("a yes is a yes", text(walk.call("cancel_order", {"order_id": 1})) == "Order 1 is cancelled.")
     again = text(walk.call("cancel_order", {"order_id": 1}))
     walk.check("the yes is remembered for an hour: nobody is asked", "already" in again)

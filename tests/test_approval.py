@@ -79,7 +79,7 @@ def accept(**content: Any) -> Object:
     return {"action": "accept", "content": content}
 
 
-YES, NO = accept(allow=True), accept(allow=False)
+YES, NO = accept(), {"action": "decline"}
 
 
 @requirement("P-19", "SRV-602")
@@ -87,14 +87,67 @@ YES, NO = accept(allow=True), accept(allow=False)
 async def test_p19_the_person_at_the_client_is_asked_where_the_revision_can(revision: str, ran: Ran) -> None:
     shop = Shop()
     asked: list[str] = []
-    async with shop.peer(revision, YES, NO, {"action": "decline"}, {"action": "cancel"}, asked=asked) as peer:
+    async with shop.peer(revision, YES, NO, {"action": "cancel"}, asked=asked) as peer:
         ran(revision, "memory")
         assert (await peer.call("cancel", {"order": 7})).text == "order 7 is cancelled"
-        for _ in range(3):  # a no, a refusal to answer, a dismissal
+        for _ in range(2):  # a no, a dismissal
             answer = await peer.call("cancel", {"order": 7})
             assert answer.is_error and "was not approved" in answer.text
     assert shop.cancelled == [7]
-    assert len(asked) == 4 and all('{"order":7}' in each and "cancel" in each and "shop" in each for each in asked)
+    assert len(asked) == 3 and all('{"order":7}' in each and "cancel" in each and "shop" in each for each in asked)
+
+
+ANSWERS: list[tuple[Object, str, str]] = [  # what a client says, what becomes of the call, and of the question
+    ({"action": "accept", "content": {}}, "order 7 is cancelled", "consumed"),
+    ({"action": "accept"}, "order 7 is cancelled", "consumed"),
+    ({"action": "accept", "content": None}, "order 7 is cancelled", "consumed"),
+    ({"action": "accept", "content": {"remember": "no"}}, "order 7 is cancelled", "consumed"),
+    ({"action": "accept", "content": {"remember": "for a year", "more": 1}}, "order 7 is cancelled", "consumed"),
+    ({"action": "decline"}, "was not approved by its user", "denied"),
+    ({"action": "decline", "content": {"remember": "for an hour"}}, "was not approved by its user", "denied"),
+    ({"action": "cancel"}, "the question was dismissed", "cancelled"),
+    ({"action": "maybe"}, "the question was dismissed", "cancelled"),
+    ({}, "the question was dismissed", "cancelled"),
+]
+
+
+@requirement("P-19", "APP-03")
+@pytest.mark.parametrize("revision", ASKS)
+@pytest.mark.parametrize(("said", "text", "state"), ANSWERS)
+async def test_p19_the_action_is_the_answer_and_nothing_is_asked_twice(
+    revision: str, said: Object, text: str, state: str, ran: Ran
+) -> None:
+    shop = Shop()
+    asked: list[str] = []
+    async with shop.peer(revision, *[said] * 20, asked=asked) as peer:
+        ran(revision, "memory")
+        assert text in (await peer.call("cancel", {"order": 7})).text
+        assert len(asked) == 1 and len(await shop.desk.grants()) == 0
+        (question,) = await shop.desk.recent()
+    assert question.state == state and shop.cancelled == [7] * (state == "consumed")
+
+
+@requirement("P-19", "SRV-602")
+@pytest.mark.parametrize("revision", ASKS)
+@pytest.mark.parametrize("remember", [0.0, 3600.0, 30 * 86400.0])
+async def test_p19_the_form_asks_only_whether_to_remember_where_that_is_allowed(
+    revision: str, remember: float, ran: Ran
+) -> None:
+    forms: list[Object] = []
+
+    def answer(method: str, params: Object) -> Object:
+        forms.append(params["requestedSchema"])
+        return NO
+
+    shop = Shop(approvals=Approvals(remember=remember))
+    async with Peer(shop.server, revision=revision, capabilities={"elicitation": {}}, answers=answer) as peer:
+        ran(revision, "memory")
+        await peer.call("cancel", {"order": 7})
+    (form,) = forms
+    assert form["type"] == "object" and not form.get("required")
+    words = ["no", "for an hour", "for a day", "for 30 days"][: {0.0: 0, 3600.0: 2}.get(remember, 4)]
+    assert form["properties"].get("remember", {}).get("enum", []) == words
+    assert form["properties"].keys() <= {"remember"}
 
 
 @requirement("P-19")
@@ -329,7 +382,7 @@ async def test_arguments_are_not_edited_into_what_json_cannot_say(edited: Object
 async def test_what_is_remembered_is_narrow_ends_and_can_be_revoked(revision: str) -> None:
     shop = Shop()
     asked: list[str] = []
-    remember = accept(allow=True, remember="for an hour")
+    remember = accept(remember="for an hour")
     async with shop.peer(revision, remember, NO, NO, NO, asked=asked) as peer:
         for _ in range(3):
             assert not (await peer.call("cancel", {"order": 7})).is_error

@@ -167,7 +167,7 @@ def test_the_example_asks_whoever_can_be_asked(tmp_path: Path, revision: str) ->
         for yes, ended in ((False, "was not approved by its user"), (True, "Order 1 is cancelled.")):
             client.begin("cancel_order", {"order_id": 1})
             asked = client.hear()
-            said = {"action": "accept", "content": {"allow": yes}}
+            said = {"action": "accept" if yes else "decline"}
             if revision == NEW:
                 [(key, question)] = asked["result"]["inputRequests"].items()
                 state = asked["result"]["requestState"]

@@ -152,7 +152,7 @@ def test_a_destructive_call_is_shown_and_asked_for(terminal: Terminal, tmp_path:
     terminal.run("call", "server.py", "wipe", "folder=/srv/data")
     terminal.until("Send it? [y/N]")
     terminal.type("y")
-    shown = terminal.until("Allow this call? [y/N/more]")  # the server's own guard asks as well
+    shown = terminal.until("Accept? [y/N/more]")  # the server's own guard asks as well
     assert "| Allow wipe on terminal?" in shown and '| {"folder":"/srv/data"}' in shown
     assert log_of(tmp_path) == []
     terminal.type("y")
@@ -169,16 +169,14 @@ def test_what_the_server_asks_can_be_refused_after_all(terminal: Terminal, tmp_p
     terminal.run("call", "server.py", "wipe", "folder=/srv/data")
     terminal.until("Send it? [y/N]")
     terminal.type("y")
-    terminal.until("Allow this call? [y/N/more]")
+    terminal.until("Accept? [y/N/more]")
     terminal.type(answer)
     if answer == "more":
-        terminal.until("allow (boolean)")
-        terminal.type("false")
         terminal.until("remember (")
         terminal.type("for an hour")
         terminal.until("Send it? [y/N/again]")
-        terminal.type("y")
-    assert "was not approved by its user" in terminal.until("EXIT=1")
+        terminal.type("n")
+    assert "was not approved" in terminal.until("EXIT=1")
     assert log_of(tmp_path) == []
 
 

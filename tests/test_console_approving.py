@@ -256,7 +256,7 @@ async def test_where_the_caller_is_to_be_asked_nobody_else_decides(tmp_path: Pat
 
     async def answer(method: str, params: Object) -> Object:
         await waits.wait()
-        return {"action": "accept", "content": {"allow": True}}
+        return {"action": "accept", "content": {}}
 
     async with consoled(shop(tmp_path / "audit.db", approvals=Approvals(by="caller"))) as rig:
         page = await rig.page()

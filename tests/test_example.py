@@ -271,14 +271,14 @@ async def test_greet_does_without_a_name() -> None:
 
 
 async def test_cancel_order_cancels_once_the_person_agrees_and_twice_is_like_once() -> None:
-    async with answering(allow=True) as peer:
+    async with answering() as peer:
         assert (await peer.call("cancel_order", {"order_id": 1})).text == "Order 1 is cancelled."
         again = await peer.call("cancel_order", {"order_id": 1})
         assert not again.is_error and "already" in again.text
         assert await status_of(peer, 1) == "cancelled"
 
 
-@pytest.mark.parametrize("unwilling", [saying("decline"), saying("cancel"), answering(allow=False), answering()])
+@pytest.mark.parametrize("unwilling", [saying("decline"), saying("cancel")])
 async def test_cancel_order_leaves_the_order_unless_the_person_agrees(unwilling: Peer) -> None:
     async with unwilling as peer:
         assert "was not approved" in (await peer.call("cancel_order", {"order_id": 1})).text
@@ -291,7 +291,7 @@ async def test_cancel_order_does_nothing_once_the_call_is_cancelled() -> None:
     async def answers(method: str, params: Object) -> Object:
         asked.set()
         await decided.wait()
-        return {"action": "accept", "content": {"allow": True}}
+        return {"action": "accept", "content": {}}
 
     async with Peer(server, capabilities={"elicitation": {}}, answers=answers) as peer:
         call = asyncio.create_task(peer.request("tools/call", {"name": "cancel_order", "arguments": {"order_id": 1}}))
@@ -309,7 +309,7 @@ async def test_cancel_order_does_nothing_for_a_client_that_cannot_ask(peer: Peer
 
 @pytest.mark.parametrize(("order", "why"), [(2, "shipped"), (99, "no order 99")])
 async def test_cancel_order_says_why_it_cannot(order: int, why: str) -> None:
-    async with answering(allow=True) as peer:
+    async with answering() as peer:
         result = await peer.call("cancel_order", {"order_id": order})
     assert result.is_error and why in result.text
 

@@ -100,7 +100,7 @@ def no(method: str, params: Object) -> Object:
 
 
 def yes(method: str, params: Object) -> Object:
-    return {"action": "accept", "content": {"allow": True}}
+    return {"action": "accept", "content": {}}
 
 
 # Refusals

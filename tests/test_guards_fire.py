@@ -459,7 +459,7 @@ async def test_p19_an_answer_replayed_to_another_process_runs_nothing_more(
             await each.open({"elicitation": {}})
         params: Object = {"name": "cancel", "arguments": {"order": 7}}
         asked = (await wires[0].request("tools/call", params))["result"]
-        answers = {key: {"action": "accept", "content": {"allow": True}} for key in asked["inputRequests"]}
+        answers = {key: {"action": "accept", "content": {}} for key in asked["inputRequests"]}
         params |= {"requestState": asked["requestState"], "inputResponses": answers}
         for _ in range(3):  # at once, and again
             await asyncio.gather(*(at_once(each, params, 4) for each in wires))

@@ -73,7 +73,7 @@ STEPS: dict[str, Object] = {
     "confirm": {
         "call": "cancel_order",
         "arguments": {"order_id": 3},
-        "answer": {"action": "accept", "content": {"allow": True}},
+        "answer": {"action": "accept", "content": {}},
     },
 }
 

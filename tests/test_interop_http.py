@@ -59,7 +59,7 @@ STARTING = PATIENCE
 pytestmark = pytest.mark.peers
 
 # An order can be cancelled once, and there are many clients: here the person does not agree.
-REFUSED = {"action": "accept", "content": {"allow": False}}
+REFUSED = {"action": "decline"}
 HERE = {**STEPS, "confirm": {**STEPS["confirm"], "answer": REFUSED}}
 
 
@@ -211,7 +211,7 @@ def test_a_client_is_asked_and_answers(talk: Conversation) -> None:
         assert talk.result(step)["isError"] is (step in ("cancel", "confirm"))  # of calls that were not approved
     assert talk.text("accept") == "Bonjour, Ada."
     assert talk.text("decline") == "Hello, whoever you are."
-    assert talk.text("cancel") == "cancel_order was not approved by its user. Nothing was done."
+    assert talk.text("cancel") == "cancel_order was not approved: the question was dismissed. Nothing was done."
     assert talk.text("confirm") == "cancel_order was not approved by its user. Nothing was done."
 
 

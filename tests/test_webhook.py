@@ -270,7 +270,7 @@ async def test_p19_whoever_decides_first_has_decided(quicker: str, logged: Lines
         await receiver.asked.wait()
         if quicker == "webhook":
             await asyncio.Event().wait()
-        return {"action": "accept", "content": {"allow": True}}
+        return {"action": "accept", "content": {}}
 
     async with receiver.listening() as url:
         shop = Shop(url, by="anyone")

@@ -52,6 +52,10 @@ class Forms:
                 return DECLINE
             if said.lower() not in ("m", "more"):
                 return {**answers, only: said.lower() in ("y", "yes")}
+        elif not question.schema.get("required") and fields.keys() <= answers.keys():  # to accept is the answer
+            said = self._screen.read(f"Accept? [y/N{'/more' if fields else ''}] ")
+            if said is None or said.lower() not in ("m", "more"):
+                return answers if said is not None and said.lower() in ("y", "yes") else DECLINE
         elif not self._screen.ask("Answer it?"):
             return DECLINE
         while True:

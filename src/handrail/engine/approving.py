@@ -17,12 +17,12 @@ from contextlib import suppress
 
 from handrail.engine.ask import Answer, Form, Later
 from handrail.engine.call import Call
-from handrail.errors import Kind, Refused, ToolError, TransportError
+from handrail.errors import Kind, Refused, TransportError
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk
 from handrail.guards.chain import TrailError
 from handrail.guards.inert import inert, one_line
 from handrail.jsonrpc import encode
-from handrail.model import Json, Object
+from handrail.model import Object
 from handrail.stores import StoreError
 
 ROUNDS = 9  # of "ask again": clients give up after the tenth
@@ -132,20 +132,23 @@ class Agreement:
                 await self._desk.cancel(approval)  # as it was when it was waited for: a yes since then is a yes
 
     async def _question(self, approval: Approval) -> Answer:
-        key, question = f"approval-{approval.id}", Form(_wording(approval, self._asked), _form(self._desk), as_is=True)
+        key, question = f"approval-{approval.id}", _Consent(_wording(approval, self._asked), self._desk)
         try:
             answer: Answer = (await self._call.ask_all({key: question}))[key]
             return answer
-        except ToolError:  # an answer that does not fit the form is no yes
-            return Answer("decline")
         except TransportError:  # the client has gone, and its call with it
             raise asyncio.CancelledError from None
 
     async def _said(self, approval: Approval, answer: Answer) -> Approval:
         """What the person at the client said, as a decision; unless somebody else was quicker."""
-        content: Json = answer.content if answer.action == "accept" else {}
-        yes = type(content) is dict and content.get("allow") is True
-        remember = REMEMBER.get(str(content.get("remember")), 0.0) if yes else 0.0
+        if answer.action == "cancel":
+            await self._desk.cancel(approval)
+            found = await self._desk.get(approval.id)
+            if found is None or found.state == "cancelled":
+                text = f"{self._call.name} was not approved: the question was dismissed. Nothing was done."
+                raise Refused(Kind.DENIED, text)
+            return found
+        yes, remember = answer.action == "accept", REMEMBER.get(str(answer.content), 0.0)
         try:
             return await self._desk.decide(approval.id, yes, by=approval.asked.principal, remember=remember)
         except ApprovalError:
@@ -217,10 +220,22 @@ def _wording(approval: Approval, asked: Asked) -> str:
     return f"Allow {name} on {server}?{about}\n{shown}{preview}\nAsked {why}.{since}"
 
 
-def _form(desk: Desk) -> Object:
-    fields: Object = {"allow": {"type": "boolean", "title": "Allow this call", "default": False}}
-    kept = [word for word, seconds in REMEMBER.items() if seconds <= desk.options.remember]
-    if len(kept) > 1:
+class _Consent(Form):
+    """The question whether a call may run. The action is the answer: accept is yes, once; decline is no.
+
+    The form asks only what need not be answered: whether to remember a yes, where that is allowed.
+    """
+
+    def __init__(self, message: str, desk: Desk) -> None:
+        kept = [word for word, seconds in REMEMBER.items() if seconds <= desk.options.remember]
         title = "Do not ask again for the same arguments"
-        fields["remember"] = {"type": "string", "title": title, "enum": kept, "default": "no"}
-    return {"type": "object", "properties": fields, "required": ["allow"]}
+        field = {"type": "string", "title": title, "enum": kept, "default": "no"}
+        fields: Object = {"remember": field} if len(kept) > 1 else {}
+        super().__init__(message, {"type": "object", "properties": fields}, as_is=True)
+
+    def read(self, answer: Object) -> Answer:
+        """The action, and how long to remember a yes. No answer is asked for again: one without an action is none."""
+        action, content = answer.get("action"), answer.get("content")
+        if action == "accept":
+            return Answer("accept", content.get("remember") if type(content) is dict else None)
+        return Answer("decline" if action == "decline" else "cancel")
