@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import sqlite3
 import stat
 import time
@@ -190,11 +192,13 @@ def test_a_call_that_nobody_there_can_agree_to_waits_for_the_terminal(tmp_path: 
         shown = handrail("approve", home=tmp_path).stdout
         for text in (one["id"], "cancel_order on everyday", "pending", "asked by local with test", '"order_id": 1'):
             assert text in shown
-        done = handrail("approve", one["id"], "no", "--note", "not that one", home=tmp_path)
+        claims = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "mallory")
+        done = handrail("approve", one["id"], "no", "--note", "not that one", home=tmp_path, env=claims)
         assert (done.returncode, done.stderr) == (0, f"handrail: {one['id']}: denied\n")
         assert "was not approved by an operator: not that one" in text_of(client.hear())
         twice = handrail("approve", one["id"], "yes", home=tmp_path)
-        assert twice.returncode == 2 and "has been denied by operator" in twice.stderr
+        user = pwd.getpwuid(os.getuid()).pw_name
+        assert twice.returncode == 2 and f"has been denied by operator {user}" in twice.stderr
         client.begin("cancel_order", {"order_id": 3})
         one = waiting(tmp_path)
         loose = handrail("approve", one["id"], "yes", "--where", 'order_id={"under": 9}', home=tmp_path)

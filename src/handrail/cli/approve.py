@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import json
 import os
 import sys
@@ -27,6 +26,9 @@ from handrail.guards.limits import LOCAL
 from handrail.guards.trail import DATABASES, open_trail
 from handrail.model import Object
 from handrail.stores.sqlite import SqliteStore
+
+if sys.platform != "win32":
+    import pwd
 
 __all__ = ["run_approve"]
 
@@ -76,7 +78,7 @@ class _Clerk:
         self._store = store
         self._args = args
         self._screen = screen
-        self._who = f"operator {getpass.getuser()}"
+        self._who = f"operator {_user()}"
 
     async def work(self) -> int:
         args = self._args
@@ -223,6 +225,16 @@ def _conditions(words: list[str]) -> dict[str, Object]:
         if not isinstance(found[name], dict) or not found[name]:
             raise Usage(f"--where: {word!r} is not an argument and its condition, such as 'amount={{\"under\": 100}}'")
     return found
+
+
+def _user() -> str:
+    """The user that this process belongs to, whatever the environment says."""
+    if sys.platform == "win32":
+        return os.getlogin()
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
 
 
 def _time(seconds: float) -> str:
