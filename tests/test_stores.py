@@ -15,7 +15,7 @@ import threading
 import weakref
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from itertools import takewhile
 from pathlib import Path
@@ -844,3 +844,41 @@ async def test_a_listener_that_was_stopped_for_too_long_is_told_so(path: Path) -
 
 def _stop_the_loop_while(body: str, path: Path) -> None:
     subprocess.run([sys.executable, "-c", script(body), str(path)], check=True, timeout=DEADLINE)
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _replace(path: Path) -> None:
+    asyncio.run(_put_one(path.with_name("other")))
+    path.with_name("other").replace(path)
+
+
+async def _put_one(path: Path) -> None:
+    other = SqliteStore(path)
+    await other.put("other", b"1")
+    await other.close()
+
+
+@pytest.mark.parametrize("change", [_delete, _replace])
+async def test_a_file_that_is_deleted_or_replaced_is_opened_anew(change: Callable[[Path], None], path: Path) -> None:
+    stores = [SqliteStore(path), SqliteStore(path)]
+    for i, store in enumerate(stores):
+        await store.put(f"before {i}", b"1")
+    async with stores[0].subscribe("topic") as messages:
+        await stores[1].publish("topic", b"1")
+        assert await anext(messages) == b"1"
+        await asyncio.to_thread(change, path)
+        for i, store in enumerate(stores):
+            await store.put(f"after {i}", b"2")
+        with pytest.raises(StoreError, match="the file was deleted or replaced: some messages are gone"):
+            await anext(messages)
+    for store in stores:
+        assert [key for key, _ in await store.scan("")][:2] == ["after 0", "after 1"]
+        assert await store.get("before 0") is None
+        await store.close()
+    again = SqliteStore(path)
+    assert await again.get("after 1") == b"2"
+    assert (await again.get("other") is not None) == (change is _replace)
+    await again.close()

@@ -1,14 +1,19 @@
-"""Opening a store's SQLite file: who may read it, how it reaches the disk, and which tables it has."""
+"""Opening a store's SQLite file: who may read it, how it reaches the disk, its tables, whether it is still there."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from sqlite3 import Connection
 
 from handrail.stores import StoreError
+
+if sys.platform != "win32":
+    import fcntl
 
 BUSY_SECONDS = 10.0  # how long another process may keep us from writing
 
@@ -28,10 +33,39 @@ MIGRATIONS = (
 """From each version of the file to the next. What was released is never edited: add a step."""
 
 
+BESIDE = ("-wal", "-shm")
+"""The files that SQLite keeps beside one that is open."""
+
+
+class Opener:
+    """Opens a file, and tells whether its name still leads to it: SQLite writes on to one that was deleted."""
+
+    def __init__(self, path: str, durable: bool) -> None:
+        self._path = path
+        self._durable = durable
+        self._files: dict[str, tuple[int, int] | None] = {}  # the file, and those beside it, as they were opened
+
+    def __call__(self) -> Connection:
+        if self._files and not self.is_current():
+            with _held(self._path):
+                for suffix in BESIDE:  # those of the file that has gone would be taken for parts of the next
+                    if _identity(self._path + suffix) == self._files[suffix]:
+                        _remove(self._path + suffix)
+        db = connect(self._path, durable=self._durable)
+        self._files = {suffix: _identity(self._path + suffix) for suffix in ("", *BESIDE)}
+        return db
+
+    def is_current(self) -> bool:
+        return _identity(self._path) == self._files[""]
+
+
 def connect(path: str, *, durable: bool) -> Connection:
-    # Only a file that is not there yet: to close one that SQLite has open here would drop the locks it holds.
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    if not os.path.exists(path):
+        with _held(path), suppress(FileExistsError):
+            # Only a file that is not there yet: to close one that SQLite has open here would drop the locks it holds.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+            for suffix in BESIDE:  # of one that was deleted while it was open, and may be open still
+                _remove(path + suffix)
     db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         db.execute("PRAGMA page_size = 8192")  # of a new file: a tenth less work for a trail than with 4096
@@ -66,3 +100,30 @@ def _migrate(path: str, db: Connection) -> None:
         for statement in (*step, f"PRAGMA user_version = {number}"):
             db.execute(statement)
     db.execute("COMMIT")
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+@contextmanager
+def _held(path: str) -> Iterator[None]:
+    """One process at a time makes a file of that folder; on Windows nothing that is open can be deleted."""
+    if sys.platform == "win32":
+        yield
+        return
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

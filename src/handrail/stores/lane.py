@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from handrail.stores import StoreError
+from handrail.stores.database import Opener
 
 GROUP = 1000
 """Calls that may share a transaction: reaching the disk is paid once for all of them."""
@@ -40,9 +41,7 @@ class _Job(Struct, eq=False):
 class Lane:
     """Only reads, unless it is given a `sweep`, which joins a transaction now and then, and says if there is more."""
 
-    def __init__(
-        self, connect: Callable[[], Connection], clock: Callable[[], float], sweep: Work[bool] | None = None
-    ) -> None:
+    def __init__(self, connect: Opener, clock: Callable[[], float], sweep: Work[bool] | None = None) -> None:
         self._clock = clock
         self._sweep = sweep
         self._swept = float("-inf")
@@ -80,7 +79,7 @@ class Lane:
         if os.getpid() != self._process:
             raise StoreError(f"this store was opened by process {self._process}; after a fork, open the file anew")
 
-    def _run(self, connect: Callable[[], Connection], opened: Future[None]) -> None:
+    def _run(self, connect: Opener, opened: Future[None]) -> None:
         try:
             db: Connection | None = connect()
         except Exception as problem:
@@ -94,6 +93,9 @@ class Lane:
                 group.append(self._jobs.get())
             jobs = [job for job in group if job]
             try:
+                if db is not None and not connect.is_current():
+                    _leave(db)
+                    db = None
                 db = db or connect()
                 outcomes, more = self._transact(db, jobs, more)
             except Exception as problem:
@@ -129,6 +131,13 @@ class Lane:
             more, self._swept = self._sweep(db, now), now
         db.execute("COMMIT")
         return outcomes, more
+
+
+def _leave(db: Connection) -> None:
+    """Close the connection to a file that was deleted, renamed or replaced; a renamed one gets all that is its."""
+    with suppress(sqlite3.Error):
+        db.execute("PRAGMA wal_checkpoint(FULL)")
+    _close(db)
 
 
 def _close(db: Connection | None) -> None:

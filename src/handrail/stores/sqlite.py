@@ -15,7 +15,7 @@ from itertools import takewhile
 from sqlite3 import Connection
 
 from handrail.stores import Append, Delete, Put, Store, StoreError, count_in, permits
-from handrail.stores.database import connect
+from handrail.stores.database import Opener
 from handrail.stores.lane import Lane
 from handrail.stores.topics import Topics
 
@@ -47,10 +47,10 @@ class SqliteStore(Store):
         self, path: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] = time.time
     ) -> None:
         self.path = os.path.abspath(path)
-        opening = partial(connect, self.path, durable=durable)
         self.durable = durable
-        self.writer = Lane(opening, clock, _sweep)  # also for the audit trail, which shares its transactions
-        self._reader = Lane(opening, clock)
+        # The writer also serves the audit trail, which shares its transactions.
+        self.writer = Lane(Opener(self.path, durable), clock, _sweep)
+        self._reader = Lane(Opener(self.path, durable), clock)
         self._topics = Topics()
         self._poller: asyncio.Task[None] | None = None
 
@@ -184,4 +184,7 @@ def _newest(db: Connection, now: float) -> int:
 
 def _published(heard: int, db: Connection, now: float) -> list[tuple[int, str, bytes]]:
     sql = "SELECT number, topic, message FROM messages WHERE number > ? ORDER BY number LIMIT ?"
-    return db.execute(sql, (heard, STEP)).fetchall()
+    rows = db.execute(sql, (heard, STEP)).fetchall()
+    if not rows and _newest(db, now) < heard:
+        raise StoreError("the file was deleted or replaced: some messages are gone")
+    return rows
