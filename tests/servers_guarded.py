@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
@@ -188,11 +188,11 @@ def _dies_before_the_intent() -> None:
 def _in_the_transaction(then: Callable[[], None]) -> None:
     inner = SqliteTable._append
 
-    def outer(table: SqliteTable, bodies: list[bytes], changes: Mapping[int, Any], *more: Any) -> Collection[int]:
-        unmet = inner(table, bodies, changes, *more)
+    def outer(table: SqliteTable, bodies: list[bytes], changes: Mapping[int, Any], *more: Any) -> Any:
+        done = inner(table, bodies, changes, *more)
         if any(b'"event":"intent"' in bodies[at] for at in changes):
             then()
-        return unmet
+        return done
 
     put(SqliteTable, "_append", outer)
 

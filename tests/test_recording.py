@@ -398,3 +398,23 @@ async def test_p30_a_call_that_waits_for_a_person_takes_nobodys_place(shared: bo
         again = await peer.call("wipes", {"number": waiting[1].asked.arguments["number"]})
         assert not again.is_error  # the yes was not used up
         assert "3/hour" in (await peer.call("wipes", {"number": 9})).text  # and the rate has counted all of them
+
+
+@requirement("P-15", everywhere=True)
+@pytest.mark.parametrize("name", ["calls.db", "calls.jsonl"])
+async def test_p15_calls_after_the_record_was_deleted_are_on_record(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    server = Server("shop", audit=path)
+
+    @server.tool
+    async def status(order: int) -> str:
+        return f"order {order}"
+
+    async with Peer(server) as peer:
+        await peer.call("status", {"order": 1})
+        os.unlink(path)
+        for order in (2, 3):
+            await peer.call("status", {"order": order})
+    records = [json.loads(line) for _, line in TrailFile(path).lines()]
+    assert [each["event"] for each in records] == ["replaced", *["intent", "outcome"] * 2]
+    assert records[0]["to"] == 3

@@ -7,10 +7,12 @@ import io
 import json
 import os
 import resource
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
@@ -23,7 +25,7 @@ from msgspec import ValidationError, convert
 
 from cli_runs import Terminal, handrail
 from handrail.guards import trail as trails
-from handrail.guards.chain import ORIGIN, Verdict, frame, records_in, verify
+from handrail.guards.chain import BEGINNING, ORIGIN, Flaw, Link, Verdict, frame, link_of, records_in, verify
 from handrail.guards.trail import RESERVED_MEGABYTES, Trail, TrailError, TrailSettings, open_trail
 from handrail.guards.trail_reading import TrailFile
 from handrail.model import Object
@@ -404,25 +406,29 @@ async def test_a_full_file_is_followed_by_another_that_goes_on_with_the_chain(tm
     assert events(path).count("rotated") == 3
     good(path)
     (tmp_path / "trail.1.jsonl").unlink()
-    assert good(path).first == 12, "what is left can be checked without it"
+    verdict = verify(read(path))
+    assert verdict.flaw == Flaw(BEGINNING, 1, f"it begins with record 12; {MISSING}, and no record says why")
+    assert verdict.bad == 1, "what is left can be checked without it"
+    good(path, verdict.noted)
     change(tmp_path / "trail.2.jsonl", lambda data: b"".join(data.splitlines(True)[:-1]))
-    assert verify(read(path)).flaw is not None, "what is missing in between is noticed"
-    (tmp_path / "trail.2.jsonl").unlink()
-    (tmp_path / "trail.3.jsonl").unlink()
-    assert good(path).records < 10
-    change(path, lambda data: b"".join(data.splitlines(True)[1:]))
-    flaw = verify(read(path)).flaw
-    assert flaw is not None and "those before it are missing" in flaw.text
+    assert verify(read(path), head=verdict.noted).flaw is not None, "what is missing in between is noticed"
 
 
 async def test_an_old_file_is_followed_by_another_and_deleted_in_the_end(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "trail.jsonl"
-    await rotated(path, clock, 30, rotate_days=10, keep_days=365)
+    await rotated(path, clock, 30, rotate_days=10, keep_days=30)
     assert names(tmp_path) == ["trail.1.jsonl", "trail.2.jsonl", "trail.jsonl"]
-    os.utime(tmp_path / "trail.1.jsonl", (0, clock.now - 366 * DAY))
-    await rotated(path, clock, 10, rotate_days=10, keep_days=365)
-    assert names(tmp_path) == ["trail.2.jsonl", "trail.3.jsonl", "trail.jsonl"]
+    noted = good(path).noted
+    for each in names(tmp_path):
+        os.utime(tmp_path / each, (0, 0))  # its own time counts, whatever the file system says
+    await rotated(path, clock, 30, rotate_days=10, keep_days=30)
+    assert names(tmp_path) == [f"trail.{i}.jsonl" for i in (2, 3, 4, 5)] + [path.name]
     assert good(path).first > 10
+    verdict = verify(read(path), head=noted, now=clock.now)
+    assert verdict.flaw is None, "what is left shows that those before it were too old"
+    (tmp_path / "trail.2.jsonl").unlink()
+    verdict = verify(read(path), now=clock.now)
+    assert verdict.flaw is not None and "no record says why" in verdict.flaw.text
 
 
 async def test_who_has_a_file_open_that_another_rotates_goes_on_in_the_new_one(tmp_path: Path, clock: Clock) -> None:
@@ -446,7 +452,7 @@ async def test_old_records_are_trimmed_and_the_rest_can_still_be_checked(tmp_pat
             await trail.write(intent(i))
             clock.now += DAY
     kept = calls(path)
-    assert 10 <= len(kept) <= 12 and kept[-1] == "39"
+    assert 10 <= len(kept) <= 14 and kept[-1] == "39"
     verdict = good(path)
     assert verdict.first > 20
     assert verdict.last == verdict.first + verdict.records - 1
@@ -454,6 +460,246 @@ async def test_old_records_are_trimmed_and_the_rest_can_still_be_checked(tmp_pat
         db.execute("DELETE FROM audit WHERE number = (SELECT min(number) FROM audit)")
     flaw = verify(read(path)).flaw
     assert flaw is not None and "those before it are missing" in flaw.text
+
+
+TRAILS = Path(__file__).with_name("trails")
+"""Written by version 0.1.0, before heads were noted with the first number."""
+HASH = {
+    "trimmed.db": "eeed0d577994dda522d716a99fe28d726a4d2fd1f4dc1d3c99626faab7db34e4",
+    "rotated.jsonl": "27efccddb4b15e84a6d2498cededd0c9b7d62f863f9aabc960e0a023ac6920ff",
+}
+
+
+@requirement("P-16", everywhere=True)
+@pytest.mark.parametrize("name", HASH)
+async def test_p16_trails_of_earlier_versions_are_read_checked_and_gone_on_with(name: str, tmp_path: Path) -> None:
+    for each in TRAILS.iterdir():
+        shutil.copy(each, tmp_path)
+    path = tmp_path / name
+    old = good(path, head=HASH[name])
+    assert old.head == HASH[name]
+    assert old.noted == f"{HASH[name]}@{old.first}..{old.last}", "how long it is kept was not written down then"
+    before = [line for _, line in read(path)]
+    async with opened(path, clock=time.time, keep_days=0) as trail:
+        await trail.write(intent("next"))
+    assert [line for _, line in read(path)][: len(before)] == before and calls(path)[-1] == "next"
+    for head in (HASH[name], old.noted):
+        assert good(path, head=head).noted.startswith(f"{good(path).head}@{old.first}..")
+    assert [*TrailFile(path).salvaged()][: len(before)] == before
+    code, shown, _ = audit(tmp_path, "verify", str(path), "--head", HASH[name])
+    assert code == 0 and "good" in shown
+
+
+def appended(lines: Lines, *bodies: Object) -> Lines:
+    """As somebody who has the file can: the chain has no secret."""
+    end = link_of(lines[-1][1])
+    assert end is not None
+    made, _ = frame([json.dumps(each).encode() for each in bodies], b"0" * 16, Clock.now, end)
+    return [*lines, *(("made up", line + b"\n") for line in made)]
+
+
+MISSING = "those before it are missing"
+
+
+@requirement("P-16", everywhere=True)
+@pytest.mark.parametrize("noted", ["noted", "hash"])
+@pytest.mark.parametrize(
+    ("keeps", "claims", "days", "says"),
+    [
+        ({}, None, 1, "no record says why"),
+        ({}, {}, 1, ""),
+        ({}, {"keep_days": 0, "max_megabytes": 1}, 1, ""),
+        ({}, {"keep_days": 365}, 1, ""),
+        ({}, {"keep_days": 1}, 30, ""),
+        ({"keep_days": 0}, {"keep_days": 1}, 3650, "keep_days = 0"),
+        ({"keep_days": 3000}, {"keep_days": 30}, 2999, "keep_days = 3000"),
+    ],
+    ids=str,
+)
+async def test_p16_a_noted_head_shows_that_the_beginning_was_deleted_behind_a_made_up_record(
+    path: Path, noted: str, keeps: Object, claims: Object | None, days: float, says: str
+) -> None:
+    async with opened(path, **keeps) as trail:
+        for i in range(10):
+            await trail.write(intent(i))
+    lines = read(path)
+    head = getattr(verify(lines), "noted" if noted == "noted" else "head")
+    gone = link_of(lines[4][1])
+    assert gone is not None
+    left = lines[5:]
+    if claims is not None:
+        left = appended(left, {"event": "trimmed", "to": gone.number, "digest": gone.hash.decode(), **claims})
+    verdict = verify(left, head=head, now=Clock.now + days * DAY)
+    assert verdict.flaw is not None
+    assert (verdict.flaw.place, verdict.bad) == (BEGINNING, 1)
+    assert verdict.flaw.text.startswith(f"it begins with record 6; {MISSING}")
+    assert says in verdict.flaw.text or (noted == "hash" and "after the head was noted" in verdict.flaw.text)
+    (path.parent / "left.jsonl").write_bytes(b"".join(line for _, line in left))
+    code, shown, _ = audit(path.parent, "verify", str(path.parent / "left.jsonl"), "--head", head)
+    assert code == 2 and MISSING in shown and f": incomplete: {len(left)} records, 6 to" in shown
+    again = verify(left).noted
+    assert verify(left, head=again).flaw is None, "whoever notes the head again has accepted it"
+
+
+@requirement("P-16", everywhere=True)
+async def test_p16_a_noted_head_holds_while_records_grow_too_old(path: Path, clock: Clock) -> None:
+    heads: list[str] = []
+    lines: Lines = []
+    for i in range(60):
+        async with opened(path, clock=clock, keep_days=10, rotate_days=2) as trail:
+            await trail.write(intent(i))
+        lines = read(path)
+        for head in heads[-9:]:
+            assert verify(lines, head=head, now=clock.now).flaw is None
+        verdict = verify(lines, now=clock.now)
+        assert verdict.flaw is None and verdict.noted.endswith(f"@{verdict.first}..{verdict.last},10d")
+        heads.append(verdict.noted)
+        clock.now += DAY
+    assert verify(lines, now=clock.now).first > 60, "most are gone"
+    gone = verify(lines, head=heads[0], now=clock.now).flaw
+    assert gone is not None and "the noted record 2 is gone" in gone.text
+
+
+async def test_a_head_that_is_none_is_refused(path: Path) -> None:
+    await sample(path)
+    for head in ("5f3c", "f" * 64 + "@1", "F" * 64, "f" * 64 + "@1..2,3", " "):
+        code, _, told = audit(path.parent, "verify", str(path), "--head", head)
+        assert code == 2 and "is not a head, such as `handrail audit verify` prints: HASH@first..last" in told
+
+
+# A clock that jumps, a limit of size
+
+
+@pytest.mark.parametrize("jump", [2 * DAY, 30 * DAY, 3650 * DAY], ids=lambda each: f"{each / DAY:g} days")
+async def test_a_clock_far_ahead_for_a_moment_deletes_nothing(path: Path, clock: Clock, jump: float) -> None:
+    keeps = {"keep_days": 10, "rotate_days": 1}
+    for i in range(9):
+        async with opened(path, clock=clock, **keeps) as trail:
+            await trail.write(intent(i))
+        clock.now += DAY
+    clock.now += jump
+    for i in range(9, 12):  # by processes that were started, and in one that goes on
+        async with opened(path, clock=clock, **keeps) as trail:
+            for _ in range(3):
+                await trail.write(intent(i))
+                clock.now += 3600.0
+    clock.now -= jump
+    for i in range(12, 15):
+        async with opened(path, clock=clock, **keeps) as trail:
+            await trail.write(intent(i))
+    assert list(dict.fromkeys(calls(path))) == [str(i) for i in range(15)]
+    good(path)
+    for i in range(15, 40):  # and nothing is kept for ever because of it
+        async with opened(path, clock=clock, **keeps) as trail:
+            await trail.write(intent(i))
+        clock.now += DAY
+    assert 10 <= len(calls(path)) <= 15
+    assert verify(read(path), now=clock.now).flaw is None
+
+
+async def test_the_oldest_records_go_when_there_are_too_many_megabytes(path: Path, clock: Clock) -> None:
+    noted = ""
+    async with opened(path, clock=clock, max_megabytes=1, keep_days=0) as trail:
+        for i in range(300):
+            await asyncio.gather(*(trail.write(intent(f"{i}-{j}", padding="x" * 1000)) for j in range(10)))
+            clock.now += 1.0
+            size = sum(each.stat().st_size for each in path.parent.iterdir() if each.suffix == ".jsonl")
+            assert size < 1_100_000
+            if i == 200:
+                noted = verify(read(path)).noted
+    assert os.stat(path).st_size < 1_500_000
+    lines = read(path)
+    assert 400 < len(lines) < 1000 and calls(path)[-1].startswith("299-")
+    assert noted.endswith(",1MB") and good(path).first > 1000
+    left = good(path)
+    recent = read(path)[: len(lines) // 2]
+    assert verify(recent, head="").flaw is not None, "what is left is too little to be what a limit of size left"
+    assert verify(lines, head=left.noted).flaw is None
+    with pytest.raises(ValueError, match="max_megabytes: -1 is less than 0"):
+        TrailSettings(max_megabytes=-1)
+
+
+# A file that is gone while it is written
+
+
+def _delete(path: Path) -> None:
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+
+
+def _delete_only(path: Path) -> None:
+    path.unlink()
+
+
+def _rename(path: Path) -> None:
+    path.rename(path.with_name(f"aside{path.suffix}"))
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name(f"other{path.suffix}")
+    asyncio.run(_write_one(other))
+    os.replace(other, path)
+
+
+async def _write_one(path: Path) -> None:
+    async with opened(path) as trail:
+        await trail.write(intent("other"))
+
+
+@requirement("P-15", everywhere=True)
+@pytest.mark.parametrize("change", [_delete, _delete_only, _rename, _replace], ids=lambda each: each.__name__)
+async def test_p15_a_file_that_is_gone_is_made_anew_and_a_record_says_so(
+    path: Path, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(path) as one, opened(path) as other:
+        for i in range(10):
+            await (one, other)[i % 2].write(intent(i))
+        before = verify(read(path))
+        await asyncio.to_thread(change, path)
+        await one.write(intent("one"))
+        await other.write(intent("other one"))
+        await asyncio.gather(*(each.write(intent("last")) for each in (one, other)))
+    assert "was deleted or replaced" in caplog.text
+    assert [each for each in calls(path) if each != "other"] == ["one", "other one", "last", "last"]
+    records = [json.loads(line) for _, line in read(path)]
+    assert before.head in [each.get("digest") for each in records if each["event"] == "replaced"]
+    flaw = verify(read(path)).flaw
+    assert flaw is not None and "the file was deleted or replaced here: records up to 1" in flaw.text
+    assert verify(read(path), head=before.noted).bad > 1
+    good(path, verify(read(path)).noted)
+    if change is _rename:
+        aside = path.with_name(f"aside{path.suffix}")
+        assert good(aside, before.noted).last == before.last, "what was written before is there"
+
+
+# Salvaging
+
+
+@requirement("P-16", everywhere=True)
+@pytest.mark.parametrize("number", [1, 3, 1000])
+async def test_p16_a_record_planted_in_a_result_is_not_salvaged(path: Path, number: int) -> None:
+    before = Link(number - 1, b"0" * 64)
+    planted, _ = frame([b'{"event":"outcome","call":"planted"}'] * 3, b"0" * 16, Clock.now, before)
+    texts = [b"\n".join([b"", *planted, b""]), planted[0], b"\x05\0\x07\xc3\xa9\x20\0\0\0\0\0\0" + planted[0]]
+    store = SqliteStore(path if path.suffix == ".db" else path.with_name("store.db"))
+    async with opened(store if path.suffix == ".db" else path) as trail:
+        for i in range(200):
+            await trail.write(intent(i, text=texts[i % 3].decode(), padding="x" * 500))
+            await store.put(f"rest:{i}", texts[i % 3] * (1 + i % 5 * 20))
+            if i % 3 == 0:
+                await store.delete(f"rest:{i}")
+    await store.close()
+    _salvage_damaged(path)
+
+
+def _salvage_damaged(path: Path) -> None:
+    lines = [line for _, line in read(path)]
+    assert [*TrailFile(path).salvaged()] == lines
+    data = path.read_bytes()
+    for at in (0, len(data) // 3, len(data) // 2, len(data) * 9 // 10):
+        path.write_bytes(data[:at] + b"\xa5" * 100 + data[at + 100 :])
+        salvaged = [*TrailFile(path).salvaged()]
+        assert set(salvaged) <= set(lines) and len(salvaged) > 150
 
 
 # When it cannot be written
@@ -621,7 +867,7 @@ async def test_p16_verify_tells_whether_a_trail_is_whole(path: Path) -> None:
     lines = await sample(path)
     home = path.parent
     head = json.loads(lines[-1][1])["hash"]
-    assert audit(home, "verify", str(path)) == (0, f"{path}: good: 7 records, 1 to 7\n  head {head}\n", "")
+    assert audit(home, "verify", str(path)) == (0, f"{path}: good: 7 records, 1 to 7\n  head {head}@1..7,365d\n", "")
     assert "no record has the hash ffff" in audit(home, "verify", str(path), "--head", "f" * 64)[1]
     if path.suffix == ".db":
         with closing(sqlite3.connect(path)) as db, db:
@@ -680,7 +926,7 @@ async def test_p16_all_that_is_left_of_a_damaged_database_is_exported(tmp_path: 
         salvaged = [*TrailFile(target).salvaged()]
         assert {n for n, line in enumerate(lines) if line not in salvaged} <= lost, name
         assert set(salvaged) <= set(lines), name
-    assert [line + b"\n" for line in records_in(b"junk".join(lines))] == lines
+    assert [line + b"\n" for _, line in records_in(b"junk".join(lines))] == lines
 
 
 def _fill(data: bytearray, start: int, size: int) -> None:

@@ -24,7 +24,7 @@ from handrail.cli.codes import Code, Usage
 from handrail.cli.screen import Screen, json_text
 from handrail.cli.words import seconds
 from handrail.client.state import CALLS, state_folder
-from handrail.guards.chain import verify
+from handrail.guards.chain import BEGINNING, verify
 from handrail.guards.inert import inert, mask_secrets, one_line
 from handrail.guards.trail_reading import TrailFile
 from handrail.model import Json, Object
@@ -201,16 +201,23 @@ def _copy(paths: Sequence[Path], args: Namespace) -> Code:
 
 def _verify(path: Path, head: str, screen: Screen) -> Code:
     trail = TrailFile(path)
-    found = verify(trail.lines(), head=head)
+    try:
+        found = verify(trail.lines(), head=head)
+    except ValueError as problem:
+        raise Usage(f"--head: {problem}") from None
     code = Code.USAGE if found.flaw or trail.damage else Code.OK
     if screen.as_json:
         screen.data({"file": str(path), "ok": not code, "damage": trail.damage, **to_builtins(found)})
         return code
     verdict = screen.paint("bad", "red") if code else screen.paint("good", "green")
+    if found.flaw and found.flaw.place == BEGINNING and found.bad == 1 and not trail.damage:
+        verdict = screen.paint("incomplete", "yellow")
     places = f", {found.first} to {found.last}" if found.records else ""
     screen.say(f"{inert(str(path), lines=False)}: {verdict}: {found.records} records{places}")
     if found.flaw:
-        screen.say(f"  record {found.flaw.number} ({one_line(found.flaw.place, 200)}): {found.flaw.text}")
+        screen.say(
+            f"  record {found.flaw.number} ({one_line(found.flaw.place, 200)}): {one_line(found.flaw.text, 600)}"
+        )
     if found.bad > 1:
         screen.say(f"  and {found.bad - 1} more such places")
     if trail.damage:
@@ -223,5 +230,5 @@ def _verify(path: Path, head: str, screen: Screen) -> Code:
     if found.missed:
         screen.say(f"  {found.missed} records could not be written, as the trail says itself")
     if found.head:
-        screen.say(f"  head {found.head}")
+        screen.say(f"  head {found.noted}")
     return code

@@ -201,14 +201,14 @@ def _recorded(verb: _Verb) -> None:
         "handrail audit --tail 0 --export csv > calls.csv",
         "handrail audit served                   the calls that `handrail serve` has answered",
         "handrail audit verify                   whether the records of calls here are whole, and their heads",
-        "handrail audit verify trail.jsonl --head 5f3c…",
+        "handrail audit verify trail.jsonl --head 5f3c…@1..2741,365d",
         "handrail audit export broken.db --salvage > trail.jsonl",
     )
     what = "a trail: the calls a server has answered, whether it is whole, its records as they are"
     audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
     audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
     _configured(audit)
-    audit.add_argument("--head", metavar="HASH", help="verify: the hash of a record that must be in it")
+    audit.add_argument("--head", metavar="HEAD", help="verify: the head it had earlier, as it was printed")
     audit.add_argument("--salvage", action="store_true", help="export: all that can be read of a damaged file")
     audit.add_argument("--tail", type=_number, default=20, metavar="N", help="only the last N; 0: all (20)")
     audit.add_argument("--server", metavar="GLOB", help="only calls of these servers")

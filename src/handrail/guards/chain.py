@@ -5,15 +5,17 @@
 `length` and `hash` are those of all that follows the hash's comma, up to the closing brace: so they cover `prev`, and
 by it everything before. There is one chain a file: whoever appends holds the file meanwhile, other processes included.
 
-What is noticed: a byte that was changed, a record that was taken out, put in or moved, a beginning that was cut off.
-What is not: whole records cut off the end; the oldest of several files taken away whole, though the verdict says which
-record comes first; and a trail that somebody wrote anew from some record on, for there is no secret in it. Whoever
-knows the hash of a later record notices these too: note the head down elsewhere, and give it to `verify`.
+`verify` notices a byte that was changed, a record that was taken out, put in or moved, and a beginning that is gone
+without a `trimmed` record. There is no secret in the chain, so by itself it cannot notice whole records cut off the
+end, or a trail written anew from some record on, with a `trimmed` record of the attacker's. Both are noticed with a
+noted head (`HASH@first..last,365d`): the hash must be in the chain, and the records since `first` must be there, unless
+what is left shows that those before were too old. To show it, trimming leaves the last record that is too old.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -26,17 +28,33 @@ from handrail.errors import HandrailError
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Json, Object
 
-__all__ = ["MARK", "MAX_BYTES", "ORIGIN", "RESERVED", "Flaw", "Link", "TrailError", "Verdict", "frame", "link_of"]
-__all__ += ["notice", "records_in", "verify", "weighed"]
+__all__ = [
+    "BEGINNING",
+    "DAY",
+    "MARK",
+    "MAX_BYTES",
+    "ORIGIN",
+    "RESERVED",
+    "Flaw",
+    "Head",
+    "Limits",
+    "Link",
+    "TrailError",
+]
+__all__ += ["Verdict", "frame", "link_of", "notice", "records_in", "time_of", "trusted", "verify", "weighed"]
 
 MARK = b'{"length":'
 MAX_BYTES = 16 * 1024 * 1024
 """Of one record; the width of `length` has room for more."""
 RESERVED = frozenset({"length", "hash", "number", "prev", "time", "writer"})
+DAY = 86_400.0
+BEGINNING = "the beginning"
+"""The place of a flaw that is not in a record: those before the first are gone."""
 
 _HEAD = re.compile(
     rb'\{"length":( {0,7}[0-9]{1,8}),"hash":"([0-9a-f]{64})",("number":([0-9]{1,18}),"prev":"([0-9a-f]{64})",)'
 )
+_TIME = re.compile(_HEAD.pattern + rb'"writer":"[0-9a-f]{1,64}","time":"([^"]{1,64})"')
 
 
 class TrailError(HandrailError):
@@ -53,13 +71,47 @@ class Link(NamedTuple):
 ORIGIN = Link(0, b"0" * 64)
 
 
+class Limits(Struct, frozen=True, omit_defaults=True):
+    """How much of a trail is kept; 0 is without a limit."""
+
+    keep_days: int = 0
+    max_megabytes: int = 0
+
+    def explain(self, oldest: float, size: int, now: float) -> bool:
+        """Return whether these limits account for a beginning that is gone, by the oldest record left and the size."""
+        is_old = self.keep_days > 0 and oldest < now - self.keep_days * DAY
+        return is_old or (self.max_megabytes > 0 and 3 * size >= self.max_megabytes * 1_000_000)
+
+
+class Head(Struct, frozen=True):
+    """The end of a trail as it is noted elsewhere: `HASH@first..last`, then what is kept (`,365d,64MB`)."""
+
+    hash: str
+    first: int = 0  # 0: only the hash was noted
+    last: int = 0
+    limits: Limits = Limits()
+
+    @classmethod
+    def read(cls, text: str) -> Head:
+        match = re.fullmatch(r"([0-9a-f]{64})(?:@([0-9]+)\.\.([0-9]+)(?:,([0-9]+)d)?(?:,([0-9]+)MB)?)?", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a head, such as `handrail audit verify` prints: HASH@first..last")
+        first, last, *limits = (int(each or 0) for each in match.groups()[1:])
+        return cls(match[1], first, last, Limits(*limits))
+
+    def __str__(self) -> str:
+        days = f",{self.limits.keep_days}d" if self.limits.keep_days else ""
+        size = f",{self.limits.max_megabytes}MB" if self.limits.max_megabytes else ""
+        return f"{self.hash}@{self.first}..{self.last}{days}{size}"
+
+
 def frame(bodies: Iterable[bytes], writer: bytes, now: float, last: Link) -> tuple[list[bytes], Link]:
     """The lines of records that follow `last`, without their newlines, and the last of them.
 
     A body is a JSON object that is not empty.
     """
-    time = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
-    same = b'","writer":"%b","time":"%b",' % (writer, time.encode())
+    moment = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+    same = b'","writer":"%b","time":"%b",' % (writer, moment.encode())
     lines = []
     number, prev = last
     for body in bodies:
@@ -91,12 +143,43 @@ def link_of(line: bytes) -> Link | None:
     return Link(int(head[4]), head[2]) if head else None
 
 
-def records_in(data: bytes) -> Iterator[bytes]:
-    """Every whole record in the bytes of whatever: of a file that nothing else can be read of any more."""
+def time_of(line: bytes) -> float | None:
+    """Return when a record says it was written; None if it is no record."""
+    found = _TIME.match(line)
+    try:
+        return datetime.fromisoformat(found[6].decode()).timestamp() if found else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def records_in(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Every whole record in the bytes of whatever, and where it begins: also one that was never written as a record."""
     for head in _HEAD.finditer(data):
         end = head.start(3) + int(head[1])
         if end - head.start(3) <= MAX_BYTES and sha256(data[head.start(3) : end]).hexdigest().encode() == head[2]:
-            yield data[head.start() : end]
+            yield head.start(), data[head.start() : end]
+
+
+def trusted(found: Iterable[tuple[bytes, bool]]) -> list[bytes]:
+    """Of records found in remains, those that were written to the trail, in order.
+
+    A record is given with whether it stands where the trail writes records. Any other may be a text that looks like
+    one, such as a result that was kept for a caller: it counts only if a record that counts follows from it.
+    """
+    records: dict[int, bytes] = {}
+    loose: dict[bytes, bytes] = {}
+    for line, is_placed in found:
+        if (head := _HEAD.match(line)) is None:
+            continue
+        if is_placed:
+            records.setdefault(int(head[4]), line)
+        else:
+            loose.setdefault(head[2], line)
+    for line in [*records.values()]:
+        while (head := _HEAD.match(line)) and (before := loose.pop(head[5], None)):
+            records.setdefault(int(head[4]) - 1, before)
+            line = before
+    return [records[number] for number in sorted(records)]
 
 
 class Event(Struct):
@@ -120,6 +203,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     first: int = 0
     last: int = 0
     head: str = ""  # the hash of the last one
+    noted: str = ""  # the head as it is to be noted
     flaw: Flaw | None = None
     bad: int = 0  # lines that are no record, and places where some are missing
     torn: int = 0  # bytes after the last newline: a record that was never finished
@@ -134,22 +218,34 @@ class _Told(Struct):
     digest: Any = None
     records: Any = 0
     refusals: Any = 0
+    keep_days: Any = 0
+    max_megabytes: Any = 0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(*(each if type(each) is int else 0 for each in (self.keep_days, self.max_megabytes)))
 
 
 _told = Decoder(_Told).decode
 
 
-def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "") -> Verdict:
+def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "", now: float | None = None) -> Verdict:
     """Read a trail from its beginning: each line with its newline, and where it stands.
 
-    A `head` is the hash of a record that has to be there. `event` and `call` of the records tell which calls have begun
-    (`intent`) and ended (`outcome`).
+    A `head` was noted earlier, as `Verdict.noted` or the hash alone. Its record has to be there, and what was there
+    then and is gone has to be beyond the noted limits at the time `now`. `event` and `call` of the records tell which
+    calls have begun (`intent`) and ended (`outcome`).
     """
+    noted = Head.read(head) if head else None
     flaws: list[Flaw] = []
+    replaced: list[tuple[int, Flaw]] = []
     first: Link | None = None  # where the trail says it goes on from
+    trimmed: tuple[int, Limits] | None = None  # the record that says why
     start = last = ORIGIN
-    is_sure, begins_well, found = True, False, not head
-    good = torn = missed = 0
+    oldest: float | None = None
+    limits = Limits()
+    is_sure, begins_well, noted_at = True, False, 0
+    good = torn = missed = size = 0
     calls: dict[str, None] = {}
     place = ""
 
@@ -164,15 +260,17 @@ def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "") -> Verdict:
             continue
         link, prev, told = read
         if first is None:
-            first, start = Link(link.number - 1, prev), link
-            begins_well = first == ORIGIN or told.event == "rotated" or bool(flaws)
+            first, start, oldest = Link(link.number - 1, prev), link, time_of(line)
+            begins_well = first == ORIGIN or bool(flaws)
         elif link.number != last.number + 1 and (is_sure or link.number <= last.number):
             flaws.append(Flaw(place, last.number + 1, f"record {link.number} follows {last.number}"))
         elif is_sure and prev != last.hash:
             flaws.append(Flaw(place, link.number, "it does not follow from the record before it"))
         is_sure, last = True, link
         good += 1
-        found = found or link.hash == head.encode()
+        size += len(line)
+        if noted is not None and link.hash == noted.hash.encode():
+            noted_at = link.number
         match told.event:
             case "intent":
                 calls[str(told.call)] = None
@@ -180,22 +278,69 @@ def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "") -> Verdict:
                 calls.pop(str(told.call), None)
             case "gap":
                 missed += sum(each for each in (told.records, told.refusals) if isinstance(each, int))
-            case "trimmed" if (told.to, str(told.digest).encode()) == first:
-                begins_well = True
+            case "opened":
+                limits = told.limits
+            case "trimmed":
+                limits = told.limits
+                if trimmed is None and (told.to, str(told.digest).encode()) == first:
+                    trimmed = link.number, told.limits
+            case "replaced":
+                text = f"the file was deleted or replaced here: records up to {told.to} are not in it"
+                replaced.append((link.number, Flaw(place, link.number, text)))
+                begins_well = begins_well or link == start
+    # What the noted head says was there already is not held against the trail again.
+    flaws += [flaw for number, flaw in replaced if number > noted_at]
     if first is not None and not begins_well:
-        flaws.insert(0, Flaw("the beginning", 1, f"it begins with record {start.number}; those before it are missing"))
-    if not found:
-        flaws.append(Flaw(place or "the end", last.number + 1, f"no record has the hash {head}: the end was cut off"))
+        now = time.time() if now is None else now
+        if text := _gone(start.number, trimmed, noted, noted_at, (oldest or now, size, now)):
+            flaws.insert(0, Flaw(BEGINNING, 1, text))
+    if noted is not None and not noted_at:
+        text = f"no record has the hash {noted.hash}: the end was cut off"
+        if 0 < noted.last < start.number:
+            text = f"the noted record {noted.last} is gone with those before {start.number}: nothing ties them together"
+        flaws.append(Flaw(place or "the end", last.number + 1, text))
     return Verdict(
         records=good,
         first=start.number,
         last=last.number,
         head=last.hash.decode() if good else "",
+        noted=str(Head(last.hash.decode(), start.number, last.number, limits)) if good else "",
         flaw=flaws[0] if flaws else None,
         bad=len(flaws),
         torn=torn,
         unfinished=tuple(calls),
         missed=missed,
+    )
+
+
+def _gone(
+    start: int,
+    trimmed: tuple[int, Limits] | None,
+    noted: Head | None,
+    noted_at: int,
+    left: tuple[float, int, float],
+) -> str:
+    """Return why nothing accounts for the records before `start`; empty if something does."""
+    if noted is not None and noted.first >= start:
+        return ""  # they were gone when the head was noted
+    begins = f"it begins with record {start}; those before it are missing"
+    if trimmed is None:
+        return f"{begins}, and no record says why"
+    at, limits = trimmed
+    if noted is None:
+        if limits == Limits() or limits.explain(*left):  # none: of a version that did not write them down
+            return ""
+        return f"{begins}. Record {at} says that they were trimmed, but they were within its own limits"
+    if not noted.first:
+        if at <= noted_at:
+            return ""
+        return f"{begins}. Record {at} says that they were trimmed, and was written after the head was noted"
+    if noted.limits.explain(*left):
+        return ""
+    kept = ", ".join(f"{each} = {getattr(noted.limits, each)}" for each in ("keep_days", "max_megabytes"))
+    return (
+        f"{begins}. Records {noted.first} to {start - 1} were there when the head was noted. Record {at} says that "
+        f"they were trimmed, but they were within the limits of that time ({kept})"
     )
 
 

@@ -22,9 +22,10 @@ from typing import Annotated, Literal, Protocol, get_args
 
 from msgspec import Meta, Struct
 from msgspec.json import encode
+from msgspec.structs import asdict
 
 from handrail import __version__
-from handrail.guards.chain import MAX_BYTES, RESERVED, Event, TrailError, notice
+from handrail.guards.chain import DAY, MAX_BYTES, RESERVED, Event, Limits, TrailError, notice
 from handrail.guards.trail_jsonl import JsonlFile
 from handrail.guards.trail_sqlite import SqliteTable
 from handrail.model import Object
@@ -40,7 +41,6 @@ DATABASES = (".db", ".sqlite", ".sqlite3")
 MAX_NOTES = 1000
 NOTE_SECONDS = 0.05  # a record that nobody waits for may wait for others to share the way with
 GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
-DAY = 86_400.0
 RESERVED_MEGABYTES = 4  # of a disk that is nearly full: for what becomes of the calls that have begun
 
 UNMET = TrailError("a condition does not hold")  # of a change; never raised
@@ -62,6 +62,9 @@ class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool, Meta(description="Let calls go on while the trail cannot be written, and record how many did.")
     ] = False
     keep_days: Annotated[int, Meta(ge=0, description="Days for which a record is kept; 0 keeps all.")] = 365
+    max_megabytes: Annotated[
+        int, Meta(ge=0, description="Megabytes of records above which the oldest are deleted; 0: no limit.")
+    ] = 0
     rotate_megabytes: Annotated[
         int, Meta(ge=1, description="Megabytes at which a file of lines is followed by a new one.")
     ] = 64
@@ -70,9 +73,13 @@ class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if self.sync not in get_args(Sync):
             raise ValueError(f"sync: {self.sync!r} is neither {' nor '.join(map(repr, get_args(Sync)))}")
-        for name, least in (("keep_days", 0), ("rotate_megabytes", 1), ("rotate_days", 0)):
+        for name, least in (("keep_days", 0), ("max_megabytes", 0), ("rotate_megabytes", 1), ("rotate_days", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: {getattr(self, name)} is less than {least}")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.keep_days, self.max_megabytes)
 
 
 class Trail(Protocol):
@@ -126,20 +133,19 @@ def open_trail(
     Who dies in between has used up an approval for nothing; it is never used twice.
     """
     settings = settings or TrailSettings()
-    keep = settings.keep_days * DAY
     durable = settings.sync == "every-call"
     if isinstance(where, SqliteStore):
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
-        return _Trail(SqliteTable(where, keep), settings, free, where)
+        return _Trail(SqliteTable(where, settings.limits), settings, free, where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
         kept = SqliteStore(path, durable=durable, clock=clock)
-        return _Trail(SqliteTable(kept, keep, path), settings, free, kept)
+        return _Trail(SqliteTable(kept, settings.limits, path), settings, free, kept)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY)
-    file = JsonlFile(path, durable, rotate, keep, clock)
+    file = JsonlFile(path, durable, rotate, settings.limits, clock)
     return _Trail(file, settings, free, store, store.commit if store else _unable)
 
 
@@ -160,6 +166,7 @@ class _Trail:
         self.store = store
         self._change_first = change_first  # where a sink cannot change anything with a record
         self._fail_open = settings.fail_open
+        self._limits = settings.limits
         self._free = free
         self._has_room = False  # as far as is known since something was written
         self._writer = secrets.token_hex(8).encode()
@@ -280,7 +287,7 @@ class _Trail:
         self._notes, self._has_room = 0, False
         own = []
         if not self._is_begun:
-            own.append(notice("opened", version=__version__, process=os.getpid()))
+            own.append(notice("opened", version=__version__, process=os.getpid(), **asdict(self._limits)))
         if missed:
             own.append(notice("gap", **missed))
         if own:

@@ -8,6 +8,8 @@ On Windows there is no such lock, and only one process may write.
 from __future__ import annotations
 
 import asyncio
+import logging
+import mmap
 import os
 import re
 import stat
@@ -16,22 +18,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from msgspec import DecodeError
-from msgspec.json import decode
+from msgspec.structs import asdict
 
-from handrail.guards.chain import MARK, ORIGIN, TrailError, frame, link_of, notice
+from handrail.guards.chain import DAY, MARK, ORIGIN, Limits, Link, TrailError, frame, link_of, notice, time_of
 from handrail.stores.lane import Told
 
 if sys.platform != "win32":
     import fcntl
 
 __all__ = ["JsonlFile", "rotated_files"]
+
+log = logging.getLogger("handrail")
 
 BUSY_SECONDS = 10.0  # how long another process may keep us from writing
 STEP = 64 * 1024
@@ -53,19 +55,22 @@ class JsonlFile:
         path: Path,
         durable: bool,
         rotate: tuple[float, float],
-        keep_seconds: float,
+        limits: Limits,
         clock: Callable[[], float],
     ) -> None:
         self.name = self.path = str(path)
         self._path = path
         self._durable = durable
         self._max_bytes, self._max_seconds = rotate
-        self._keep = keep_seconds
+        if limits.max_megabytes:  # whole files are deleted: several have to fit
+            self._max_bytes = min(self._max_bytes, limits.max_megabytes * 1_000_000 // 4)
+        self._limits = limits
         self._clock = clock
         self._process = os.getpid()
         self._file = -1
         self._end = -1  # what we know of ends here; the file itself may go on
-        self._last = ORIGIN
+        self._last = ORIGIN  # the one before the end
+        self._written = ORIGIN  # the last that we wrote
         self._since = 0.0
         self._open()
         self._thread = ThreadPoolExecutor(1, "handrail-audit")
@@ -83,10 +88,19 @@ class JsonlFile:
     def _append(self, bodies: list[bytes], writer: bytes) -> None:
         try:
             own = self._catch_up(self._hold())
+            surplus: list[tuple[Path, Link]] = []
             if self._end and self._is_full():
                 self._rotate()
                 own = self._catch_up(self._hold())
+                surplus = self._surplus()
+            # A record of each before it is deleted: wherever that is interrupted, one says where the rest begins.
+            limits = asdict(self._limits)
+            own += [notice("trimmed", to=end.number, digest=end.hash.decode(), **limits) for _, end in surplus]
             self._write([*own, *bodies], writer)
+            for path, _ in surplus:
+                path.unlink(missing_ok=True)
+            if surplus:
+                _sync_folder(self._path.parent)
             _unlock(self._file)
         except BaseException:
             # What a write or sync that failed has left is unknown: nothing is tried over it.
@@ -126,6 +140,7 @@ class JsonlFile:
         """Read what the file ends with, if it is not what we wrote; the records that have to be written about it."""
         if size == self._end:
             return []
+        is_another = self._end < 0
         line, self._end = _last_line(self._file, size)
         if self._end < size:
             torn = _read_at(self._file, self._end, len(MARK))
@@ -133,7 +148,8 @@ class JsonlFile:
                 raise TrailError("it does not end as a trail does; move it away")
             os.ftruncate(self._file, self._end)
         own = [notice("recovered", bytes=size - self._end)] if self._end < size else []
-        self._since = _began(self._file, self._clock())
+        began = _began(self._file, size)
+        self._since = self._clock() if began is None else began
         if not self._end and (before := rotated_files(self._path)):
             own.insert(0, notice("rotated", file=before[-1].name))
             with before[-1].open("rb") as file:
@@ -141,11 +157,23 @@ class JsonlFile:
         last = ORIGIN if line is None else link_of(line)
         if last is None:
             raise TrailError("its last line is not a record of a trail; move it away")
+        if self._written.number > last.number or (is_another and last != self._written and self._is_gone()):
+            log.error("audit: %s was deleted or replaced: records up to %d are gone", self.name, self._written.number)
+            own.insert(0, notice("replaced", to=self._written.number, digest=self._written.hash.decode()))
+            last = last if self._end else self._written
         self._last = last
         return own
 
+    def _is_gone(self) -> bool:
+        """Whether what we wrote is in none of the files, and should be."""
+        files = [*rotated_files(self._path), self._path]
+        if any(_look(each, partial(_has, link=self._written)) for each in reversed(files)):
+            return False
+        first = next((link for each in files if (link := _look(each, _first_record))), None)
+        return first is None or first.number <= self._written.number
+
     def _is_full(self) -> bool:
-        age = self._clock() - self._since
+        age = abs(self._clock() - self._since)  # also of a file that was begun while the clock was far ahead
         return self._end >= self._max_bytes or 0 < self._max_seconds <= age
 
     def _rotate(self) -> None:
@@ -155,10 +183,32 @@ class JsonlFile:
             self._close()
         self._path.rename(self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}"))
         self._close()
-        oldest = self._clock() - self._keep if self._keep else 0
-        for each in takewhile(lambda each: each.stat().st_mtime < oldest, before):
-            each.unlink()
         _sync_folder(self._path.parent)
+
+    def _surplus(self) -> list[tuple[Path, Link]]:
+        """The files that are too old or too much, oldest first, and the last record of each."""
+        files = rotated_files(self._path)
+        n = 0
+        if self._limits.keep_days:
+            n = self._too_old(files, self._limits.keep_days * DAY)
+        if self._limits.max_megabytes:
+            sizes = [each.stat().st_size for each in files]
+            while n < len(files) and sum(sizes[n:]) > self._limits.max_megabytes * 1_000_000 - self._max_bytes:
+                n += 1
+        ends = [_look(each, _last_record) for each in files[:n]]
+        return [(path, end) for path, end in zip(files, ends, strict=False) if end is not None]
+
+    def _too_old(self, files: list[Path], keep: float) -> int:
+        """How many are, by the time that the records themselves have reached, of which a clock far ahead is no part.
+
+        The next begins with a record that is too old: it shows that those before it were.
+        """
+        now, slack = self._clock(), min(DAY, keep / 10)
+        reached = [_look(each, partial(_settled, limit=now - slack)) for each in files]
+        limit = max([each for each in reached if each is not None], default=float("-inf")) + slack - keep
+        begun = [_look(each, _began) for each in files]
+        passed = [*takewhile(lambda each: each is None or each < limit or each > now + slack, begun)]
+        return max([n for n, each in enumerate(passed) if each is not None and each < limit], default=0)
 
     def _write(self, bodies: list[bytes], writer: bytes) -> None:
         lines, last = frame(bodies, writer, self._clock(), self._last)
@@ -173,7 +223,7 @@ class JsonlFile:
             with suppress(OSError):
                 os.ftruncate(self._file, self._end)
             raise
-        self._end, self._last = end, last
+        self._end, self._last, self._written = end, last, last
 
 
 def _tell(then: Told, done: asyncio.Future[None]) -> None:
@@ -210,12 +260,57 @@ def _last_line(file: int, size: int) -> tuple[bytes | None, int]:
         step *= 4
 
 
-def _began(file: int, now: float) -> float:
-    """The time of the file's first record, which is one of ours and short; `now` if there is none."""
-    try:
-        return datetime.fromisoformat(decode(_read_at(file, 0, STEP).split(b"\n")[0])["time"]).timestamp()
-    except (DecodeError, LookupError, TypeError, ValueError):
-        return now
+T = TypeVar("T")
+
+
+def _look(path: Path, what: Callable[[int, int], T]) -> T:
+    """What is in a file of that size, by its descriptor."""
+    with path.open("rb") as file:
+        return what(file.fileno(), os.fstat(file.fileno()).st_size)
+
+
+def _last_record(file: int, size: int) -> Link | None:
+    line, _ = _last_line(file, size)
+    return None if line is None else link_of(line)
+
+
+def _first_record(file: int, size: int) -> Link | None:
+    return link_of(_read_at(file, 0, STEP))
+
+
+def _has(file: int, size: int, link: Link) -> bool:
+    if not size:
+        return False
+    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as data:
+        return data.find(b'"hash":"%b","number":%d,' % (link.hash, link.number)) >= 0
+
+
+def _began(file: int, size: int) -> float | None:
+    """The time of the file's first record."""
+    return time_of(_read_at(file, 0, STEP))
+
+
+def _settled(file: int, size: int, limit: float) -> float | None:
+    """The time of the last record that is not after `limit`, if records are in the order of their times."""
+    found, low, high = None, 0, size
+    while low < high:
+        middle = (low + high) // 2
+        start = _line_start(file, middle)
+        written = time_of(_read_at(file, start, STEP)) if start < size else None
+        if written is not None and written <= limit:
+            found, low = written, start + 1
+        else:
+            high = middle
+    return found
+
+
+def _line_start(file: int, at: int) -> int:
+    """Where the first line begins that does not begin before `at`; the end of the file if there is none."""
+    while at and (data := _read_at(file, at - 1, STEP)):
+        if (end := data.find(b"\n")) >= 0:
+            return at + end
+        at += len(data)
+    return at
 
 
 def _read_at(file: int, start: int, size: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-from handrail.guards.chain import TrailError, link_of, records_in
+from handrail.guards.chain import TrailError, link_of, records_in, trusted
 from handrail.guards.trail_jsonl import rotated_files
 
 __all__ = ["TrailFile"]
@@ -23,6 +24,11 @@ BACKWARDS = (
     " ORDER BY number DESC"
 )
 STEP = 64 * 1024
+# What SQLite writes before the lines of a row: the sizes of its header, of the time (4 or 6 bytes where it is whole)
+# and of the lines, then the time. Of lines that fit into a page the size has two bytes, of which the first is over 127
+# and the second is not: no text in UTF-8 has those after the one before them, whatever it says.
+ROW = re.compile(rb"\x05\x00[\x04\x05\x07][\x80-\xff][\x00-\x7f](?:.{4}|.{6}|.{8})\Z", re.DOTALL)
+ROW_HEAD = 13
 
 
 class TrailFile:
@@ -85,27 +91,32 @@ class TrailFile:
                     yield number, line
 
     def salvaged(self) -> Iterator[bytes]:
-        """All whole records that can still be found, in order, whatever has become of the file."""
-        found: dict[int, bytes] = {}
-        for data in self._remains():
-            for line in records_in(data):
-                if link := link_of(line):
-                    found.setdefault(link.number, line)
-        for number in sorted(found):
-            yield found[number] + b"\n"
+        """All whole records that can still be found, in order, whatever has become of the file.
 
-    def _remains(self) -> Iterator[bytes]:
-        """Rows that SQLite can still read, then the files as they are: a record of less than a page is in one piece."""
-        if self._is_database:
-            with suppress(sqlite3.Error), closing(self._connect()) as db:
-                (last,) = db.execute("SELECT max(number) FROM audit").fetchone()
-                for number in range(1, (last or 0) + 1):
-                    with suppress(sqlite3.Error):  # what is on other pages can be read
-                        yield from db.execute("SELECT line FROM audit WHERE number = ?", (number,)).fetchone() or ()
-        beside = [Path(f"{self._path}-wal")] if self._is_database else rotated_files(self._path)
-        for path in (*beside, self._path):
+        Not what only looks like a record: a store keeps what callers sent and were sent in the same file.
+        """
+        for line in trusted(self._remains()):
+            yield line + b"\n"
+
+    def _remains(self) -> Iterator[tuple[bytes, bool]]:
+        """Records, and whether each stands where one is written: of rows that SQLite can read, then of files.
+
+        A record of less than a page is in one piece.
+        """
+        if not self._is_database:
+            for path in self._files:
+                with suppress(FileNotFoundError):
+                    yield from _at_line_starts(path.read_bytes())
+            return
+        with suppress(sqlite3.Error), closing(self._connect()) as db:
+            (last,) = db.execute("SELECT max(number) FROM audit").fetchone()
+            for number in range(1, (last or 0) + 1):
+                with suppress(sqlite3.Error):  # what is on other pages can be read
+                    for row in db.execute("SELECT line FROM audit WHERE number = ?", (number,)):
+                        yield from _at_line_starts(row[0])
+        for path in (Path(f"{self._path}-wal"), self._path):
             with suppress(FileNotFoundError):
-                yield path.read_bytes()
+                yield from _in_rows(path.read_bytes())
 
     @property
     def _files(self) -> list[Path]:
@@ -125,6 +136,22 @@ class TrailFile:
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{quote(str(self._path.absolute()))}?mode=ro", uri=True)
+
+
+def _at_line_starts(data: bytes) -> Iterator[tuple[bytes, bool]]:
+    for at, line in records_in(data):
+        yield line, at == 0 or data[at - 1 : at] == b"\n"
+
+
+def _in_rows(data: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Records in the pages of a database: placed if they begin a row of the table `audit`, or follow one that is."""
+    end = -1  # of the last that is
+    for at, line in records_in(data):
+        follows = end == at - 1 and data[end:at] == b"\n"
+        is_placed = follows or ROW.search(data, max(0, at - ROW_HEAD), at) is not None
+        if is_placed:
+            end = at + len(line)
+        yield line, is_placed
 
 
 def _records(number: int, lines: bytes) -> list[tuple[int, bytes]]:
