@@ -136,7 +136,7 @@ def test_a_call_shows_while_it_runs_and_then_among_those_that_have_ended(
     call = gate.hold(alice)
     row = running(page, "hold")
     expect(row).to_have_attribute("data-state", "running")
-    for said in ("running", "Hold on", "alice", "helper", STATELESS):
+    for said in ("running", "Hold on", "alice", "helper", "hold", "gate "):
         expect(row).to_contain_text(said)
     expect(page.get_by_test_id("tab-now")).to_contain_text("1")
     call_id = ident(row)
@@ -311,7 +311,7 @@ def test_what_worked_what_failed_and_what_was_refused_look_different(
     calls: list[tuple[str, dict[str, Any], str, str]] = [
         ("add", {"a": 1}, "ok", "ok"),
         ("fail", {}, "tool_error", "tool error"),
-        ("add", {"a": "one"}, "bad_arguments", "bad arguments"),
+        ("add", {"a": "one"}, "bad_arguments", "wrong arguments"),
     ]
     for tool, arguments, state, word in calls:
         call_id = called(page, served, alice, tool, state, **arguments)
@@ -319,6 +319,35 @@ def test_what_worked_what_failed_and_what_was_refused_look_different(
         expect(pills[-1]).to_have_text(word)
     assert len({each.evaluate("pill => getComputedStyle(pill).color") for each in pills}) == 3
     assert len({each.locator("path").get_attribute("d") for each in pills}) == 2  # and a cross is no tick
+
+
+@requirement("APP-02", everywhere=True)
+def test_now_says_who_was_refused_and_why_and_shows_calls_by_how_they_ended(
+    page: Page, served: Served, alice: BlockingClient
+) -> None:
+    states: dict[str, tuple[str, dict[str, Any]]] = {
+        "ok": ("add", {"a": 4711}),
+        "tool_error": ("fail", {}),
+        "bad_arguments": ("add", {"a": "one"}),
+    }
+    calls = {state: called(page, served, alice, tool, state, **given) for state, (tool, given) in states.items()}
+    row = page.get_by_test_id(f"row-{calls['ok']}")
+    expect(row).to_contain_text("a 4711")
+    expect(row).not_to_contain_text(STATELESS)
+    expect(page.get_by_test_id("figure-refused")).to_contain_text(re.compile(r"[\d,]+ wrong arguments: .*alice \d+"))
+    expect(page.get_by_test_id("health")).to_contain_text(re.compile(r"refused in the last five minutes: .*wrong arg"))
+    cells = page.get_by_test_id("by-tool-add").locator("td")
+    expect(cells.nth(2)).to_have_text(re.compile(r"^[1-9]\d*$"))
+    expect(cells.nth(3)).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    for chosen, state in (("ok", "ok"), ("failed", "tool_error"), ("refused", "bad_arguments"), ("all", "")):
+        page.get_by_test_id(f"ended-{chosen}").click()
+        page.mouse.move(0, 0)  # a list keeps still under a pointer
+        expect(page.get_by_test_id(f"ended-{chosen}")).to_have_attribute("aria-current", "true")
+        for each, call_id in calls.items():
+            expect(page.get_by_test_id(f"row-{call_id}")).to_have_count(int(not state or each == state))
+        if chosen == "refused":
+            page.reload()
+            expect(page.get_by_test_id("ended-refused")).to_have_attribute("aria-current", "true")
 
 
 @requirement("APP-02", everywhere=True)
@@ -362,7 +391,7 @@ def test_the_list_keeps_still_while_somebody_points_at_it(page: Page, served: Se
 def test_a_call_that_waits_for_a_yes_stands_on_top_and_leads_to_its_card(
     page: Page, served: Served, alice: BlockingClient
 ) -> None:
-    expect(page.get_by_test_id("waiting")).to_contain_text("Nothing waits for your yes")
+    expect(page.get_by_test_id("waiting")).to_contain_text("No call is waiting for approval")
     call = served.in_background(alice.call, "cancel_order", {"order_id": 3})
     ask = page.get_by_test_id("waiting").get_by_role("link")
     expect(ask).to_contain_text("Cancel an order: order_id 3")
@@ -668,9 +697,9 @@ def test_a_new_server_says_on_each_screen_what_to_do_next_and_tells_how_it_is(
         window(context, f"{served.url}/#/now") as page,
     ):
         health = page.get_by_test_id("health")
-        expect(health).to_have_text(re.compile(r"All is quiet: \d+ tools"))
+        expect(health).to_have_text(re.compile(r"Idle: \d+ tools, no calls in the last five minutes\."))
         expect(page.get_by_test_id("running")).to_contain_text(f"handrail call {served.endpoint}")
-        expect(page.get_by_test_id("finished")).to_contain_text("Nothing has ended yet")
+        expect(page.get_by_test_id("finished")).to_contain_text("No call has ended yet")
         page.goto(f"{served.url}/#/connections")
         expect(page.get_by_label("Entry for mcpServers")).to_contain_text(served.endpoint)
         page.goto(f"{served.url}/#/approve")
@@ -678,7 +707,7 @@ def test_a_new_server_says_on_each_screen_what_to_do_next_and_tells_how_it_is(
         page.goto(f"{served.url}/#/now")
         client = served.client()
         client.call("add", {"a": 1})
-        expect(health).to_have_text("All is well: no call has failed in the last five minutes.")
+        expect(health).to_have_text("Healthy: no call failed or was refused in the last five minutes.")
         client.call("fail")
         expect(health).to_have_text("1 of 2 calls failed in the last five minutes.")
 

@@ -25,6 +25,7 @@ from handrail.engine.minutes import Minutes, p95
 from handrail.engine.watching import Feed
 from handrail.guards.approval import Approvals
 from handrail.guards.policy import Policy
+from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.rules import Rule
 from handrail.model import Principal
 from handrail.stores import Put
@@ -677,6 +678,82 @@ async def test_health_is_told_in_words_when_it_changes(monkeypatch: pytest.Monke
                 pass
 
 
+@requirement("APP-02")
+async def test_refusals_are_counted_by_caller_and_reason() -> None:
+    """At the headline, in the figures, by tool and by tool since the start; the time of a refusal is nobody's p95."""
+    limits = Rates(tools={"quick": ToolRate(rate="2/minute")})
+    shop = Shop(rates=limits, policy=Policy([Rule(name="no adding", verdict="deny", tools=["add"])]))
+    async with consoled(shop.server) as rig, Peer(shop.server) as peer:
+        for _ in range(3):
+            await peer.request("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})
+        for number in range(7):
+            await peer.request("tools/call", {"name": "quick", "arguments": {"text": f"number {number}"}})
+        await peer.request("tools/call", {"name": "fail", "arguments": {}})
+        await peer.request("tools/call", {"name": "made up", "arguments": {}})
+        page = await rig.page()
+        hello = await page.listen()
+        tools = {each["name"]: each for each in (await page.get("tools"))["tools"]}
+    assert hello["health"]["sentence"] == (
+        "1 of 12 calls failed and 9 refused in the last five minutes: 5 rate limit, 3 rule, 1 unknown tool."
+    )
+    assert hello["health"]["level"] == "warn"
+    figures = hello["figures"]
+    assert figures["refused"] == [
+        {"who": "local", "reason": "rate limit", "calls": 5},
+        {"who": "local", "reason": "rule", "calls": 3},
+        {"who": "local", "reason": "unknown tool", "calls": 1},
+    ]
+    assert figures["last"] | {"p95_ms": 0} == {"calls": 12, "errors": 1, "refused": 9, "p95_ms": 0}
+    listed = [tuple(each[name] for name in ("tool", "calls", "errors", "refused")) for each in figures["tools"]]
+    assert listed == [("quick", 7, 0, 5), ("add", 3, 0, 3), ("fail", 1, 1, 0)]
+    assert [each["p95_ms"] > 0 for each in figures["tools"]] == [True, False, True]
+    assert [(tools[name]["calls"], tools[name]["refused"]) for name in ("quick", "add", "fail", "hold")] == [
+        *((7, 5), (3, 3), (1, 0), (0, 0)),
+    ]
+    assert tools["quick"]["p95_ms"] > 0 == tools["add"]["p95_ms"]
+
+
+async def test_figures_are_of_the_last_sixty_seconds_and_told_when_time_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.05)
+    now = [1_000_030.0]  # in the middle of a minute
+    shop = Shop()
+    shop.server.engine.clock = lambda: now[0]
+    async with watched(shop) as (_, page, peer):
+
+        async def calls(number: int) -> None:
+            async with asyncio.timeout(PATIENCE):
+                while (await page.event("figures"))["last"]["calls"] != number:
+                    pass
+
+        await peer.call("add", {"a": 1, "b": 2})
+        await calls(1)
+        now[0] += 45  # another minute by the clock, and yet within sixty seconds
+        await peer.call("add", {"a": 1, "b": 2})
+        await calls(2)
+        now[0] += 30
+        await calls(1)  # though nothing happened
+        now[0] += 30
+        await calls(0)
+
+
+async def test_a_row_has_the_first_arguments_with_secrets_masked() -> None:
+    shop = Shop()
+    async with watched(shop) as (_, page, peer):
+        await peer.call("add", {"a": 1, "b": 2})
+        assert (await row_of(page, "add", "done"))["first"] == "a 1, b 2"
+        call = asyncio.create_task(peer.call("hold", {"password": "open-sesame-4711"}))
+        first = (await row_of(page, "hold", "running"))["first"]
+        assert first.startswith("password ") and "sesame" not in first
+        shop.go.set()
+        await call
+        await peer.call("quick", {"text": "long\n" * 200})
+        assert (await row_of(page, "quick", "done"))["first"] == "text … 1,202 bytes"
+        await peer.call("quick", {"text": "\u202eevil"})
+        assert "\u202e" not in (await row_of(page, "quick", "done"))["first"]
+
+
 # Connections
 
 
@@ -769,6 +846,9 @@ async def test_a_stream_shows_what_all_workers_do(tmp_path: Path) -> None:
         hello = await page.listen()
         assert hello["totals"] == {"calls": 2, "errors": 1, "refused": 0}
         assert hello["minute"]["calls"] == 2 and len(hello["finished"]) == 2
+        last = hello["figures"]["last"]
+        assert (last["calls"], last["errors"], last["refused"]) == (2, 1, 0) and last["p95_ms"] > 0
+        assert {each["tool"] for each in hello["figures"]["tools"]} == {"add", "fail"}
         assert len({each["worker"] for each in hello["connections"]}) == 2
         calls = [asyncio.create_task(peer.call("hold", {})) for peer in (here, there)]
         async with asyncio.timeout(PATIENCE):

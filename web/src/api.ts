@@ -44,6 +44,7 @@ export interface Row {
   who: string;
   client: string;
   revision: string;
+  first: string; // the first arguments, secrets masked, in one line; "" if there are none, or they are not known
   from: string; // an address, "stdio" or "memory"
   state: "running" | "asking" | "cancelling" | "done";
   stage: string; // the one it is in; done: the last
@@ -82,7 +83,15 @@ export interface Minute {
   at: number; // when it began
   calls: number;
   errors: number;
-  p95_ms: number;
+  refused: number;
+  p95_ms: number; // of those that ran
+}
+
+/** The event "figures", at most once a second, when they change. */
+export interface Figures {
+  last: Omit<Minute, "at">; // the last sixty seconds
+  refused: { who: string; reason: string; calls: number }[]; // in the last five minutes, most often first, 20 at most
+  tools: { tool: string; title: string; calls: number; errors: number; refused: number; p95_ms: number }[]; // likewise
 }
 
 export interface Health {
@@ -96,6 +105,7 @@ export interface Hello extends Tick {
   minutes: Minute[]; // the last 60, oldest first, without the present one
   approvals: Approval[]; // that wait
   connections: Connection[];
+  figures: Figures;
   health: Health;
 }
 
@@ -150,6 +160,8 @@ export interface ToolInfo {
   tokens: number;
   calls: number; // of all workers
   errors: number;
+  refused: number;
+  p95_ms: number; // of those that ran
   last: number; // when it was last called; 0: never
   fingerprint: string;
   pin: { state: "none" | "pinned" | "changed" | "new"; since: number; changes: Change[] };

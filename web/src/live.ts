@@ -1,10 +1,10 @@
 // What happens at the server, as it happens: one event stream, and what it has told so far. Nothing here polls.
-import type { Approval, Connection, Health, Hello, Minute, Row, Tick, Totals, TryEvent } from "./api";
+import type { Approval, Connection, Figures, Health, Hello, Minute, Row, Tick, Totals, TryEvent } from "./api";
 import { at, get, me, respond } from "./api-client";
 import { Cell } from "./cell";
 
 const KEPT = 100; // finished calls
-export const MINUTES = 61; // an hour, and the one that is going on
+export const MINUTES = 61; // an hour, and the one that is going on: in its place the charts have the last sixty seconds
 
 export const stream = new Cell<"opening" | "open" | "lost">("opening");
 export const heard = new Cell(0); // when the stream last told something, by the server's clock
@@ -16,6 +16,7 @@ export const minutes = new Cell<Minute[]>([]); // oldest first, the last is goin
 export const waiting = new Cell<Approval[]>([]); // oldest first
 export const connections = new Cell<Connection[]>([]);
 export const health = new Cell<Health | null>(null);
+export const figures = new Cell<Figures>({ last: { calls: 0, errors: 0, refused: 0, p95_ms: 0 }, refused: [], tools: [] });
 export const toolsChanged = new Cell(0); // counts; watch it to fetch the list again
 export const grantsChanged = new Cell(0);
 export const sampled = new Cell(false); // whether lately more calls ended than were shown
@@ -72,6 +73,7 @@ const TAKES: { [event: string]: (data: any) => void } = {
   },
   connections: (all: Connection[]) => connections.set(all),
   health: (said: Health) => health.set(said),
+  figures: (said: Figures) => figures.set(said),
   tools: () => toolsChanged.set(toolsChanged.value + 1),
   grants: () => grantsChanged.set(grantsChanged.value + 1),
   try: (event: TryEvent) => {
@@ -130,6 +132,7 @@ function greet(hello: Hello): void {
   wait(hello.approvals);
   connections.set(hello.connections);
   health.set(hello.health);
+  figures.set(hello.figures);
   toolsChanged.set(toolsChanged.value + 1);
   grantsChanged.set(grantsChanged.value + 1);
   if (hello.totals.calls < totals.value.calls) finished.set([]); // another server, or the same one started anew

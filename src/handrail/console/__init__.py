@@ -101,6 +101,7 @@ class Console:
         self.worker = ""  # the name of this process, where there are several
         self.state: dict[str, Any] = {}
         self.tries: dict[str, Try] = {}
+        self.firsts: dict[str, str] = {}  # the first arguments of calls, by their ids
         self.door = Door(self.settings.hosts)
         self.code = new_code()  # of the start link
         self.name = secrets.token_hex(8)  # of this start of the server, the same in all its workers

@@ -6,6 +6,7 @@ import asyncio
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from msgspec import MsgspecError
 from msgspec.json import decode
 
 from handrail.console import auditing
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from handrail.console import Console
 
 LARGE = 256 * 1024  # bytes that take too long on the loop
+MAX_ASKED = 64 * 1024  # bytes of a request that is read for its row
+MAX_FIRSTS = 1_000  # calls whose arguments need not be read again
+MAX_FIRST, MAX_VALUE = 160, 400  # characters of the first arguments, in a row; bytes of one that is shown there
 
 
 def row(console: Console, seen: Seen) -> Object:
@@ -38,6 +42,7 @@ def row(console: Console, seen: Seen) -> Object:
         "began": seen.began,
         "seconds": round(seen.seconds or console.clock() - seen.began, 6),
         "worker": console.worker,
+        "first": first_arguments(console, seen),
     }
     if seen.outcome:
         made["outcome"] = seen.outcome
@@ -46,6 +51,36 @@ def row(console: Console, seen: Seen) -> Object:
     if seen.agreed.startswith("approval "):
         made["approval"] = seen.agreed.removeprefix("approval ")
     return made
+
+
+def first_arguments(console: Console, seen: Seen) -> str:
+    """The arguments of a call in one line, secrets masked, as far as there is room: `order_id 7, reason "late"`."""
+    known = console.firsts.get(seen.id)
+    if known is None:
+        if len(console.firsts) >= MAX_FIRSTS:
+            console.firsts.clear()
+        known = console.firsts[seen.id] = _first(console, seen)
+    return known
+
+
+def _first(console: Console, seen: Seen) -> str:
+    if len(seen.asked) > MAX_ASKED:
+        return f"{len(seen.asked):,} bytes of arguments"
+    try:
+        arguments = _arguments(seen)
+    except (MsgspecError, RecursionError):
+        return ""
+    said: list[str] = []
+    for name, value in (arguments if type(arguments) is dict else {}).items():
+        size = len(encode(value))
+        if size > MAX_VALUE:
+            said.append(f"{console.hide.text(name[:MAX_VALUE])} … {size:,} bytes")
+        else:
+            (shown, inner), *_ = console.hide.value({name[:MAX_VALUE]: value}).items()
+            said.append(f"{shown} {encode(inner).decode()}")
+        if sum(map(len, said)) > MAX_FIRST:
+            break
+    return one_line(", ".join(said), MAX_FIRST)
 
 
 async def story(console: Console, request: Request) -> Object:
@@ -195,6 +230,7 @@ def _recorded(records: list[Object]) -> Object:
         "began": first["time"],
         "seconds": float(raw.get("seconds", last["time"] - first["time"])),
         "worker": "",
+        "first": "",
     }
     if last["outcome"]:
         made["outcome"] = last["outcome"]

@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
 from msgspec.json import decode
 
-from handrail.console import approving
+from handrail.console import approving, figures as figuring
 from handrail.console.access import Download, Request
 from handrail.console.calls import row
-from handrail.console.connections import connections, health, merged
+from handrail.console.connections import connections, merged
+from handrail.console.figures import Figures, figures
 from handrail.engine.minutes import Minute, p95
 from handrail.engine.seen import Seen
 from handrail.engine.watching import NEITHER
@@ -38,7 +40,6 @@ RENEW_SECONDS, WATCH_SECONDS = 5.0, 12.5
 GREET_SECONDS = 0.5
 LOST_SECONDS = 5.0  # then a worker in which calls run, and which says nothing, is gone: else it would every second
 MAX_RUNNING, MAX_FINISHED = 100, 20
-RECENT_MINUTES = 5
 _MAX_WAITING = 100
 
 
@@ -52,7 +53,8 @@ class Pulse:
         self._watched = asyncio.Event()
         self._until = 0.0
         self._said: list[tuple[Object, ...]] = []  # of the connections, when they were last told
-        self._looked = 0.0  # at them
+        self._figures = b""  # as they were last told
+        self._looked = 0.0  # at both
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ended = asyncio.Event()
 
@@ -86,7 +88,7 @@ class Pulse:
                     feed.fresh = []
                     continue
                 if not self._news.is_set() and not feed.running:
-                    await self._try(self._tell_connections())  # a stream was closed, or a minute has passed
+                    await self._try(self._tell_slowly())  # a stream was closed, or a second has passed
                     continue
                 await asyncio.sleep(max(SOON_SECONDS, last + TICK_SECONDS - loop.time()))
                 self._news.clear()
@@ -113,11 +115,17 @@ class Pulse:
         shown = encode(tick(console, fresh)), encode(inner(console))
         await console.topics.publish(f"console:{console.name}", b"tick\n%b\n%b\n%b" % (console.worker.encode(), *shown))
         if asyncio.get_running_loop().time() >= self._looked + SLOW_SECONDS:  # their counts change with every call
-            await self._tell_connections()
+            await self._tell_slowly()
 
-    async def _tell_connections(self) -> None:
-        """If others are there than when it was last told."""
+    async def _tell_slowly(self) -> None:
+        """What changes with every call and with time: the figures, and who is there. If it has changed."""
         console, self._looked = self._console, asyncio.get_running_loop().time()
+        told = encode(figures(console))
+        if told != self._figures:
+            self._figures = told
+            await console.topics.publish(
+                f"console:{console.name}", b"figures\n%b\n%b" % (console.worker.encode(), told)
+            )
         there = connections(console)
         if [(each["id"], each["open"], each["calls"]) for each in there] != self._said:
             self._said = [(each["id"], each["open"], each["calls"]) for each in there]
@@ -145,19 +153,12 @@ def tick(console: Console, fresh: list[Seen]) -> Object:
 
 def minute(given: Minute) -> Object:
     p95_ms = round(p95(given.times) * 1000, 3)
-    return {"at": given.at, "calls": given.calls, "errors": given.errors, "p95_ms": p95_ms}
+    return {"at": given.at, "calls": given.calls, "errors": given.errors, "refused": given.refused, "p95_ms": p95_ms}
 
 
 def inner(console: Console) -> Object:
     """What pages do not get, and what workers need of each other."""
-    minutes = console.feed.minutes
-    recent = [*minutes.past, minutes.now][-RECENT_MINUTES:]
-    return {
-        "times": _times(minutes.now) if console.workers > 1 else {},  # one alone has no need to add them up
-        "calls": sum(each.calls for each in recent),
-        "errors": sum(each.errors for each in recent),
-        "unrecorded": sum(each.unrecorded for each in recent),
-    }
+    return {"times": _times(console.feed.minutes.now) if console.workers > 1 else {}}  # one alone adds up nothing
 
 
 def _times(given: Minute) -> dict[int, int]:
@@ -181,6 +182,7 @@ def _greeting(console: Console) -> Object:
         "inner": {**inner(console), "times": _times(console.feed.minutes.now)},
         "minutes": [{**minute(each), "times": _times(each)} for each in console.feed.minutes.past],
         "connections": connections(console),
+        "figures": figures(console),
     }
 
 
@@ -193,6 +195,7 @@ class View:
         self.inner: dict[str, Object] = {}
         self.minutes: dict[str, list[Object]] = {}
         self.connections: dict[str, list[Object]] = {}
+        self.figures: dict[str, Figures] = {}
         self._heard: dict[str, float] = {}  # when each was
 
     def greeted(self, told: Object) -> None:
@@ -202,6 +205,7 @@ class View:
         self.inner.setdefault(worker, told["inner"])
         self.minutes[worker] = told["minutes"]
         self.connections[worker] = told["connections"]
+        self.figures[worker] = convert(told["figures"], Figures, strict=False)  # JSON has no numbers for keys
 
     def heard(self, worker: str, shown: bytes, more: bytes) -> bytes:
         """A tick of one worker, as the page gets it: of all. One alone need not be read for that."""
@@ -250,14 +254,15 @@ class View:
             "minutes": [_sum(at, by_time[at]) for at in sorted(by_time)],
             "approvals": approvals,
             "connections": merged(self.connections.values()),
+            "figures": self.shown(),
             "health": self.health(len(approvals)),
         }
 
+    def shown(self) -> Object:
+        return figuring.shown(self._console, figuring.merged(self.figures.values()))
+
     def health(self, waiting: int) -> Object:
-        calls, errors, unrecorded = (
-            sum(each[name] for each in self.inner.values()) for name in ("calls", "errors", "unrecorded")
-        )
-        return health(self._console, calls, errors, unrecorded, waiting)
+        return figuring.health(self._console, figuring.merged(self.figures.values()), waiting)
 
 
 def _ended(row: Object) -> float:
@@ -270,8 +275,8 @@ def _sum(at: float, minutes: list[Object]) -> Object:
         for number, count in each["times"].items():
             times[int(number)] = times.get(int(number), 0) + count
     listed = [times.get(number, 0) for number in range(max(times, default=0) + 1)]
-    calls, errors = (sum(each[name] for each in minutes) for name in ("calls", "errors"))
-    return {"at": at, "calls": calls, "errors": errors, "p95_ms": round(p95(listed) * 1000, 3)}
+    sums = {name: sum(each[name] for each in minutes) for name in ("calls", "errors", "refused")}
+    return {"at": at, **sums, "p95_ms": round(p95(listed) * 1000, 3)}
 
 
 async def events(console: Console, request: Request) -> Download:
@@ -314,6 +319,9 @@ async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
                     case "connections":
                         view.connections[to.decode()] = decode(data)
                         yield sse.event(encode(merged(view.connections.values())), name="connections")
+                    case "figures":
+                        view.figures[to.decode()] = decode(data, type=Figures)
+                        yield sse.event(encode(view.shown()), name="figures")
                     case "asked" if not data:
                         yield sse.event(b"{}", name="grants")
                     case "asked":
@@ -364,5 +372,5 @@ async def _greeted(console: Console, queue: asyncio.Queue[bytes], mine: str, vie
                 if event == b"greeting" and to == mine.encode():
                     view.greeted(decode(data))
     if not view.ticks:
-        view.greeted(_greeting(console))
+        view.greeted(decode(encode(_greeting(console))))
     return True

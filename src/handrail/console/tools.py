@@ -22,7 +22,7 @@ from handrail.console.access import Download, Problem, Request
 from handrail.console.pins import Pins, keeping, pins
 from handrail.engine.catalog import Entry, title_of
 from handrail.engine.dispatch import Conversation
-from handrail.engine.watching import Tally
+from handrail.engine.minutes import Tally
 from handrail.errors import PeerError
 from handrail.guards.inert import inert, texts_in
 from handrail.guards.limits import ANONYMOUS, LOCAL
@@ -187,9 +187,7 @@ class _Known(Struct):
 
     def add(self, other: _Known) -> None:
         for name, tally in other.tools.items():
-            ours = self.tools.setdefault(name, Tally())
-            ours.calls, ours.errors = ours.calls + tally.calls, ours.errors + tally.errors
-            ours.last = max(ours.last, tally.last)
+            self.tools.setdefault(name, Tally()).add(tally)
         self.principals = {**other.principals, **self.principals}
 
 
@@ -249,6 +247,8 @@ def _tool(
         "tokens": -(-size // BYTES_A_TOKEN),
         "calls": tally.calls,
         "errors": tally.errors,
+        "refused": tally.refused,
+        "p95_ms": round(tally.p95 * 1000, 3),
         "last": tally.last,
         "fingerprint": entry.fingerprint,
         "pin": kept.state(entry),

@@ -1,23 +1,53 @@
-"""How many calls ended in each of the last sixty minutes, how many failed, and how long they took."""
+"""How many calls ended in each of the last sixty minutes and seconds: failed, refused, and how long they took.
+
+Times are those of calls that ran: a refusal takes no time, and would make everything look quick.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
 
-MINUTES = 60
+from msgspec import Struct, field
+
+MINUTES = SECONDS = 60
+RECENT = 5  # minutes of which is known who was refused, and which tools were called
 BUCKETS = 250  # four to each doubling of a nanosecond: enough for a century
+
+
+class Tally(Struct):
+    """The calls of one tool, or of one second."""
+
+    calls: int = 0
+    errors: int = 0
+    refused: int = 0
+    last: float = 0.0  # when it was, or the latest of them
+    times: dict[int, int] = field(default_factory=dict)  # how many of those that ran fell into each bucket
+
+    def add(self, other: Tally) -> None:
+        self.calls += other.calls
+        self.errors += other.errors
+        self.refused += other.refused
+        self.last = max(self.last, other.last)
+        for bucket, count in other.times.items():
+            self.times[bucket] = self.times.get(bucket, 0) + count
+
+    @property
+    def p95(self) -> float:
+        return p95([self.times.get(bucket, 0) for bucket in range(max(self.times, default=0) + 1)])
 
 
 class Minute:
     """The calls that ended in one minute."""
 
-    __slots__ = ("at", "calls", "errors", "times", "unrecorded")
+    __slots__ = ("at", "calls", "errors", "refused", "times", "tools", "unrecorded", "whose")
 
     def __init__(self, at: float) -> None:
         self.at = at
-        self.calls = self.errors = self.unrecorded = 0
+        self.calls = self.errors = self.refused = self.unrecorded = 0
         self.times = [0] * BUCKETS
+        self.whose: Counter[tuple[str, str]] = Counter()  # refusals, by caller and outcome
+        self.tools: dict[str, Tally] = {}
 
 
 class Minutes:
@@ -26,15 +56,38 @@ class Minutes:
     def __init__(self, now: float) -> None:
         self.now = Minute(now // 60 * 60)
         self.past: deque[Minute] = deque(maxlen=MINUTES)
+        self._seconds: deque[Tally] = deque(maxlen=SECONDS)
 
-    def count(self, now: float, times: Iterable[int], errors: int = 0, unrecorded: int = 0) -> None:
-        """Calls that have ended in the same minute, and how many nanoseconds each took."""
-        minute = self.roll(now)
-        for bucket, count in Counter([(taken**4).bit_length() for taken in times]).items():
+    def count(self, now: float, times: Iterable[int], errors: int = 0, unrecorded: int = 0, refused: int = 0) -> Minute:
+        """Calls that have ended in the same second, and how many nanoseconds those that ran took."""
+        minute, second = self.roll(now), self._second(now // 1)
+        for bucket, count in Counter([bucket_of(taken) for taken in times]).items():
             minute.times[bucket] += count
+            second.times[bucket] = second.times.get(bucket, 0) + count
             minute.calls += count
-        minute.errors += errors
+            second.calls += count
+        for each in (minute, second):
+            each.calls += refused
+            each.errors += errors
+            each.refused += refused
         minute.unrecorded += unrecorded
+        return minute
+
+    def _second(self, at: float) -> Tally:
+        seconds = self._seconds
+        while seconds and seconds[-1].last > at + 1:  # a clock was set back; what comes a little late has not
+            seconds.pop()
+        if not seconds or seconds[-1].last < at:
+            seconds.append(Tally(last=at))
+        return seconds[-1]
+
+    def last(self, now: float) -> Tally:
+        """The last sixty seconds."""
+        found = Tally()
+        for each in self._seconds:
+            if now - SECONDS < each.last <= now:
+                found.add(each)
+        return found
 
     def roll(self, now: float) -> Minute:
         """The minute that is going on. Those that have passed since the last one had no calls.
@@ -51,8 +104,16 @@ class Minutes:
             passed = at - 60 * back
             if passed >= last.at:
                 self.past.append(last if passed == last.at else Minute(passed))
+        for each in self.past:
+            if each.at <= at - 60 * RECENT:
+                each.whose, each.tools = Counter(), {}
         self.now = Minute(at)
         return self.now
+
+
+def bucket_of(taken: int) -> int:
+    """Of a time in nanoseconds."""
+    return (taken**4).bit_length()
 
 
 def p95(times: list[int]) -> float:

@@ -55,6 +55,7 @@ class Seen(Struct, eq=False, gc=False):  # holds nothing that leads back here, o
     lines: tuple[Line, ...] = ()  # that went over the wire between request and answer
     weight: int = 0  # in bytes, once it is counted
     ident: Id = ""  # of its request, which may have come in a batch
+    is_tool: bool = True  # or a name that is no tool's
 
     @property
     def id(self) -> str:

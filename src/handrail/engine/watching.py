@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from itertools import groupby
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from handrail.engine.call import STAGES, Call
 from handrail.engine.counting import ending
-from handrail.engine.minutes import Minutes
+from handrail.engine.minutes import Minutes, Tally, bucket_of
 from handrail.engine.peers import Peer, Peers
 from handrail.engine.seen import Line, Log, Progress, Seen, weigh
 from handrail.errors import Refused
@@ -29,7 +30,7 @@ from handrail.revisions import Revision
 if TYPE_CHECKING:
     from handrail.engine.dispatch import Conversation
 
-__all__ = ["Feed", "Tally"]
+__all__ = ["Feed"]
 
 log = logging.getLogger("handrail")
 
@@ -40,14 +41,7 @@ TOGETHER = 64  # calls are counted
 
 ERRORS = frozenset({"tool_error", "timeout", "internal"})
 NEITHER = frozenset({"ok", "cancelled", "input_required"})  # failed nor refused
-
-
-class Tally(Struct):
-    """How often a tool was called."""
-
-    calls: int = 0
-    errors: int = 0
-    last: float = 0.0
+RAN = ERRORS | NEITHER
 
 
 class Begun(Struct, eq=False):
@@ -192,6 +186,7 @@ class Feed:
             None,
             (refused.kind.value, refused.prefix + refused.text),
             ident=request.id,
+            is_tool=type(name) is str and conversation.engine.catalog.get(name) is not None,
         )
 
     def _begun(self, call: Call) -> Begun:
@@ -319,11 +314,11 @@ class Feed:
         ended, self._ended = self._ended, []
         if not ended:
             return
-        if ended[0].answered // 60 == ended[-1].answered // 60:
+        if ended[0].answered // 1 == ended[-1].answered // 1:
             self._count_in(ended)
         else:
-            for seen in ended:
-                self._count_in([seen])
+            for _, some in groupby(ended, lambda seen: seen.answered // 1):
+                self._count_in(list(some))
         for seen in ended:
             seen.weight = weigh(seen)
         kept = self._kept
@@ -338,33 +333,33 @@ class Feed:
         del kept[:gone]
 
     def _count_in(self, ended: list[Seen]) -> None:
-        """Some that have ended in the same minute."""
-        kinds = [(seen.peer, seen.tool, seen.outcome, not seen.marks) for seen in ended]
+        """Some that have ended in the same second."""
+        kinds = [(seen.peer, seen.tool, seen.outcome, seen.is_tool) for seen in ended]
         counts, last = Counter(kinds), dict(zip(kinds, ended, strict=True))
-        errors, unrecorded, totals = 0, 0, self._totals
+        ran = [(seen.tool, seen.ended - seen.started) for seen in ended if seen.outcome in RAN]
+        errors = sum([seen.outcome in ERRORS for seen in ended])
+        refused, unrecorded = len(ended) - len(ran), sum([seen.outcome == "unrecorded" for seen in ended])
+        for place, count in enumerate((len(ended), errors, refused)):
+            self._totals[place] += count
+        minute = self._minutes.count(ended[-1].answered, [taken for _, taken in ran], errors, unrecorded, refused)
         for kind, count in counts.items():
-            peer, tool, how, never_began = kind
+            peer, tool, how, is_tool = kind
             seen = last[kind]
             peer.calls += count
             peer.seen = max(peer.seen, seen.began)
-            is_error = how in ERRORS
-            totals[0] += count
-            if is_error:
-                errors += count
-                totals[1] += count
-            elif how not in NEITHER:
-                totals[2] += count
-                unrecorded += count if how == "unrecorded" else 0
-            if never_began:
+            is_refused = how not in RAN
+            if is_refused:
+                minute.whose[peer.who, how] += count
+            if is_tool:  # else anybody could make up any number of names
+                tally = Tally(count, count if how in ERRORS else 0, count if is_refused else 0, seen.answered)
+                for tools in (self._tools, minute.tools):
+                    tools.setdefault(tool, Tally()).add(tally)
+        for (tool, bucket), count in Counter([(tool, bucket_of(taken)) for tool, taken in ran]).items():
+            if tool not in minute.tools:
                 continue
-            tally = self._tools.get(tool)
-            if tally is None:
-                tally = self._tools[tool] = Tally()
-            tally.calls += count
-            tally.errors += count if is_error else 0
-            tally.last = max(tally.last, seen.answered)
-        times = [seen.ended - seen.started for seen in ended]
-        self._minutes.count(ended[-1].answered, times, errors, unrecorded)
+            for tools in (self._tools, minute.tools):
+                times = tools[tool].times
+                times[bucket] = times.get(bucket, 0) + count
 
     # For whoever looks
 

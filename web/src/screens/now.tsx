@@ -5,7 +5,7 @@ import type { Approval, Row } from "../api";
 import { at, may, me, post, said } from "../api-client";
 import { use } from "../cell";
 import { Chart } from "../chart";
-import { finished, health, minutes, running, runningTotal, sampled, totals, waiting } from "../live";
+import { figures, finished, health, minutes, running, runningTotal, sampled, totals, waiting } from "../live";
 import { link, route } from "../route";
 import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, many, Panel, plain, say, Shown, SIGNS, State, useSlow } from "../ui";
 
@@ -21,7 +21,10 @@ export function Now() {
       <Figures />
       <Callers />
       <div class="lists">
-        <Running />
+        <div class="now-left">
+          <Running />
+          <ByTool />
+        </div>
         <Finished />
       </div>
     </div>
@@ -58,7 +61,7 @@ function Waiting() {
     return (
       <section class="asks none" aria-label="Approvals" data-testid="waiting">
         <Icon name="approve" />
-        <p class="muted">Nothing waits for your yes.</p>
+        <p class="muted">No call is waiting for approval.</p>
       </section>
     );
   }
@@ -82,8 +85,8 @@ function Ask({ of }: { of: Approval }) {
       <Icon name="ask" size={20} />
       <div class="grow">
         <p class="line">
-            <Shown in="strong" text={of.sentence || of.title || of.tool} max={160} line />
-          </p>
+          <Shown in="strong" text={of.sentence || of.title || of.tool} max={160} line />
+        </p>
         <p class="line muted">
           <Shown text={of.tool} max={80} line /> for <Shown text={of.who} max={60} line />
         </p>
@@ -122,9 +125,11 @@ function Figures() {
   );
 }
 
-/** The last hour, minute by minute. A pointer or the arrow keys choose the minute whose numbers are shown. */
+/** The last hour, minute by minute, and the last sixty seconds. A pointer or the arrow keys choose whose numbers are shown. */
 function Charts() {
-  const all = useSlow(use(minutes), 500);
+  const past = useSlow(use(minutes), 500);
+  const { last } = use(figures);
+  const all = useMemo(() => [...past.slice(0, -1), { ...last, at: 0 }], [past, last]);
   const [point, setPoint] = useState<number | null>(null);
   const { calls, errors, p95 } = useMemo(
     () => ({
@@ -135,15 +140,16 @@ function Charts() {
     [all],
   );
   const back = point !== null && point < all.length ? point : 0;
-  const picked = all.at(-1 - back) ?? { at: 0, calls: 0, errors: 0, p95_ms: 0 };
-  const when = back ? `at ${clock(picked.at).slice(-8, -3)}` : "this minute";
+  const picked = all.at(-1 - back)!;
+  const when = back ? `at ${clock(picked.at).slice(-8, -3)}` : "in the last 60 s";
   const time = (ms: number | null | undefined) => (ms === null || ms === undefined ? "–" : duration(ms / 1000));
   const shared = { when, back, point, onPoint: setPoint };
   return (
     <>
       <Charted {...shared} word="Calls" says="Calls a minute in the last hour" tone="info" values={calls} write={(value) => count(value ?? 0)} bars />
       <Charted {...shared} word="Failed" says="Failed calls a minute in the last hour" tone="bad" values={errors} write={(value) => count(value ?? 0)} bars />
-      <Charted {...shared} word="p95" says="Time in which 95 % of the calls of a minute ended, in the last hour" tone="quiet" values={p95} write={time} />
+      <Refusals />
+      <Charted {...shared} word="p95" says="Time in which 95 % of the calls ended, by minute of the last hour" tone="quiet" values={p95} write={time} />
       <input
         class="unseen"
         type="range"
@@ -177,7 +183,7 @@ interface ChartedProps {
 function Charted({ word, says, tone, values, write, bars, when, back, point, onPoint }: ChartedProps) {
   const shown = write(values.at(-1 - back));
   const highest = Math.max(0, ...values.map(Number));
-  const most = highest ? `at most ${write(highest)}` : "";
+  const most = highest ? `peak ${write(highest)}` : "";
   return (
     <div class="figure" data-testid={`figure-${word.toLowerCase()}`}>
       <p class="figure-word">
@@ -192,7 +198,94 @@ function Charted({ word, says, tone, values, write, bars, when, back, point, onP
   );
 }
 
-// Whose calls
+/** How many calls were refused, why, and whose they were. */
+function Refusals() {
+  const { refused } = use(figures);
+  const reasons = new Map<string, { calls: number; callers: string[] }>();
+  for (const { who, reason, calls } of refused) {
+    const known = reasons.get(reason) ?? { calls: 0, callers: [] };
+    reasons.set(reason, { calls: known.calls + calls, callers: [...known.callers, `${who} ${count(calls)}`] });
+  }
+  const total = refused.reduce((sum, one) => sum + one.calls, 0);
+  return (
+    <div class="figure refusals" data-testid="figure-refused">
+      <p class="figure-word">Refused in the last 5 min</p>
+      <p class={`figure-value num ${total ? "warn" : ""}`}>{count(total)}</p>
+      <ul class="muted figure-text">
+        {[...reasons].map(([reason, { calls, callers }]) => (
+          <li class="line" key={reason} title={plain(callers.join(", "))}>
+            <b class="num">{count(calls)}</b> {reason}: <Shown text={callers.join(", ")} max={100} line />
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+// Which tools
+
+function ByTool() {
+  const { tools } = use(figures);
+  return (
+    <Panel class="live by-tool" title="Tools" testid="by-tool" extra={<Note of="Last 5 min" />}>
+      {tools.length ? (
+        <div class="live-list" tabIndex={0} role="group" aria-label="Tools in the last five minutes">
+          <table class="num">
+            <thead>
+              <tr>
+                <th scope="col">Tool</th>
+                <th scope="col">Calls</th>
+                <th scope="col">Failed</th>
+                <th scope="col">Refused</th>
+                <th scope="col">p95</th>
+              </tr>
+            </thead>
+            <tbody>
+              {tools.map((one) => (
+                <tr key={one.tool} data-testid={`by-tool-${one.tool}`}>
+                  <th scope="row">
+                    <a class="line" href={link("tools", one.tool)} title={plain(one.tool)}>
+                      <Shown text={one.title} max={60} line />
+                    </a>
+                  </th>
+                  <td>{count(one.calls)}</td>
+                  <td class={one.errors ? "bad" : ""}>{count(one.errors)}</td>
+                  <td class={one.refused ? "warn" : ""}>{count(one.refused)}</td>
+                  <td>{one.calls > one.refused ? duration(one.p95_ms / 1000) : "–"}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      ) : (
+        <Empty icon="tools" title="No calls in the last five minutes" />
+      )}
+    </Panel>
+  );
+}
+
+// Whose calls, and how they ended
+
+const OUTCOMES = { "": "All", ok: "OK", failed: "Failed", refused: "Refused" };
+type Ending = keyof typeof OUTCOMES;
+const FAILED = ["tool_error", "timeout", "internal"];
+const NEITHER = ["cancelled", "input_required"];
+
+function endingOf(row: Row): Ending {
+  const outcome = row.outcome ?? "";
+  return outcome === "ok" ? "ok" : FAILED.includes(outcome) ? "failed" : NEITHER.includes(outcome) || !outcome ? "" : "refused";
+}
+
+/** The ending an address names; all of them, if it names none that there is. */
+function endingIn(query: URLSearchParams): Ending {
+  const named = query.get("outcome") ?? "";
+  return Object.hasOwn(OUTCOMES, named) ? (named as Ending) : "";
+}
+
+/** This screen with another choice; what else was chosen stays. */
+function choosing(query: URLSearchParams, name: string, value: string): string {
+  return link("now", "", { ...Object.fromEntries(query), [name]: value });
+}
 
 const NOBODY = "";
 const whose = (row: Row): string => JSON.stringify([row.who, row.client]);
@@ -217,6 +310,7 @@ function useOf(rows: Row[]): [rows: Row[], caller: string] {
 function Callers() {
   const going = use(running);
   const ended = use(finished);
+  const { query } = use(route);
   const [, at] = useOf(going);
   const slow = useSlow(useMemo(() => [...going, ...ended], [going, ended]), 500);
   const lanes = new Map<string, Row[]>(at ? [[at, []]] : []);
@@ -227,7 +321,7 @@ function Callers() {
         const [who, client] = JSON.parse(key) as string[];
         const now = rows.filter((row) => row.state !== "done").length;
         return (
-          <a class="chip" key={key} href={link("now", "", { of: key === at ? NOBODY : key })} aria-current={key === at ? "true" : undefined} data-testid={`caller-${who}`}>
+          <a class="chip" key={key} href={choosing(query, "of", key === at ? NOBODY : key)} aria-current={key === at ? "true" : undefined} data-testid={`caller-${who}`}>
             <Shown text={client ? `${who} · ${client}` : who!} max={60} line /> <b class="num">{now ? `${count(now)} running` : many(rows.length, "call")}</b>
           </a>
         );
@@ -304,22 +398,43 @@ function Idle() {
 }
 
 function Finished() {
-  const [all] = useOf(use(finished));
+  const { query } = use(route);
+  const ending = endingIn(query);
+  const [theirs] = useOf(use(finished));
+  const all = useMemo(() => (ending ? theirs.filter((row) => endingOf(row) === ending) : theirs), [theirs, ending]);
   const some = use(sampled);
   const slow = useSlow(all, 1000);
   const rows = some ? slow : all; // a sample need not change faster than it can be read
   const { held, on } = useHold();
   const kept = useRef(rows);
-  if (!held) kept.current = rows;
+  const chosen = useRef(ending);
+  if (!held || chosen.current !== ending) kept.current = rows;
+  chosen.current = ending;
   const shown = kept.current;
   const newer = held ? rows.findIndex((row) => row.id === shown[0]?.id) : 0;
-  const note = newer > 0 ? `${count(newer)} newer, held while you point` : newer < 0 ? "Many newer, held while you point" : some ? "A sample, failures first; the counts are exact" : "Newest first";
+  const note = newer > 0 ? `${count(newer)} newer, held while you point` : newer < 0 ? "Many newer, held while you point" : some ? "A sample, failures first" : "Newest first";
   return (
-    <Panel class="live" title="Finished" testid="finished" extra={<Note of={note} />}>
+    <Panel
+      class="live"
+      title="Finished"
+      testid="finished"
+      extra={
+        <>
+          <span class="endings" role="group" aria-label="How they ended">
+            {Object.entries(OUTCOMES).map(([key, word]) => (
+              <a class="chip" key={key} href={choosing(query, "outcome", key)} aria-current={key === ending ? "true" : undefined} data-testid={`ended-${key || "all"}`}>
+                {word}
+              </a>
+            ))}
+          </span>
+          <Note of={note} />
+        </>
+      }
+    >
       {shown.length ? (
         <Rows of={shown} calm={some} on={on} />
       ) : (
-        <Empty icon="check" title="Nothing has ended yet">
+        <Empty icon="check" title={ending ? `No call among the last ones: ${OUTCOMES[ending].toLowerCase()}` : "No call has ended yet"}>
           <p>
             The last calls stay here. Older ones are in the <a href="#/audit">audit</a>.
           </p>
@@ -398,14 +513,18 @@ class Live extends Component<{ row: Row; place: number; flash: boolean }, { aske
             <a class="call-link" href={link("calls", row.id)}>
               <Shown text={row.title || row.tool} max={80} line />
             </a>
-            {row.title && row.title !== row.tool && (
-              <Shown in="code.muted" text={row.tool} max={80} line />
-            )}
+            <Shown in="span.call-first" text={row.first} max={160} line />
           </p>
           <p class="line muted">
             {!done && progress?.message && (
               <>
                 <Shown in="b" text={progress.message} max={120} line />
+                {" · "}
+              </>
+            )}
+            {row.title && row.title !== row.tool && (
+              <>
+                <Shown in="code" text={row.tool} max={80} line />
                 {" · "}
               </>
             )}
@@ -416,7 +535,6 @@ class Live extends Component<{ row: Row; place: number; flash: boolean }, { aske
                 <Shown text={row.client} max={60} line />
               </>
             )}
-            {row.revision && ` · ${row.revision}`}
             {!done && row.stage && ` · ${row.stage}`}
           </p>
         </div>
