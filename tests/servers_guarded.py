@@ -40,7 +40,7 @@ from handrail.transports.response import Response
 from patience import PATIENCE
 from wires import Wire
 
-KEY = b"a key that several processes have"
+KEY = bytes(range(32))  # that several processes have
 STEPS = ("asked", "decided", "agreed", "intending", "writing", "written", "intended", "done", "recorded")
 """Where a server can be told to die: from a question that is filed to an answer that may leave."""
 

@@ -27,7 +27,7 @@ from servers_listen import listening
 from wires import ENVELOPE, MODERN, Json, Object
 from wires_http import BOTH, WITH_HEADER, Headers, Reply, http, mirrored
 
-KEY = b"a key that several processes have"
+KEY = bytes(range(32))  # that several processes have
 MIRRORED = {
     "type": "object",
     "properties": {

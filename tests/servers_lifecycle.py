@@ -309,7 +309,7 @@ def golden() -> Server:
         instructions="Compare byte by byte.",
         sanitize=None,  # what is compared is how things are written
         page_size=9,
-        keys=[b"k" * 32],
+        keys=[bytes(range(32))],
     )
     server.engine.clock = lambda: GOLDEN_TIME
     _golden_values(server)

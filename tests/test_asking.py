@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -496,7 +497,7 @@ async def test_a_retry_may_reach_another_instance_with_the_same_key(
         wire: Wire = await open_wire(ASKING, capabilities=EVERYTHING, fresh=True)
         return wire
 
-    shared, other = "a key that two of them share", "a key of somebody else"
+    shared, other = secrets.token_hex(32), secrets.token_hex(32)
     first, second, stranger = await instance(shared), await instance(shared), await instance(other)
     state = (await first.call("asks_twice"))["result"]["requestState"]
     answers = {"step1": accept(name="x")}
@@ -517,7 +518,7 @@ async def test_keys_are_given_to_the_server_or_its_environment_and_can_be_rotate
 
         return server
 
-    old, new, foreign = b"the old key, 16 bytes+", b"the new key, 16 bytes+", b"a foreign key, 16 bytes"
+    old, new, foreign = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
     async with Peer(made(old), revision=R5, capabilities=FORM) as peer:
         state = (await peer.request("tools/call", {"name": "asks"}))["result"]["requestState"]
     params = {"name": "asks", "inputResponses": {"ask-1": {"action": "decline"}}, "requestState": state}
@@ -525,7 +526,7 @@ async def test_keys_are_given_to_the_server_or_its_environment_and_can_be_rotate
         async with Peer(made(*keys), revision=R5, capabilities=FORM) as peer:
             answer = await peer.request("tools/call", params)
             assert ("result" in answer) is works, keys
-    with pytest.raises(ValueError, match="at least 16 bytes"):
+    with pytest.raises(ValueError, match="too few for a key, 32 are needed"):
         made(b"too short")
 
 

@@ -6,12 +6,14 @@ import json
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
 from handrail import Client
+from handrail.errors import EXTRAS, missing_extra
 from handrail.model import Object
 from requirements import requirement
 
@@ -35,6 +37,8 @@ if __name__ == "__main__":
 def home(tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "typo.json").write_text('{"mcpServers": {"a": {"comand": "x"}}}')
+    (tmp_path / "many.py").write_text(SHOP.replace("def picture", "def search_orders"))
+    (tmp_path / "groups.toml").write_text('[[rules]]\nverdict = "deny"\ngroups = ["staff"]\n')
     (tmp_path / "taken").write_text("a file, where a folder should be")
     return tmp_path
 
@@ -55,6 +59,16 @@ def home(tmp_path: Path) -> Path:
         ("list sub/nope.json", "sub/nope.json: no such file"),
         ("lst shop.py", "unknown: 'lst'; did you mean 'list'?"),
         ("zzzzzz shop.py", "unknown: 'zzzzzz'; known are "),
+        ("call shop.py pictur", "no tool 'pictur'; did you mean picture?"),
+        ("show shop.py pictures_of_a", "no tool 'pictures_of_a'; there are picture"),
+        ("explain --server shop.py call serch", "no tool 'serch'; there are picture"),
+        ("explain --server many.py call serch", "no tool 'serch'; did you mean search_orders?"),
+        (
+            "check --config groups.toml",
+            "rule 1: groups: unknown: 'staff'; there are no groups: a line `staff = [\"ada\"]`",
+        ),
+        ("list shop.py --key 'a b'", "--key: an API key or a token is one word"),
+        ("list shop.py --key @nowhere", "--key: nowhere: "),
         ("list localhost:8000/mcp", "localhost:8000/mcp: an address begins with its scheme: http://localhost:8000/mcp"),
         ("list ftp://a.example/mcp", "ftp://a.example/mcp: a server has an address that begins with https:// or http"),
         ("list shop.py --jsn", "unrecognized arguments: --jsn; did you mean --json?; handrail list --help says more"),
@@ -73,7 +87,7 @@ def home(tmp_path: Path) -> Path:
     ],
 )
 def test_a_mistake_is_told_in_a_line(home: Path, line: str, says: str) -> None:
-    done = handrail(*line.split(), home=home)
+    done = handrail(*shlex.split(line), home=home)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr.splitlines()[-1]
 
@@ -187,3 +201,12 @@ def test_settings_that_cannot_be_read_are_not_taken_for_none(home: Path, verb: s
     (home / "handrail.toml").symlink_to("nowhere")
     ended = handrail(*verb.split(), home=home)
     assert ended.returncode == 2 and "handrail.toml: No such file or directory" in ended.stderr
+
+
+def test_the_command_for_a_missing_extra_installs_what_the_extra_has() -> None:
+    """Named one by one, they can be installed beside a checkout as well as beside a release."""
+    extras = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    for extra, packages in EXTRAS.items():
+        assert packages == extras["optional-dependencies"][extra]
+        told = str(missing_extra(extra, "this needs it"))
+        assert shlex.split(told.partition(": ")[2].partition(" (")[0])[4:] == packages and "handrail[" not in told

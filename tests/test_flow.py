@@ -743,7 +743,7 @@ def test_without_joserfc_a_sentence_says_what_to_install(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(builtins, "__import__", without)
     me = applicant(client_id="mine", private_key="x", signing_algorithm="ES256")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'handrail\[auth\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"python -m pip install 'joserfc"):
         next(me.client_credentials(found(), ()))
 
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -375,7 +376,8 @@ async def test_a_session_id_is_good_for_a_day_and_no_longer(ran: Ran, revision: 
 async def test_a_session_is_known_wherever_the_key_is_and_nowhere_else(
     ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = ("one key for two processes", "one key for two processes", "another key for the third")
+    shared, other = secrets.token_hex(32), secrets.token_hex(32)
+    keys = (shared, shared, other)
     with ExitStack() as stack:
         addresses = []
         for key in keys:

@@ -955,8 +955,8 @@ def test_limits_are_more_than_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("before", "told"),
     [
-        ("sys.modules['uvicorn'] = None", "pip install 'handrail[http]'"),
-        ("sys.modules['httptools'] = None", "pip install 'handrail[http]'"),
+        ("sys.modules['uvicorn'] = None", "python -m pip install 'uvicorn"),
+        ("sys.modules['httptools'] = None", "python -m pip install 'uvicorn"),
     ],
 )
 def test_a_missing_package_is_said_in_one_sentence(before: str, told: str) -> None:

@@ -517,8 +517,8 @@ async def test_what_middleware_makes_of_a_result_keeps_the_promises_of_the_tool(
 
 
 def test_a_key_that_is_too_short_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HANDRAIL_KEY", "short")
-    with pytest.raises(ValueError, match="HANDRAIL_KEY: 5 bytes are too few for a key, 16 are needed"):
+    monkeypatch.setenv("HANDRAIL_KEY", "s hort")
+    with pytest.raises(ValueError, match="HANDRAIL_KEY: 6 bytes are too few for a key, 32 are needed"):
         Server("x")
 
 

@@ -508,7 +508,7 @@ Server("x")
 try:
     Server("x", tracing=True)
 except ModuleNotFoundError as problem:
-    assert "pip install 'handrail[otel]'" in str(problem), problem
+    assert "python -m pip install 'opentelemetry-api" in str(problem), problem
 else:
     sys.exit("it did not say what is missing")
 """

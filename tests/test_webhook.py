@@ -484,5 +484,5 @@ def test_the_command_line_says_so_in_a_sentence(tmp_path: Path) -> None:
 
 def test_without_the_extra_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    with pytest.raises(ModuleNotFoundError, match=r"approvals\.webhook needs aiohttp: pip install 'handrail\[http\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"approvals\.webhook needs aiohttp: python -m pip install 'uvicorn"):
         Webhook(url="https://example.com/", secret_variable="HOOK")

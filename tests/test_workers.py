@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -66,9 +67,10 @@ class Pair:
 async def two_servers(folder: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(Control())
+        key = secrets.token_hex(32)
         servers = [
             await stack.enter_async_context(
-                running(control, env={"HANDRAIL_KEY": "known to both processes"}, store=str(folder / "store.sqlite"))
+                running(control, env={"HANDRAIL_KEY": key}, store=str(folder / "store.sqlite"))
             )
             for _ in range(2)
         ]

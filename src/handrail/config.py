@@ -125,8 +125,11 @@ class Identities(_Section, frozen=True):
             raise ValueError("identities: issuer, audience and jwks_url belong together")
 
     def verifier(self) -> Verifier | None:
-        if self.keys:
-            return ApiKeys(self.keys, scopes=self.scopes)
+        if self.keys or self.scopes:
+            try:
+                return ApiKeys(self.keys, scopes=self.scopes)
+            except ValueError as problem:
+                raise ValueError(f"identities.{problem}") from None
         if not self.issuer:
             return None
         from handrail.oauth.verify import JwtVerifier

@@ -23,6 +23,28 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+GIVE_KEY = (
+    "Give its API key: --key KEY, in Python headers={'Authorization': 'Bearer KEY'}; "
+    "where the server runs, `handrail keys new NAME` makes one"
+)
+
+
+EXTRAS = {
+    "http": ["uvicorn>=0.54,<1", "httptools>=0.6", "aiohttp>=3.14"],
+    "auth": ["joserfc>=1.8", "aiohttp>=3.14"],
+    "otel": ["opentelemetry-api>=1.30"],
+}
+"""What the optional parts need, as in pyproject.toml."""
+
+
+def missing_extra(extra: str, text: str, name: str | None = None) -> ModuleNotFoundError:
+    """Return the error for a package that is not installed, with a command that installs what the extra needs.
+
+    It names the packages: `handrail[http]` can be installed only where handrail itself comes from an index.
+    """
+    packages = " ".join(f"'{each}'" for each in EXTRAS[extra])
+    return ModuleNotFoundError(f"{text}: python -m pip install {packages} (the extra {extra!r})", name=name)
+
 
 class Kind(StrEnum):
     """What went wrong. Each revision decides how the kind is told (`Revision.faults`)."""

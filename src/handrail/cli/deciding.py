@@ -11,7 +11,7 @@ from msgspec import Struct, to_builtins
 from handrail.cli.codes import Code, Usage
 from handrail.cli.guarded import Guarded
 from handrail.cli.screen import Screen, json_text
-from handrail.cli.words import arguments, document
+from handrail.cli.words import arguments, document, unknown_tool
 from handrail.config import SECTIONS, Config
 from handrail.engine.catalog import Entry
 from handrail.guards.inert import one_line
@@ -20,7 +20,6 @@ from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
 from handrail.model import Object, Principal
 from handrail.revisions import REVISIONS
-from handrail.schema.explain import closest
 from handrail.schema.repair import repair
 from handrail.server import Server
 
@@ -95,8 +94,7 @@ def run_explain(args: Namespace, screen: Screen) -> int:
         raise Usage(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")
     entry = server.engine.catalog.get(args.tool)
     if entry is None:
-        near = closest(args.tool, (each.name for each in server.tools))
-        raise Usage(f"{server.name} has no tool {args.tool!r}" + (f"; did you mean {near!r}?" if near else ""))
+        raise unknown_tool(args.tool, [each.name for each in server.tools])
     if args.arguments_json is None:
         given = arguments(args.words, {**entry.tool.input_schema, "required": []})
     else:

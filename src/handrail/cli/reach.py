@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from handrail.cli.codes import Usage
 from handrail.cli.forms import Forms, aside
 from handrail.cli.screen import Screen, json_text
+from handrail.cli.words import text_of
 from handrail.client.client import Client
 from handrail.client.consent import Confirm, allow, rule
 from handrail.client.entries import Entry, EntryError, known_files, load
@@ -42,6 +43,8 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
     target = target_of(args.server)
     pairs = [_pair(each, ":", "--header", "'Name: value'") for each in args.header]
     headers = {name.strip(): value.strip() for name, value in pairs}
+    if args.key is not None:
+        headers |= _key(args.key, headers)
     url = target.url if isinstance(target, Entry) else str(target)
     try:
         return Client(
@@ -68,6 +71,19 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
 def is_own_file(target: Any) -> bool:
     """Whether the target is a Python file, named on the command line: to run it is to trust it."""
     return isinstance(target, Path) and target.suffix == ".py"
+
+
+def _key(text: str, headers: dict[str, str]) -> dict[str, str]:
+    """The header that an API key or a token is sent in."""
+    if "authorization" in map(str.lower, headers):
+        raise Usage("--key and --header Authorization: choose one of them")
+    try:
+        key = (text_of(text.removeprefix("@")) if text == "-" or text.startswith("@") else text).strip()
+    except ValueError as wrong:
+        raise Usage(f"--key: {wrong}") from None
+    if not key or not key.isprintable() or " " in key:
+        raise Usage("--key: an API key or a token is one word")  # and is not repeated
+    return {"Authorization": f"Bearer {key}"}
 
 
 def _authorization(screen: Screen, state: State, url: str, headers: dict[str, str]) -> Any:
@@ -128,6 +144,8 @@ def target_of(text: str) -> Any:
     if not text.strip():
         raise Usage("the server is an empty text; it is an address, a file, a command or a configured name")
     if text.startswith(("http://", "https://")):
+        if "#code=" in text:
+            raise Usage("that is a link to a console, a page for people; the server's own address ends in /mcp")
         try:
             _ = urlsplit(text).port
         except ValueError as wrong:

@@ -15,6 +15,7 @@ from handrail.cli.guarded import Guarded
 from handrail.cli.reload import follow
 from handrail.cli.screen import Screen
 from handrail.cli.source import Source
+from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError
 from handrail.guards.inert import inert
 from handrail.server import Server
@@ -28,6 +29,10 @@ __all__ = ["run_serve"]
 
 
 def run_serve(args: Namespace, screen: Screen) -> int:
+    try:
+        key_from_environment()
+    except ValueError as weak:
+        raise Usage(str(weak)) from None
     guarded = Guarded(args)
     http = guarded.config.http
     address = args.http or http.listen or None

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from msgspec import MsgspecError, Struct, json as msgspec_json
 
-from handrail.cli.codes import Code, Usage, code_of
+from handrail.cli.codes import Code, code_of
 from handrail.cli.reach import agreed, client
 from handrail.cli.screen import Screen, json_text
-from handrail.cli.words import arguments, document
+from handrail.cli.words import arguments, document, unknown_tool
 from handrail.client.listing import ListedTool, Tools
 from handrail.client.results import CallResult
 from handrail.client.signature import describe
@@ -25,7 +25,6 @@ from handrail.client.state import CALLS, state_folder
 from handrail.errors import PeerError
 from handrail.guards.inert import inert, mask, mask_secrets, one_line
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
-from handrail.schema.explain import closest
 
 __all__ = ["run_call", "run_inspect", "run_list", "run_show"]
 
@@ -146,9 +145,7 @@ def _raw(tool: ListedTool) -> Object:
 def _find(tools: Tools, name: str) -> ListedTool:
     tool = tools.get(name)
     if tool is None:
-        near = closest(name, [each.name for each in tools])
-        hint = f"; did you mean {near}?" if near else ""
-        raise Usage(f"no tool {one_line(name, 100)!r}{hint}")
+        raise unknown_tool(name, [each.name for each in tools])
     return tool
 
 

@@ -286,6 +286,16 @@ def _approving(verb: _Verb) -> None:
 
 
 def _rest(verb: _Verb) -> None:
+    keys = verb(
+        "keys",
+        "make an API key for a caller, or the key that seals cursors and sessions",
+        "handrail keys new ada --scopes orders:read,orders:write    and its lines for handrail.toml",
+        'export HANDRAIL_KEY="$(handrail keys seal)"                for servers that share sessions',
+    )
+    keys.add_argument("what", choices=("new", "seal"), help="an API key, or a key for HANDRAIL_KEY")
+    keys.add_argument("name", nargs="?", metavar="NAME", help="new: whose key it is")
+    keys.add_argument("--scopes", metavar="A,B", help="new: what its holder may be told apart by")
+
     lock = verb(
         "lock",
         "write the tools of servers to a file, or say what has changed in them since",
@@ -321,6 +331,8 @@ def _reaching(one: Parser, *, several: bool = False) -> None:
     one.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the most a call may take (600)")
     one.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
     one.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
+    key = "an API key or a token, over HTTP; @FILE: what it holds, -: standard input"
+    one.add_argument("--key", metavar="KEY", help=key)
     one.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
     one.add_argument(
         "--trusted", action="store_true", help="believe what the server says of its tools, as of a FILE.py"

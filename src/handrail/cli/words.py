@@ -19,13 +19,14 @@ from pathlib import Path
 
 from handrail import jsonrpc
 from handrail.cli.codes import Usage
-from handrail.guards.inert import one_line
+from handrail.guards.inert import inert, one_line
 from handrail.model import Json, Object
 from handrail.schema.explain import closest
 
-__all__ = ["arguments", "document", "seconds", "text_of", "typed"]
+__all__ = ["arguments", "document", "seconds", "text_of", "typed", "unknown_tool"]
 
 MAX_BYTES = 4 * 1024 * 1024
+MAX_NAMED = 20  # tools, where the one that is asked for is not among them
 _WORD = re.compile(r"([^=:]*(?::(?!=)[^=:]*)*)(:?=)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -66,6 +67,15 @@ def arguments(words: Iterable[str], schema: Object) -> Object:
     if problems:
         raise Usage("\n".join(problems))
     return made
+
+
+def unknown_tool(name: str, names: list[str]) -> Usage:
+    """The error for a tool that is not there, with the one that was probably meant, or all there are."""
+    parts = {part: each for each in reversed(names) for part in re.split(r"[._-]", each) if len(part) > 2}
+    if near := closest(name, names) or parts.get(closest(name, parts) or ""):
+        return Usage(f"no tool {one_line(name, 100)!r}; did you mean {inert(near, lines=False)}?")
+    shown = ", ".join(one_line(each, 60) for each in names[:MAX_NAMED]) + ", …" * (len(names) > MAX_NAMED)
+    return Usage(f"no tool {one_line(name, 100)!r}; " + (f"there are {shown}" if names else "the server has none"))
 
 
 def document(text: str) -> Object:

@@ -84,6 +84,9 @@ def find(method: str, path: str) -> tuple[Route, dict[str, str]]:
             if route.method == method:
                 return route, {name: unquote(value) for name, value in found.groupdict().items()}
             allowed.append(route.method)
+    if method == "POST" and not path.startswith("/api/"):  # a client of the protocol
+        text = "This is the console of a Handrail server, a page for people"
+        raise Problem(404, f"{text}; the server's own address is another, and ends in /mcp")
     if allowed:
         raise Problem(405, f"{method} is not for {path[:200]}; {allowed[0]} is")
     raise Problem(404, f"There is nothing at {path[:200]}")

@@ -18,10 +18,10 @@ from handrail.engine.eager import Start, starter
 from handrail.engine.gate import Gate, GuardOptions
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
 from handrail.engine.workers import Workers
-from handrail.errors import Kind
+from handrail.errors import Kind, missing_extra
 from handrail.metrics import Metrics
 from handrail.model import Object
-from handrail.protocol.seal import MIN_KEY_BYTES, Seal
+from handrail.protocol.seal import MAKES_ONE, Seal, key_flaw
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import Fault, Identity, Welcome
 from handrail.schema.explain import check_options
@@ -96,7 +96,7 @@ class Engine:
         if form not in _FORMS:
             raise ValueError(f"invalid_arguments: {form!r} is not one of {', '.join(_FORMS)}")
         self.forms = _FORMS[form]
-        self.seal = Seal(options.get("keys") or [_key_from_environment()])
+        self.seal = Seal(options.get("keys") or [key_from_environment()])
         self.clock: Callable[[], float] = time.time
         self.catalog = Catalog()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -189,16 +189,15 @@ def _spans(forms: Mapping[Kind, Fault]) -> Observer:
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.split(".")[0] != "opentelemetry":
             raise
-        text = "tracing=True needs opentelemetry-api: pip install 'handrail[otel]'"
-        raise ModuleNotFoundError(text, name=missing.name) from None
+        raise missing_extra("otel", "tracing=True needs opentelemetry-api", missing.name) from None
     return spans(forms)
 
 
-def _key_from_environment() -> bytes:
+def key_from_environment() -> bytes:
     """`HANDRAIL_KEY`, shared by processes that must understand each other's cursors and states; else one of our own."""
     given = os.environ.get("HANDRAIL_KEY")
     if given is None:
         return secrets.token_bytes(32)
-    if len(given.encode()) < MIN_KEY_BYTES:
-        raise ValueError(f"HANDRAIL_KEY: {len(given.encode())} bytes are too few for a key, {MIN_KEY_BYTES} are needed")
+    if flaw := key_flaw(given.encode()):
+        raise ValueError(f"HANDRAIL_KEY: {flaw}; {MAKES_ONE}")
     return given.encode()

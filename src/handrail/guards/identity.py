@@ -29,6 +29,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 RESERVED = ("anonymous", "local")  # principals already: the caller without a token, and the user of this machine
 
 
+_MAKES_ONE = "`handrail keys new {}` makes one, or ApiKeys.new() in Python"
+
+
 class Verifier(Protocol):
     """Who is calling, from the token of a request."""
 
@@ -56,17 +59,22 @@ class ApiKeys:
     def __init__(self, keys: Mapping[str, str], *, scopes: Mapping[str, Collection[str]] | None = None) -> None:
         scopes = scopes or {}
         if strangers := scopes.keys() - keys.keys():
-            raise ValueError(f"{min(strangers)}: has scopes but no key")
+            name = min(strangers)
+            raise ValueError(f"scopes.{_place(name)}: there is no key of that name; {_MAKES_ONE.format(name)}")
         self._known: dict[bytes, Principal] = {}
         for name, hashed in keys.items():
             if not NAME.fullmatch(name) or name in RESERVED:
-                raise ValueError(f"{name!r}: not a name for a key; letters, digits and ._@- make one")
+                hint = "letters, digits and ._@- make one, and it is not " + " or ".join(RESERVED)
+                raise ValueError(f"keys.{_place(name)}: not a name for a key; {hint} (`handrail keys new NAME`)")
             if not (match := HASH.fullmatch(hashed)):  # and the value is not repeated: it may be a key in the clear
-                raise ValueError(f"{name}: not a hashed key, 'sha256:' and 64 hex digits; ApiKeys.hashed makes one")
+                text = "not a hashed key, which is 'sha256:' and 64 hex digits"
+                raise ValueError(f"keys.{name}: {text}; {_MAKES_ONE.format(name)}")
             if (digest := bytes.fromhex(match[1])) in WEAK_DIGESTS:
-                raise ValueError(f"{name}: a weak or default key; ApiKeys.new makes a good one")
-            if digest in self._known or isinstance(given := scopes.get(name, ()), str):
-                raise ValueError(f"{name}: has the key of another, or one text in place of a collection of scopes")
+                raise ValueError(f"keys.{name}: a weak or default key; {_MAKES_ONE.format(name)}")
+            if digest in self._known:
+                raise ValueError(f"keys.{name}: {self._known[digest].id} has the same key; {_MAKES_ONE.format(name)}")
+            if isinstance(given := scopes.get(name, ()), str):
+                raise ValueError(f"scopes.{name}: one text in place of a collection of scopes; write [{given!r}]")
             self._known[digest] = Principal(name, frozenset(given))
 
     @classmethod
@@ -98,7 +106,7 @@ class ApiKeys:
         """What to keep of `key`, which must be random and have 16 to 1024 characters."""
         few = not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS
         if few or any(word in key.lower() for word in WEAK):
-            raise ValueError("a weak or default key; ApiKeys.new makes a good one")
+            raise ValueError("a weak or default key; `handrail keys new NAME`, or ApiKeys.new(), makes a good one")
         return _hash(key)
 
     async def verify(self, token: str) -> Principal | None:
@@ -114,6 +122,10 @@ class ApiKeys:
 
     async def close(self) -> None:
         """Nothing to end: keys hold no connection."""
+
+
+def _place(name: str) -> str:
+    return name if NAME.fullmatch(name) else repr(name)
 
 
 def _hash(key: str) -> str:

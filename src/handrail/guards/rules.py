@@ -109,6 +109,9 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
     principals = any_glob(rule.principals, f"{where}: principals")
     for key, words in (("groups", groups), ("revisions", REVISIONS), ("annotations", _PESSIMISTIC)):
         for word in getattr(rule, key):
+            if key == "groups" and not groups:
+                text = f"{where}: groups: unknown: {word!r}; there are no groups"
+                raise ValueError(f'{text}: a line `{word} = ["ada"]` in the section [groups] makes one')
             known(f"{where}: {key}", word, words)
     fixed: list[tuple[str, Fixed]] = []
 

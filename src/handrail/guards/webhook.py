@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta, Struct
 from msgspec.json import decode, encode
 
-from handrail.errors import HandrailError
+from handrail.errors import HandrailError, missing_extra
 from handrail.guards.identity import ApiKeys
 from handrail.guards.inert import one_line
 from handrail.model import Object
@@ -62,7 +62,7 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"approvals.webhook.seconds: {self.seconds!r} is not a number of seconds above 0")
         if find_spec("aiohttp") is None:
-            raise ModuleNotFoundError("approvals.webhook needs aiohttp: pip install 'handrail[http]'")
+            raise missing_extra("http", "approvals.webhook needs aiohttp")
 
     @property
     def host(self) -> str:

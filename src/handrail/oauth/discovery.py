@@ -111,6 +111,7 @@ class Found(Struct, frozen=True):
     resource: str
     scopes: tuple[str, ...]
     server: ServerMetadata
+    is_guess: bool = False  # the server said nothing of it: its places are those of 2025-03-26
 
 
 def read_challenge(header: str) -> Challenge:
@@ -177,6 +178,7 @@ def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[
         )
     chosen = checked(issuer or servers[0], "the authorization server", local=local)
     server = yield from _first(_server_places(chosen), ServerMetadata)
+    is_guess = server is None and resource is None
     if server is None and resource is None:
         server = ServerMetadata(home, f"{home}/authorize", f"{home}/token", f"{home}/register", ["S256"])
     if server is None:
@@ -187,7 +189,7 @@ def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[
     for field in ("authorization_endpoint", "token_endpoint", "registration_endpoint"):
         if (endpoint := getattr(server, field)) is not None:
             checked(endpoint, field, local=local)
-    return Found(name, scopes, server)
+    return Found(name, scopes, server, is_guess)
 
 
 def _server_places(issuer: str) -> list[str]:

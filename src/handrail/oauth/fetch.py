@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from msgspec import json
 
-from handrail.errors import TransportError
+from handrail.errors import TransportError, missing_extra
 from handrail.protocol.http import is_sheltered
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def safe(url: str) -> str:
     try:
         import aiohttp  # noqa: F401
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("asking an issuer needs aiohttp: pip install 'handrail[http]'") from None
+        raise missing_extra("http", "asking an issuer needs aiohttp") from None
     return url
 
 

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from msgspec import Struct, ValidationError, convert, json
 from msgspec.structs import replace
 
-from handrail.errors import AuthorizationError
+from handrail.errors import GIVE_KEY, AuthorizationError, missing_extra
 from handrail.oauth.discovery import Answer, Ask, Authorize, Challenge, Flow, Found, Quiet, ServerMetadata, words
 from handrail.protocol.http import is_local
 
@@ -125,7 +125,7 @@ class Applicant(Quiet, frozen=True, kw_only=True):
         is_over = known and 0 < known.secret_expires_at <= self.clock()
         if known and known.redirect == redirect and not is_over:
             return known
-        return (yield from self._registered(found.server, redirect))
+        return (yield from self._registered(found, redirect))
 
     def authorize(self, found: Found, client: Registered, redirect: str, scopes: tuple[str, ...]) -> Flow[Grant]:
         """A token by somebody's consent."""
@@ -186,8 +186,9 @@ class Applicant(Quiet, frozen=True, kw_only=True):
             return Registered(self.client_id or self.metadata_url, method=method)
         return None
 
-    def _registered(self, server: ServerMetadata, redirect: str) -> Flow[Registered]:
+    def _registered(self, found: Found, redirect: str) -> Flow[Registered]:
         """RFC 7591."""
+        server = found.server
         if server.registration_endpoint is None:
             raise AuthorizationError(
                 f"the authorization server {server.issuer} does not register clients",
@@ -203,6 +204,10 @@ class Applicant(Quiet, frozen=True, kw_only=True):
             "token_endpoint_auth_method": _chosen(methods, ("none", "client_secret_basic", "client_secret_post")),
         }
         answer: Answer = yield Ask(server.registration_endpoint, json.encode(asked), JSON)
+        if found.is_guess and answer.status in (404, 405):
+            raise AuthorizationError(
+                "the server wants an API key or a token, and has no place to log in", hint=GIVE_KEY
+            )
         try:
             if answer.status not in (200, 201):
                 raise _refusal("register us", answer)
@@ -254,7 +259,7 @@ class Applicant(Quiet, frozen=True, kw_only=True):
             from joserfc.errors import JoseError
             from joserfc.jwk import JWKRegistry
         except ModuleNotFoundError:
-            raise ModuleNotFoundError("a private_key needs joserfc: pip install 'handrail[auth]'") from None
+            raise missing_extra("auth", "a private_key needs joserfc") from None
         now, algorithm = int(self.clock()), self.signing_algorithm
         claims = {"iss": client_id, "sub": client_id, "aud": issuer, "jti": self.random(), "iat": now}
         try:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from msgspec import json
 
-from handrail.errors import AuthorizationError, TransportError
+from handrail.errors import AuthorizationError, TransportError, missing_extra
 from handrail.oauth.discovery import Answer, Ask, checked
 from handrail.oauth.fetch import exchange
 from handrail.protocol.http import is_local
@@ -24,7 +24,7 @@ try:
     from aiohttp import TCPConnector
     from aiohttp.abc import AbstractResolver, ResolveResult
 except ModuleNotFoundError:
-    raise ModuleNotFoundError("talking to an address needs aiohttp: pip install 'handrail[http]'") from None
+    raise missing_extra("http", "talking to an address needs aiohttp") from None
 
 __all__ = ["Outbound", "Resolve", "fetched", "kind_of", "look_up"]
 

@@ -20,7 +20,7 @@ from urllib.parse import quote_plus
 
 from msgspec import UNSET, Struct, convert, json
 
-from handrail.errors import TransportError
+from handrail.errors import TransportError, missing_extra
 from handrail.model import Json, Object, Principal
 from handrail.oauth.fetch import Flights, ask, safe
 
@@ -266,7 +266,7 @@ def _read(found: _KeySet, algorithms: Sequence[str]) -> Keys:
         from joserfc.jwk import JWKRegistry
         from joserfc.jws import JWSRegistry
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("verifying a JWT needs joserfc: pip install 'handrail[auth]'") from None
+        raise missing_extra("auth", "verifying a JWT needs joserfc") from None
     if len(found.keys) > MAX_KEYS:
         raise ValueError(f"more than {MAX_KEYS} keys")
     keys: Keys = []

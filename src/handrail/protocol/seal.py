@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
@@ -11,7 +12,11 @@ from msgspec.json import decode, encode
 
 from handrail.model import Json
 
-MIN_KEY_BYTES = 16
+MIN_KEY_BYTES = 32
+MIN_DIFFERENT, MIN_TRIPLES = 8, 26  # characters, and runs of three; a random key of 32 bytes has more of both
+MAKES_ONE = "`handrail keys seal` prints a good one"
+_HEX, _BASE64 = re.compile(rb"[0-9a-fA-F]+"), re.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
+_NEVER_RANDOM = re.compile(rb"(?i)change.?me|passw[o0]rd|secret|default|example|qwerty|placeholder")
 _MAC = 16
 _STEP = 32  # a sealed text is a multiple of it: its length tells nothing of a number in it
 
@@ -25,8 +30,8 @@ class Seal:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         for key in keys:
-            if len(key) < MIN_KEY_BYTES:
-                raise ValueError(f"a sealing key needs at least {MIN_KEY_BYTES} bytes, this one has {len(key)}")
+            if flaw := key_flaw(key):
+                raise ValueError(f"keys: {flaw}; {MAKES_ONE}")
         self._keys = [hashlib.blake2b(key, person=b"handrail seal").digest() for key in keys]
 
     def close(self, purpose: str, holder: str, payload: Json, expires: int) -> str:
@@ -56,6 +61,26 @@ class Seal:
                 expires, payload = decode(body)
                 return expires, payload
         return None
+
+
+def key_flaw(key: bytes) -> str:
+    """What makes a key too weak to seal with; empty if nothing does. The key is not repeated.
+
+    A text counts as the bytes that it stands for in hex or Base64. What a person made up is not always recognized.
+    """
+    written = key.strip()
+    if _HEX.fullmatch(written):
+        material = len(written) // 2
+    elif _BASE64.fullmatch(written):
+        material = len(written.rstrip(b"=")) * 3 // 4
+    else:
+        material = len(key)
+    if material < MIN_KEY_BYTES:
+        return f"{material} bytes are too few for a key, {MIN_KEY_BYTES} are needed"
+    triples = {key[at : at + 3] for at in range(len(key) - 2)}
+    if len({*key}) < MIN_DIFFERENT or len(triples) < MIN_TRIPLES or _NEVER_RANDOM.search(key):
+        return "a word, a default or a repetition is no key; it has to be random"
+    return ""
 
 
 def _text(raw: bytes) -> str:

@@ -11,18 +11,18 @@ from email.utils import formatdate
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
+from handrail.errors import NotStarted, missing_extra
+
 try:
     import uvicorn
 
     from handrail.transports.guarded import Guarded
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.split(".")[0] in ("uvicorn", "httptools"):
-        text = "serving HTTP needs uvicorn and httptools: pip install 'handrail[http]'"
-        raise ModuleNotFoundError(text, name=missing.name) from None
+        raise missing_extra("http", "serving HTTP needs uvicorn and httptools", missing.name) from None
     raise
 
 from handrail.engine.eager import Start, starter
-from handrail.errors import NotStarted
 
 if TYPE_CHECKING:
     from handrail.transports.listen import HttpLimits

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from handrail import __version__
-from handrail.errors import AuthorizationError, Sent, TransportError
+from handrail.errors import GIVE_KEY, AuthorizationError, Sent, TransportError, missing_extra
 from handrail.guards.inert import one_line
 from handrail.protocol.http import is_local
 from handrail.transports.link import Waiting
@@ -74,7 +74,7 @@ class Asker:
         try:
             self._body = body_class()
         except ModuleNotFoundError:
-            raise ModuleNotFoundError("a server at a URL needs aiohttp: pip install 'handrail[http]'") from None
+            raise missing_extra("http", "a server at a URL needs aiohttp") from None
         self.address = _url(url)
         # The last that came on a connection, of those that came in parts.
         self._bodies: dict[ResponseHandler, StreamReader] = {}
@@ -167,7 +167,10 @@ class Asker:
 
     def _unauthorized(self, status: int, challenge: str) -> AuthorizationError:
         text = f"HTTP {status}: {self.place} wants to know who is calling"
-        hint = "Give a token, or a way to get one" if self._auth is None else ""
+        if "authorization" in map(str.lower, self._given):
+            text, hint = f"HTTP {status}: {self.place} has not accepted the key or token", GIVE_KEY
+        else:
+            hint = GIVE_KEY if self._auth is None else ""
         return AuthorizationError(
             f"{text} ({one_line(challenge, 200)})" if challenge else text, sent=Sent.FAILED, hint=hint
         )
