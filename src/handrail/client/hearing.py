@@ -204,6 +204,8 @@ class Hearing:
             flight.watch = None
 
     def _asked(self, request: Request, about: Waiting | None) -> None:
+        if self.link is None:  # closed: no reply can be sent, and nothing would cancel the task that makes it
+            return
         if about is not None:
             self.alive(about)
         if self.revision is not None and self.revision.stateless:
