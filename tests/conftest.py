@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -51,6 +52,13 @@ def ran(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         record_ran(request, revision, transport)
 
     return record
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """As pytest has it, but what an earlier test left behind has its say first: asyncio logs when it is collected."""
+    gc.collect()
+    return caplog
 
 
 @pytest.fixture(scope="session")

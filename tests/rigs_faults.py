@@ -500,7 +500,7 @@ def _flood(name: str, made: Callable[[Object], Iterable[bytes]], *, answered: bo
         for at in range(0, len(said), 500):
             await wire.send(b"".join(b"data: %b\n\n" % each for each in said[at : at + 500]))
         if not answered or wire.is_old:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
 
     floods.__name__ = name
     fault()(floods)
@@ -656,7 +656,7 @@ def forks(rig: Rig, message: Object) -> None:
     if not is_call(message):
         ordinary(rig, message)
         return
-    code = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 13, 15)]; time.sleep(60)"
+    code = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 13, 15)]; time.sleep(3600)"
     quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started = [subprocess.Popen([sys.executable, "-ISc", code], **more) for more in (quiet, dict[str, Any]())]
     rig.say(answer(message, json.dumps([process.pid for process in started])))
@@ -839,7 +839,7 @@ async def junk_after_events(wire: Wire) -> None:
     """What a proxy may write into a stream when its server has gone away."""
     await wire.head("text/event-stream", "Transfer-Encoding: chunked")
     await wire.send(b"e\r\n: keep-alive\n\n\r\nHTTP/1.1 502 Bad Gateway\r\n\r\n")
-    await asyncio.sleep(60)
+    await asyncio.sleep(3600)
 
 
 @raw

@@ -37,7 +37,7 @@ from handrail.guards.identity import ApiKeys
 from handrail.guards.rates import Rates
 from handrail.guards.trail_sqlite import SqliteTable
 from handrail.transports.response import Response
-from patience import PATIENCE
+from patience import PATIENCE, cpu_of
 from wires import Wire
 
 KEY = bytes(range(32))  # that several processes have
@@ -339,7 +339,7 @@ class Guarded:
 
     def cpu(self) -> float:
         """Seconds of a processor it has used."""
-        return time.clock_gettime(~self.pid << 3 | 2)
+        return cpu_of(self.pid)
 
 
 class Nursery:

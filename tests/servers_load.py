@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from faults import HERE, put_away, until
 from handrail import Call, Limits, Server
 from handrail.transports.listen import HttpLimits
-from patience import PATIENCE, in_time
+from patience import PATIENCE, cpu_of, in_time
 from subject import Name, add_tools
 
 MIB = 1024 * 1024
@@ -274,7 +274,7 @@ class Process:
     @property
     def cpu(self) -> float:
         """Seconds of a processor it has used."""
-        return time.clock_gettime(~self.pid << 3 | 2)
+        return cpu_of(self.pid)
 
     def _status(self, name: str) -> int:
         lines = Path(f"/proc/{self.pid}/status").read_text().split("\n")

@@ -212,7 +212,7 @@ def add_tools(server: Server) -> None:
         await call.log("error", "big")
         return "logged"
 
-    @server.tool(timeout=(0.2, 0.4))
+    @server.tool(timeout=(1.0, 1.5))
     async def sleeps(heartbeat: bool = False, call: Call = None) -> str:  # type: ignore[assignment]  # always given
         """Never ends by itself."""
         while True:
@@ -238,6 +238,13 @@ def add_tools(server: Server) -> None:
     async def after(seconds: float, text: str) -> str:
         """Answers later."""
         await asyncio.sleep(seconds)
+        return text
+
+    @server.tool
+    async def when(path: str, text: str) -> str:
+        """Answers when a file is there."""
+        while not await asyncio.to_thread(os.path.exists, path):  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.005)
         return text
 
     @server.tool

@@ -8,6 +8,7 @@ import logging
 import random
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -396,26 +397,26 @@ BOMBS: dict[str, Object] = {
 async def test_a_hostile_schema_costs_little(open_wire: Open) -> None:
     wire: Wire = await open_wire("servers_calling:registrar", fresh=True)
     for name, schema in BOMBS.items():
-        began = time.perf_counter()
+        began = wire.cpu
         answer = await wire.call("register", {"schema": schema})
-        assert time.perf_counter() - began < 2, name
+        assert wire.cpu - began < 2, name
         assert '"added"' not in json.dumps(answer), name
         assert len(failure(answer)) < 1_000, name
     # Deeper ones do not even arrive; from the program itself they can only come as below.
-    began = time.perf_counter()
+    began = wire.cpu
     head, tail = '{"type":"object","properties":{"a":' * 10_000, "}}" * 10_000
     params = json.dumps(wire.params({"name": "register", "arguments": {"schema": "…"}}), ensure_ascii=False)
     deep = params.replace('"…"', f"{head}{{}}{tail}")
     await wire.send(f'{{"jsonrpc":"2.0","id":77777,"method":"tools/call","params":{deep}}}'.encode())
     refusal = await wire.receive()
     assert refusal["error"]["code"] == -32700
-    assert time.perf_counter() - began < 2
+    assert wire.cpu - began < 2
     # A pattern that would make a backtracking engine think for ever.
     pattern = {"type": "object", "properties": {"x": {"pattern": "^(a|a)*(a+)+$"}}}
     assert said(await wire.call("register", {"schema": pattern})) == "added"
-    began = time.perf_counter()
+    began = wire.cpu
     refused(await wire.call("added", {"x": "a" * 5_000 + "!"}), wire.revision)
-    assert time.perf_counter() - began < 2
+    assert wire.cpu - began < 2
     assert said(await wire.call("echo", {"text": "on"})) == "on"
 
 
@@ -426,10 +427,10 @@ def test_a_schema_of_any_depth_is_refused_not_followed(levels: int) -> None:
     async def deep(**given: Json) -> str:
         return "ran"
 
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(SchemaError, match="nested"):
         server.add(deep, input_schema=_deep(levels))
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 @requirement("SRV-612", everywhere=True)
@@ -577,14 +578,17 @@ async def test_peers_with_the_same_ids_do_not_meet() -> None:
 
 @requirement("P-08", "P-04")
 @everywhere()
-async def test_a_number_and_a_text_are_different_ids_and_one_in_use_is_refused(wire: Wire) -> None:
+async def test_a_number_and_a_text_are_different_ids_and_one_in_use_is_refused(wire: Wire, tmp_path: Path) -> None:
+    gate = tmp_path / "go"
+
     def after(ident: Json, text: str) -> Object:
-        params = wire.params({"name": "after", "arguments": {"seconds": 0.05, "text": text}})
+        params = wire.params({"name": "when", "arguments": {"path": str(gate), "text": text}})
         return {"jsonrpc": "2.0", "id": ident, "method": "tools/call", "params": params}
 
     if wire.stateless and wire.transport == "http":  # each request is a world of its own: no id can be in use
         for ident, text in ((50_001, "number"), ("50001", "text"), (50_001, "again")):
             await wire.send(after(ident, text))
+        gate.touch()
         found = [await wire.receive() for _ in range(3)]
         assert sorted((repr(each["id"]), said(each)) for each in found) == [
             ("'50001'", "text"),
@@ -602,6 +606,7 @@ async def test_a_number_and_a_text_are_different_ids_and_one_in_use_is_refused(w
         assert type(twice["id"]) is type(expected)
         assert twice["error"]["code"] == -32600
         assert "in use" in twice["error"]["message"]
+    gate.touch()
     answers = [await wire.receive() for _ in range(2)]
     assert {repr(each["id"]): said(each) for each in answers} == {"50001": "number", "'50001'": "text"}
     # Once answered, an id may come again.
@@ -610,10 +615,13 @@ async def test_a_number_and_a_text_are_different_ids_and_one_in_use_is_refused(w
 
 
 @everywhere()
-async def test_too_many_calls_at_once_are_refused_with_429_and_the_others_answered(open_wire: Open) -> None:
+async def test_too_many_calls_at_once_are_refused_with_429_and_the_others_answered(
+    open_wire: Open, tmp_path: Path
+) -> None:
     wire: Wire = await open_wire("small")
+    gate = tmp_path / "go"
     waiting = [
-        await wire.ask("tools/call", {"name": "after", "arguments": {"seconds": 0.1, "text": str(at)}})
+        await wire.ask("tools/call", {"name": "when", "arguments": {"path": str(gate), "text": str(at)}})
         for at in range(4)
     ]
     error = (await wire.call("echo", {"text": "too many"}))["error"]
@@ -621,6 +629,7 @@ async def test_too_many_calls_at_once_are_refused_with_429_and_the_others_answer
     assert "in flight" in error["message"]
     if not wire.stateless:
         assert (await wire.request("ping"))["result"] == {}, "only calls are counted"
+    gate.touch()
     assert [said(await wire.answer(ident)) for ident in waiting] == ["0", "1", "2", "3"]
     assert said(await wire.call("echo", {"text": "again"})) == "again"
 
@@ -629,8 +638,8 @@ async def test_too_many_calls_at_once_are_refused_with_429_and_the_others_answer
 async def test_a_call_has_an_idle_clock_and_a_total_clock(wire: Wire) -> None:
     quiet = await wire.ask("tools/call", {"name": "sleeps"})
     busy = await wire.ask("tools/call", {"name": "sleeps", "arguments": {"heartbeat": True}}, progressToken="beat")
-    assert failure(await wire.answer(quiet)) == "The tool sleeps gave no sign of life for 0.2 s."
-    assert failure(await wire.answer(busy)) == "The tool sleeps took longer than 0.4 s."
+    assert failure(await wire.answer(quiet)) == "The tool sleeps gave no sign of life for 1 s."
+    assert failure(await wire.answer(busy)) == "The tool sleeps took longer than 1.5 s."
     beats = len(wire.others)
     assert beats >= 2
     assert said(await wire.call("echo", {"text": "on"})) == "on"
@@ -662,11 +671,12 @@ IN_BATCH = everywhere("2025-03-26")
 
 
 @IN_BATCH
-async def test_a_batch_of_quick_and_slow_calls_is_answered_together(wire: Wire) -> None:
+async def test_a_batch_of_quick_and_slow_calls_is_answered_together(wire: Wire, tmp_path: Path) -> None:
+    gate = tmp_path / "go"
     await wire.send(
         [
             _tool(10_101, "echo", text="quick"),
-            _tool(10_102, "after", seconds=0.1, text="slow"),
+            _tool(10_102, "when", path=str(gate), text="slow"),
             NOTHING_TO_SAY,
             _request(10_103, "ping"),
             _tool("10101", "echo", text="text id"),
@@ -677,6 +687,7 @@ async def test_a_batch_of_quick_and_slow_calls_is_answered_together(wire: Wire) 
     )
     # What is not in the batch does not wait for it.
     assert said(await wire.call("echo", {"text": "alone"})) == "alone"
+    gate.touch()
     answers = {repr(each["id"]): each for each in await wire.receive()}
     assert set(answers) == {"10101", "10102", "10103", "'10101'", "10104", "10105", "10106"}
     assert said(answers["10101"]) == "quick"

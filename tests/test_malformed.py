@@ -7,19 +7,31 @@ import collections
 import itertools
 import json
 import random
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from checks import check_message, strict_json
 from fuzz.decoder import mutations
 from malformed import CASES, ECHO, LIMIT, MAYBE, NONE, TOO_LONG, Case, Expect, Json, line_of
+from patience import PATIENCE
 from requirements import requirement
-from wires import ALL, ENVELOPE, LEGACY, PIPES, Object, Open, Wire, everywhere, open_wire as open_wire, wire_to
+from wires import (
+    ALL,
+    ENVELOPE,
+    LEGACY,
+    PIPES,
+    Object,
+    Open,
+    Wire,
+    everywhere,
+    open_wire as open_wire,
+    wire_to,
+)
 from wires_http import NAMED, OLD, VERSION, HttpWire, Refusal, envelope_of
 
-PATIENCE = 1.0  # no hang over a second
+A_SECOND = 1.0  # of the server's processor, at most: the machine may be busy with something else
 FIRST = 10_000  # the id of the first case
 
 R5 = "2026-07-28"
@@ -40,10 +52,7 @@ async def test_each_message_gets_its_answer_and_the_next_call_too(open_wire: Ope
     wire: Wire = await open_wire()
     wrong: list[str] = []
     for at, case in enumerate(CASES):
-        flaw = await _flaw(wire, case, at)
-        if "slow" in flaw:  # A busy machine may lose a second; at the same message twice it is not the machine.
-            flaw = await _flaw(wire, case, at)
-        if flaw:
+        if flaw := await _flaw(wire, case, at):
             wrong.append(f"{case.name}: {flaw}")
         if "nothing after" in flaw:
             break  # deaf
@@ -80,16 +89,18 @@ async def test_all_messages_at_once_are_answered_in_order(open_wire: Open) -> No
     ("revision", "transport"), [*itertools.product(ALL, PIPES), *itertools.product(LEGACY, ["http"])]
 )
 @requirement("P-04", "P-08")
-async def test_an_id_in_flight_is_refused_and_one_of_another_type_is_another(open_wire: Open) -> None:
+async def test_an_id_in_flight_is_refused_and_one_of_another_type_is_another(open_wire: Open, tmp_path: Path) -> None:
     wire: Wire = await open_wire()
-    params = wire.params({"name": "after", "arguments": {"seconds": 0.3, "text": "first"}})
-    other = wire.params({"name": "after", "arguments": {"seconds": 0.3, "text": "second"}})
+    gate = tmp_path / "go"
+    params = wire.params({"name": "when", "arguments": {"path": str(gate), "text": "first"}})
+    other = wire.params({"name": "when", "arguments": {"path": str(gate), "text": "second"}})
     await wire.send({"jsonrpc": "2.0", "id": 1_000_001, "method": "tools/call", "params": params})
     await wire.send({"jsonrpc": "2.0", "id": "1000001", "method": "tools/call", "params": other})
     await wire.send({"jsonrpc": "2.0", "id": 1_000_001, "method": "tools/call", "params": other})
     refused = await wire.receive()
     assert refused["id"] == 1_000_001
     assert refused["error"]["code"] == -32600
+    gate.touch()
     got = {(type(each["id"]), each["id"]): str(each) for each in [await wire.receive(), await wire.receive()]}
     assert "first" in got[int, 1_000_001]
     assert "second" in got[str, "1000001"]
@@ -137,7 +148,7 @@ async def test_mutated_messages_leave_the_server_answering(revision: str, ran: C
             if at % 50 == 49:
                 probe = f"probe {at}"
                 await wire.write(_probe(revision, probe))
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE):
                     while b"still here" not in (answer := await wire.read()) or probe.encode() not in answer:
                         strict_json(answer)
         ran(revision, "memory")
@@ -154,11 +165,11 @@ async def _flaw(wire: Wire, case: Case, at: int) -> str:
     ident = FIRST + at
     line = line_of(case, wire.revision, ident)
     mark = f"still here {at}"
-    began = time.monotonic()
+    began = wire.cpu
     got: list[Json] = []
     statuses: list[int] = []
     try:
-        async with asyncio.timeout(10 * PATIENCE):
+        async with asyncio.timeout(PATIENCE):
             await wire.write(line)
             await wire.settle()
             probe = await wire.ask("tools/call", {"name": "echo", "arguments": {"text": mark}})
@@ -178,9 +189,9 @@ async def _flaw(wire: Wire, case: Case, at: int) -> str:
         return f"an answer that is not allowed: {str(problem)[:300]}"
     if mark not in str(message):
         return f"the call after it got {str(message)[:200]}"
-    took = time.monotonic() - began
+    took = wire.cpu - began
     expect = _over_http(case, line, wire.revision) if isinstance(wire, HttpWire) else case.expected(wire.revision)
-    flaw = _judge(got, expect, ident, wire) or (f"slow: {took:.2f} s" if took > PATIENCE else "")
+    flaw = _judge(got, expect, ident, wire) or (f"slow: {took:.2f} s" if took > A_SECOND else "")
     if isinstance(wire, HttpWire) and not flaw:
         wanted = [_statuses(each, line, wire.revision) for each in got if not isinstance(each, Refusal)]
         if expect.kind == "silent":

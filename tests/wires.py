@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ import subject
 from checks import check_message, strict_json
 from forks import Fork, forks
 from handrail.server import Server
-from patience import PATIENCE
+from patience import PATIENCE, cpu_of
 from requirements import record_ran
 
 Json = Any
@@ -56,6 +57,11 @@ class Wire:
 
     async def read(self) -> bytes:
         raise NotImplementedError
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of a processor that the server has used; in memory, with what the test itself has."""
+        return time.process_time()
 
     async def send(self, message: Json) -> None:
         """Send a message, or bytes as they are."""
@@ -194,6 +200,10 @@ class StdioWire(Wire):
     def __init__(self, revision: str, process: Process) -> None:
         super().__init__(revision, "stdio")
         self.process = process
+
+    @property
+    def cpu(self) -> float:
+        return cpu_of(self.process.fork.pid)
 
     async def write(self, data: bytes) -> None:
         self.process.stdin.write(data + b"\n")

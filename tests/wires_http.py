@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from forks import forks
-from patience import PATIENCE
+from patience import PATIENCE, cpu_of
 from wires import ENVELOPE, MODERN, Json, Object, Wire
 
 OLD = ("2024-10-07", "2024-11-05")
@@ -308,6 +308,10 @@ class HttpWire(Wire):
         self._sessions: dict[str, str] = {}  # that were begun and not ended, and what they speak
         self._heard: set[str] = set()  # sessions that have a stream for what is said unasked
         self._address = ""  # where an old client posts
+
+    @property
+    def cpu(self) -> float:
+        return cpu_of(self.server.process.pid)
 
     @property
     def server(self) -> HttpServer:
