@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from clients import LEGACY, R2, R3, R4, R5, OpenRig, open_rig
 from handrail.client import Client
-from handrail.errors import PeerError, RemoteProtocolError, Sent
+from handrail.errors import HttpRefused, PeerError, RemoteProtocolError, Sent
 from patience import PATIENCE
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary
@@ -79,6 +79,66 @@ async def test_other_statuses_say_nothing_about_an_era(
         async with open_rig(script, revision, "http", revision="auto", prepare=prepare):
             pass
     assert {each["method"] for each in rigs[0].heard} == {"server/discover"}
+
+
+def saying(status: int, body: bytes) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    """A proxy's answer, with the seconds to wait."""
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 {status} x\r\nContent-Type: application/json\r\nRetry-After: 7\r\nConnection: close\r\n"
+        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+
+    return write
+
+
+RATE_LIMITED = b'{"error":"rate limited"}'
+
+
+@requirement("CLI-05", "CLI-25")
+@pytest.mark.parametrize(("status", "sent"), [(503, Sent.UNKNOWN), (429, Sent.FAILED)])
+@pytest.mark.parametrize("revision", [R2, R4, R5])
+async def test_call_refused_by_a_rate_limiter_in_front_is_refused_with_status_and_seconds(
+    open_rig: OpenRig, revision: str, status: int, sent: Sent
+) -> None:
+    async with open_rig("ordinary", revision, "http") as (client, heard):
+        await client.tools()
+        rig: Any = heard.rig
+        rig.raw = saying(status, RATE_LIMITED)
+        with pytest.raises(HttpRefused) as caught:
+            await client.call("echo", {})
+        refused = caught.value
+        assert (refused.status, refused.retry_after, refused.sent) == (status, 7.0, sent)
+        assert refused.body == RATE_LIMITED and "Try again in 7 s" in str(refused)
+        rig.raw = saying(200, RATE_LIMITED)
+        with pytest.raises(RemoteProtocolError, match='the answer is not a message: jsonrpc must be "2.0"') as odd:
+            await client.call("echo", {})
+        assert odd.value.sent is Sent.UNKNOWN
+
+
+@requirement("CLI-05", "CLI-06")
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    "body", [b"", RATE_LIMITED, b'{"jsonrpc":"2.0","id":1,"error":{"code":429,"message":"Too many requests"}}']
+)
+async def test_a_rate_limit_on_connect_says_nothing_about_an_era(
+    open_rig: OpenRig, body: bytes, is_known: bool
+) -> None:
+    rig = HttpRig("ordinary", R4)
+    async with rig.listening() as url:
+        if is_known:  # as one that shakes hands
+            async with Client(url):
+                pass
+        rig.heard.clear()
+        rig.raw = saying(429, body)
+        with pytest.raises(PeerError) as caught:
+            async with Client(url):
+                pass
+        assert [each["method"] for each in rig.heard] == ["initialize" if is_known else "server/discover"]
+        assert "429" in str(caught.value) or "Too many requests" in str(caught.value)
+        assert getattr(caught.value, "retry_after", 7) == 7
+        async with Client(url) as client:  # later
+            assert client.revision == R4
 
 
 @requirement("CLI-05", "CLI-06")

@@ -343,7 +343,22 @@ async def test_a_refusal_with_a_message_is_heard(ran: Ran, status: int, ident: O
     ],
 )
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>", b'{"a": 1}', b"[]", b'{"error": {}, "id": 99}', b"\xff", b"[" * 9999, b"x" * 100_000]
+    "body",
+    [
+        *(b"", b"<html>", b'{"a": 1}', b"[]", b'{"error": {}, "id": 99}', b"\xff", b"[" * 9999, b"x" * 100_000),
+        # What looks like JSON-RPC, and is not.
+        *(b'{"error":"rate limited"}', b'{"error":{"code":503,"message":"busy"}}', b'{"jsonrpc":"2.0","error":"x"}'),
+        b'{"jsonrpc":"1.0","id":1,"error":{"code":1,"message":"x"}}',
+        b'{"jsonrpc":"2.0","id":2,"error":{"code":1,"message":"x"}}',
+        b'{"jsonrpc":"2.0","id":1,"error":{"code":"1","message":"x"}}',
+        b'{"jsonrpc":"2.0","id":1,"error":{"code":true,"message":"x"}}',
+        b'{"jsonrpc":"2.0","id":1,"error":{"code":1.5,"message":"x"}}',
+        b'{"jsonrpc":"2.0","id":1,"error":{"code":1}}',
+        b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":null}}',
+        b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"},"result":{}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"x","error":{"code":1,"message":"x"}}',
+        b'{"jsonrpc":"2.0","id":true,"error":{"code":1,"message":"x"}}',
+    ],
 )
 async def test_a_refusal_without_one_says_whether_it_was_done(ran: Ran, status: int, sent: Sent, body: bytes) -> None:
     ran(MODERN, "http")

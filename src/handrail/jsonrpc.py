@@ -210,6 +210,15 @@ def _read_other(value: Object) -> Message:
     return Response("" if ident is UNSET else ident, value.get("result", UNSET), value.get("error", UNSET))
 
 
+def error_flaw(error: Json) -> str:
+    """Return what is wrong with the `error` of a response; empty if it is a JSON-RPC error object."""
+    if type(error) is not dict:
+        return "an error that is not an object"
+    if type(error.get("code")) is not int:
+        return "an error without an integer code"
+    return "" if type(error.get("message")) is str else "an error without a message"
+
+
 def _id_of(value: Json) -> Id | UnsetType:
     ident = value.get("id") if type(value) is dict else None
     return ident if type(ident) is str or (type(ident) is int and -_TOO_LONG < ident < _TOO_LONG) else UNSET

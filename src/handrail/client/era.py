@@ -21,6 +21,7 @@ PROBE_SECONDS = 2.0  # of silence on a pipe, until an old server is thought of
 _MODERN = frozenset({-32020, -32021, -32022})
 _VERSION = -32022
 _OLD_TRANSPORT = frozenset({400, 404, 405})
+_NO_VERDICT = frozenset({401, 403, 408, 429})  # about the caller or the moment, not about what is spoken
 
 _OFFERED = [each for each in REVISIONS.values() if each.offered]
 _STATELESS = [each for each in _OFFERED if each.stateless]
@@ -39,6 +40,7 @@ class Era:
         self._wanted = REVISIONS.get(wanted)
         self._probes = wanted == "auto"
         self._key = key  # under which the verdict is remembered
+        self._status = 0  # over HTTP, that of the last answer
 
     async def settle(self) -> None:
         """Agree with the server on a revision; PeerError if there is none."""
@@ -52,7 +54,7 @@ class Era:
                 await self.shake_hands()
                 return
             except (RemoteProtocolError, HttpRefused) as refused:
-                if not self._probes:
+                if not self._probes or _says_nothing(self._status):
                     raise
                 log.debug("%s: %s; asked anew what it speaks", dialog.name, refused)
                 _old.discard(self._key)
@@ -93,7 +95,7 @@ class Era:
                     return False
                 revision = another
             except HttpRefused as refused:
-                if 400 <= refused.status < 500 and refused.status not in (401, 403, 408, 429):
+                if 400 <= refused.status < 500 and not _says_nothing(refused.status):
                     return False
                 raise
         raise RemoteProtocolError("changes its mind about the versions it supports")
@@ -118,7 +120,7 @@ class Era:
 
     def _other_version(self, refused: RemoteProtocolError, status: int) -> Revision | None:
         """What to try instead; None: a handshake. Raises if the refusal says nothing about it."""
-        if status in (401, 403) or status >= 500:
+        if _says_nothing(status):
             raise refused
         if refused.code not in _MODERN:
             return None
@@ -148,6 +150,7 @@ class Era:
         try:
             welcome = await dialog.result(flight)
         except (HttpRefused, RemoteProtocolError) as refused:
+            self._status = flight.status
             if flight.status not in _OLD_TRANSPORT or not await dialog.link.fall_back():
                 raise
             log.debug("%s: the transport of 2024, because of %s", dialog.name, refused)
@@ -173,3 +176,8 @@ class Era:
             raise RemoteProtocolError("the answer to initialize has no capabilities")
         self._dialog.agree(revision, welcome)
         self._dialog.notify("notifications/initialized")
+
+
+def _says_nothing(status: int) -> bool:
+    """Return whether a refusal with this status tells nothing about the revision."""
+    return status in _NO_VERDICT or status >= 500

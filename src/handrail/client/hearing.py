@@ -12,7 +12,8 @@ from msgspec import UNSET
 from handrail import jsonrpc
 from handrail.client.flight import Flight, Log, Progress, shown
 from handrail.errors import CallTimeout, PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode_answer, read
+from handrail.guards.inert import one_line
+from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode_answer, encode, read
 from handrail.model import Json, Object
 from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
@@ -121,7 +122,8 @@ class Hearing:
         elif isinstance(message, Request):
             self._asked(message, about)
         elif about is not None:
-            self._fail(about, RemoteProtocolError(f"the answer is not a message: {message.text}"))
+            sent = Sent.UNKNOWN if message.id is UNSET else Sent.FAILED  # perhaps it comes from a proxy
+            self._fail(about, RemoteProtocolError(f"the answer is not a message: {message.text}", sent=sent))
         else:
             self.skipped(f"what is not a message: {message.text}")
 
@@ -307,11 +309,9 @@ class Hearing:
 
 
 def _error(error: Json) -> RemoteProtocolError:
-    if type(error) is not dict:
-        return RemoteProtocolError("answered with an error that is not an object")
-    code, text = error.get("code"), error.get("message")
-    code, text = code if type(code) is int else 0, text if type(text) is str else "an error without a message"
-    data = error.get("data")
+    if flaw := jsonrpc.error_flaw(error):
+        return RemoteProtocolError(f"answered with {flaw}: {one_line(encode(error).decode(), 200)}")
+    code, text, data = error["code"], error["message"], error.get("data")
     if type(data) is dict and type(data.get("reason")) is str:  # the first draft says there what is wrong
         text = f"{text}: {data['reason']}"
     return RemoteProtocolError(text, code=code, data=data)

@@ -8,10 +8,9 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from msgspec import MsgspecError, json
-
 from handrail.errors import HttpRefused, Sent, TransportError
 from handrail.guards.inert import one_line
+from handrail.jsonrpc import Response, decode_answer, error_flaw
 from handrail.protocol.sse import Event, EventReader
 from handrail.transports.asking import EVENTS, JSON, broken
 from handrail.transports.link import Ear, Waiting
@@ -63,12 +62,16 @@ NOT_HERE = "Is this the address of an MCP server? The path is often /mcp"
 
 
 def is_error(body: bytes, about: Waiting) -> bool:
-    """Whether it is a JSON-RPC error, about this request or about none."""
-    try:
-        message = json.decode(body)
-    except (MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return type(message) is dict and "error" in message and message.get("id") in (None, about.id)
+    """Return whether `body` is a valid JSON-RPC error, about this request or about none.
+
+    Proxies and rate limiters answer `{"error": "rate limited"}` too; that is no message.
+    """
+    found = decode_answer(body)
+    return (
+        isinstance(found, Response)
+        and found.id in ("", about.id)  # "" stands for none
+        and error_flaw(found.error) == ""
+    )
 
 
 def refusal(response: ClientResponse, body: bytes) -> HttpRefused:
