@@ -45,7 +45,8 @@ class Text(_Block, frozen=True, tag="text"):
     text: str
 
     def __post_init__(self) -> None:
-        if type(self.text) is not str or self.annotations is not UNSET:  # the usual text is not looked at further
+        # The usual text is not looked at further.
+        if type(self.text) is not str or self.annotations is not UNSET or self.meta is not UNSET:
             super().__post_init__()
 
 
@@ -188,7 +189,8 @@ _BASE64: Rule = (lambda it: isinstance(it, _BYTES) or b64decode(it, validate=Tru
 # What a member must be, wherever it stands: the rule is false, or raises, for anything else.
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("text", "name", "title", "description", "mime_type", "mimeType"), _STRING),
-    **dict.fromkeys(("annotations", "resource"), _DICT),
+    **dict.fromkeys(("annotations", "resource", "meta", "_meta"), _DICT),
+    "icons": (lambda it: type(it) is list and all(type(each) is dict for each in it), "a list of dicts"),
     **dict.fromkeys(("data", "blob"), _BASE64),
     "uri": (_URI.fullmatch, "a URI"),
     "size": (lambda it: type(it) is int and it >= 0, "a number of bytes"),

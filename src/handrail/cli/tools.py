@@ -159,8 +159,7 @@ def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
         screen.say(_shown(block, number, files))
     if not result.content and result.data is not None:
         screen.say(_pretty(json_text(result.data)))
-    unread = [f"content/{number}: not a block of content" for number, it in enumerate(result.content) if not _kind(it)]
-    for problem in [*result.problems, *unread]:
+    for problem in result.problems:
         screen.note(one_line(problem, 300))
 
 

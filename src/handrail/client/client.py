@@ -54,6 +54,8 @@ class Client:
 
     `lock` is a file of `handrail lock`. Tools that are not in it, or not what it says, are left out and refused; with
     `on_change="ask"` they are listed as `changed`, and asked for.
+
+    `strict` makes a malformed result an `InvalidResult`; without it such a result is given with its `problems`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Client:
         lock: str | Path | None = None,
         on_change: Literal["refuse", "ask"] = "refuse",
         raise_on_error: bool = False,
+        strict: bool = False,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         agree: Callable[[Entry], bool] | None = None,
@@ -96,7 +99,20 @@ class Client:
         kept = None if state is None else State(Path(state))
         locked, asks = None if lock is None else read_lock(lock), on_change == "ask"
         self._terms = Terms(
-            answers, clocks, revision, me, policy, trusted, confirm, raise_on_error, log, tap, kept, locked, asks
+            answers,
+            clocks,
+            revision,
+            me,
+            policy,
+            trusted,
+            confirm,
+            raise_on_error,
+            log,
+            tap,
+            kept,
+            locked,
+            asks,
+            strict,
         )
         self._audit = audit
         self._auth = auth

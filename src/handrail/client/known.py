@@ -56,6 +56,7 @@ class Terms(Struct):
     state: State | None  # where pins are kept
     lock: dict[str, Locked] | None  # what tools have to be
     asks: bool  # about a tool that is not what the lock says, instead of refusing it
+    strict: bool = False  # a malformed result is an error
     recorder: Recorder | None = None  # while the client is open
 
 

@@ -36,6 +36,7 @@ log = logging.getLogger("handrail")
 
 MAX_ROUNDS = 10  # of questions in one call
 MAX_QUESTIONS = 32  # in one round
+MAX_FLAWS = 10  # of a result, in one error
 MAX_WAITS = 100  # for a server that says "later"
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
 _MISMATCH = -32020
@@ -280,6 +281,8 @@ class Remote(Known):
         assert revision is not None
         tool, problems = it.tool, list[str]()
         result = CallResult(raw, tool, revision, problems)
+        if self._terms.strict and (flaws := result.problems):
+            raise InvalidResult(f"the result is malformed: {'; '.join(flaws[:MAX_FLAWS])}", result=result)
         if tool.output_schema is None or result.is_error:
             return result
         if tool.unchecked:

@@ -19,7 +19,7 @@ class CallResult:
     """The answer of a tool. `raw` is all of it, as it came.
 
     `text` is what it says in words, `data` what it says in structured content (None without), `content` its blocks.
-    `problems` is what was found wrong with it without making it useless.
+    `problems` is what is wrong with it without making it useless; with `Client(strict=True)` such a result is an error.
     """
 
     def __init__(self, raw: Object, tool: ListedTool, revision: Revision, problems: list[str]) -> None:
@@ -29,7 +29,8 @@ class CallResult:
         self._problems = problems
         self._read_by = revision
         self._result: ToolResult | None = None
-        self.is_error = raw.get("isError") is True or ("toolResult" in raw and self.result.is_error)
+        # Read only where there is something to find out.
+        self.is_error = raw.get("isError") is not False and self.result.is_error
 
     def __repr__(self) -> str:
         state = "error" if self.is_error else "result"
@@ -44,10 +45,7 @@ class CallResult:
 
     @property
     def problems(self) -> list[str]:
-        kinds = [block.get("type") if type(block) is dict else None for block in self.content]
-        known = ("text", "image", "audio", "resource", "resource_link")
-        wrong = [f"content/{place}: not a well-formed {kind}" for place, kind in enumerate(kinds) if kind in known]
-        return self._problems + wrong
+        return self._problems + self._read_by.flaws(self.raw)
 
     @property
     def text(self) -> str:
@@ -84,6 +82,9 @@ class CallResult:
             parts.append(f"[caution: {seen(self.risk)}]")
         if self.is_error:
             parts.append("[the tool failed]")
+        # A block that cannot be read is named where it stands.
+        problems = [each for each in self._read_by.flaws(self.raw) if not each.startswith("content/")]
+        parts += [f"[malformed result: {seen(each)}]" for each in problems]
         for block in self.content:
             kept = to_builtins(block)
             kept = kept if type(kept) is dict else {}

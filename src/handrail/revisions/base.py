@@ -114,6 +114,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     page: Callable[[Json, str | UnsetType, int, str], Object]  # (tools, cursor, time to live in ms, for whom)
     result: Callable[[ToolResult, bool], Object]
     read: Callable[[Object], ToolResult]  # the inverse, for clients
+    flaws: Callable[[Object], list[str]]  # what is wrong with the members of a result that came
     declare: Callable[[Object], Object]  # a client's capabilities, in the words of this revision
     faults: Mapping[Kind, Fault]
     explain: Callable[[Refused], tuple[str, Json]]

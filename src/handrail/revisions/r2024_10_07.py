@@ -11,7 +11,7 @@ from handrail.model import Json, Object, Text, ToolResult
 from handrail.revisions import base
 from handrail.revisions.base import Revision
 from handrail.revisions.levels import BlockRules, ask, blocks, declare, heard, tool
-from handrail.revisions.reading import read
+from handrail.revisions.reading import flaws, read
 
 _BLOCKS = BlockRules(annotations=frozenset(), drops=frozenset({"_meta"}), inner=False)
 _INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})
@@ -62,6 +62,7 @@ REVISION = Revision(
     page=page,
     result=result,
     read=read,
+    flaws=flaws,
     declare=declare,
     faults=base.FAULTS,
     explain=explain,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from handrail.model import Object, ToolResult
 from handrail.revisions import base, levels, r2024_11_05, r2025_03_26
 from handrail.revisions.levels import BlockRules
+from handrail.revisions.reading import flaws
 
 TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta")
 
@@ -28,6 +29,7 @@ REVISION = replace(
     batches=False,
     assumed=False,
     version_header=True,
+    flaws=partial(flaws, structured="object"),
     questions=r2025_03_26.REVISION.questions | {"elicitation/create"},
     welcome=partial(base.welcome, info=("name", "version", "title")),
     tool=partial(levels.tool, members=TOOL),

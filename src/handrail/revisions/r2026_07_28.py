@@ -9,6 +9,7 @@ from handrail.errors import Kind
 from handrail.model import ClientInfo, Json, Object, ToolResult
 from handrail.revisions import base, r2025_11_25
 from handrail.revisions.base import Fault, Identity, Peer, Welcome
+from handrail.revisions.reading import flaws
 
 
 class Envelope(base.Meta, kw_only=True):
@@ -88,6 +89,7 @@ REVISION = replace(
     stateless=True,
     primes=False,
     asks="retry",
+    flaws=flaws,
     requests={
         "server/discover": Params,
         "tools/list": ListParams,

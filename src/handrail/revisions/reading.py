@@ -8,7 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from handrail.jsonrpc import encode
-from handrail.model import Block, Json, Object, Text, ToolResult
+from handrail.model import RISK, Block, Json, Object, Text, ToolResult
 
 _KINDS = [each for each in get_args(Block) if each != Object]
 _BLOCKS = {
@@ -24,7 +24,64 @@ def read(result: Object) -> ToolResult:
         return _read_bare(result["toolResult"], meta)
     content = result.get("content")
     blocks = list(map(_block, content)) if type(content) is list else []
-    return ToolResult(blocks, result.get("structuredContent", UNSET), result.get("isError") is True, meta)
+    return ToolResult(blocks, result.get("structuredContent", UNSET), _is_failure(result), meta)
+
+
+def flaws(result: Object, *, structured: str = "any") -> list[str]:
+    """Return what is wrong with the members of a result: where, what came, and what would be right.
+
+    `structured` is what `structuredContent` may be: any value, or an "object".
+    """
+    found: list[str] = []
+    meta = result.get("_meta", {})
+    if type(meta) is not dict:
+        found.append(f"_meta: {_short(meta)} is not an object")
+    elif RISK in meta and (type(meta[RISK]) is not dict or type(meta[RISK].get("reason")) is not str):
+        found.append(f"_meta/{RISK}: {_short(meta[RISK])} is not an object with a reason")
+    if "toolResult" in result and "content" not in result:
+        return found
+    if type(result.get("isError", False)) is not bool:
+        found.append(f"isError: {_short(result['isError'])} is not true or false")
+    if structured == "object" and type(result.get("structuredContent", {})) is not dict:
+        found.append(f"structuredContent: {_short(result['structuredContent'])} is not an object")
+    content = result.get("content", UNSET)
+    if content is UNSET:
+        found.append("content: missing; it is a list of blocks")
+    elif type(content) is not list:
+        found.append(f"content: {_short(content)} is not a list of blocks")
+    else:
+        found += [f"content/{place}: {flaw}" for place, block in enumerate(content) if (flaw := _flaw(block))]
+    return found
+
+
+def _is_failure(result: Object) -> bool:
+    """Return whether a result says that the tool failed. A flag that is neither true nor false is no success."""
+    flag = result.get("isError")
+    return flag is True or (flag is not False and flag is not None)
+
+
+def _flaw(block: Json) -> str:
+    """Return what is wrong with a content block; empty for a good one, or one of a type that is not known here."""
+    kind = block.get("type") if type(block) is dict else None
+    if type(kind) is not str:
+        return f"{_short(block)} is not a block: an object with a type"
+    if kind not in _BLOCKS:
+        return ""
+    made, fields = _BLOCKS[kind]
+    unknown = [name for name in block if name not in fields and name != "type"]
+    if unknown:
+        return f"not a well-formed {kind}: the member {_short(unknown[0])} is not known"
+    try:
+        made(**{fields[name]: value for name, value in block.items() if name != "type"})
+    except (TypeError, ValueError) as problem:
+        return f"not a well-formed {kind}: {problem}"
+    return ""
+
+
+def _short(value: Json) -> str:
+    """Return the JSON of a value that came from outside, cut short."""
+    text = encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def read_complete(result: Object) -> ToolResult:
