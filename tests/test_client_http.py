@@ -111,7 +111,7 @@ async def test_call_refused_by_a_rate_limiter_in_front_is_refused_with_status_an
         assert (refused.status, refused.retry_after, refused.sent) == (status, 7.0, sent)
         assert refused.body == RATE_LIMITED and "Try again in 7 s" in str(refused)
         rig.raw = saying(200, RATE_LIMITED)
-        with pytest.raises(RemoteProtocolError, match='the answer is not a message: jsonrpc must be "2.0"') as odd:
+        with pytest.raises(RemoteProtocolError, match=r'the answer is not a message: jsonrpc must be "2\.0"') as odd:
             await client.call("echo", {})
         assert odd.value.sent is Sent.UNKNOWN
 
