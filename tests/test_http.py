@@ -1085,6 +1085,38 @@ async def test_a_name_that_is_not_ascii_is_decoded_before_it_is_compared(modern:
     assert desk.ran["größe"] == before + 1
 
 
+@requirement("SRV-222")
+@pytest.mark.parametrize(
+    ("params", "name", "expected"),
+    [
+        ({}, "echo", (-32020, "Mcp-Name 'echo' does not match params.name, which is missing")),
+        ({"name": None}, "echo", (-32020, "Mcp-Name 'echo' does not match params.name null")),
+        ({"name": 7}, "echo", (-32020, "Mcp-Name 'echo' does not match params.name 7")),
+        ({"name": "other"}, "echo", (-32020, "Mcp-Name 'echo' does not match params.name 'other'")),
+        ({"name": "echo"}, None, (-32020, "The header Mcp-Name is missing; it must repeat params.name")),
+        ({}, None, (-32602, "name")),
+    ],
+)
+async def test_a_name_that_is_missing_is_not_called_none(
+    modern: Client, params: dict[str, object], name: str | None, expected: tuple[int, str]
+) -> None:
+    message = modern.message(1, "tools/call", params)
+    status, answer = await modern.ask(message, Mcp_Name=name)
+    assert (status, code(answer)) == (400 if expected[0] == -32020 else status, expected[0])
+    assert expected[1] in answer["error"]["message"] and "None" not in answer["error"]["message"]
+
+
+@requirement("SRV-220")
+@pytest.mark.parametrize("answered", [{"result": {}}, {"error": {"code": 1, "message": "x"}}])
+async def test_a_response_at_2026_07_28_is_refused_as_one(modern: Client, answered: dict[str, object]) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, **answered}).encode()
+    headers = {"Content-Type": "application/json", "Accept": BOTH, "MCP-Protocol-Version": R5}
+    reply = await fetch(modern.url, "POST", headers, body)
+    answer = json.loads(await reply.body())
+    assert (reply.status, code(answer)) == (400, -32600) and "id" not in answer
+    assert "nothing to answer" in answer["error"]["message"] and "_meta" not in answer["error"]["message"]
+
+
 MIRRORS: list[tuple[dict[str, object], Headers, bool]] = [
     # the table of section 23
     ({"region": "eu-central-1"}, {"Region": "eu-central-1"}, True),
@@ -1621,12 +1653,16 @@ LOOKS: list[tuple[int, str, Headers, set[int]]] = [
     (5, "GET", {"Accept": JSON}, {405}),
     (5, "GET", {"Accept": JSON, **SESSION}, {405}),
     (5, "GET", {"Accept": EVENTS, "MCP-Protocol-Version": R4}, {400}),
-    (5, "GET", {"Accept": EVENTS, "MCP-Protocol-Version": R5}, {400, 405}),
+    (5, "GET", {"Accept": EVENTS, "MCP-Protocol-Version": R5}, {405}),
+    (5, "GET", {"Accept": EVENTS, "MCP-Protocol-Version": R5, **SESSION}, {405}),
+    (5, "GET", {"Accept": EVENTS, "MCP-Protocol-Version": R5, "Last-Event-ID": "x.1", **SESSION}, {405}),
     (5, "GET", {"Accept": EVENTS, **UNKNOWN}, {404}),
     (6, "DELETE", SESSION, {200, 204}),
     (6, "DELETE", UNKNOWN, {404}),
     (6, "DELETE", {}, {400}),
     (6, "DELETE", {"MCP-Protocol-Version": R4}, {400}),
+    (6, "DELETE", {"MCP-Protocol-Version": R5}, {405}),
+    (6, "DELETE", {"MCP-Protocol-Version": R5, **SESSION}, {405}),
 ]
 
 
@@ -1641,6 +1677,8 @@ async def test_who_is_listening(
     own = {name: value.replace("{session}", client.session) for name, value in headers.items()}
     reply = await fetch(desk.url, verb, own)
     assert reply.status in statuses
+    if headers.get("MCP-Protocol-Version") == R5:
+        assert reply.headers["allow"] == "POST" and R5 in (await reply.body()).decode()
     if reply.status == 200 and verb == "GET":
         first = await anext(reply.events())
         assert (first.get("event") == "endpoint") == (row == 4)

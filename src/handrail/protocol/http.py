@@ -14,8 +14,10 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import UNSET
+
 from handrail.errors import Kind, Refused
-from handrail.jsonrpc import Request
+from handrail.jsonrpc import Request, encode
 from handrail.model import Json, Object
 from handrail.revisions.base import VERSION
 
@@ -186,7 +188,9 @@ def check_mirrors(request: Request, headers: Headers) -> None:
     if member is None:
         return
     name = headers.get(b"mcp-name")
-    wanted: Json = request.params.get(member)
+    wanted: Json = request.params.get(member, UNSET)
+    if name is None and wanted is UNSET:
+        return  # the parameters are what is wrong with it
     is_plain = type(wanted) is str and wanted.isascii() and wanted.isidentifier()  # as almost every tool's
     if name is None or (not (is_plain and name == wanted.encode()) and _decoded("Mcp-Name", name) != wanted):
         raise _mismatch("Mcp-Name", name, f"params.{member}", wanted)
@@ -263,6 +267,8 @@ def _decoded(name: str, raw: bytes) -> str:
 def _mismatch(name: str, said: bytes | None, member: str, value: Json) -> Refused:
     if said is None:
         return Refused(Kind.MISMATCH, f"The header {name} is missing; it must repeat {member}")
-    return Refused(
-        Kind.MISMATCH, f"{name} {said.decode('latin-1')[:100]!r} does not match {member} {str(value)[:100]!r}"
-    )
+    header = f"{name} {said.decode('latin-1')[:100]!r}"
+    if value is UNSET:
+        return Refused(Kind.MISMATCH, f"{header} does not match {member}, which is missing")
+    shown = repr(value[:100]) if type(value) is str else encode(value).decode()[:100]
+    return Refused(Kind.MISMATCH, f"{header} does not match {member} {shown}")

@@ -279,6 +279,9 @@ class Post(Exchange):
         """The session a message belongs to; None if that can only be told after a while."""
         offer, ident = self.engine.offer, self.headers.get(SESSION)
         said = self.header(PROTOCOL)
+        if said in offer.stateless and type(message) is jsonrpc.Response:
+            text = f"{said}: a server sends no requests, so there is nothing to answer"
+            raise Refused(Kind.INVALID_REQUEST, f"{text}; answers go into params.inputResponses of the repeated call")
         if said in offer.stateless and not isinstance(message, list):
             raise Refused(Kind.ENVELOPE, f"{said}: params._meta lacks {VERSION!r} and {CAPABILITIES!r}")
         if ident:

@@ -20,6 +20,14 @@ MAX_STREAMS = 10_000
 class OfSession(Exchange):
     """A request that is no message, about a session."""
 
+    def _is_stateless(self) -> bool:
+        """Whether the caller speaks a revision without sessions, in which everything is a POST; if so, that is said."""
+        said = self.header(PROTOCOL)
+        if said not in self.engine.offer.stateless:
+            return False
+        self.text(405, f"{said} has no sessions and no streams to {self.scope['method']}", [(b"allow", b"POST")])
+        return True
+
     async def _named_session(self) -> Session | None:
         """The session that the headers name; if there is none, that is said."""
         ident = self.headers.get(SESSION)
@@ -38,6 +46,8 @@ class Get(OfSession):
 
     async def run(self) -> None:
         say, ident, path = self.text, self.headers.get(SESSION), self.scope["path"]
+        if self._is_stateless():
+            return
         if b"text/event-stream" not in self.headers.get(b"accept", b""):
             say(405, "Only event streams are here to GET", [(b"allow", b"POST")])
         elif len(self.endpoint.open) >= MAX_STREAMS:
@@ -133,7 +143,7 @@ class Delete(OfSession):
     """The end of a session."""
 
     async def run(self) -> None:
-        if session := await self._named_session():
+        if not self._is_stateless() and (session := await self._named_session()):
             await self.endpoint.sessions.end(session)
             self.endpoint.end_session(session.connection)
             self.whole(204, [], b"")
