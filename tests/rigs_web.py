@@ -216,6 +216,7 @@ class Notes:
         for each in self.waiting.values() if about is None else [about]:
             if not each.future.done():
                 each.future.set_exception(problem)
+                each.future.exception()  # seen: `losses` has it, whether or not the test waits for it
         self._tell()
 
     def skipped(self, why: str, *, too_long: bool = False) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,12 @@ from handrail.errors import (
     TransportError,
 )
 from handrail.transports.inside import Inside
+from handrail.transports.link import Waiting
 from patience import PATIENCE
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary
 from rigs_client import is_call
+from rigs_web import Notes
 
 __all__ = ["open_rig"]
 
@@ -311,6 +314,50 @@ async def test_a_name_leads_to_the_server_that_listed_it() -> None:
         assert "another server" in tools.refused["a.b.read"]
     with pytest.raises(ValueError, match="same name"):
         Client({"mcpServers": {"x": {"command": "true"}}, "servers": {"x": {"command": "true"}}})
+
+
+@requirement("CLI-25")
+async def test_in_memory_what_is_said_not_to_have_been_sent_does_not_leave_later() -> None:
+    """A server ends while it still takes an earlier message."""
+    delivered: list[bytes] = []
+    takes, ends = asyncio.Event(), asyncio.Event()
+
+    class Channel:
+        async def deliver(self, message: bytes) -> None:
+            delivered.append(message)
+            await takes.wait()
+
+        async def receive(self) -> bytes:
+            await ends.wait()
+            raise TransportError("the server has ended")
+
+        async def close(self) -> None:
+            return
+
+    class Ending:
+        @contextlib.asynccontextmanager
+        async def serving(self) -> AsyncIterator[None]:
+            yield
+
+        def connect(self) -> Channel:
+            return Channel()
+
+    notes = Notes()
+    link = Inside(Ending())
+    await link.open(notes)
+    waiting = [Waiting(number, "tools/call", asyncio.get_running_loop().create_future()) for number in (1, 2)]
+    notes.waiting = {each.id: each for each in waiting}
+    for each in waiting:
+        link.send(b"%d" % each.id, each)
+    await until(lambda: bool(delivered))
+    ends.set()
+    await notes.until(lambda: notes.losses)
+    assert [each.sent for each in waiting] == [Sent.UNKNOWN, Sent.NO]
+    takes.set()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert delivered == [b"1"]
+    await link.close()
 
 
 # What a model gets

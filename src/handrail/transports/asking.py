@@ -233,6 +233,8 @@ def body_class() -> Any:
         async def write(self, writer: AbstractStreamWriter) -> None:
             self._transport = getattr(writer, "transport", None)
             if self._about is not None:
+                if self._about.future.done():  # its caller was told that it was not sent: so it must not leave later
+                    raise ConnectionAbortedError
                 self._about.sent = Sent.UNKNOWN
             if len(self._value) <= _PIECE:
                 await writer.write(self._value)

@@ -42,10 +42,6 @@ class Inside(Link):
         self._unsent.append((message, about))
         self._more.set()
 
-    def give_up(self, about: Waiting) -> None:
-        if about.sent is Sent.NO:  # as its caller is told: so it must not leave later
-            self._unsent = deque(entry for entry in self._unsent if entry[1] is not about)
-
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, []
         if tasks:
@@ -68,6 +64,8 @@ class Inside(Link):
             while self._unsent:
                 message, about = self._unsent.popleft()
                 if about is not None:
+                    if about.future.done():  # its caller was told that it was not sent: so it must not leave later
+                        continue
                     about.sent = Sent.UNKNOWN
                 await self._channel.deliver(message)
             self._more.clear()
