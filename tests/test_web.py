@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from handrail import Server
+from handrail.client import Client, Clocks
 from handrail.errors import AuthorizationError, HttpRefused, Sent, TransportError
 from handrail.protocol.http import mirrors
 from handrail.protocol.sse import Event
@@ -515,21 +516,143 @@ async def test_so_many_requests_are_open_at_once_and_answers_to_the_server_pass_
         assert [(await talk.settled(each))["result"] for each in waiting] == [1, 2, 3, 4]
 
 
-async def test_what_the_server_does_not_accept_does_not_pile_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def pings(count: int) -> list[Object]:
+    return [{"jsonrpc": "2.0", "id": f"ping-{number}", "method": "ping"} for number in range(count)]
+
+
+class Asking:
+    """A server that asks on the stream of each call; a reply is accepted once `gate` is open."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.gate = asyncio.Event()
+        self.replies: list[Object] = []
+        self.posting = self.most = 0  # replies whose POST is open, now and at most
+        self.news, self.first = asyncio.Event(), asyncio.Event()
+
+    async def was_replied_to(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.first.wait()
+
+    async def script(self, asked: Asked) -> None:
+        if asked.method != "POST":
+            await asked.reply(405)
+        elif asked.message.get("method") == "initialize":
+            welcome = {"protocolVersion": R4, "capabilities": {"tools": {}}, "serverInfo": {"name": "a", "version": ""}}
+            await asked.answer(welcome)
+        elif asked.message.get("method") == "tools/list":
+            await asked.answer({"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in "ab"]})
+        elif asked.message.get("method") == "tools/call":
+            await self._call(asked)
+        elif "method" in asked.message:
+            await asked.reply(202)
+        else:
+            self.posting += 1
+            self.most = max(self.most, self.posting)
+            self.replies.append(asked.message)
+            self.news.set()
+            self.first.set()
+            await self.gate.wait()
+            self.posting -= 1
+            await asked.reply(202)
+
+    async def _call(self, asked: Asked) -> None:
+        if asked.message["params"]["name"] == "b":
+            await asked.answer({"content": [{"type": "text", "text": "at once"}]})
+            return
+        await asked.begin()
+        await asked.chunk(b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in pings(self.count)))
+        while len(self.replies) < self.count:
+            self.news.clear()
+            await self.news.wait()
+        await asked.event(asked.result({"content": [{"type": "text", "text": "all answered"}]}))
+        await asked.end()
+
+
+R4 = "2025-11-25"
+
+
+@requirement("CLI-41", "P-11")
+async def test_500_pings_on_the_stream_of_a_call_are_all_answered_over_few_connections(
+    ran: Ran, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(web, "MAX_NOTES", 3)
+    ran(R4, "http")
+    asking = Asking(500)
+    asking.gate.set()
+    async with rig(asking.script) as server, Client(server.url, revision=R4, timeout=PATIENCE) as client:
+        assert (await client.call("a", {})).text == "all answered"
+        assert sorted(each["id"] for each in asking.replies) == sorted(each["id"] for each in pings(500))
+        assert all(each["result"] == {} for each in asking.replies)
+        assert asking.most <= 8 and server.connections <= 16
+        assert "dropped" not in caplog.text
+
+
+async def test_replies_that_are_not_accepted_pause_the_stream_that_asks_and_no_other_call(ran: Ran) -> None:
+    ran(R4, "http")
+    asking, heard = Asking(2_000), 0
+
+    def tap(direction: str, message: bytes) -> None:
+        nonlocal heard
+        heard += direction == "<" and b"ping-" in message
+
+    async with (
+        rig(asking.script) as server,
+        Client(server.url, revision=R4, timeout=Clocks(total=10 * PATIENCE, idle=10 * PATIENCE), tap=tap) as client,
+    ):
+        await client.tools()
+        call = asyncio.create_task(client.call("a", {}))
+        await asking.was_replied_to()
+        assert (await client.call("b", {})).text == "at once"  # although no reply was accepted yet
+        await rounds(2_000)
+        assert 8 <= heard <= 300  # so many wait, and the rest was not read
+        assert asking.most <= 8 and server.connections <= 16
+        asking.gate.set()
+        async with asyncio.timeout(10 * PATIENCE):
+            assert (await call).text == "all answered"
+        assert sorted(each["id"] for each in asking.replies) == sorted(each["id"] for each in pings(2_000))
+
+
+async def test_a_reply_whose_post_stays_unanswered_holds_up_no_call(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(R4, "http")
     monkeypatch.setattr(web, "CLOSE_SECONDS", 0.02)
+    monkeypatch.setattr(web, "ORDER_SECONDS", 10 * PATIENCE)
+    asking = Asking(1)
+    async with rig(asking.script) as server, Client(server.url, revision=R4, timeout=PATIENCE) as client:
+        assert (await client.call("a", {})).text == "all answered"
+        assert asking.posting == 1
+        assert (await client.call("b", {})).text == "at once"
+        assert (await client.call("a", {})).text == "all answered"
+        asking.gate.set()
+
+
+async def test_cancellations_pass_the_same_gate_as_replies(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(R4, "http")
+    monkeypatch.setattr(web, "CLOSE_SECONDS", 0.02)
+    cancelled, gate = 0, asyncio.Event()
+    posting = most = 0
 
     async def script(asked: Asked) -> None:
-        await asked.gone()
+        nonlocal cancelled, posting, most
+        if asked.message["method"] == "tools/call":
+            await asked.gone()
+        else:
+            posting, cancelled = posting + 1, cancelled + 1
+            most = max(most, posting)
+            await gate.wait()
+            posting -= 1
+            await asked.reply(202)
 
     async with talking(script) as (server, talk):
-        for _ in range(5):
-            talk.link.send(INITIALIZED, None)
-        await server.was_asked(3)
-        assert caplog.text.count("one more was dropped") == 2
-        assert server.connections == 3
+        for number in range(50):
+            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": number}}
+            talk.link.send(json.dumps(message).encode(), None)
+        await server.was_asked(8)
+        await rounds()
+        assert server.connections == 8
+        gate.set()
+        await server.was_asked(50)
+        assert (cancelled, most) == (50, 8)
+        assert server.connections <= 9
 
 
 # Broken
@@ -1048,6 +1171,7 @@ async def test_a_request_does_not_wait_for_what_is_sent_after_it(monkeypatch: py
             await asked.gone()
 
     async with talking(script) as (_, talk):
+        talk.link.agreed(HANDSHAKE)
         about = talk.begin()
         talk.link.send(INITIALIZED, None)
         await talk.settled(about)
@@ -1076,6 +1200,7 @@ async def test_a_notification_nobody_accepts_holds_up_requests_only_for_so_long(
             await asked.gone()
 
     async with talking(script) as (_, talk):
+        talk.link.agreed(HANDSHAKE)
         talk.link.send(INITIALIZED, None)
         await talk.ask()
 
@@ -1092,7 +1217,7 @@ async def test_what_becomes_of_a_notification_is_nobodys_business(
     async with talking(script) as (server, talk):
         talk.link.send(INITIALIZED, None)
         await talk.ask()
-        assert server.connections == 1
+        await server.was_asked(2)
         assert (talk.notes.losses, len(talk.notes.heard), caplog.text) == ([], 1, "")
 
 
@@ -1464,6 +1589,31 @@ async def test_a_connection_that_is_reset_while_nobody_uses_it_is_nobodys_busine
             gc.collect()
             assert server.connections == count
         assert caplog.text == ""
+
+
+@requirement("CLI-25")
+async def test_what_is_said_not_to_have_been_sent_does_not_leave_later(ran: Ran) -> None:
+    """The stream of 2024 ends while a request still waits for its token."""
+    ran("2024-11-05", "http")
+    gate = asyncio.Event()
+
+    class Slow(Tokens):
+        async def headers(self, url: str) -> dict[str, str]:
+            self.count += 1
+            if self.count > 1:
+                await gate.wait()
+            return await super().headers(url)
+
+    script, opened = old_server("/messages")
+    async with talking(script, transport="sse", auth=Slow()) as (server, talk):
+        about = talk.begin("initialize")
+        (await opened).hang_up()
+        await talk.problem(about)
+        assert about.sent is Sent.NO  # as a client says
+        gate.set()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.wait({about.trail})
+        assert [asked.method for asked in server.asked] == ["GET"]
 
 
 async def test_giving_up_before_it_was_sent_sends_nothing() -> None:

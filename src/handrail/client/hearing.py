@@ -212,10 +212,10 @@ class Hearing:
             self.alive(about)
         if self.revision is not None and self.revision.stateless:
             self.skipped(f"a request ({request.method[:60]}), which servers of {self.revision.name} do not send")
-        elif request.id in self._answers or len(self._answers) >= MAX_QUESTIONS:
-            self._reply(jsonrpc.error(request.id, 429, f"{MAX_QUESTIONS} questions are being answered already"))
         elif request.method == "ping":
             self._reply(jsonrpc.answer(request.id, {}))
+        elif request.id in self._answers or len(self._answers) >= MAX_QUESTIONS:
+            self._reply(jsonrpc.error(request.id, 429, f"{MAX_QUESTIONS} questions are being answered already"))
         else:
             task = self._answers[request.id] = self._loop.create_task(self._answer(request))
             task.add_done_callback(lambda _: self._answers.pop(request.id, None))  # also if it never began

@@ -14,6 +14,7 @@ from handrail.jsonrpc import Response, decode_answer, error_flaw
 from handrail.protocol.sse import Event, EventReader
 from handrail.transports.asking import EVENTS, JSON, broken
 from handrail.transports.link import Ear, Waiting
+from handrail.transports.outbox import Outbox
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -132,11 +133,12 @@ class EventStream:
         return None
 
     async def hand_over(
-        self, response: ClientResponse, ear: Ear, about: Waiting | None, *, is_only: bool = False
+        self, response: ClientResponse, ear: Ear, about: Waiting | None, outbox: Outbox, *, is_only: bool = False
     ) -> None:
         """Tell `ear` what comes, until the answer to `about` was there, or the end.
 
-        Where it is the only stream there is, a sign of life on it counts for everything.
+        Where it is the only stream there is, a sign of life on it counts for everything. What brings replies about is
+        read no faster than those can be posted.
         """
         reader, events = self._reader or EventReader(self._limit), self._unread
         self._reader = self._unread = None
@@ -155,10 +157,12 @@ class EventStream:
                         raise TransportError(why, sent=Sent.UNKNOWN)
                     ear.skipped(why, too_long=True)
                 elif event.data and event.name in ("", "message"):
-                    is_silent = False
+                    is_silent, before = False, outbox.added
                     ear.hear(event.data, about)
                     if about is not None and about.future.done():
                         return
+                    if outbox.added != before:
+                        await outbox.room()
             if is_silent and (is_only or about is not None):
                 ear.alive(about)
             events = None

@@ -8,6 +8,7 @@ Time is the conversation's: here only connecting has a deadline, and what nobody
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Coroutine, Mapping
@@ -17,6 +18,7 @@ from handrail.errors import PeerError, Sent, TransportError
 from handrail.revisions import Revision
 from handrail.transports.asking import EVENTS, JSON, Asker, Authorizer, broken, drop, leave, same_place
 from handrail.transports.link import Ear, Waiting
+from handrail.transports.outbox import Outbox
 from handrail.transports.stream import (
     EventStream,
     is_error,
@@ -37,13 +39,12 @@ log = logging.getLogger("handrail")
 SESSION = "Mcp-Session-Id"
 PROTOCOL = "MCP-Protocol-Version"
 
-MAX_REQUESTS = 100  # open at once; more wait. Answers and notifications do not: a request may be waiting for one
-MAX_NOTES = 256  # notifications and answers on their way
-MAX_TOLD = 10  # of those that were dropped: a server that asks without end must not fill a log
+MAX_REQUESTS = 100  # open at once; more wait. Replies and notifications do not: a request may be waiting for one
+MAX_TOLD = 10  # of those that were not accepted: a server that asks without end must not fill a log
 MAX_FRUITLESS = 10  # times to come back to a broken stream that has nothing more to say
 MAX_REFUSAL_BYTES = 64 * 1024
 NOTE_SECONDS = 30.0
-ORDER_SECONDS = 10.0  # that a request waits for the notifications before it to be accepted
+ORDER_SECONDS = 10.0  # that a request waits for the end of the handshake before it to be accepted
 CLOSE_SECONDS = 2.0
 
 _TRANSPORTS = ("auto", "streamable", "sse")
@@ -83,8 +84,10 @@ class Web:
         self._revision: Revision | None = None
         self._own: dict[str, str] = {}  # headers of every request after the handshake
         self._tasks: set[asyncio.Task[None]] = set()
-        self._notes: set[asyncio.Task[None]] = set()
-        self._dropped = 0
+        self._outbox = Outbox(self._note, self._start)
+        self._greeting: asyncio.Future[None] | None = None  # the message that ends the handshake, on its way
+        self._is_greeting_due = False
+        self._unaccepted = 0
         self._listener: asyncio.Task[None] | None = None
         self.news = self._streams = 0
         self._is_old = False  # what comes, comes on one stream
@@ -116,15 +119,11 @@ class Web:
             if about is not None:
                 self._loop.call_soon(self._ear.lost, TransportError("the connection was closed"), about)
         elif about is not None:
-            about.trail = self._start(self._request(message, about, [*self._notes]))
-        elif len(self._notes) < MAX_NOTES:
-            task = self._start(self._note(message))
-            self._notes.add(task)
-            task.add_done_callback(self._notes.discard)
+            about.trail = self._start(self._request(message, about, self._greeting))
         else:
-            self._dropped += 1
-            level = logging.WARNING if self._dropped <= MAX_TOLD else logging.DEBUG
-            log.log(level, "%s: over %d messages it has not accepted; one more was dropped", self._place, MAX_NOTES)
+            posted = self._outbox.add(message, self._own)
+            if self._is_greeting_due:
+                self._is_greeting_due, self._greeting = False, posted
 
     def agreed(self, revision: Revision) -> None:
         self._revision = revision
@@ -132,6 +131,7 @@ class Web:
         if revision.stateless:
             self._session = ""
             return
+        self._is_greeting_due = True
         if self._session:
             self._own[SESSION] = self._session
         if revision.version_header:
@@ -157,8 +157,11 @@ class Web:
         self._is_closed = True
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                if self._notes:
-                    await asyncio.wait(self._notes, timeout=CLOSE_SECONDS / 2)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_SECONDS / 2):
+                        await self._outbox.emptied()
+                if left := self._outbox.clear():
+                    log.warning("%s: %d messages were not accepted before the end", self._place, left)
                 await self._end()
                 if self._session and not self._is_gone:
                     await leave(await self._asker.ask("DELETE", self._address, self._own))
@@ -182,10 +185,10 @@ class Web:
 
     # One exchange
 
-    async def _request(self, message: bytes, about: Waiting, before: list[asyncio.Task[None]]) -> None:
+    async def _request(self, message: bytes, about: Waiting, greeting: asyncio.Future[None] | None) -> None:
         try:
-            if before:
-                await asyncio.wait(before, timeout=ORDER_SECONDS)
+            if greeting is not None and not greeting.done():
+                await asyncio.wait({greeting}, timeout=ORDER_SECONDS)
             async with self._room:
                 await self._exchange(message, about)
         except PeerError as problem:
@@ -241,7 +244,7 @@ class Web:
         """The answer as an event stream."""
         stream = EventStream(self._limit)
         try:
-            await stream.hand_over(response, self._ear, about)
+            await stream.hand_over(response, self._ear, about, self._outbox)
         except broken() as problem:
             log.debug("%s: a stream broke: %s", self._place, type(problem).__name__)
         if about.future.done():
@@ -277,7 +280,7 @@ class Web:
                     if about is None:
                         self._streams += not resumed  # what is not resumed may have missed something
                         self.news = self._streams
-                    await stream.hand_over(response, self._ear, about)
+                    await stream.hand_over(response, self._ear, about, self._outbox)
                     await leave(response)
                 elif response.status < 500:
                     body = await read_some(response, MAX_REFUSAL_BYTES)
@@ -288,11 +291,11 @@ class Web:
         except broken() as problem:
             log.debug("%s: a stream broke: %s", self._place, type(problem).__name__)
 
-    async def _note(self, message: bytes) -> None:
-        """A notification, or an answer: nobody waits for what becomes of it."""
+    async def _note(self, message: bytes, headers: dict[str, str]) -> None:
+        """Post a notification, or a reply. What the server answers is nobody's business; that it takes it is."""
         try:
             async with asyncio.timeout(NOTE_SECONDS):
-                response = await self._asker.ask("POST", self._post_address, self._own, message)
+                response = await self._asker.ask("POST", self._post_address, headers, message)
                 await leave(response)
             status = response.status
             if status < 300:
@@ -302,7 +305,10 @@ class Web:
                 self._is_gone = True  # which the next request will find out, too
             log.debug("%s: a message was answered with HTTP %d", self._place, status)
         except Exception as problem:
-            log.debug("%s: a message was not accepted: %s", self._place, type(problem).__name__)
+            is_gone = isinstance(problem, OSError) and not isinstance(problem, TimeoutError)  # as calls are told, too
+            self._unaccepted += not is_gone
+            level = logging.DEBUG if is_gone or self._unaccepted > MAX_TOLD else logging.WARNING
+            log.log(level, "%s: a reply or notification was not accepted: %s", self._place, type(problem).__name__)
 
     # What is said unasked
 
@@ -369,7 +375,7 @@ class Web:
     async def _old_stream(self, response: ClientResponse, stream: EventStream) -> None:
         how = "ended"
         try:
-            await stream.hand_over(response, self._ear, None, is_only=True)
+            await stream.hand_over(response, self._ear, None, self._outbox, is_only=True)
         except broken() as problem:
             how = f"broke ({type(problem).__name__})"
         finally:
