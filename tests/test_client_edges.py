@@ -348,7 +348,7 @@ async def test_in_memory_what_is_said_not_to_have_been_sent_does_not_leave_later
     waiting = [Waiting(number, "tools/call", asyncio.get_running_loop().create_future()) for number in (1, 2)]
     notes.waiting = {each.id: each for each in waiting}
     for each in waiting:
-        link.send(b"%d" % each.id, each)
+        link.send(str(each.id).encode(), each)
     await until(lambda: bool(delivered))
     ends.set()
     await notes.until(lambda: notes.losses)
