@@ -115,7 +115,7 @@ def test_what_cannot_be_kept_as_a_key_prevents_the_start(keys: dict[str, str], c
 def test_scopes_are_of_somebody_and_words() -> None:
     with pytest.raises(ValueError, match=r"scopes\.mallory: there is no key of that name"):
         ApiKeys({"alice": _hash(GOOD)}, scopes={"mallory": {"admin"}})
-    with pytest.raises(ValueError, match="one text"):
+    with pytest.raises(TypeError, match=r"scopes.alice: expected a list or set of texts, got one text"):
         ApiKeys({"alice": _hash(GOOD)}, scopes={"alice": "admin"})
 
 

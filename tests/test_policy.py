@@ -915,7 +915,7 @@ def test_limits_and_cleaning_for_no_tool_are_pointed_out() -> None:
     ("make", "text"),
     [
         (lambda: rule("alow"), "rule 1: verdict: unknown: 'alow'; did you mean 'allow'?"),
-        (lambda: rule("deny", tools="refund"), "rule 1: tools: Expected `array`, got `str`"),
+        (lambda: rule("deny", tools=[1]), "rule 1: tools[0]: Expected `str`, got `int`"),
         (lambda: rule("deny", tools=["a?"]), "rule 1: tools: 'a?' is not a name, or one with `*`"),
         (lambda: rule("deny", "n", tools=[""]), "rule 1 (n): tools: '' is not a name"),
         (lambda: rule("deny", servers=["[ab]"]), "rule 1: servers: '[ab]' is not a name"),
@@ -977,7 +977,9 @@ def test_what_is_wrong_around_the_rules_is_said() -> None:
         Policy(default="hide")  # type: ignore[arg-type]  # as it could come from a file
     with pytest.raises(ValueError, match="destructive: unknown: 'dney'; did you mean 'deny'"):
         Policy(destructive="dney")  # type: ignore[arg-type]  # as it could come from a file
-    with pytest.raises(ValueError, match="group 'staff': one text in place of a list"):
+    with pytest.raises(TypeError, match="Rule: tools: expected a list or set of texts, got one text"):
+        rule("deny", tools="refund")
+    with pytest.raises(TypeError, match="group 'staff': expected a list or set of texts, got one text"):
         Policy(groups={"staff": "alice"})
     with pytest.raises(ValueError, match="group 'staff': '' is not a name"):
         Policy(groups={"staff": [""]})

@@ -803,7 +803,7 @@ def test_a_default_of_the_schema_is_fresh_each_time() -> None:
             "'m', which the function does not take",
         ),
         ({"type": "object"}, "parameter 'n' may be missing"),
-        ({"type": "object", "properties": []}, "'properties' as a dict"),
+        ({"type": "object", "properties": []}, "expected a JSON Schema as a dict, with 'properties'"),
     ],
 )
 def test_a_function_that_does_not_fit_its_schema_is_refused(schema: Object, complaint: str) -> None:

@@ -195,11 +195,16 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         TypeError,
         r"run: unknown option 'worker'; did you mean 'workers'\?",
     ),
-    "a port alone": (lambda server: server.run(http=8000), TypeError, "8000 is not an address: write '127.0.0.1:8000'"),
+    "no port": (lambda server: server.run(http=True), TypeError, "True is not an address: write '127.0.0.1:8000', or"),
+    "a port out of range": (
+        lambda server: server.run(http=80000),
+        ValueError,
+        "':80000' is not an address",
+    ),
     "misspelt hint": (
         lambda server: server.add(_nothing, annotations={"destructive_hint": True}),
         SchemaError,
-        r"tool '_nothing': annotations.destructive_hint: did you mean destructiveHint\?",
+        r"tool '_nothing': annotations.destructive_hint: unknown; did you mean 'destructiveHint'",
     ),
     "empty name": (
         lambda server: server.add(_nothing, name=""),
@@ -216,7 +221,11 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         SchemaError,
         "tool '_nothing_async': inline=True is for `def` functions; this one is async",
     ),
-    "no time": (lambda server: server.add(_nothing, timeout=0), SchemaError, "timeout: 0 is not a time in seconds"),
+    "no time": (
+        lambda server: server.add(_nothing, timeout=0),
+        SchemaError,
+        "timeout: 0 is not a number of seconds",
+    ),
     "endless": (lambda server: server.add(_nothing, timeout=float("inf")), SchemaError, "timeout: inf is not"),
     "idle over total": (lambda server: server.add(_nothing, timeout=(2, 1)), SchemaError, r"timeout: \(2, 1\) is not"),
     "hint of a wrong type": (

@@ -16,6 +16,8 @@ from typing import Any
 from msgspec import UNSET as UNSET, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
+from handrail.options import texts
+
 Json = Any
 Object = dict[str, Any]
 
@@ -148,6 +150,10 @@ class Principal(Struct, frozen=True):
 
     id: str
     scopes: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if type(self.scopes) is not frozenset:  # a verifier of one's own may have a list, or one text
+            force_setattr(self, "scopes", frozenset(texts("Principal: scopes", self.scopes)))
 
 
 class ClientInfo(Struct, frozen=True):

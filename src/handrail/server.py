@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from handrail.engine.call import Call
-from handrail.engine.catalog import Entry, make_entry
+from handrail.engine.catalog import HINTS, Entry, annotations_of, make_entry
 from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.gate import GuardOptions
 from handrail.engine.pipeline import Middleware
@@ -23,6 +23,7 @@ from handrail.engine.reading_on import read_more
 from handrail.errors import SchemaError
 from handrail.model import Object, Principal, Tool
 from handrail.oauth.fetch import post
+from handrail.options import collection, expect, seconds, shown, texts
 from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
 from handrail.transports.lifetime import Ready, run_to_the_end
@@ -56,7 +57,11 @@ class ToolOptions(TypedDict, total=False):
     description: str
     input_schema: Object  # kept as written; JSON Schema 2020-12, or draft-07 where it says so
     output_schema: Object | None  # None: promise nothing, whatever the return annotation says
-    annotations: Object  # readOnlyHint, destructiveHint, idempotentHint, openWorldHint
+    read_only: bool  # it changes nothing
+    destructive: bool  # it may destroy something: a person is asked before it runs
+    idempotent: bool  # to call it again with the same arguments changes nothing more
+    open_world: bool  # it reaches others than the server's own data
+    annotations: Object  # the same as the protocol writes them: readOnlyHint, destructiveHint, …; and title
     icons: list[Object]
     meta: Object
     tags: Iterable[str]
@@ -67,6 +72,15 @@ class ToolOptions(TypedDict, total=False):
     inline: bool  # run a `def` tool on the loop: quick, but it must not block
     extra: Literal["forbid", "allow"]  # arguments the signature does not name
     preview: Callable[..., Any]  # says what a call would do, to whoever is asked about it; takes the same arguments
+
+
+_MEANT = {
+    "name": ("a text", str),
+    "meta": ("a dict", dict),
+    "hide": ("True or False", bool),
+    "inline": ("True or False", bool),
+    "dangerous": ("the reason as a text", str),
+}
 
 
 class Server:
@@ -83,7 +97,7 @@ class Server:
         self.name = name
         self.engine = Engine(self, name, options)
         self.state: Any = None
-        self._lifespan = lifespan
+        self._lifespan = None if lifespan is None else _checked_lifespan(lifespan, self)
         self._included: list[Server] = []
         self._users = 0
         self._stack = AsyncExitStack()
@@ -95,8 +109,8 @@ class Server:
     @overload
     def tool(self, function: F, /) -> F: ...
     @overload
-    def tool(self, function: None = None, /, **options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
-    def tool(self, function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Callable[[F], F]:
+    def tool(self, name: str | None = None, /, **options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
+    def tool(self, function: F | str | None = None, /, **options: Unpack[ToolOptions]) -> F | Callable[[F], F]:
         """Make a function a tool: `@server.tool`, or `@server.tool(title="…")` with any of `ToolOptions`.
 
         Its name, docstring and hints become name, description and schemas; every option overrides one of them.
@@ -107,30 +121,43 @@ class Server:
             self.add(function, **options)
             return function
 
+        if isinstance(function, str):  # @server.tool("refund")
+            if "name" in options:
+                raise TypeError(f"tool {function!r}: name: given twice, also as {options['name']!r}; leave one out")
+            options["name"] = function
+            return register
         return register if function is None else register(function)
 
     def add(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Tool:
         """Add a tool, also while the server runs."""
         if not self.engine.has_tools:
             raise SchemaError(f"server {self.name!r} was made with tools=False")
-        name = options.get("name", getattr(function, "__name__", repr(function)))
-        check_options(f"tool {name!r}", options, ToolOptions.__annotations__)
+        name = options.get("name", _name_of(function))
+        where = f"tool {name!r}"
+        check_options(where, options, ToolOptions.__annotations__)
         silent = options.get("output_schema", UNSET) is None
         options = cast(ToolOptions, {key: value for key, value in options.items() if value is not None})
+        for option, (meant, kind) in _MEANT.items():
+            if option in options:
+                expect(f"{where}: {option}", options.get(option), meant, kind)
+        if options.get("extra", "forbid") not in ("forbid", "allow"):
+            raise SchemaError(f"{where}: extra: expected 'forbid' or 'allow', got {shown(options.get('extra'))}")
         signature = derive(
             function, call_type=Call, input_schema=options.get("input_schema"), extra=options.get("extra", "forbid")
         )
-        shown: Object = {
-            key: value for key, value in options.items() if key in ("title", "annotations", "icons", "meta")
-        }
+        hints = {key: value for key, value in options.items() if key in HINTS}
+        listed: Object = {key: value for key, value in options.items() if key in ("title", "meta")}
+        if "icons" in options:
+            listed["icons"] = collection(f"{where}: icons", options["icons"], "icons")
         tool = Tool(
             name=name,
             description=options.get("description", inspect.getdoc(function) or UNSET),
             input_schema=signature.input_schema,
             output_schema=UNSET if silent else options.get("output_schema") or signature.output_schema,
-            **shown,
+            annotations=annotations_of(options.get("annotations", UNSET), cast(Object, hints), where),
+            **listed,
         )
-        idle, total = _times(options.get("timeout"), name)
+        idle, total = _times(options.get("timeout"), f"{where}: timeout")
         runs_async = inspect.iscoroutinefunction(function)
         if options.get("inline") and runs_async:
             raise SchemaError(f"tool {name!r}: inline=True is for `def` functions; this one is async")
@@ -145,8 +172,8 @@ class Server:
             idle=idle,
             total=total,
             dangerous=options.get("dangerous", UNSET),
-            tags=frozenset(options.get("tags", ())),
-            scopes=frozenset(options.get("scopes", ())),
+            tags=frozenset(texts(f"{where}: tags", options.get("tags", ()))),
+            scopes=frozenset(texts(f"{where}: scopes", options.get("scopes", ()))),
             hide=options.get("hide", False),
             owner=self,
             preview=preview,
@@ -234,10 +261,11 @@ class Server:
         check_options("asgi", options, EndpointOptions.__annotations__)  # a misspelt `auth` would let everybody in
         return Endpoint(self.engine, MemoryStore if store is None else store, **options)
 
-    def run(self, *, http: str | None = None, **options: Unpack[HttpOptions]) -> None:
+    def run(self, *, http: str | int | None = None, **options: Unpack[HttpOptions]) -> None:
         """Serve until a signal comes: one client over standard input and output, or any number of them over HTTP.
 
-        Over stdio it also ends when the client goes or the parent dies. `http` is an address: `"127.0.0.1:8000"`.
+        Over stdio it also ends when the client goes or the parent dies. `http` is an address, `"127.0.0.1:8000"`, or a
+        port of this machine, `8000`.
         """
         if http is not None:
             from handrail.transports.http import run_endpoint
@@ -300,7 +328,13 @@ class Server:
             self._stack.push_async_callback(self.engine.gate.close)
             await self.engine.gate.open(post)
             if self._lifespan is not None:
-                self.state = await self._stack.enter_async_context(self._lifespan(self))
+                entered = self._lifespan(self)
+                if not hasattr(entered, "__aenter__"):
+                    raise TypeError(
+                        f"server {self.name!r}: lifespan: {type(entered).__name__} is no asynchronous context manager;"
+                        " give an async function decorated with @asynccontextmanager"
+                    )
+                self.state = await self._stack.enter_async_context(entered)
             self.engine.gate.read_on(self.engine.catalog, self)
             self._stack.callback(self.engine.gate.end_reading, self.engine.catalog)
             for each in self._alongside:
@@ -310,10 +344,41 @@ class Server:
             raise
 
 
-def _times(timeout: float | tuple[float, float] | None, name: str) -> tuple[float, float]:
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", repr(function)))
+
+
+def _times(timeout: float | tuple[float, float] | None, where: str) -> tuple[float, float]:
     if timeout is None:
         return IDLE_SECONDS, TOTAL_SECONDS
-    idle, total = timeout if isinstance(timeout, tuple) else (timeout, timeout)
-    if not (0 < idle <= total < float("inf")):
-        raise SchemaError(f"tool {name!r}: timeout: {timeout!r} is not a time in seconds, or (idle, total)")
+    both = timeout if isinstance(timeout, tuple | list) else (timeout, timeout)
+    try:
+        idle, total = (seconds(where, each) for each in both)
+    except ValueError as problem:
+        raise SchemaError(f"{where}: expected seconds, or (idle, total), got {timeout!r}: {problem}") from None
+    if not idle <= total < float("inf"):
+        raise SchemaError(f"{where}: {timeout!r} is not a time in seconds, or (idle, total)")
     return idle, total
+
+
+def _checked_lifespan(lifespan: Lifespan, server: Server) -> Lifespan:
+    where = f"server {server.name!r}: lifespan"
+    name = _name_of(lifespan)
+    if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
+        raise TypeError(f"{where}: decorate {name} with @asynccontextmanager (of contextlib)")
+    if inspect.iscoroutinefunction(lifespan):
+        raise TypeError(
+            f"{where}: {name} has no `yield`; yield the state, and decorate {name} with @asynccontextmanager"
+        )
+    meant = "expected a function decorated with @asynccontextmanager"
+    if hasattr(lifespan, "__aenter__") and not isinstance(lifespan, type):
+        raise TypeError(f"{where}: {meant}, got what it returned; give the function itself, without calling it")
+    if not callable(lifespan):
+        raise TypeError(f"{where}: {meant}, got {shown(lifespan)}")
+    try:
+        inspect.signature(lifespan).bind(server)
+    except TypeError:
+        raise TypeError(f"{where}: {name} must take the server: `async def {name}(server): …`") from None
+    except ValueError:  # it has no signature that can be read
+        pass
+    return lifespan

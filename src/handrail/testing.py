@@ -17,8 +17,9 @@ from msgspec import UNSET, convert
 from msgspec.json import decode
 
 from handrail import jsonrpc
-from handrail.errors import RemoteProtocolError
+from handrail.errors import LocalProtocolError, RemoteProtocolError
 from handrail.model import Json, Object, Principal, Tool, ToolResult
+from handrail.options import mapping, seconds, shown
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
 from handrail.server import LOCAL, Server
@@ -36,6 +37,19 @@ class Channel(Protocol):
     async def deliver(self, message: bytes) -> None: ...
     async def receive(self) -> bytes: ...
     async def close(self) -> None: ...
+
+
+class _NotConnected:
+    """The channel of a peer outside of its `async with`."""
+
+    async def deliver(self, message: bytes) -> None:
+        raise LocalProtocolError("Peer: not connected; use it inside `async with Peer(server) as peer:`")
+
+    async def receive(self) -> bytes:
+        raise LocalProtocolError("Peer: not connected")
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
 
 class Peer:
@@ -57,15 +71,18 @@ class Peer:
     ) -> None:
         if revision not in REVISIONS:
             raise ValueError(f"unknown revision {revision!r}; known are {', '.join(REVISIONS)}")
+        if not isinstance(target, Server) and not callable(getattr(target, "deliver", None)):
+            raise TypeError(f"Peer: expected a Server, or a channel of your own, got {shown(target)}")
         self.revision = REVISIONS[revision]
-        self.capabilities = capabilities or {}
+        self.capabilities = dict(mapping("Peer: capabilities", capabilities or {}, "capabilities"))
+        self._channel: Channel = _NotConnected()
         self.welcome: Object = {}
         self.notices: list[Object] = []
         self.wire: list[bytes] = []
         self._target = target
         self._answers = answers
         self._principal = principal
-        self._timeout = timeout
+        self._timeout = seconds("Peer: timeout", timeout)
         self._waiting: dict[Json, asyncio.Future[Object]] = {}
         self._news = asyncio.Event()
         self._ids = itertools.count(1)
@@ -77,7 +94,7 @@ class Peer:
                 await stack.enter_async_context(target.serving())
                 target = target.connect(self._principal)
             self._channel = target
-            self._tasks = {asyncio.create_task(self._listen())}
+            self._tasks = {asyncio.create_task(self._listen(target))}
             stack.push_async_callback(self._close)
             if not self.revision.stateless:
                 await self._shake_hands()
@@ -88,7 +105,8 @@ class Peer:
         await self._stack.aclose()
 
     async def _close(self) -> None:
-        await self._channel.close()
+        channel, self._channel = self._channel, _NotConnected()
+        await channel.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -171,9 +189,9 @@ class Peer:
         result: Object = answer["result"]
         return result
 
-    async def _listen(self) -> None:
+    async def _listen(self, channel: Channel) -> None:
         while True:
-            data = await self._channel.receive()
+            data = await channel.receive()
             self.wire.append(data)
             message = decode(data)
             for each in message if isinstance(message, list) else [message]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from handrail.errors import RemoteProtocolError, SchemaError
 from handrail.model import Json, Object
+from handrail.options import collection
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
 
@@ -59,7 +60,7 @@ class Answers:
     ) -> None:
         self._elicit = {"form": elicit, "url": elicit_url}
         self._sample = sample
-        self._roots = roots
+        self._roots = roots if roots is None or callable(roots) else collection("Client: roots", roots, "folders")
         modes: Object = {mode: {} for mode, handler in self._elicit.items() if handler is not None}
         self.capabilities: Object = {"elicitation": modes} if modes else {}
         if sample is not None:

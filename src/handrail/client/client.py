@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,12 +30,13 @@ from handrail.client.targets import Reach, Transport, targets
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.lock import read_lock
 from handrail.model import Object
+from handrail.options import expect, mapping, shown
 from handrail.revisions.base import SERVER_INFO
 from handrail.transports.web import Authorizer
 
 if TYPE_CHECKING:
     from handrail.client.blocking import BlockingClient
-    from handrail.guards.policy import Policy
+    from handrail.guards.policy import Policy, Rule
     from handrail.guards.trail import Trail
 
 log = logging.getLogger("handrail")
@@ -74,7 +75,7 @@ class Client:
         sample: Callable[[Sampling], Any] | None = None,
         roots: Iterable[str | Path] | Callable[[], Any] | None = None,
         log: Callable[[str, Log], None] | None = None,
-        policy: Policy | None = None,
+        policy: Policy | Sequence[Rule] | None = None,
         audit: str | Path | Trail | None = None,
         state: str | Path | None = None,
         lock: str | Path | None = None,
@@ -88,6 +89,26 @@ class Client:
         tap: Callable[[str, bytes], None] | None = None,
         name: str = "handrail",
     ) -> None:
+        for option, given in (("trusted", trusted), ("raise_on_error", raise_on_error)):
+            expect(f"Client: {option}", given, "True or False", bool)
+        handlers: dict[str, Any] = {
+            "confirm": confirm,
+            "elicit": elicit,
+            "elicit_url": elicit_url,
+            "sample": sample,
+            "log": log,
+        }
+        handlers |= {"agree": agree, "on_stderr": on_stderr, "tap": tap}
+        for option, handler in handlers.items():
+            if handler is not None and not callable(handler):
+                hint = "; confirm=allow of handrail.client agrees to everything" if option == "confirm" else ""
+                raise TypeError(f"Client: {option}: expected a function, got {shown(handler)}{hint}")
+        if auth is not None and not hasattr(auth, "challenged"):
+            hint = 'a token goes into headers={"Authorization": "Bearer …"}'
+            raise TypeError(f"Client: auth: expected OAuth(…), got {type(auth).__name__}; {hint}")
+        for option, named in (("headers", headers), ("env", env)):
+            if named is not None:
+                mapping(f"Client: {option}", named, "texts by name")
         clocks = Clocks().within(timeout)
         self._targets = targets(target, Reach(transport, headers, auth, env, cwd, agree, on_stderr, clocks.connect))
         names = [each.name for each in self._targets]
@@ -98,12 +119,17 @@ class Client:
         answers, me = Answers(elicit, elicit_url, sample, roots), {"name": name, "version": __version__}
         kept = None if state is None else State(Path(state))
         locked, asks = None if lock is None else read_lock(lock), on_change == "ask"
+        rules: Policy | None = None
+        if policy is not None:
+            from handrail.guards.policy import policy_of  # which most clients do without
+
+            rules = policy_of(policy, "Client: policy")
         self._terms = Terms(
             answers,
             clocks,
             revision,
             me,
-            policy,
+            rules,
             trusted,
             confirm,
             raise_on_error,

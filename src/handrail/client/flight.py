@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from handrail.errors import CallTimeout, PeerError, Sent
 from handrail.model import Json, Object
+from handrail.options import seconds
 from handrail.transports.link import Waiting
 
 
@@ -24,14 +25,14 @@ class Clocks(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not a time in seconds")
+            seconds(f"Clocks: {name}", getattr(self, name))
 
-    def within(self, seconds: float | Clocks | None) -> Clocks:
+    def within(self, timeout: float | Clocks | None) -> Clocks:
         """These, but no longer than so many seconds in all."""
-        if seconds is None or isinstance(seconds, Clocks):
-            return seconds or self
-        return Clocks(min(seconds, self.connect), min(seconds, self.first), min(seconds, self.idle), seconds)
+        if timeout is None or isinstance(timeout, Clocks):
+            return timeout or self
+        most = seconds("timeout", timeout)
+        return Clocks(min(most, self.connect), min(most, self.first), min(most, self.idle), most)
 
 
 class Progress(Struct, frozen=True):

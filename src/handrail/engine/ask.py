@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from handrail.errors import LocalProtocolError, Refused, ToolError
 from handrail.model import InputRequest, Json, Object
+from handrail.options import shown
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import form_for
 
@@ -61,6 +62,8 @@ class Form:
         self._convert: Callable[[Object], Any] | None = None
         if isinstance(form, Mapping):
             schema = dict(form)
+        elif not isinstance(form, type):
+            raise LocalProtocolError(f"form: expected a class, or a JSON Schema as a dict, got {shown(form)}")
         else:
             schema, self._convert = form_for(form)
         _check_flat(schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
@@ -17,6 +17,7 @@ from handrail.guards.pins import fingerprint
 from handrail.guards.rules import Facts
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool
+from handrail.options import expect, shown
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive
 from handrail.schema.explain import closest
@@ -30,7 +31,15 @@ log = logging.getLogger("handrail")
 MAX_PAGES = 10_000  # kept ready
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_HINTS = frozenset({"title", "readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"})
+_HINTS = ("title", "readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+HINTS = {
+    "read_only": "readOnlyHint",
+    "destructive": "destructiveHint",
+    "idempotent": "idempotentHint",
+    "open_world": "openWorldHint",
+}
+"""Options of a tool, and the member of `annotations` each of them is."""
+_VENDOR = re.compile(r"x-.|.*[./]", re.IGNORECASE | re.DOTALL)
 
 
 class Entry(Struct, kw_only=True):
@@ -100,14 +109,7 @@ def _checked(tool: Tool, where: str) -> Tool:
             own[name] = given if given is UNSET else decode(encode(plain(given)))
         except NotJson as problem:
             raise SchemaError(f"{where}: {name}: {problem}") from None
-    for name, value in own["annotations"].items() if own["annotations"] is not UNSET else ():
-        if name not in _HINTS:
-            if near := closest(name, _HINTS):  # else a tool that destroys would run unasked, for a letter
-                raise SchemaError(f"{where}: annotations.{name}: did you mean {near}?")
-            log.warning("%s: annotations.%s is not in the specification", where, name)
-        elif type(value) is not (str if name == "title" else bool):
-            kind = "text" if name == "title" else "boolean"
-            raise SchemaError(f"{where}: annotations.{name}: {value!r} is not a {kind}")
+    _check_annotations({} if own["annotations"] is UNSET else own["annotations"], where)
     for icon in own["icons"] if own["icons"] is not UNSET else ():
         source = icon.get("src") if isinstance(icon, dict) else None
         if not isinstance(source, str) or not source.startswith(("https://", "data:")):
@@ -122,6 +124,50 @@ def title_of(entry: Entry | None) -> str:
     tool = entry.tool
     hints = {} if tool.annotations is UNSET else tool.annotations
     return str(hints.get("title") or "") if tool.title is UNSET else tool.title
+
+
+def annotations_of(given: Any, options: Mapping[str, bool], where: str) -> Object | UnsetType:
+    """Return the annotations of a tool, with what its own options (`destructive=True`) say.
+
+    `given` may also be an object of another package that has `model_dump`, such as `mcp.types.ToolAnnotations`.
+    """
+    if given is not UNSET and not isinstance(given, Mapping):
+        dump = getattr(given, "model_dump", None)
+        if dump is None or isinstance(given, type):
+            raise SchemaError(f"{where}: annotations: expected a dict, got {shown(given)}; or write destructive=True")
+        given = dump(by_alias=True, exclude_none=True)
+    known: Object = {} if given is UNSET else dict(given)
+    for option, value in options.items():
+        hint = HINTS[option]
+        expect(f"{where}: {option}", value, "True or False", bool)
+        if known.get(hint, value) is not value:
+            raise SchemaError(f"{where}: {option}={value} contradicts annotations.{hint}: {known[hint]!r}; give one")
+        known[hint] = value
+    return known if known or given is not UNSET else UNSET
+
+
+def _check_annotations(given: Json, where: str) -> None:
+    if type(given) is not dict:
+        raise SchemaError(f"{where}: annotations: expected a dict, got {shown(given)}")
+    for name, value in given.items():
+        if name in _HINTS:
+            kind, said = (str, "text") if name == "title" else (bool, "boolean")
+            if type(value) is not kind:
+                raise SchemaError(f"{where}: annotations.{name}: {value!r} is not a {said}")
+        elif not _VENDOR.match(name):  # a tool that destroys would run unasked, for a letter
+            near = _hint_for(name)
+            option = next((f", or the option {option}=…" for option, hint in HINTS.items() if hint == near), "")
+            meant = f"did you mean {near!r}{option}?" if near else f"known are {', '.join(_HINTS)}"
+            raise SchemaError(
+                f"{where}: annotations.{name}: unknown; {meant} (One of your own begins with 'x-' or has a '/'.)"
+            )
+    if given.get("destructiveHint") is True and given.get("readOnlyHint") is True:
+        raise SchemaError(f"{where}: a tool cannot both be read-only and destroy something; leave one of them out")
+
+
+def _hint_for(name: str) -> str | None:
+    plain_names = {option.replace("_", ""): hint for option, hint in HINTS.items()}
+    return plain_names.get(name.lower().replace("_", "").replace("-", "")) or closest(name, _HINTS)
 
 
 class Catalog:

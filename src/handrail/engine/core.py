@@ -15,12 +15,13 @@ from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog
 from handrail.engine.counting import Observer, counted
 from handrail.engine.eager import Start, starter
-from handrail.engine.gate import Gate, GuardOptions
+from handrail.engine.gate import Gate, GuardOptions, checked
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
 from handrail.engine.workers import Workers
 from handrail.errors import Kind, missing_extra
 from handrail.metrics import Metrics
 from handrail.model import Object
+from handrail.options import collection, expect
 from handrail.protocol.seal import MAKES_ONE, Seal, key_flaw
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import Fault, Identity, Welcome
@@ -45,6 +46,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
+            expect(f"Limits: {name}", getattr(self, name), "a number", int, float)
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
 
@@ -71,15 +73,32 @@ class ServerOptions(GuardOptions, total=False):
     tracing: bool  # an OpenTelemetry span for each call (False)
 
 
+_MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
+    **dict.fromkeys(("version", "title", "description", "website_url", "instructions"), ("a text", str)),
+    **dict.fromkeys(("list_changed", "identify", "tracing"), ("True or False", bool)),
+    "tools": ("True or False (functions are added with @server.tool or server.add)", bool),
+    "page_size": ("a number of tools", int),
+    "workers": ("a number of threads", int),
+    "cache_seconds": ("a number of seconds", int, float),
+    "limits": ("Limits(…)", Limits),
+}
+
+
 class Engine:
     """One server, seen from its conversations."""
 
     def __init__(self, owner: Any, name: str, options: ServerOptions) -> None:
         check_options(f"server {name!r}", options, ServerOptions.__annotations__)
+        expect("Server: name", name, "a text", str)
+        for option, value in options.items():
+            if value is not None and option in _MEANT:
+                expect(f"server {name!r}: {option}", value, *_MEANT[option])
         guards = {key: value for key, value in options.items() if key in GuardOptions.__annotations__}
         options = cast(ServerOptions, {key: value for key, value in options.items() if value is not None})
         self.owner = owner
         about: Object = {key: value for key, value in options.items() if key in Identity.__struct_fields__}
+        if "icons" in about:
+            about["icons"] = collection(f"server {name!r}: icons", about["icons"], "icons")
         self.identity = Identity(**{"name": name, "version": "0.0.0", **about})
         self.instructions = options.get("instructions", UNSET)
         self.offer = Offer(options.get("revisions"))
@@ -96,7 +115,8 @@ class Engine:
         if form not in _FORMS:
             raise ValueError(f"invalid_arguments: {form!r} is not one of {', '.join(_FORMS)}")
         self.forms = _FORMS[form]
-        self.seal = Seal(options.get("keys") or [key_from_environment()])
+        keys = collection(f"server {name!r}: keys", options.get("keys", ()), "bytes")
+        self.seal = Seal(keys or [key_from_environment()])
         self.clock: Callable[[], float] = time.time
         self.catalog = Catalog()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,9 +136,7 @@ class Engine:
 
     def guard(self, options: GuardOptions) -> None:
         """Set guards; those that are not named stay as they are."""
-        self.guards = {**self.guards, **options}
-        if "secrets" in options:
-            self.guards["secrets"] = frozenset(options["secrets"])  # they are read again by the next who sets a guard
+        self.guards = {**self.guards, **checked(options, f"server {self.identity.name!r}")}
         self.gate.configure(self.guards)
         self._compose()
 

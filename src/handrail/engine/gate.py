@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from msgspec import UNSET, ValidationError, convert, to_builtins
 from msgspec.structs import replace
@@ -29,13 +29,14 @@ from handrail.guards.chain import TrailError
 from handrail.guards.inert import inert, mask, mask_secrets, one_line
 from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Throttled, network
 from handrail.guards.log_masking import keep_out_of_logs
-from handrail.guards.policy import Policy
+from handrail.guards.policy import Policy, Rule, policy_of
 from handrail.guards.rates import Rates
 from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, changes, risk, secrets_in
 from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
 from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, Json, Object, Principal, Text, ToolResult
+from handrail.options import collection, expect, shown, texts
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
@@ -55,7 +56,7 @@ MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown wit
 class GuardOptions(TypedDict, total=False):
     """The guards of a server; what is not said is safe."""
 
-    policy: Policy  # who may call what (destructive tools ask, all others are allowed)
+    policy: Policy | Sequence[Rule]  # who may call what (destructive tools ask, all others are allowed)
     rates: Rates | None  # how often; None: as often as anybody likes
     sanitize: Sanitize | None  # what may leave; None: whatever a tool returns
     inspectors: Sequence[Inspector]  # of your own, for what leaves
@@ -66,6 +67,42 @@ class GuardOptions(TypedDict, total=False):
     trail: TrailSettings  # how that file is kept
     audit_arguments: bool  # with their arguments, masked (False: with a digest of them)
     store: Store | str | Path  # where approvals wait (a `.db` file), if not in the file of the audit
+
+
+_MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
+    "rates": ('Rates(principal="10/second") of handrail.guards.rates, or None for no limits', Rates),
+    "sanitize": ("Sanitize(…) of handrail.guards.sanitize, or None for none", Sanitize),
+    "approvals": ('Approvals(by="operator") of handrail.guards.approval', Approvals),
+    "repair": ("True or False", bool),
+    "audit_arguments": ("True or False", bool),
+}
+
+
+def checked(options: GuardOptions, where: str) -> GuardOptions:
+    """Return guards as they are kept; TypeError where one is not what is meant. A list of rules becomes a policy."""
+    kept: dict[str, Any] = {**options}
+    for name, (meant, *kinds) in _MEANT.items():
+        if kept.get(name) is not None:
+            expect(f"{where}: {name}", kept[name], meant, *kinds)
+    if "policy" in kept:
+        kept["policy"] = policy_of(kept["policy"], f"{where}: policy")
+    if "secrets" in kept:
+        kept["secrets"] = frozenset(texts(f"{where}: secrets", kept["secrets"]))
+    if "inspectors" in kept:
+        kept["inspectors"] = collection(f"{where}: inspectors", kept["inspectors"], "functions (tool, result)")
+        for each in kept["inspectors"]:
+            if not callable(each):
+                raise TypeError(f"{where}: inspectors: expected functions (tool, result), got {shown(each)} among them")
+    # A trail, its settings and a store are told by what they can do: their modules need SQLite.
+    for name, verb, meant in (
+        ("audit", "hand", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
+        ("store", "commit", 'a file such as "state.db", or a Store'),
+        ("trail", "keep_days", "TrailSettings(…) of handrail.guards.trail"),
+    ):
+        given = kept.get(name)
+        if given is not None and not hasattr(given, verb) and (name == "trail" or not isinstance(given, str | Path)):
+            raise TypeError(f"{where}: {name}: expected {meant}, got {shown(given)}")
+    return cast(GuardOptions, kept)
 
 
 class Gate:
@@ -102,7 +139,7 @@ class Gate:
             except ValidationError as problem:
                 raise ValueError(f"{name}: {problem}") from None
         self._options = options
-        self.policy = options.get("policy") or Policy(clock=self._clock)
+        self.policy = policy_of(options.get("policy"), "policy") or Policy(clock=self._clock)
         self._ruled = not self.policy.is_open
         rates = options.get("rates", Rates())
         self.limiter = self.others = None if rates is None else MemoryLimiter(rates)

@@ -25,6 +25,7 @@ from handrail.engine.workers import Workers
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
+from handrail.options import collection
 from handrail.schema.plain import NotJson, plain
 
 log = logging.getLogger("handrail")
@@ -214,7 +215,10 @@ def _result(value: Any, structured: bool) -> ToolResult:
 
 def _complete(given: ToolResult) -> ToolResult:
     """A copy whose parts are strict JSON, with the structured data also as text, for clients that read only that."""
-    content = list(given.content)
+    try:
+        content = collection("ToolResult.content", given.content, "blocks such as Text(…)")
+    except TypeError as problem:
+        raise NotJson(str(problem)) from None
     for block in content:
         if not isinstance(block, _BLOCKS):
             raise NotJson(f"ToolResult.content: {type(block).__name__} is not a content block")

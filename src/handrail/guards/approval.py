@@ -31,6 +31,7 @@ from handrail.guards.limits import ANONYMOUS
 from handrail.guards.webhook import Webhook
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
+from handrail.options import seconds
 from handrail.schema.compile import compile_schema
 from handrail.schema.plain import plain
 from handrail.stores import Delete, Put, Store, StoreError
@@ -77,7 +78,7 @@ class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.webhook.url and self.by == "caller":
             raise ValueError("approvals.webhook: has nothing to decide while by = 'caller'")
         for name in ("wait", "round", "expires"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if not seconds(f"approvals.{name}", getattr(self, name)) < float("inf"):
                 raise ValueError(f"approvals.{name}: {getattr(self, name)!r} is not a number of seconds above 0")
 
 

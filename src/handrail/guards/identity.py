@@ -15,6 +15,7 @@ from secrets import token_urlsafe
 from typing import Protocol
 
 from handrail.model import Object, Principal
+from handrail.options import mapping, texts
 
 MIN_KEY_CHARS, MIN_DIFFERENT_CHARS, MAX_KEY_CHARS = 16, 8, 1024
 WEAK = (
@@ -57,7 +58,8 @@ class ApiKeys:
     metadata: Object | None = None
 
     def __init__(self, keys: Mapping[str, str], *, scopes: Mapping[str, Collection[str]] | None = None) -> None:
-        scopes = scopes or {}
+        keys = mapping("ApiKeys: keys", keys, "hashed keys by name")
+        scopes = mapping("ApiKeys: scopes", scopes or {}, "scopes by name")
         if strangers := scopes.keys() - keys.keys():
             name = min(strangers)
             raise ValueError(f"scopes.{_place(name)}: there is no key of that name; {_MAKES_ONE.format(name)}")
@@ -73,9 +75,7 @@ class ApiKeys:
                 raise ValueError(f"keys.{name}: a weak or default key; {_MAKES_ONE.format(name)}")
             if digest in self._known:
                 raise ValueError(f"keys.{name}: {self._known[digest].id} has the same key; {_MAKES_ONE.format(name)}")
-            if isinstance(given := scopes.get(name, ()), str):
-                raise ValueError(f"scopes.{name}: one text in place of a collection of scopes; write [{given!r}]")
-            self._known[digest] = Principal(name, frozenset(given))
+            self._known[digest] = Principal(name, frozenset(texts(f"scopes.{name}", scopes.get(name, ()))))
 
     @classmethod
     def from_environment(cls, variable: str = "HANDRAIL_API_KEYS") -> ApiKeys:

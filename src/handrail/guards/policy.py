@@ -11,10 +11,10 @@ All that is the same for each call of one caller to one tool is decided once; ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct, to_builtins
 from msgspec.json import encode
@@ -23,8 +23,9 @@ from handrail.guards.doubts import Known, rules_that_meet_nothing
 from handrail.guards.predicates import Answer, all_of, known
 from handrail.guards.rules import Compiled, Decision, Facts, Rule, Verdict, any_glob, compile_rule, hints
 from handrail.model import Object, Principal
+from handrail.options import collection, expect, mapping, shown
 
-__all__ = ["Decision", "Facts", "Fallback", "Policy", "Rule", "Verdict"]
+__all__ = ["Decision", "Facts", "Fallback", "Policy", "Rule", "Verdict", "policy_of"]
 
 Fallback = Literal["allow", "deny", "ask"]
 KEPT_PLANS = 4_096
@@ -66,16 +67,20 @@ class Policy:
         destructive: Fallback = "ask",
         clock: Callable[[], float] = time.time,
     ) -> None:
+        rules = collection("Policy: rules", rules, "Rule(…)")
+        for number, rule in enumerate(rules, 1):
+            expect(f"rule {number}", rule, "Rule(…)", Rule)
+        groups = mapping("Policy: groups", groups or {}, "callers by group")
         known("default", default, get_args(Fallback))
         known("destructive", destructive, get_args(Fallback))
-        members = {name: any_glob(ids, f"group {name!r}") for name, ids in (groups or {}).items()}
+        members = {name: any_glob(ids, f"group {name!r}") for name, ids in groups.items()}
         self._clock = clock
         self._rules = [compile_rule(rule, number, members) for number, rule in enumerate(rules, 1)]
-        said = [*(groups or {}).values(), *(each.rule.principals for each in self._rules)]
+        said = [*groups.values(), *(each.rule.principals for each in self._rules)]
         self.principals = sorted({who for ids in said for who in ids if "*" not in who})  # that are named
         names = ["default"]
-        for number, rule in enumerate(self._rules, 1):
-            if (name := rule.decision.rule) in names or name.startswith("built in"):
+        for number, compiled in enumerate(self._rules, 1):
+            if (name := compiled.decision.rule) in names or name.startswith("built in"):
                 raise ValueError(f"rule {number}: name: {name!r} is taken; the audit tells rules apart by their names")
             names.append(name)
         self._ranked = sorted(self._rules, key=lambda rule: _RANK[rule.decision.verdict])
@@ -180,6 +185,17 @@ class Policy:
         if hints(facts).get("destructiveHint") is True:
             found.append(self._destructive)
         return min(found, key=lambda each: _STRICTNESS[each.verdict])
+
+
+def policy_of(given: Any, where: str) -> Policy | None:
+    """Return a policy, of one that is given or of its rules; TypeError where it is neither."""
+    if given is None or isinstance(given, Policy):
+        return given
+    if isinstance(given, Rule):
+        raise TypeError(f"{where}: expected Policy([Rule(…)]) or a list of rules, got one rule; write policy=[Rule(…)]")
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"{where}: expected Policy([Rule(…)]) or a list of rules, got {shown(given)}")
+    return Policy(list(given))
 
 
 def _decide(plan: _Plan, arguments: Object, now: float) -> Decision:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from types import NoneType
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
+
+from handrail.options import expect, mapping
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 RATE = re.compile(rf"([1-9]\d{{0,8}}) ?/ ?({'|'.join(UNITS)})(?: burst ([1-9]\d{{0,8}}))?", re.ASCII)
@@ -48,6 +51,8 @@ class ToolRate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check("rate", self.rate)
+        expect("concurrent", self.concurrent, "a number of calls, or None for any", int, NoneType)
+        expect("cost", self.cost, "a number of calls, as 1 or 2.5", int, float)
         if self.concurrent is not None and self.concurrent < 1:
             raise ValueError(f"concurrent: {self.concurrent} is less than 1")
         if not 0 <= self.cost < math.inf:
@@ -83,6 +88,9 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = False
 
     def __post_init__(self) -> None:
+        expect("Rates: tool", self.tool, "ToolRate(…)", ToolRate)
+        for name, each in mapping("Rates: tools", self.tools, "ToolRate(…) by name").items():
+            expect(f"Rates: tools.{name}", each, 'ToolRate(rate="10/minute")', ToolRate)
         _check("lists", self.lists)
         for name in ("principal", "address"):
             rate = _check(name, getattr(self, name))
@@ -108,6 +116,7 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _check(name: str, text: str) -> Rate | None:
+    expect(name, text, "a text such as '60/minute'", str)
     try:
         return Rate.parse(text) if text else None
     except ValueError as problem:

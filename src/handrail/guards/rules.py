@@ -8,7 +8,7 @@ are not read at all: its tools have the pessimistic values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from difflib import get_close_matches
 from fnmatch import translate
@@ -16,9 +16,11 @@ from typing import Annotated, Any, Literal, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
 from msgspec import Meta, Struct, ValidationError, convert, to_builtins
+from msgspec.structs import force_setattr
 
 from handrail.guards.predicates import Answer, known, reader
 from handrail.model import Object, Principal
+from handrail.options import mapping, texts
 from handrail.revisions import REVISIONS
 
 __all__ = ["Compiled", "Decision", "Facts", "Rule", "Verdict", "any_glob", "compile_rule", "hints"]
@@ -29,6 +31,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _PESSIMISTIC = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24(?=:00)):([0-5]\d)", re.ASCII)
 _OTHER_GLOBS = "?[]{}"
+_LISTS = "principals groups scopes without_scopes tools tags days revisions servers".split()
 
 
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +59,14 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timezone: Annotated[str, Meta(description="Where hours and days are read, `Europe/Berlin`; else local time.")] = ""
     revisions: Annotated[list[str], Meta(description="Revisions of the protocol the caller speaks.")] = []
     servers: Annotated[list[str], Meta(description="Names of upstream servers, `*` for any characters.")] = []
+
+    def __post_init__(self) -> None:
+        for name in _LISTS:
+            if type(given := getattr(self, name)) is not list:
+                members = texts(f"Rule: {name}", given)
+                force_setattr(self, name, sorted(members) if isinstance(given, Set) else members)
+        for name in ("annotations", "arguments"):
+            mapping(f"Rule: {name}", getattr(self, name), "conditions")
 
 
 class Facts(Struct, frozen=True, eq=False):
@@ -140,8 +151,7 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
 
 def any_glob(globs: Sequence[str], where: str, refused: str = "") -> Callable[[str], bool]:
     """Whether a text is matched by one of these."""
-    if isinstance(globs, str):
-        raise ValueError(f"{where}: one text in place of a list")
+    globs = texts(where, globs)
     for glob in globs:
         if not glob or not set(refused).isdisjoint(glob):
             raise ValueError(f"{where}: {glob!r} is not a name, or one with `*` for any characters")

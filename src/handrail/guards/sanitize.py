@@ -27,6 +27,7 @@ from handrail.guards.secrets import Secrets, lacks, secrets_in
 from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
 from handrail.model import Block, Json, Text, ToolResult
+from handrail.options import expect, mapping
 
 __all__ = [
     "Blocked",
@@ -112,7 +113,9 @@ class Sanitize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in ("max_text", "max_result"):
             if 0 < (size := getattr(self, name) or 0) < _SMALLEST:
                 raise ValueError(f"{name}: {size} is too small for a notice; use {_SMALLEST} or more, or 0")
-        for name, pattern in self.patterns.items():
+        for name, each in mapping("Sanitize: tools", self.tools, "ToolSanitize(…) by name").items():
+            expect(f"Sanitize: tools.{name}", each, "ToolSanitize(…)", ToolSanitize)
+        for name, pattern in mapping("Sanitize: patterns", self.patterns, "regular expressions by name").items():
             try:
                 without = lacks(pattern)
             except ValueError as problem:

@@ -26,6 +26,7 @@ from handrail.oauth.discovery import Authorize, Challenge, Flow, Found, checked,
 from handrail.oauth.fetch import Flights
 from handrail.oauth.flow import INSUFFICIENT, OFFLINE, Applicant, Grant, Registered, Rejected, Token
 from handrail.oauth.outbound import Outbound, Resolve, look_up
+from handrail.options import texts
 from handrail.protocol.http import is_local
 
 __all__ = ["OAuth", "open_browser"]
@@ -75,8 +76,7 @@ class OAuth:
         clock: Callable[[], float] = time.time,
         resolve: Resolve = look_up,
     ) -> None:
-        if isinstance(scopes, str):
-            raise ValueError("scopes: a collection of words is needed, not one text")
+        wanted = None if scopes is None else texts("OAuth: scopes", scopes)
         if (client_secret or private_key) and not (client_id or client_metadata_url):
             raise ValueError("client_secret and private_key belong to a client_id")
         if (private_key is None) != (signing_algorithm is None):
@@ -100,7 +100,7 @@ class OAuth:
             else "",
             private_key=private_key or "",
             signing_algorithm=signing_algorithm or "",
-            scopes=None if scopes is None else words(scopes),
+            scopes=None if wanted is None else words(wanted),
             redirect=redirect,
         )
         self._issuer, self._is_for_itself = issuer, grant == "client_credentials"

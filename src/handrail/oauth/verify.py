@@ -23,6 +23,7 @@ from msgspec import UNSET, Struct, convert, json
 from handrail.errors import TransportError, missing_extra
 from handrail.model import Json, Object, Principal
 from handrail.oauth.fetch import Flights, ask, safe
+from handrail.options import mapping, texts
 
 __all__ = ["Introspection", "JwtVerifier"]
 
@@ -54,13 +55,11 @@ class _Verifier:
     ) -> None:
         self._issuer, self._leeway, self._clock = issuer, leeway, clock
         self._audience = frozenset([audience] if isinstance(audience, str) else audience) - {""}
-        self._scopes = frozenset(scopes)
+        self._scopes = frozenset(texts("required_scopes", scopes))
         self._known: dict[bytes, tuple[Principal, float]] = {}
         self._flights = Flights()
         if not issuer or "#" in issuer or not self._audience or not 0 <= leeway <= MAX_LEEWAY:
             raise ValueError(f"issuer (without #), audience and a leeway of 0 to {MAX_LEEWAY} seconds are needed")
-        if isinstance(scopes, str):
-            raise ValueError("required_scopes: a collection of words is needed, not one text")
         said: Object = {"authorization_servers": [issuer], "bearer_methods_supported": ["header"]}
         self.metadata: Object | None = said | ({"scopes_supported": sorted(self._scopes)} if scopes else {})
 
@@ -133,6 +132,9 @@ class JwtVerifier(_Verifier):
     ) -> None:
         if (jwks_url is None) == (keys is None):
             raise ValueError("the keys of the issuer are needed: jwks_url or keys")
+        algorithms = texts("algorithms", algorithms)
+        if keys is not None:
+            mapping("keys", keys, "a JWK set")
         if not algorithms or not PUBLIC_KEY.issuperset(algorithms):
             raise ValueError(f"algorithms: only signatures by public keys are safe, {', '.join(sorted(PUBLIC_KEY))}")
         super().__init__(issuer, audience, required_scopes, leeway, clock)

@@ -19,6 +19,7 @@ from msgspec import UNSET
 from handrail.errors import Kind, Refused
 from handrail.jsonrpc import Request, encode
 from handrail.model import Json, Object
+from handrail.options import texts
 from handrail.revisions.base import VERSION
 
 Headers = Mapping[bytes, bytes]
@@ -89,9 +90,7 @@ class Door:
     """
 
     def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
-        if isinstance(hosts, str) or isinstance(origins, str):
-            raise TypeError("hosts and origins are lists of texts")
-        hosts, origins = list(hosts), list(origins)
+        hosts, origins = texts("hosts", hosts), texts("origins", origins)
         self.any_host = "*" in hosts
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(filter(None, map(_place, origins)))

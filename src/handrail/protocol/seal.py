@@ -30,6 +30,8 @@ class Seal:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         for key in keys:
+            if not isinstance(key, bytes):
+                raise TypeError(f"keys: expected bytes, got {type(key).__name__}; {MAKES_ONE}")
             if flaw := key_flaw(key):
                 raise ValueError(f"keys: {flaw}; {MAKES_ONE}")
         self._keys = [hashlib.blake2b(key, person=b"handrail seal").digest() for key in keys]

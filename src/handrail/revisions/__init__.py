@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from handrail.options import texts
 from handrail.revisions import pocket, r2024_10_07, r2024_11_05, r2025_03_26, r2025_06_18, r2025_11_25, r2026_07_28
 from handrail.revisions.base import Revision
 
@@ -20,7 +21,7 @@ class Offer:
     """The revisions one server speaks."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
-        wanted = list(REVISIONS) if names is None else list(names)
+        wanted = list(REVISIONS) if names is None else texts("revisions", names)
         for name in wanted:
             if name not in REVISIONS:
                 raise ValueError(f"unknown revision {name!r}; known are {', '.join(REVISIONS)}")

@@ -20,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, defstruc
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import Json, Object
+from handrail.options import shown
 from handrail.schema import models
 from handrail.schema.types import Field, Types, is_record, options_of
 
@@ -165,9 +166,9 @@ def _as_given(taken: _Taken, schema: Object, where: str) -> Callable[[Object], O
 
     Refuses a schema that lets through what the function cannot be called with.
     """
-    properties = schema.get("properties", {}) if type(schema) is dict else None
-    if type(properties) is not dict:
-        raise SchemaError(f"{where}: input_schema must be a JSON Schema with 'properties' as a dict")
+    if type(schema) is not dict or type(properties := schema.get("properties", {})) is not dict:
+        given = "properties that are none" if type(schema) is dict else shown(schema)
+        raise SchemaError(f"{where}: input_schema: expected a JSON Schema as a dict, with 'properties', got {given}")
     known = {each.name for each in taken.arguments}
     for name in properties:
         if name not in known and not taken.rest:

@@ -26,6 +26,7 @@ from handrail.errors import HandrailError, Refused
 from handrail.guards.identity import Verifier
 from handrail.jsonrpc import encode
 from handrail.model import Principal
+from handrail.options import expect, shown
 from handrail.protocol import http
 from handrail.protocol.connection import Connection
 from handrail.protocol.http import Door, Headers
@@ -67,12 +68,26 @@ class EndpointOptions(TypedDict, total=False):
     access_log: bool  # a line of JSON for each request, by the logger "handrail.access" (False)
 
 
+_MEANT = {
+    "path": ('a text such as "/mcp"', str),
+    "metrics_token": ("a text", str),
+    "legacy_stateless": ("True or False", bool),
+    "access_log": ("True or False", bool),
+}
+
+
 class Endpoint:
     """The ASGI application of one server. All it keeps is about requests that are going on."""
 
     def __init__(
         self, engine: Engine, store: Store | Callable[[], Store], /, **options: Unpack[EndpointOptions]
     ) -> None:
+        for option, (meant, kind) in _MEANT.items():
+            if options.get(option) is not None:
+                expect(f"http: {option}", options.get(option), meant, kind)
+        verifier = options.get("auth")
+        if verifier is not None and (isinstance(verifier, type) or not callable(getattr(verifier, "verify", None))):
+            raise TypeError(f"http: auth: expected a verifier such as ApiKeys({{…}}), got {shown(verifier)}")
         self.engine = engine
         self.path = options.get("path", "/mcp").rstrip("/")
         self.door = Door(options.get("hosts", ()), options.get("origins", ()))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from handrail.engine.core import Engine
+from handrail.options import expect
 from handrail.schema.explain import check_options
 from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
@@ -32,10 +33,11 @@ class HttpOptions(EndpointOptions, total=False):
     ready: Callable[[str], None]  # told the URL when it listens; unset: it is printed to standard error
 
 
-def run_endpoint(engine: Engine, address: str, options: HttpOptions) -> None:
+def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> None:
     """Serve until a signal comes."""
     check_options("run", options, HttpOptions.__annotations__)
     store, workers = options.get("store"), options.get("workers", 1)
+    expect("run: workers", workers, "a number of processes", int)
     ready, metrics = options.get("ready", _print), options.get("metrics")
     with ExitStack() as stack:
         if store is None and workers > 1:  # they must know of each other's sessions

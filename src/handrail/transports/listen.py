@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from handrail.options import expect
 from handrail.transports.lifetime import Workers, run_process
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
+            expect(f"HttpLimits: {name}", getattr(self, name), "a number", int, float)
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
 
@@ -53,9 +55,12 @@ class Address(Struct, frozen=True):
     path: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str | int) -> Address:
+        """Read an address; a number alone is a port of this machine."""
+        if isinstance(text, int) and not isinstance(text, bool):
+            text = f":{text}"
         if not isinstance(text, str):
-            raise TypeError(f"{text!r} is not an address: write '127.0.0.1:8000'")
+            raise TypeError(f"{text!r} is not an address: write '127.0.0.1:8000', or a port: 8000")
         if text.startswith("unix:"):
             if text == "unix:" or "\0" in text:
                 raise ValueError(f"{text!r} has no path: write 'unix:/run/handrail.sock'")
@@ -131,7 +136,7 @@ class Address(Struct, frozen=True):
 
 def run_http(
     app: Any,
-    address: str,
+    address: str | int,
     *,
     limits: HttpLimits,
     stop: Stop,

@@ -1,0 +1,551 @@
+"""Mistakes in Python: each is refused when it is made, and told with what was wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+import typing
+from collections import abc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+import handrail
+from handrail import Client, Clocks, Form, Limits, Principal, SchemaError, Server
+from handrail.client import OAuth
+from handrail.errors import LocalProtocolError
+from handrail.guards.approval import Approvals
+from handrail.guards.identity import ApiKeys
+from handrail.guards.policy import Policy, Rule
+from handrail.guards.rates import Rates, ToolRate
+from handrail.guards.sanitize import Sanitize
+from handrail.oauth.verify import Introspection, JwtVerifier
+from handrail.testing import Peer
+from requirements import requirement
+
+Object = dict[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def refund(order: str) -> str:
+    """Pay an order back."""
+    return f"paid back {order}"
+
+
+def annotations_of(**options: Any) -> Object:
+    server = Server("shop")
+    server.add(refund, **options)
+    found = server.tools[0].annotations
+    assert isinstance(found, dict)
+    return found
+
+
+# Hints of a tool
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"destructive": True}, {"destructiveHint": True}),
+        ({"read_only": True}, {"readOnlyHint": True}),
+        ({"idempotent": True, "open_world": False}, {"idempotentHint": True, "openWorldHint": False}),
+        ({"destructive": True, "annotations": {"title": "Pay"}}, {"title": "Pay", "destructiveHint": True}),
+        ({"destructive": True, "annotations": {"destructiveHint": True}}, {"destructiveHint": True}),
+        ({"destructive": None}, None),
+        ({"annotations": {"x-team": "billing", "example.org/cost": 3}}, {"x-team": "billing", "example.org/cost": 3}),
+    ],
+)
+def test_options_of_a_tool_become_its_annotations(options: Object, expected: Object | None) -> None:
+    server = Server("shop")
+    server.tool(**options)(refund)
+    found = server.tools[0].annotations
+    assert found == expected if expected else not isinstance(found, dict)
+
+
+@requirement("SRV-602", everywhere=True)
+async def test_a_tool_that_says_destructive_is_not_run_unasked() -> None:
+    server, ran = Server("shop"), list[str]()
+
+    @server.tool(destructive=True)
+    async def erase(path: str) -> str:
+        """Erase."""
+        ran.append(path)
+        return "gone"
+
+    async with Peer(server) as peer:
+        answer = await peer.request("tools/call", {"name": "erase", "arguments": {"path": "/"}})
+        assert ran == []
+        assert "error" in answer or answer["result"]["isError"]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "message"),
+    [
+        (
+            {"destructive": True},
+            "annotations.destructive: unknown; did you mean 'destructiveHint', or the option destr",
+        ),
+        ({"read_only": True}, "annotations.read_only: unknown; did you mean 'readOnlyHint', or the option read_only="),
+        ({"readOnly": True}, "annotations.readOnly: unknown; did you mean 'readOnlyHint'"),
+        ({"openworld": True}, "did you mean 'openWorldHint'"),
+        ({"destructivehint": True}, "did you mean 'destructiveHint'"),
+        ({"cost": 3}, "annotations.cost: unknown; known are title, readOnlyHint.*begins with 'x-'"),
+        ({"x-": 3}, "annotations.x-: unknown"),
+        ({"destructiveHint": "yes"}, "annotations.destructiveHint: 'yes' is not a boolean"),
+        ({"destructiveHint": True, "readOnlyHint": True}, "cannot both be read-only and destroy"),
+        (["destructiveHint"], "annotations: expected a dict, got list; or write destructive=True"),
+        ("destructiveHint", "annotations: expected a dict, got 'destructiveHint'"),
+    ],
+)
+def test_annotations_that_say_nothing_are_refused(annotations: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=message) as refused:
+        annotations_of(annotations=annotations)
+    assert "tool 'refund'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"destructive": True, "read_only": True}, "cannot both be read-only and destroy"),
+        ({"read_only": True, "annotations": {"destructiveHint": True}}, "cannot both be read-only and destroy"),
+        ({"destructive": False, "annotations": {"destructiveHint": True}}, "destructive=False contradicts annotations"),
+        ({"destructive": "yes"}, "tool 'refund': destructive: expected True or False, got 'yes'"),
+        ({"destructiv": True}, "unknown option 'destructiv'; did you mean 'destructive'"),
+    ],
+)
+def test_hints_that_contradict_each_other_are_refused(options: Object, message: str) -> None:
+    with pytest.raises((SchemaError, TypeError), match=message):
+        annotations_of(**options)
+
+
+class ToolAnnotations(BaseModel):
+    """As `mcp.types` has it: snake case in Python, the specification's names as aliases, None for what is not said."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    title: str | None = None
+    read_only_hint: bool | None = None
+    destructive_hint: bool | None = None
+    idempotent_hint: bool | None = None
+    open_world_hint: bool | None = None
+
+
+def test_annotations_of_the_official_package_are_taken() -> None:
+    assert annotations_of(annotations=ToolAnnotations(title="Pay", destructive_hint=True)) == {
+        "title": "Pay",
+        "destructiveHint": True,
+    }
+    with pytest.raises(SchemaError, match="annotations: expected a dict, got ToolAnnotations itself"):
+        annotations_of(annotations=ToolAnnotations)
+
+
+@pytest.mark.parametrize("peer", ["mcp1", "mcp2"])
+def test_annotations_of_the_installed_official_package_are_taken(
+    peer: str, installed_peer: Callable[[str], Path]
+) -> None:
+    packages = next((installed_peer(peer) / "lib").glob("python*/site-packages"))
+    code = (
+        "import json, sys\nsys.path.append(sys.argv[1])\n"
+        "from mcp.types import ToolAnnotations\nfrom handrail import Server\n"
+        "server = Server('shop')\ndef refund(order: str) -> str: return order\n"
+        "server.add(refund, annotations=ToolAnnotations(title='Pay', **{'destructiveHint': True}))\n"
+        "print(json.dumps(server.tools[0].annotations))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, packages], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"title": "Pay", "destructiveHint": True}
+
+
+# One text where several are meant
+
+
+def use_tool(**options: Any) -> None:
+    Server("shop").tool(**options)(refund)
+
+
+def secret_of_size(size: int) -> str:
+    return "".join(chr(97 + place % 26) for place in range(size))
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Object]] = {
+    "handrail.Server": (Server, {"name": "shop"}),
+    "handrail.Server.tool": (use_tool, {}),
+    "handrail.Server.add": (lambda **options: Server("shop").add(refund, **options), {}),
+    "handrail.Server.guard": (lambda **options: Server("shop").guard(**options), {}),
+    "handrail.Server.asgi": (lambda **options: Server("shop").asgi(**options), {}),
+    "handrail.Server.run": (lambda **options: Server("shop").run(http="127.0.0.1:0", **options), {}),
+    "handrail.Client": (Client, {"target": Server("shop")}),
+    "handrail.Form": (Form, {"message": "How many?"}),
+    "handrail.Principal": (Principal, {"id": "ada"}),
+    "handrail.guards.policy.Policy": (Policy, {}),
+    "handrail.guards.policy.Rule": (Rule, {"verdict": "deny"}),
+    "handrail.guards.rates.Rates": (Rates, {}),
+    "handrail.guards.sanitize.Sanitize": (Sanitize, {}),
+    "handrail.guards.identity.ApiKeys": (ApiKeys, {"keys": {}}),
+    "handrail.oauth.verify.JwtVerifier": (JwtVerifier, {"issuer": "https://id.example", "audience": "a", "keys": {}}),
+    "handrail.oauth.verify.Introspection": (
+        Introspection,
+        {
+            "url": "https://id.example/ask",
+            "client_id": "a",
+            "client_secret": secret_of_size(32),
+            "audience": "https://api.example",
+        },
+    ),
+    "handrail.client.OAuth": (OAuth, {}),
+    "handrail.testing.Peer": (Peer, {"target": Server("shop")}),
+}
+"""How each public callable is called; what it takes besides is found in its signature."""
+
+ELSEWHERE = {
+    # Values that come from others: a tool's answer, and what clients and callers read. What a tool gives is checked
+    # when it has given it, see below.
+    *"Text Image Audio ResourceLink EmbeddedResource ToolResult Tool ClientInfo Answer".split(),
+    *"Elicitation Sampling Confirmation CallResult Finding Approval Asked Facts Decision".split(),
+    *"Tools ListedTool Entry Desk Sanitizer BlockingClient Call ToolError Refused RemoteProtocolError".split(),
+}
+MODULES = {
+    "handrail": None,
+    "handrail.client": None,
+    "handrail.testing": None,
+    "handrail.guards.policy": ["Policy", "Rule"],
+    "handrail.guards.sanitize": ["Sanitize", "ToolSanitize"],
+    "handrail.guards.approval": ["Approvals"],
+    "handrail.guards.rates": ["Rates", "ToolRate", "Rate"],
+    "handrail.guards.identity": ["ApiKeys"],
+    "handrail.guards.trail": ["TrailSettings"],
+    "handrail.guards.webhook": ["Webhook"],
+    "handrail.oauth.verify": None,
+}
+COLLECTIONS = (list, set, frozenset, tuple, dict, abc.Iterable, abc.Collection, abc.Sequence, abc.Set, abc.Mapping)
+
+
+def options_of(hint: Any) -> list[Any]:
+    if get_origin(hint) is Annotated:
+        return options_of(get_args(hint)[0])
+    if get_origin(hint) in (typing.Union, UnionType):
+        return [each for option in get_args(hint) for each in options_of(option)]
+    return [hint]
+
+
+def is_collection(hint: Any) -> bool:
+    """Whether several things are meant, and a text is not one of the forms."""
+    options = options_of(hint)
+    return str not in options and any((get_origin(each) or each) in COLLECTIONS for each in options)
+
+
+def public_callables() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for module, names in MODULES.items():
+        home = importlib.import_module(module)
+        for name in names or home.__all__:
+            thing = getattr(home, name)
+            if callable(thing) and name not in ELSEWHERE and not typing.get_origin(thing):
+                found.setdefault(f"{module}.{name}", thing)
+    for name in ("tool", "add", "guard", "asgi", "run"):
+        found[f"handrail.Server.{name}"] = getattr(Server, name)
+    return {name: thing for name, thing in found.items() if not name.startswith("handrail.client.Client")}
+
+
+def collections_in(thing: Callable[..., Any]) -> list[str]:
+    """The parameters that take several things, also those of `**options`."""
+    function = getattr(thing, "__init__") if inspect.isclass(thing) else thing  # noqa: B009  # which types do not allow
+    struct = inspect.isclass(thing) and hasattr(thing, "__struct_fields__")
+    spaces = {**vars(typing), **vars(abc), **vars(handrail), "Path": Path}
+    for module in ("handrail.guards.trail", "handrail.stores", "handrail.transports.asgi", "handrail.transports.http"):
+        spaces |= vars(importlib.import_module(module))
+    for module in ("handrail.guards.policy", "handrail.guards.approval", "handrail.client.blocking"):
+        spaces |= vars(importlib.import_module(module))
+    hints = get_type_hints(thing if struct else function, localns=spaces, include_extras=True)
+    found: list[str] = []
+    for name, hint in hints.items():
+        if name == "return":
+            continue
+        if get_origin(hint) is Unpack:
+            inner = get_type_hints(get_args(hint)[0], localns=spaces, include_extras=True)
+            found += [option for option, kind in inner.items() if is_collection(kind)]
+        elif is_collection(hint):
+            found.append(name)
+    return found
+
+
+WALKED = [(name, option) for name, thing in public_callables().items() for option in collections_in(thing)]
+
+
+def test_the_walk_meets_what_it_is_for() -> None:
+    assert {
+        ("handrail.Server.tool", "tags"),
+        ("handrail.Server.tool", "scopes"),
+        ("handrail.Server", "secrets"),
+        ("handrail.Server.guard", "secrets"),
+        ("handrail.Server.asgi", "hosts"),
+        ("handrail.Server.run", "origins"),
+        ("handrail.Client", "roots"),
+        ("handrail.guards.policy.Rule", "tags"),
+        ("handrail.client.OAuth", "scopes"),
+        ("handrail.Principal", "scopes"),
+    } <= set(WALKED)
+    assert len(WALKED) > 40
+
+
+@pytest.mark.parametrize(("name", "option"), WALKED)
+@pytest.mark.parametrize("given", ["money", b"money-money-money-money"], ids=["text", "bytes"])
+def test_one_text_is_not_taken_for_a_collection(name: str, option: str, given: str | bytes) -> None:
+    call, others = CALLS[name]
+    with pytest.raises((TypeError, ValueError, LocalProtocolError), match=rf"\b{option}\b.*expected.*, got") as refused:
+        call(**{**others, option: given})
+    if option in ("secrets", "keys"):
+        assert "money" not in str(refused.value), "what may be a secret is not repeated"
+
+
+@pytest.mark.parametrize("scopes", [["a", "b"], {"a", "b"}, ("a", "b")])
+def test_any_collection_of_scopes_is_taken(scopes: Any) -> None:
+    assert Principal("ada", scopes) == Principal("ada", frozenset({"a", "b"}))
+    ApiKeys({"ada": ApiKeys.new()[1]}, scopes={"ada": scopes})
+    server = Server("shop", policy=[Rule(verdict="deny", scopes=scopes)], secrets=scopes)
+    server.add(refund, scopes=scopes, tags=scopes)
+
+
+async def test_a_text_in_place_of_blocks_is_told() -> None:
+    server = Server("shop", sanitize=None)
+
+    @server.tool
+    def say() -> handrail.ToolResult:
+        """Say."""
+        return wrong(handrail.ToolResult, "hello")  # type: ignore[no-any-return]  # the mistake
+
+    async with Peer(server) as peer:
+        result = await peer.call("say")
+        assert result.is_error
+        assert "ToolResult.content: expected a list or set of blocks" in result.text
+
+
+async def test_a_rule_on_a_tag_holds_for_a_tag_in_a_list() -> None:
+    server = Server("shop", policy=[Rule(verdict="deny", tags=["money"])])
+    server.add(refund, tags=["money"])
+    async with Peer(server) as peer:
+        answer = await peer.request("tools/call", {"name": "refund", "arguments": {"order": "17"}})
+        assert "error" in answer or answer["result"]["isError"]
+
+
+# Objects that are not what is meant
+
+
+async def unfinished(server: Server) -> AsyncIterator[str]:
+    yield "open"
+
+
+async def without_yield(server: Server) -> str:
+    return "open"
+
+
+@asynccontextmanager
+async def right(server: Server) -> AsyncIterator[str]:
+    yield "open"
+
+
+@asynccontextmanager
+async def takes_nothing() -> AsyncIterator[str]:
+    yield "open"
+
+
+def wrong(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call something as its type does not allow."""
+    return make(*args, **options)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "rates as a text": (
+        lambda: wrong(Server, "shop", rates="10/s"),
+        r"server 'shop': rates: expected Rates\(principal=\"10/second\"\).*, got '10/s'",
+    ),
+    "rates as a number": (lambda: wrong(Rates, principal=10), "principal: expected a text such as '60/minute', got 10"),
+    "rate of a tool as a text": (
+        lambda: wrong(Rates, tools={"pay": "10/minute"}),
+        r"Rates: tools.pay: expected ToolRate\(rate=\"10/minute\"\), got '10/minute'",
+    ),
+    "slots as a text": (lambda: wrong(ToolRate, concurrent="5"), "concurrent: expected a number of calls"),
+    "approvals as a text": (
+        lambda: wrong(Server, "shop", approvals="operator"),
+        r"approvals: expected Approvals\(by=\"operator\"\).*, got 'operator'",
+    ),
+    "approvals as a class": (
+        lambda: wrong(Server, "shop", approvals=Approvals),
+        "approvals: expected Approvals.*, got Approvals itself",
+    ),
+    "a wait as a text": (
+        lambda: wrong(Approvals, wait="1m"),
+        "approvals.wait: expected a number of seconds, got '1m'; write wait=60",
+    ),
+    "sanitize switched off with False": (
+        lambda: wrong(Server, "shop", sanitize=False),
+        "sanitize: expected Sanitize.*or None for none, got False",
+    ),
+    "policy as a text": (
+        lambda: wrong(Server, "shop", policy="deny"),
+        r"policy: expected Policy\(\[Rule\(…\)\]\) or a list of rules, got 'deny'",
+    ),
+    "policy as one rule": (
+        lambda: wrong(Server, "shop", policy=Rule(verdict="deny")),
+        r"got one rule; write policy=\[Rule\(…\)\]",
+    ),
+    "a rule as a dict": (
+        lambda: wrong(Server, "shop", policy=[{"verdict": "deny"}]),
+        r"rule 1: expected Rule\(…\), got dict",
+    ),
+    "policy of a client": (
+        lambda: wrong(Client, Server("shop"), policy="deny"),
+        r"Client: policy: expected Policy\(\[Rule",
+    ),
+    "trail as a dict": (lambda: wrong(Server, "shop", trail={}), "trail: expected TrailSettings"),
+    "audit as a switch": (
+        lambda: wrong(Server, "shop", audit=True),
+        'audit: expected a file such as "calls.db"',
+    ),
+    "store as a number": (lambda: wrong(Server, "shop", store=1), 'store: expected a file such as "state.db"'),
+    "repair as a text": (lambda: wrong(Server, "shop", repair="yes"), "repair: expected True or False, got 'yes'"),
+    "inspectors that are none": (
+        lambda: wrong(Server, "shop", inspectors=["x"]),
+        r"inspectors: expected functions \(tool, result\), got 'x' among them",
+    ),
+    "tools as a list": (
+        lambda: wrong(Server, "shop", tools=[refund]),
+        "tools: expected True or False .*added with @server.tool",
+    ),
+    "workers as a text": (lambda: wrong(Server, "shop", workers="4"), "workers: expected a number of threads, got '4'"),
+    "limits as a dict": (lambda: wrong(Server, "shop", limits={}), r"limits: expected Limits\(…\), got dict"),
+    "a limit as a text": (lambda: wrong(Limits, max_calls="9"), "Limits: max_calls: expected a number, got '9'"),
+    "a key as a text": (
+        lambda: wrong(Server, "shop", keys=["x" * 32]),
+        "keys: expected bytes, got str; `handrail keys seal`",
+    ),
+    "no name": (lambda: wrong(Server, None), "Server: name: expected a text, got None"),
+    "lifespan without a decorator": (
+        lambda: wrong(Server, "shop", lifespan=unfinished),
+        "server 'shop': lifespan: decorate unfinished with @asynccontextmanager",
+    ),
+    "lifespan without yield": (
+        lambda: wrong(Server, "shop", lifespan=without_yield),
+        "without_yield has no `yield`; yield the state, and decorate without_yield with @asynccontextmanager",
+    ),
+    "lifespan that was called": (
+        lambda: wrong(Server, "shop", lifespan=right(Server("x"))),
+        "lifespan: expected a function decorated with @asynccontextmanager.*without calling it",
+    ),
+    "lifespan that takes nothing": (
+        lambda: wrong(Server, "shop", lifespan=takes_nothing),
+        r"takes_nothing must take the server: `async def takes_nothing\(server\)",
+    ),
+    "timeout as a text": (
+        lambda: wrong(Server("shop").add, refund, timeout="1m"),
+        "tool 'refund': timeout: expected a number of seconds, got '1m'; write timeout=60",
+    ),
+    "timeout in hours": (
+        lambda: wrong(Server("shop").add, refund, timeout="1.5 hours"),
+        "write timeout=5400",
+    ),
+    "timeouts as texts": (
+        lambda: wrong(Server("shop").add, refund, timeout=("10s", "1m")),
+        "got '10s'; write timeout=10",
+    ),
+    "timeout below 0": (lambda: wrong(Server("shop").add, refund, timeout=-1), "-1 is not a number of seconds above 0"),
+    "three timeouts": (
+        lambda: wrong(Server("shop").add, refund, timeout=(1, 2, 3)),
+        r"timeout: expected seconds, or \(idle, total\), got \(1, 2, 3\)",
+    ),
+    "timeout of a client": (
+        lambda: wrong(Client, Server("shop"), timeout="1m"),
+        "timeout: expected a number of seconds, got '1m'; write timeout=60",
+    ),
+    "a clock": (lambda: wrong(Clocks, connect="5 s"), "Clocks: connect: expected a number of seconds.*write connect=5"),
+    "timeout of a peer": (
+        lambda: wrong(Peer, Server("shop"), timeout="9s"),
+        "Peer: timeout: .*write timeout=9",
+    ),
+    "dangerous as a switch": (
+        lambda: wrong(Server("shop").add, refund, dangerous=True),
+        "tool 'refund': dangerous: expected the reason as a text, got True",
+    ),
+    "extra as pydantic has it": (
+        lambda: wrong(Server("shop").add, refund, extra="ignore"),
+        "tool 'refund': extra: expected 'forbid' or 'allow', got 'ignore'",
+    ),
+    "hide as a text": (lambda: wrong(Server("shop").add, refund, hide="no"), "hide: expected True or False, got 'no'"),
+    "auth as a key": (
+        lambda: wrong(Server("shop").asgi, auth="hk_123"),
+        r"http: auth: expected a verifier such as ApiKeys\(\{…\}\), got",
+    ),
+    "confirm as a switch": (
+        lambda: wrong(Client, Server("shop"), confirm=True),
+        "Client: confirm: expected a function, got True; confirm=allow of handrail.client agrees to everything",
+    ),
+    "trusted as a text": (
+        lambda: wrong(Client, Server("shop"), trusted="no"),
+        "Client: trusted: expected True or False, got 'no'",
+    ),
+    "auth of a client as a token": (
+        lambda: wrong(Client, "https://api.example/mcp", auth="hk_123"),
+        "Client: auth: expected OAuth.*headers=",
+    ),
+    "a peer of a file": (
+        lambda: wrong(Peer, "server.py"),
+        "Peer: expected a Server, or a channel of your own, got 'server.py'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_an_object_that_is_not_meant_is_refused_when_it_is_given(mistake: str) -> None:
+    make, message = MISTAKES[mistake]
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_a_guard_set_later_is_checked_as_well() -> None:
+    server = Server("shop")
+    with pytest.raises(TypeError, match="server 'shop': rates: expected Rates"):
+        wrong(server.guard, rates="10/s")
+    with pytest.raises(TypeError, match="server 'shop': secrets: expected a list or set of texts, got one text"):
+        server.guard(secrets="hunter2-hunter2")
+
+
+async def test_a_list_of_rules_is_a_policy() -> None:
+    server = Server("shop")
+    server.add(refund)
+    server.guard(policy=[Rule(verdict="hide", tools=["refund"])])
+    async with Peer(server) as peer:
+        assert await peer.tools() == []
+    async with Client(Server("empty"), policy=[Rule(verdict="hide", tools=["x"])]) as client:
+        assert list(await client.tools()) == []
+
+
+async def test_a_lifespan_that_is_not_asynchronous_is_told_when_the_server_begins() -> None:
+    @contextmanager
+    def opened(server: Server) -> Any:
+        yield "open"
+
+    with pytest.raises(TypeError, match=r"server 'shop': lifespan: .* is no asynchronous context manager"):
+        async with Peer(wrong(Server, "shop", lifespan=opened)):
+            pass
+
+
+async def test_a_peer_outside_of_async_with_says_so() -> None:
+    server = Server("shop")
+    server.add(refund)
+    peer = Peer(server)
+    for use in (peer.tools, lambda: peer.call("refund"), lambda: peer.notify("x")):
+        with pytest.raises(LocalProtocolError, match="not connected; use it inside `async with Peer"):
+            await use()
+    async with peer:
+        assert len(await peer.tools()) == 1
+    with pytest.raises(LocalProtocolError, match="not connected"):
+        await peer.tools()
