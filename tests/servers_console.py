@@ -110,6 +110,18 @@ async def cancel_order(order_id: Annotated[int, Meta(ge=1, le=1000)], reason: st
     return f"order {order_id} is cancelled: {reason or 'no reason'}"
 
 
+def _refunded(order_id: int, amount: float) -> str:
+    if order_id == 13:
+        raise ToolError("no such order")
+    return f"Order {order_id} of Ada Lovelace, paid 40.00:\n{amount:.2f} would be refunded."
+
+
+@server.tool(title="Refund an order", annotations=DESTRUCTIVE, preview=_refunded)
+async def refund(order_id: int, amount: float) -> str:
+    """Pay money back to the customer."""
+    return f"{amount:.2f} of order {order_id} refunded"
+
+
 @server.tool(title="Delete a file", annotations=DESTRUCTIVE)
 async def delete_file(path: str, token: str = "") -> str:
     """Delete a file."""

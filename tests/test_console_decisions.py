@@ -25,7 +25,7 @@ from consoles import Served, chromium as chromium, fetched, ident, people, servi
 from handrail.client.blocking import BlockingClient
 from requirements import requirement
 
-CALLERS = [f"caller{number}" for number in range(1, 26)]
+CALLERS = [f"caller{number}" for number in range(1, 36)]
 SCRIBE = "scribe"
 SETTINGS = people(SCRIBE, *CALLERS) + '[approvals]\nby = "operator"\n'
 SECRET = "sk_live_abcdefghijklmnop1234"
@@ -107,6 +107,13 @@ def kept(page: Page, card: Locator) -> Locator:
     return page.get_by_test_id(f"card-{ident(card)}")
 
 
+def press(page: Page, card: Locator, *keys: str) -> None:
+    """Keys for the card that is selected, once it has been in view for long enough."""
+    expect(card).to_have_attribute("data-ready", "")
+    for key in keys:
+        page.keyboard.press(key)
+
+
 def nothing_waits(page: Page, caller: Caller) -> None:
     """On the page, which hears of a decision a moment after the caller: else the last card is taken for the next."""
     expect(card_of(page, caller.who)).to_have_count(0)
@@ -117,11 +124,12 @@ def nothing_waits(page: Page, caller: Caller) -> None:
 
 @requirement("APP-03", "APP-04", everywhere=True)
 def test_a_card_appears_by_itself_and_says_all_there_is_to_know(page: Page, caller: Caller) -> None:
-    expect(page.get_by_text("Nothing waits for you")).to_be_visible()
+    expect(page.get_by_text("No call is waiting for approval")).to_be_visible()
     call = caller.cancels(7, reason="a duplicate")
     card = kept(page, card_of(page, caller.who))
     said = [
-        "Cancel an order: order_id 7",  # what would happen
+        "Cancel an order",  # what would happen
+        "It cannot be undone",
         "cancel_order",
         "on shop",
         caller.who,
@@ -133,7 +141,7 @@ def test_a_card_appears_by_itself_and_says_all_there_is_to_know(page: Page, call
         expect(card).to_contain_text(text)
     expect(card).to_contain_text(re.compile(r"\d+:\d\d left"))
     expect(its(page, "arguments", card).get_by_test_id("given-order_id")).to_contain_text("7")
-    expect(page.get_by_test_id("waiting")).to_have_text("1 call waits for you")
+    expect(page.get_by_test_id("waiting")).to_have_text("1 call waiting for approval")
     expect(page.get_by_test_id("approve-count")).to_have_text("1")
     announced = page.locator('[aria-live="polite"]').filter(has_text="New: cancel_order")
     expect(announced).not_to_contain_text("duplicate")  # a screen reader in an office
@@ -294,7 +302,7 @@ def test_what_differs_from_the_last_approved_call_is_marked(page: Page, caller: 
     nothing_waits(page, caller)
     second = caller.cancels(31, reason="late")
     card = kept(page, card_of(page, caller.who))
-    expect(card).to_contain_text("what differs from the last approved call is marked")
+    expect(card).to_contain_text("unusual differences to earlier approved calls are marked")
     changed = card.get_by_test_id("given-order_id")
     expect(changed).to_contain_text("differs")
     expect(changed).to_contain_text(re.compile(r"last time\D*30"))
@@ -356,7 +364,7 @@ def test_whoever_leaves_while_a_decision_is_on_its_way_is_not_brought_back(
     page: Page, served: Served, caller: Caller
 ) -> None:
     calls = [caller.cancels(number) for number in (44, 45)]
-    card = kept(page, card_of(page, caller.who).filter(has_text="order_id 44"))
+    card = kept(page, card_of(page, caller.who).filter(has=page.get_by_text("44", exact=True)))
     expect(card_of(page, caller.who)).to_have_count(2)
     held: list[Any] = []
     page.route("**/api/approvals/*", lambda route: held.append(route))
@@ -420,7 +428,7 @@ def test_cancelling_a_call_that_waits_takes_its_card_away(
         expect(now.get_by_test_id("waiting")).to_contain_text(caller.who)
         now.locator('[data-testid^="cancel-"]').click()
         assert "cancelled by an operator" in call.result(20).text
-        expect(now.get_by_test_id("waiting")).to_contain_text("Nothing waits")
+        expect(now.get_by_test_id("waiting")).to_contain_text("No call is waiting")
     expect(card).to_have_attribute("data-state", "cancelled")
     expect(its(page, "yes", card)).to_have_count(0)
 
@@ -449,11 +457,14 @@ def test_a_yes_to_a_caller_who_was_told_to_come_back_is_good_when_they_do(chromi
         first = served.in_background(ada.call, "cancel_order", {"order_id": 43})
         card = kept(page, card_of(page, "ada"))
         assert "Call it again with the same arguments" in first.result(20).text
+        expect(its(page, "left", card)).to_have_text("The caller has left; the call runs if the caller calls again.")
         its(page, "yes", card).click()
         expect(its(page, "verdict", card)).to_contain_text("Approved by operator local")
+        expect(its(page, "verdict", card)).to_contain_text("Not used yet: the call runs if the caller calls again.")
+        expect(its(page, "state", card)).to_have_text("approved, not used yet")
         past = its(page, "past", card)
         page.get_by_test_id("tidy").click()
-        expect(past).to_contain_text("approved")
+        expect(past).to_contain_text("approved, not used yet")
         assert ada.call("cancel_order", {"order_id": 43}).text == "order 43 is cancelled: no reason"
         expect(past).to_contain_text("approved, used")
         expect(card).to_have_count(0)  # it does not come back as a card
@@ -565,7 +576,7 @@ def test_a_card_nobody_decides_in_time_expires_before_ones_eyes(chromium: Browse
 def test_two_keys_are_a_decision_and_one_is_none(page: Page, caller: Caller) -> None:
     call = caller.cancels(60)
     card = kept(page, card_of(page, caller.who))
-    page.keyboard.press("a")
+    press(page, card, "a")
     yes = its(page, "yes", card)
     expect(yes).to_be_focused()
     shown = "button => button.matches(':focus-visible') && getComputedStyle(button).outlineStyle !== 'none'"
@@ -584,7 +595,9 @@ def test_two_keys_are_a_decision_and_one_is_none(page: Page, caller: Caller) -> 
 
     call = caller.cancels(61)  # while one is still at the one that was decided
     card = kept(page, card_of(page, caller.who))
-    page.keyboard.press("d")
+    page.keyboard.press("d")  # which decides no other card than the one one is at: it leads to the next
+    expect(card).to_be_focused()
+    press(page, card, "d")
     expect(its(page, "no", card)).to_be_focused()
     page.keyboard.press("Enter")
     assert call.result(20).is_error
@@ -597,7 +610,7 @@ def test_j_and_k_move_between_cards_and_keys_typed_into_a_field_are_text(page: P
     cards = []
     for number in (70, 71, 72):
         calls.append(caller.cancels(number))
-        cards.append(kept(page, card_of(page, caller.who).filter(has_text=f"order_id {number}")))
+        cards.append(kept(page, card_of(page, caller.who).filter(has=page.get_by_text(str(number), exact=True))))
     page.keyboard.press("k")
     for here in (1, 2, 2):
         page.keyboard.press("j")
@@ -615,13 +628,163 @@ def test_j_and_k_move_between_cards_and_keys_typed_into_a_field_are_text(page: P
     page.keyboard.press("e")
     expect(its(page, "edit-form", cards[1])).to_be_visible()
     page.keyboard.press("Escape")
-    page.keyboard.press("d")
-    page.keyboard.press("Enter")
+    press(page, cards[1], "d", "Enter")
     assert "a good day" in calls[1].result(20).text
     assert not calls[0].done() and not calls[2].done()
     for card, call in ((cards[0], calls[0]), (cards[2], calls[2])):
         its(page, "no", card).click()
         call.result(20)
+
+
+# Every selection of a card, and every decision that leaves the page: when, and for which card.
+RHYTHM = """() => {
+  window.selected = {};
+  window.decided = [];
+  const look = () => {
+    const card = document.querySelector("article.card.current");
+    if (card && window.last !== card.id) window.selected[card.id.slice(5)] = performance.now();
+    window.last = card?.id;
+  };
+  look();
+  new MutationObserver(look).observe(document.body, {subtree: true, childList: true, attributes: true});
+  const real = window.fetch;
+  window.fetch = (path, options) => {
+    const id = /^api\\/approvals\\/(\\w+)$/.exec(path)?.[1];
+    if (id) {
+      const box = document.getElementById(`card-${id}`).getBoundingClientRect();
+      const inView = box.bottom > 0 && box.top < innerHeight;
+      window.decided.push([id, performance.now() - window.selected[id], inView]);
+    }
+    return real(path, options);
+  };
+}"""
+
+
+@requirement("APP-16", "APP-03", everywhere=True)
+def test_in_a_rhythm_of_keys_no_card_is_decided_that_was_not_looked_at(
+    page: Page, context: BrowserContext, served: Served, caller: Caller
+) -> None:
+    """Cards arrive and are decided elsewhere meanwhile; a key is held down, too."""
+    other = context.new_page()
+    other.goto(f"{served.url}/#/now")
+    calls = {number: caller.cancels(number) for number in range(80, 84)}
+    for number in calls:
+        kept(page, card_of(page, caller.who).filter(has=page.get_by_text(str(number), exact=True)))
+    first = page.locator("article.card.open").first
+    name = ident(first)
+    expect(first).to_have_attribute("data-ready", "")
+    page.evaluate(RHYTHM)
+
+    def rhythm() -> None:
+        for key in ("a", "Enter"):
+            page.keyboard.down(key)
+            page.keyboard.down(key)  # which is how a key that is held down repeats
+            page.keyboard.up(key)
+
+    while page.locator("article.card.current").count() == 0 or ident(page.locator("article.card.current")) == name:
+        rhythm()
+    for number in range(84, 104):
+        rhythm()
+        if number % 4 == 0:
+            calls[number] = caller.cancels(number)
+        if number == 90:
+            card = page.locator("article.card.current")
+            other.evaluate(DECIDE, [ident(card), {"yes": False}])  # as somebody else would
+    decided = page.evaluate("window.decided")
+    assert decided[0][0] == name and decided[0][2]
+    hasty = [each for each in decided[1:] if each[1] < 500 or not each[2]]
+    assert not hasty, hasty
+    for call in calls.values():
+        while not call.done():
+            for left in fetched(other, "api/approvals")["open"]:
+                other.evaluate(DECIDE, [left["id"], {"yes": False}])
+    other.close()
+    page.reload()  # with a fetch of its own
+
+
+@requirement("APP-16", everywhere=True)
+def test_after_a_decision_the_next_card_below_is_selected(page: Page, caller: Caller) -> None:
+    cards = []
+    for number in (91, 92, 93):
+        caller.cancels(number)
+        cards.append(kept(page, card_of(page, caller.who).filter(has=page.get_by_text(str(number), exact=True))))
+    current = re.compile("current")
+    page.keyboard.press("j")
+    expect(cards[1]).to_have_class(current)
+    for here, then in ((1, 2), (2, 0)):
+        press(page, cards[here], "d", "Enter")
+        expect(cards[here]).to_have_attribute("data-state", "denied")
+        expect(cards[then]).to_have_class(current)
+        expect(cards[then]).to_be_focused()
+    assert cards[0].get_attribute("data-state") == "pending"
+
+
+# Told elsewhere
+
+NOTIFICATIONS = """
+  window.shown = []; window.asked = 0;
+  window.Notification = class {
+    static permission = "default";
+    static requestPermission() {
+      window.asked += 1;
+      Notification.permission = "granted";
+      return Promise.resolve("granted");
+    }
+    constructor(title, options) { window.shown.push([title, options.body]); window.latest = this; }
+    close() {}
+  };
+  Document.prototype.hasFocus = () => false;
+"""
+
+
+@requirement("APP-03", everywhere=True)
+def test_a_call_that_waits_is_notified_without_its_arguments_once_somebody_has_asked_for_that(
+    context: BrowserContext, served: Served, caller: Caller, page: Page
+) -> None:
+    other = context.new_page()
+    other.add_init_script(NOTIFICATIONS)
+    try:
+        other.goto(f"{served.url}/#/approve")
+        expect(other.get_by_test_id("notify")).to_be_visible()
+        assert other.evaluate("[asked, shown.length]") == [0, 0]
+        first = caller.cancels(94)
+        expect(card_of(other, caller.who)).to_be_visible()
+        assert other.evaluate("[asked, shown.length]") == [0, 0]
+        other.get_by_test_id("notify").click()
+        expect(other.get_by_test_id("notify")).to_have_count(0)
+        other.goto(f"{served.url}/#/now")
+        second = caller.call("delete_file", path="/etc/passwd", token=SECRET)
+        other.wait_for_function("shown.length")
+        assert other.evaluate("shown") == [["shop: a call is waiting for approval", f"Delete a file for {caller.who}"]]
+        expect(other).to_have_title(re.compile(r"^\(2\) Now"))
+        other.evaluate("latest.onclick()")
+        expect(other).to_have_url(re.compile(r"#/approve/\w+$"))
+    finally:
+        other.close()
+    for left in fetched(page, "api/approvals")["open"]:
+        page.evaluate(DECIDE, [left["id"], {"yes": False}])
+    assert first.result(20).is_error and second.result(20).is_error
+
+
+@requirement("APP-04", everywhere=True)
+def test_a_card_says_what_would_happen_in_the_words_of_the_author(page: Page, caller: Caller) -> None:
+    call = caller.call("refund", order_id=7, amount=12.5)
+    card = kept(page, card_of(page, caller.who))
+    expect(its(page, "preview", card)).to_contain_text("Order 7 of Ada Lovelace, paid 40.00:")
+    assert its(page, "preview", card).inner_text().splitlines()[-1] == "12.50 would be refunded."
+    for text in ("Refund an order", "Pay money back to the customer."):
+        expect(card).to_contain_text(text)
+    expect(its(page, "fingerprint", card)).to_have_count(0)  # nobody reads it
+    card.get_by_role("button", name="Tool version").click()
+    expect(its(page, "fingerprint", card)).to_have_text(re.compile(r"[0-9a-f]{64}"))
+    its(page, "no", card).click()
+    call.result(20)
+    call = caller.call("refund", order_id=13, amount=12.5)
+    card = kept(page, card_of(page, caller.who))
+    expect(its(page, "preview", card)).to_contain_text("The preview failed")
+    expect(its(page, "preview", card)).to_contain_text("no such order")
+    its(page, "no", card).click()
+    call.result(20)
 
 
 # What is on record

@@ -3,6 +3,7 @@ import { useEffect, useReducer, useState } from "preact/hooks";
 import { at as path, get, me, signedOutBecause, signOut } from "./api-client";
 import { use } from "./cell";
 import { close, health, heard, now, open, runningTotal, stream, waiting } from "./live";
+import { notify } from "./notify";
 import { go, link, route, type Route } from "./route";
 import { isScreen, load, viewOf } from "./screens";
 import { pick, theme, THEMES, type Theme } from "./theme";
@@ -221,15 +222,17 @@ function Lost() {
   );
 }
 
-/** Reads new approvals out, without their arguments. */
+/** Tells of new approvals, without their arguments: to a screen reader, and to whoever looks elsewhere. */
 function Heard() {
   const all = use(waiting);
+  const server = use(me)!.server.name;
   const [text, setText] = useState("");
   const [known] = useState(() => new Set(all.map((one) => one.id)));
   useEffect(() => {
     const fresh = all.filter((one) => !known.has(one.id));
     for (const one of fresh) known.add(one.id);
-    if (fresh.length) setText(`${many(all.length, "call waits", "calls wait")} for approval. New: ${fresh.map((one) => plain(one.tool)).join(", ")}.`);
+    for (const one of fresh) notify(one, server, plain);
+    if (fresh.length) setText(`${many(all.length, "call")} waiting for approval. New: ${fresh.map((one) => plain(one.tool)).join(", ")}.`);
   }, [all]);
   return (
     <div class="unseen" aria-live="polite">

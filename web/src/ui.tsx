@@ -387,6 +387,7 @@ const STATES: { [state: string]: [Tone, IconName, string] } = {
   unrecorded: ["bad", "warn", "not recorded"],
   asked: ["info", "ask", "asked"],
   approved: ["good", "check", "approved"],
+  unused: ["good", "check", "approved, not used yet"],
   consumed: ["good", "check", "approved, used"],
   expired: ["quiet", "clock", "expired"],
   allow: ["good", "check", "allow"],

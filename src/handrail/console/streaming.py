@@ -298,7 +298,7 @@ async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
         if not await _greeted(console, queue, mine, view, session.key):
             return
         cards = await approving.cards(console, session)
-        waiting = {each["id"] for each in cards}
+        waiting = {each["id"]: each["caller"] for each in cards}
         hello = view.hello(cards)
         state, renewed, checked = hello["health"], loop.time(), loop.time()
         yield sse.event(encode(hello), name="hello", retry_ms=1000)
@@ -327,7 +327,9 @@ async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
                     case "asked":
                         card = await approving.card(console, session, data.decode())
                         if card is not None:
-                            (waiting.add if card["state"] == "pending" else waiting.discard)(card["id"])
+                            waiting.pop(card["id"], None)
+                            if card["state"] == "pending":
+                                waiting[card["id"]] = card["caller"]
                             yield sse.event(encode(card), name="approval")
                     case "greeting" | "signed-out":
                         pass
@@ -339,6 +341,11 @@ async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
                 yield sse.KEEP_ALIVE
                 if await console.access.session(request.token) is None:
                     return
+                for ident, caller in list(waiting.items()):  # a caller leaves without a word
+                    card = await approving.card(console, session, ident)
+                    if card is not None and card["state"] == "pending" and card["caller"] != caller:
+                        waiting[ident] = card["caller"]
+                        yield sse.event(encode(card), name="approval")
             if loop.time() >= checked + SLOW_SECONDS:
                 checked = loop.time()
                 if view.lost():

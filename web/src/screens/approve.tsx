@@ -1,6 +1,6 @@
 // Calls that wait for a person: one card each, everything there is to know, and a decision that is made once.
 
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, TargetedMouseEvent } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Approval, ApprovalsView, Checked, Difference, Grant, Json, JsonObject } from "../api";
 import { at, Failed, get, may, post, said } from "../api-client";
@@ -8,6 +8,7 @@ import { Cell, use } from "../cell";
 import { compared, Side } from "../diff";
 import { type Draft, drafted, Editor, Judged, useChecked } from "../form";
 import { grantsChanged, onApproval, waiting } from "../live";
+import { useNotifications } from "../notify";
 import { Long } from "../result";
 import { go, link, route } from "../route";
 import { isObject, kindOf, placed, short } from "../schema";
@@ -36,6 +37,7 @@ import {
 
 const MAX_CARDS = 50;
 const REASONS = ["wrong target", "suspicious arguments", "not now"];
+const IN_VIEW_MS = 600; // a card has to be looked at before a key decides it
 const HOURS = [1, 8, 24, 7 * 24, 30 * 24].map((hours) => hours * 3600); // that a yes may be remembered
 
 // Cards that were decided while somebody looked stay where they are, as their verdict.
@@ -81,9 +83,11 @@ export function Approve() {
     if (next) turn(next.id);
     if (next) focusCard(next.id);
   };
+  const [ready, look] = useInView(here);
   const press = (which: string) => {
-    const id = pending.some((each) => each.id === here) ? here : pending[0]?.id; // not one that has been decided
-    const button = document.querySelector<HTMLElement>(`[data-testid="${CSS.escape(`${which}-${id}`)}"]`);
+    if (!pending.some((each) => each.id === here)) return goOn(shown, here); // it has been decided: a key decides no other
+    if (!ready || !inView(here)) return look();
+    const button = document.querySelector<HTMLElement>(`[data-testid="${CSS.escape(`${which}-${here}`)}"]`);
     button?.focus();
     button?.scrollIntoView({ block: "nearest" });
   };
@@ -105,8 +109,9 @@ export function Approve() {
       <div class="title">
         <h1>Approve</h1>
         <span class="grow muted" aria-live="polite" data-testid="waiting">
-          {pending.length ? `${many(cards.filter((each) => each.state === "pending").length, "call waits", "calls wait")} for you` : ""}
+          {pending.length ? `${many(cards.filter((each) => each.state === "pending").length, "call")} waiting for approval` : ""}
         </span>
+        <Notify />
         {shown.length > pending.length && (
           <Button
             small
@@ -118,7 +123,7 @@ export function Approve() {
               again();
             }}
           >
-            Put decided ones away
+            Clear decided
           </Button>
         )}
         <span class="keys-hint muted" aria-hidden="true">
@@ -145,10 +150,12 @@ export function Approve() {
               edit={(on) => edit(on ? each.id : "")}
               longest={data?.remember_seconds ?? 0}
               keep={pending.length > 0}
-              after={() => focusNext(shown, each.id)}
+              ready={ready && each.id === here}
+              look={look}
+              after={() => goOn(shown, each.id)}
             />
           ))}
-          {cards.length > shown.length && <p class="muted">{many(cards.length - shown.length, "more call waits", "more calls wait")} behind these.</p>}
+          {cards.length > shown.length && <p class="muted">{many(cards.length - shown.length, "more call is", "more calls are")} waiting behind these.</p>}
           {!pending.length && data && <Nothing some={shown.length > 0} />}
         </div>
         <div class="stack">
@@ -168,6 +175,8 @@ export function Approve() {
   );
 }
 
+const stateOf = (it: Approval): string => (it.state === "approved" ? "unused" : it.state);
+
 const focusCard = (id: string): void => document.getElementById(`card-${id}`)?.focus();
 
 /** Be at this card; but whoever has left meanwhile is not brought back. */
@@ -175,9 +184,41 @@ function turn(id: string): void {
   if (location.hash.startsWith(link("approve"))) go(link("approve", id), true);
 }
 
-function focusNext(all: Approval[], id: string): void {
+/** Whether the selected card has been selected, and on the screen, for a moment; and what makes it so if it has not. */
+function useInView(here: string): [ready: boolean, look: () => void] {
+  const [ready, setReady] = useState("");
+  const timer = useRef(0);
+  const look = () => {
+    if (!inView(here)) document.getElementById(`card-${here}`)?.scrollIntoView({ block: "nearest" });
+    clearTimeout(timer.current);
+    setReady("");
+    timer.current = window.setTimeout(() => setReady(here), IN_VIEW_MS);
+  };
+  useLayoutEffect(() => {
+    const seen = () => document.hidden || look();
+    if (here) seen();
+    document.addEventListener("visibilitychange", seen);
+    return () => {
+      clearTimeout(timer.current);
+      document.removeEventListener("visibilitychange", seen);
+    };
+  }, [here]);
+  return [ready === here && here !== "", look];
+}
+
+/** Whether most of a card is on the screen, or most of the screen is that card. */
+function inView(id: string): boolean {
+  const box = document.getElementById(`card-${id}`)?.getBoundingClientRect();
+  if (!box) return false;
+  const seen = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
+  return seen >= Math.min(box.height, innerHeight) * 0.5;
+}
+
+/** From a card that is decided to the next one below that is not; where there is none, to the one above. */
+function goOn(all: Approval[], id: string): void {
   const from = all.findIndex((each) => each.id === id);
-  const next = [...all.slice(from + 1), ...all.slice(0, from)].find((each) => each.state === "pending");
+  const isOpen = (each: Approval) => each.state === "pending" && each.id !== id;
+  const next = all.slice(from + 1).find(isOpen) ?? all.slice(0, Math.max(from, 0)).findLast(isOpen);
   if (next) {
     turn(next.id);
     focusCard(next.id);
@@ -186,7 +227,7 @@ function focusNext(all: Approval[], id: string): void {
 
 function Nothing({ some }: { some: boolean }) {
   return (
-    <Empty icon="approve" title={some ? "Everything is decided" : "Nothing waits for you"}>
+    <Empty icon="approve" title={some ? "All calls are decided" : "No call is waiting for approval"}>
       <p>
         A call waits here when a rule says <code>verdict = "ask"</code>, or when its tool says that it destroys (<code>[access] destructive = "ask"</code>, the
         default). <code>handrail explain call TOOL</code> says what would happen to a call, and why.
@@ -203,10 +244,12 @@ interface CardProps {
   edit: (on: boolean) => void;
   longest: number;
   keep: boolean; // its height: others wait below it
+  ready: boolean; // it has been in view for a moment: a key may decide it
+  look: () => void; // let it be
   after: () => void;
 }
 
-function Card({ it, current, opened, editing, edit, longest, keep, after }: CardProps) {
+function Card({ it, current, opened, editing, edit, longest, keep, ready, look, after }: CardProps) {
   const box = useRef<HTMLElement>(null);
   const [note, setNote] = useState("");
   const [remembering, setRemembering] = useState(false);
@@ -241,6 +284,11 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
     }
     setBusy("");
   };
+  /** A press of a button. One by a key counts only for the card that is looked at, and holding the key down is one press. */
+  const button = (what: string, body: Parameters<typeof decide>[1]) => (event: TargetedMouseEvent<HTMLButtonElement>) => {
+    if (event.detail > 0 || ready) void decide(what, body);
+    else look();
+  };
   const names = [...new Set([...Object.keys(it.arguments), ...differences.map((each) => each.name)])];
   const itself = differences.find((each) => each.name === "(the tool itself)");
   const narrow = it.suggestions.filter((each) => Object.keys(each.matching).length); // the others are what stands below them
@@ -251,11 +299,15 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
       id={`card-${it.id}`}
       data-testid={`card-${it.id}`}
       data-state={it.state}
+      data-ready={ready && open ? "" : undefined}
       tabIndex={-1}
       ref={box}
       style={open || !seen || !keep ? undefined : { minHeight: `${height.current}px` }}
       aria-labelledby={`title-${it.id}`}
-      onKeyDown={(event) => event.key === "Escape" && focusCard(it.id)}
+      onKeyDown={(event) => {
+        if (event.key === "Escape") focusCard(it.id);
+        if (event.repeat && /^(Enter| )$/.test(event.key) && event.target instanceof HTMLButtonElement) event.preventDefault();
+      }}
       onFocusCapture={() => current || turn(it.id)}
     >
       <header class="card-head">
@@ -266,12 +318,18 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
         <span class="muted">
           on <Shown text={it.server} max={60} />
         </span>
-        <span class="push">{open ? <Countdown until={it.expires} /> : <State of={it.state} testid={`state-${it.id}`} />}</span>
+        <span class="push">{open ? <Countdown until={it.expires} /> : <State of={stateOf(it)} testid={`state-${it.id}`} />}</span>
       </header>
-      {it.sentence && (
-        <Shown in="p.effect" text={it.sentence} max={600} />
+      {open && it.caller === "left" && (
+        <p class="left-note" data-testid={`left-${it.id}`}>
+          <Icon name="info" /> The caller has left; the call runs if the caller calls again.
+        </p>
       )}
       <Body open={seen}>
+        {it.description && (
+          <Shown in="p.about" text={it.description} max={600} />
+        )}
+        <Preview of={it} />
         <dl class="card-facts">
           <div>
             <dt>Asks because</dt>
@@ -294,16 +352,6 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
                 </>
               )}
               , <Ago at={it.created} />
-            </dd>
-          </div>
-          <div>
-            <dt>Tool as of</dt>
-            <dd>
-              <code class="fingerprint" title={plain(it.fingerprint)}>
-                <Shown text={it.fingerprint.slice(0, 24)} />
-                {it.fingerprint.length > 24 && "…"}
-              </code>{" "}
-              <a href={link("tools", it.tool)}>its definition</a>
             </dd>
           </div>
         </dl>
@@ -332,7 +380,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
           <>
             <h3>
               {names.length ? "With these arguments" : "Without arguments"}
-              {differences.some((each) => each !== itself) && <span class="muted"> · what differs from the last approved call is marked</span>}
+              {differences.some((each) => each !== itself) && <span class="muted"> · unusual differences to earlier approved calls are marked</span>}
             </h3>
             <dl class="given" data-testid={`arguments-${it.id}`}>
               {names
@@ -341,6 +389,14 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
                   <Given key={name} name={name} value={it.arguments[name]} differs={differences.find((each) => each.name === name)} />
                 ))}
             </dl>
+            <Fold title="Tool version">
+              <p>
+                <code class="fingerprint" data-testid={`fingerprint-${it.id}`}>
+                  <Shown text={it.fingerprint} />
+                </code>{" "}
+                <a href={link("tools", it.tool)}>its definition</a>
+              </p>
+            </Fold>
             {it.edited && (
               <>
                 <h3>Approved with these instead</h3>
@@ -381,10 +437,10 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
             ))}
           </div>
           <div class="row">
-            <Button kind="primary" icon="check" testid={`yes-${it.id}`} busy={busy === "yes"} disabled={!!busy} onClick={() => decide("yes", { yes: true })}>
+            <Button kind="primary" icon="check" testid={`yes-${it.id}`} busy={busy === "yes"} disabled={!!busy} onClick={button("yes", { yes: true })}>
               Yes, once
             </Button>
-            <Button kind="danger" icon="block" testid={`no-${it.id}`} busy={busy === "no"} disabled={!!busy} onClick={() => decide("no", { yes: false })}>
+            <Button kind="danger" icon="block" testid={`no-${it.id}`} busy={busy === "no"} disabled={!!busy} onClick={button("no", { yes: false })}>
               No
             </Button>
             <span class="push row">
@@ -424,7 +480,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
                   testid={`suggestion-${it.id}-${index}`}
                   busy={busy === `suggestion${index}`}
                   disabled={!!busy}
-                  onClick={() => decide(`suggestion${index}`, { yes: true, remember: Math.min(each.seconds, longest), matching: each.matching })}
+                  onClick={button(`suggestion${index}`, { yes: true, remember: Math.min(each.seconds, longest), matching: each.matching })}
                 >
                   Yes, and <Shown text={each.text} />
                 </Button>
@@ -435,7 +491,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
                   testid={`exactly-${it.id}`}
                   busy={busy === "exactly"}
                   disabled={!!busy}
-                  onClick={() => decide("exactly", { yes: true, remember: Math.min(seconds, longest) })}
+                  onClick={button("exactly", { yes: true, remember: Math.min(seconds, longest) })}
                 >
                   Yes, and with exactly these arguments
                 </Button>
@@ -458,6 +514,35 @@ function Card({ it, current, opened, editing, edit, longest, keep, after }: Card
   );
 }
 
+const FAILED = "preview failed: ";
+
+/** What the call would do, in the words of the tool's author. */
+function Preview({ of }: { of: Approval }) {
+  if (!of.preview) return null;
+  const failed = of.preview.startsWith(FAILED);
+  return failed ? (
+    <Notice tone="warn" title="The preview failed: what the call would do is not known" testid={`preview-${of.id}`}>
+      <Shown in="p" text={of.preview.slice(FAILED.length)} max={2000} />
+    </Notice>
+  ) : (
+    <section class="preview" data-testid={`preview-${of.id}`}>
+      <h3>What would happen, says the tool</h3>
+      <Shown in="p.effect" text={of.preview} max={2000} block />
+    </section>
+  );
+}
+
+/** Asks for leave to show notifications; nothing else here does. */
+function Notify() {
+  const [state, ask] = useNotifications();
+  if (state !== "default") return null;
+  return (
+    <Button small kind="quiet" icon="ask" testid="notify" onClick={ask}>
+      Notify me
+    </Button>
+  );
+}
+
 /** What became of it is known to the server: ask, and show that. */
 async function refetch(id: string): Promise<void> {
   const view = await get<ApprovalsView>(at("approvals"));
@@ -477,6 +562,7 @@ function Body({ open, children }: { open: boolean; children: ComponentChildren }
 }
 
 function Verdict({ it }: { it: Approval }) {
+  const unused = it.state === "approved" && it.caller === "left";
   const edited = it.edited ? " with other arguments" : "";
   return (
     <p class="outcome-line" data-testid={`verdict-${it.id}`}>
@@ -501,6 +587,7 @@ function Verdict({ it }: { it: Approval }) {
           : “<Shown text={it.note} max={1000} />”
         </>
       )}
+      {unused && <span class="muted"> Not used yet: the call runs if the caller calls again.</span>}
     </p>
   );
 }
@@ -592,7 +679,7 @@ function Past({ it, open }: { it: Approval; open: boolean }) {
         open={open}
         title={
           <span class="row tight">
-            <State of={it.state} />
+            <State of={stateOf(it)} />
             <Shown in="strong" text={short(it.title || it.tool, 80)} />
             <Shown in="code" text={short(it.tool, 80)} />
             <span class="muted">
