@@ -161,7 +161,7 @@ class Call(Struct, eq=False):
         if total is not None:
             params["total"] = total
         if message is not None and self.revision.progress_message:
-            params |= self._cleaned({"message": message})
+            params |= await self._cleaned({"message": message})
         await self._flight.tell(self, jsonrpc.notification("notifications/progress", params))
 
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
@@ -175,7 +175,7 @@ class Call(Struct, eq=False):
         params: Object = {"level": level, "data": plain(data)}
         if logger is not None:
             params["logger"] = logger
-        await self._flight.tell(self, jsonrpc.notification("notifications/message", self._cleaned(params)))
+        await self._flight.tell(self, jsonrpc.notification("notifications/message", await self._cleaned(params)))
 
     async def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
         """Ask the user to fill in a form.
@@ -213,7 +213,7 @@ class Call(Struct, eq=False):
         if missing:
             raise _missing(missing)
         if self.revision.asks == "retry":
-            return self._from_retry(questions)
+            return await self._from_retry(questions)
         tasks = [asyncio.ensure_future(self._by_request(each)) for each in questions.values()]
         try:
             return dict(zip(questions, await asyncio.gather(*tasks), strict=True))
@@ -265,18 +265,15 @@ class Call(Struct, eq=False):
         name = f"ask-{self._asked}" if key is None else key
         return (await self.ask_all({name: question}))[name]
 
-    def _worded(self, question: Question) -> InputRequest:
+    async def _worded(self, question: Question) -> InputRequest:
         wanted = question.request
-        params = wanted.params if isinstance(question, Form) and question.as_is else self._cleaned(wanted.params)
+        params = wanted.params if isinstance(question, Form) and question.as_is else await self._cleaned(wanted.params)
         return InputRequest(wanted.method, self.revision.ask(wanted.method, params))
 
-    def _cleaned(self, params: Object) -> Object:
+    async def _cleaned(self, params: Object) -> Object:
         """The params of a message as they may leave, with what was changed in their `_meta`."""
-        sanitizer = self._flight.engine.gate.sanitizer
-        if sanitizer is None:
-            return params
         cleaned: Object
-        cleaned, findings = sanitizer.message(params)
+        cleaned, findings = await self._flight.engine.gate.cleaned_message(params)
         if findings:
             self.message_findings = together([*self.message_findings, *findings])
             if changed := changes(findings):
@@ -285,7 +282,7 @@ class Call(Struct, eq=False):
 
     async def _by_request(self, question: Question) -> Any:
         wanted = question.request
-        asked = self._worded(question)
+        asked = await self._worded(question)
         self.waiting += 1
         try:
             answer = await self._flight.ask(self, asked)
@@ -298,14 +295,14 @@ class Call(Struct, eq=False):
             self.touched = self.now()
         return question.read(self.revision.heard(wanted.params, answer))
 
-    def _from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:
+    async def _from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key in [key for key in questions if key in self.answers]:
             with contextlib.suppress(ToolError):  # an answer that does not fit is no answer: ask again
                 found[key] = questions[key].read(self.answers[key])
                 self.answered = {**self.answered, key: self.answers[key]}
         if len(found) < len(questions):
-            raise NeedInput({key: self._worded(each) for key, each in questions.items() if key not in found})
+            raise NeedInput({key: await self._worded(each) for key, each in questions.items() if key not in found})
         return found
 
 

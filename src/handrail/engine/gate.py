@@ -31,7 +31,7 @@ from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Thr
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy, Rule, policy_of
 from handrail.guards.rates import Rates
-from handrail.guards.sanitize import Inspector, Sanitize, Sanitizer, changes, risk, secrets_in
+from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, changes, is_small, risk, secrets_in
 from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
 from handrail.jsonrpc import encode
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail")
 
 REPAIRED = "io.handrail/repaired"
+_CLEANERS = 2  # threads in which large results are cleaned
 MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question
 
 
@@ -130,6 +131,7 @@ class Gate:
         self._clock = clock
         self._options: GuardOptions = {}
         self.serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
+        self._cleaners = Workers(_CLEANERS)
 
     def configure(self, options: GuardOptions) -> None:
         for name in ("rates", "sanitize", "approvals", "trail"):
@@ -424,7 +426,7 @@ class Gate:
                 raise Refused(Kind.UNRECORDED, text) from None
             call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
 
-    def cleaned(
+    async def cleaned(
         self, call: Call, result: ToolResult, *, is_clean: bool = False, is_doubtful: bool = False
     ) -> ToolResult:
         """What may leave."""
@@ -433,8 +435,16 @@ class Gate:
             result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
         if self.sanitizer is None or is_clean:
             return result
-        sent, given = result.structured, result
-        result, findings = self.sanitizer.clean(call.entry.tool.name, given, is_doubtful=is_doubtful)
+        sent, given, name = result.structured, result, call.entry.tool.name
+        if not is_doubtful and self.sanitizer.passes(name, result):
+            return result
+        if is_small(result):
+            walk = self.sanitizer.walk(name, result)
+        else:  # others do not wait for it
+            if call.course is not None:
+                await TASK
+            walk = await self._cleaners.run(partial(self.sanitizer.walk, name, result, copies=True))
+        result, findings = self.sanitizer.finish(name, walk)
         if result is given and not findings:
             return result
         call.findings += findings
@@ -447,6 +457,17 @@ class Gate:
         if reason is not None and RISK not in known:  # the author's own words win
             added[RISK] = {"level": "dangerous", "reason": reason}
         return replace(result, meta={**known, **added}) if added else result
+
+    async def cleaned_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
+        """What may leave of a progress or log message, or of a question, and what was found in it."""
+        if self.sanitizer is None:
+            return params, ()
+        if is_small(params):
+            return self.sanitizer.message(params)
+        made: tuple[Json, Sequence[Finding]] = await self._cleaners.run(
+            partial(self.sanitizer.message, params, copies=True)
+        )
+        return made
 
     async def save_rest(self, call: Call, result: ToolResult) -> None:
         """Put away what was cut off, for whoever wants to read on."""

@@ -93,7 +93,9 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 gate.sanitizer is not None and not gate.sanitizer.passes(entry.tool.name, result, mirrored)
             ):
                 # What can be read on was cleaned before it was cut.
-                result = gate.cleaned(call, result, is_clean=entry.invoke is read_more, is_doubtful=not call.repairs)
+                result = await gate.cleaned(
+                    call, result, is_clean=entry.invoke is read_more, is_doubtful=not call.repairs
+                )
                 if gate.reading is not None and gate.reading.fresh:
                     await gate.save_rest(call, result)
             if marks is not None:
@@ -133,7 +135,7 @@ def compose(middleware: list[Middleware], inner: Handler, gate: Gate) -> Handler
         except ToolError as failure:
             result = told(call.name, failure)
         if gate.sanitizer is not None:  # also what comes back as it went: there may be more in it by now
-            result = gate.cleaned(call, result)
+            result = await gate.cleaned(call, result)
             if gate.reading is not None and gate.reading.fresh:
                 await gate.save_rest(call, result)
         return result

@@ -43,21 +43,26 @@ class Finding(Struct, frozen=True):
 
 
 class Cleaning:
-    """One result on its way, and what has been found in it."""
+    """One result on its way, and what has been found in it.
 
-    __slots__ = ("_options", "_sight", "_told", "findings")
+    `copies`: the result is looked at in another thread. Code of its author may change its lists and objects meanwhile,
+    so that what leaves are the copies that were looked at.
+    """
 
-    def __init__(self, sight: Sight, options: Sanitize) -> None:
+    __slots__ = ("_copies", "_options", "_sight", "_told", "findings")
+
+    def __init__(self, sight: Sight, options: Sanitize, *, copies: bool = False) -> None:
         self._sight = sight
         self._options = options
+        self._copies = copies
         self.findings: list[Finding] = []
         self._told: dict[tuple[str, str, str], int] = {}  # where findings are that are told together
 
     def result(self, given: ToolResult) -> ToolResult:
         """All of it but its size; the same object when nothing had to be done."""
         structured = self.value(given.structured, "structuredContent")
-        content = given.content
-        if structured is not given.structured:  # the same as text would give it back to whoever parses that
+        content = [*given.content] if self._copies else given.content
+        if any(each.changed for each in self.findings):  # the same as text would give it back to whoever parses that
             said = encode(structured).decode()
             content = [Text(said) if _says(each, given.structured) else each for each in content]
         parts: Object = {
@@ -83,17 +88,17 @@ class Cleaning:
             made: Object = {}
             same = True
             spare = count(2)  # one for all keys: the time must not grow with the square of their number
-            for key, inner in value.items():
+            for key, inner in [*value.items()] if self._copies else value.items():
                 name = plain = self.string(key, where)
                 new = self.value(inner, self._below(where, name))
                 same = same and name is key and new is inner
                 while name in made:  # two keys differed only in what was taken out
                     name = f"{plain}_{next(spare)}"
                 made[name] = new
-            return value if same else made
+            return value if same and not self._copies else made
         if isinstance(value, list):
-            items = [self.value(inner, f"{where}/{at}") for at, inner in enumerate(value)]
-            return items if _differ(items, value) else value
+            items = [self.value(inner, f"{where}/{at}") for at, inner in enumerate([*value])]
+            return items if self._copies or _differ(items, value) else value
         return value
 
     def blocked(self) -> str:

@@ -22,6 +22,7 @@ and configurations on display; it may hide too much, and cannot know every secre
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -78,6 +79,7 @@ _CLASSES = {  # by the sign that stands for it while it is counted
     "i": "invisible character",
 }
 _MANY = 30_000  # characters that a table knows
+_CHUNK = 16_384  # characters for which a pattern or a table needs a few milliseconds at most
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACE = re.compile(r"[ \t\r\n]+")
 
@@ -107,25 +109,56 @@ def quiet(text: str) -> tuple[str, dict[str, int]]:
     character that goes, for a result has room for millions.
     """
     text, counts = _without_runs(text)
-    signs = text.translate(_signs)
-    for sign, name in _CLASSES.items():
-        counts[name] = counts.get(name, 0) + signs.count(sign)
-    return text.translate(_left), {name: count for name, count in counts.items() if count > 0}
+    parts = []
+    for at in range(0, len(text), _CHUNK):
+        part = text[at : at + _CHUNK]
+        if signs := part.translate(_signs):
+            for sign, name in _CLASSES.items():
+                counts[name] = counts.get(name, 0) + signs.count(sign)
+            part = part.translate(_left)
+        parts.append(part)
+    return "".join(parts), {name: count for name, count in counts.items() if count > 0}
 
 
-def _without_runs(text: str) -> tuple[str, dict[str, int]]:
+def _without_runs(text: str) -> tuple[str, Counter[str]]:
     """The text without what is only recognised by its neighbours: sequences, lone returns, joiners without a use."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     if any(map(text.__contains__, _BEGINS)):
-        colours = len(_pattern(_COLOUR).findall(text))
-        text, sequences = _pattern(_SEQUENCE).subn("", text)
-        counts |= {"colour": colours, "escape sequence": sequences - colours}
+        parts = []
+        for part in _chunks(text, f"[{_BEGINS}](?!\\\\)"):  # not within a string, which may end with an escape and `\\`
+            counts["colour"] += len(_pattern(_COLOUR).findall(part))
+            rest, sequences = _pattern(_SEQUENCE).subn("", part)
+            counts["escape sequence"] += sequences
+            parts.append(rest)
+        counts["escape sequence"] -= counts["colour"]
+        text = "".join(parts)
     if "\r" in text:
-        text, counts["line break"] = _pattern("\r(?!\n)").subn("\n", text)
+        broken = [_pattern("\r(?!\n)").subn("\n", part) for part in _chunks(text, "[^\n]")]
+        text, counts["line break"] = "".join(part for part, _ in broken), sum(times for _, times in broken)
     if any(map(text.__contains__, _NEEDED)):
-        before, text = len(text), _pattern(_NEEDLESS).sub("", text)
+        before = len(text)
+        cut = f"(?<![\u200c\u200d])[^{_NEEDED}\u20e3]"  # what comes before does not depend on this, nor this on that
+        text = "".join(_pattern(_NEEDLESS).sub("", part) for part in _chunks(text, cut, _CHUNK))
         counts["invisible character"] = before - len(text)
     return text, counts
+
+
+def _chunks(text: str, cut: str, most: int | None = None) -> Iterator[str]:
+    """Parts of a long text, for a pattern holds all threads up until it is through.
+
+    They begin where `cut` is found; if that takes more than `most` characters, anywhere.
+    """
+    at = 0
+    while len(text) - at > _CHUNK:
+        end = at + _CHUNK
+        found = _pattern(cut).search(text, end, len(text) if most is None else end + most)
+        if found is not None:
+            end = found.start()
+        elif most is None:
+            break
+        yield text[at:end]
+        at = end
+    yield text[at:]
 
 
 class _Table(dict[int, str | None]):

@@ -26,7 +26,7 @@ from handrail.guards.inert import MASK, texts_in
 from handrail.guards.secrets import Secrets, lacks, secrets_in
 from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
-from handrail.model import Block, Json, Text, ToolResult
+from handrail.model import Audio, Block, Image, Json, Text, ToolResult
 from handrail.options import expect, mapping
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Sanitizer",
     "ToolSanitize",
     "changes",
+    "is_small",
     "risk",
     "secrets_in",
     "together",
@@ -47,6 +48,9 @@ log = logging.getLogger("handrail")
 _CHOICES = 1_000
 _FINDINGS = 64  # of one inspector
 _SMALLEST = 1_000
+_SMALL = 16_384  # characters that may be cleaned on the event loop, where others wait: 0.3 µs each at worst
+_LARGE = 100_000  # characters of JSON whose texts are not looked for one by one in a quick look
+_EACH = 64  # as many characters as a string of its own takes the time for
 _CLASSES = {  # of what was changed, where that is neither a class of characters nor a secret
     "max_text": "cut text",
     "max_result": "cut result",
@@ -156,6 +160,13 @@ def together(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(Finding(kind, "message", rule, n, changed) for (kind, rule, changed), n in counts.items())
 
 
+class Walk(Struct):
+    """A result that was looked at, or why it could not be."""
+
+    cleaning: Cleaning
+    made: ToolResult | Exception
+
+
 class Sanitizer:
     """Cleans results. `secrets` are known values; `keep` puts the rest of a cut text away and returns its handle."""
 
@@ -185,9 +196,22 @@ class Sanitizer:
         """
         if not is_doubtful and self.passes(tool, result):
             return result, ()
-        cleaning = Cleaning(self._sight, (self._chosen.get(tool) or self._choose(tool))[0])
+        return self.finish(tool, self.walk(tool, result))
+
+    def walk(self, tool: str, result: ToolResult, *, copies: bool = False) -> Walk:
+        """Look at every string of a result: the part of `clean` that may take long. With `copies`, in any thread."""
+        cleaning = Cleaning(self._sight, (self._chosen.get(tool) or self._choose(tool))[0], copies=copies)
         try:
-            made = cleaning.result(result)
+            return Walk(cleaning, cleaning.result(result))
+        except Exception as problem:
+            return Walk(cleaning, problem)
+
+    def finish(self, tool: str, walk: Walk) -> tuple[ToolResult, tuple[Finding, ...]]:
+        """The rest of `clean`, with what a walk has made: inspectors, and sizes."""
+        cleaning, made = walk.cleaning, walk.made
+        try:
+            if isinstance(made, Exception):
+                raise made
             why = cleaning.blocked()
             if not why:
                 for inspect in self._inspectors:
@@ -211,9 +235,9 @@ class Sanitizer:
         """As `text`, for a JSON value."""
         return self.message(value)[0]
 
-    def message(self, value: Json) -> tuple[Json, list[Finding]]:
-        """As `value`, with what was found."""
-        cleaning = Cleaning(self._sight, self._options)
+    def message(self, value: Json, *, copies: bool = False) -> tuple[Json, list[Finding]]:
+        """As `value`, with what was found. With `copies`, in any thread."""
+        cleaning = Cleaning(self._sight, self._options, copies=copies)
         return cleaning.value(value, "message"), cleaning.findings
 
     def passes(self, tool: str, result: ToolResult, mirrored: bool = False) -> bool:
@@ -242,6 +266,8 @@ class Sanitizer:
                 said = encode(more).decode()
             except (MsgspecError, UnicodeEncodeError, RecursionError):
                 return False
+            if "\\" in said and len(said) > _LARGE:  # to find every text would take long
+                return False
             strings += texts_in(more) if "\\" in said else [said]
         text = " ".join(strings)
         return len(text) <= cap and self._sight.is_plain(text)
@@ -255,6 +281,26 @@ class Sanitizer:
             self._chosen.clear()
         made = self._chosen[tool] = options, min(options.max_text or maxsize, options.max_result or maxsize)
         return made
+
+
+def is_small(value: Json) -> bool:
+    """Whether a result, or a JSON value, is cleaned within a few milliseconds, whatever is in it."""
+    left, rest = _SMALL, [value]
+    for each in rest:
+        if type(each) is str:
+            left -= len(each)
+        elif type(each) is dict:
+            left -= _EACH * len(each)
+            rest += [*each, *each.values()] if left >= 0 else ()
+        elif type(each) is list:
+            left -= _EACH * len(each)
+            rest += each if left >= 0 else ()
+        elif isinstance(each, Struct):  # of a picture or a sound only the beginning is looked at
+            skipped = "data" if isinstance(each, Image | Audio) else ""
+            rest += [getattr(each, name) for name in each.__struct_fields__ if name != skipped]
+        if left < 0:
+            return False
+    return True
 
 
 def _is_bare(block: Block) -> TypeGuard[Text]:

@@ -90,8 +90,9 @@ _URLSAFE = ascii_letters + digits + "-_"
 _WORD = "[^\\s\"'`<>(){}\\[\\],;=|&?]+"
 _PIECES = (re.compile(_WORD), re.compile(r"[^\n]+"), re.compile(r".+", re.DOTALL))
 _LAST = re.compile(_WORD + r"\Z")
+_FEW = 200  # characters in which all rules are tried sooner than it is asked which are there
+_PART_OF_LINE, _LONGEST = 16_384, 16_384  # characters; the most that a token may need to be recognised
 _LINES = re.compile(r".{1,4096}[^\n]*\n?", re.DOTALL)
-_HALF = re.compile("[\ud800-\udfff]")
 # Values of variables
 _SHORTEST, _FEWEST_BITS = 8, 16  # characters; bits by the frequency of each: 17 in eight that make four pairs
 _ORDINARY = re.compile(
@@ -110,7 +111,7 @@ Hit = tuple[int, str]
 """Which of the texts it begins in, and the rule that found it."""
 
 
-@cache
+@lru_cache(maxsize=256)
 def _finder(*rules: str) -> re.Pattern[str]:
     return re.compile("|".join(f"(?P<{rule}>{_TOKENS[rule][0]})(?:{_TOKENS[rule][1]})" for rule in rules), re.ASCII)
 
@@ -133,7 +134,7 @@ def lacks(*patterns: str) -> Callable[[str], bool]:
         try:
             return valid(text)
         except UnicodeEncodeError:
-            return valid(_HALF.sub("\ufffe", text))
+            return valid(text.encode(errors="replace").decode())
 
     return check
 
@@ -177,12 +178,11 @@ class Secrets:
     """
 
     def __init__(self, known: Iterable[str] = (), patterns: Mapping[str, str] | None = None) -> None:
-        spelled = sorted({each for secret in known for each in _spellings(secret)}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        spelled = sorted({each for secret in known for each in _spellings(secret)})
         self._patterns = {name: lacks(pattern) for name, pattern in (patterns or {}).items()}
-        begins = sorted({re.escape(each[:16]) for each in spelled})
-        batches = ["|".join(begins[at : at + 16]) for at in range(0, len(begins), 16)]
-        self.others = [*map(lacks, batches), *self._patterns.values()]  # what there is beside tokens
+        batches = [spelled[at : at + 16] for at in range(0, len(spelled), 16)]
+        self._known = [(lacks("|".join({re.escape(each[:16]) for each in batch})), batch) for batch in batches]
+        self.others = [*(without for without, _ in self._known), *self._patterns.values()]  # beside tokens
 
     def absent(self, text: str) -> bool:
         """Whether there is none; what is none may still be taken for one."""
@@ -230,8 +230,9 @@ class Secrets:
 
     def _spans(self, text: str) -> Iterator[tuple[int, int, str, str]]:
         """From where to where, what is left standing before the mask, by which rule."""
-        if self._known is not None:
-            yield from ((*found.span(), "", "known") for found in self._known.finditer(text))
+        for without, batch in self._known:
+            if not without(text):
+                yield from ((at, at + len(each), "", "known") for each in batch for at in _places(text, each))
         for found in self._tokens(text):
             (start, end), rule = found.span(), found.lastgroup or ""
             shown = found[rule]
@@ -251,10 +252,31 @@ class Secrets:
 
     def _tokens(self, text: str) -> Iterator[re.Match[str]]:
         first, *rest = _TOKENS
-        yield from _finder(first).finditer(text)  # the one of many lines
+        done = 0
+        for at in _places(text, "-----BEGIN "):  # the one of many lines
+            if at >= done and (found := _finder(first).match(text, at)):
+                yield found
+                done = found.end()
         for lines in _LINES.finditer(text):
-            if not _no_token(lines[0]):
-                yield from _finder(*rest).finditer(text, *lines.span())
+            if _no_token(lines[0]):
+                continue
+            at, end = lines.span()
+            while at < end:  # a long line part by part, for a pattern holds all threads up until it is through
+                limit, done = at + _PART_OF_LINE, at
+                part = text[at : min(end, limit + _LONGEST)]
+                rules = rest
+                if len(part) > _FEW:
+                    rules = [rule for rule in rest if not _look(_LINEAR[rule])(part)]
+                if rules:
+                    finder = _finder(*rules)
+                    for found in finder.finditer(text, at, at + len(part)):
+                        if found.start() >= limit:
+                            break
+                        if found.end() == limit + _LONGEST:  # it may go on
+                            found = finder.match(text, found.start(), end) or found
+                        yield found
+                        done = found.end()
+                at = max(limit, done)
 
     def _mask_described(self, text: str, hits: list[Hit], number: int) -> str:
         for name, without in self._patterns.items():
@@ -289,6 +311,14 @@ def _no_token(text: str) -> bool:
     if not has_many and _look(*SIGNS)(text):
         return True
     return _look(*_EXACT)(text) and (_look(*_PARTS)(text) or _look(*_SLOW)(text))
+
+
+def _places(text: str, word: str) -> Iterator[int]:
+    """Where a word is, not within itself."""
+    at = text.find(word)
+    while at >= 0:
+        yield at
+        at = text.find(word, at + len(word))
 
 
 def _spellings(secret: str) -> Iterator[str]:
