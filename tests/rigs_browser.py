@@ -10,8 +10,9 @@ from urllib.parse import quote
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page, Request
 
 from consoles import Served, signed_in
+from patience import PATIENCE
 
-PATIENCE_MS = 15_000
+PATIENCE_MS = 1000 * PATIENCE
 
 # What Chromium writes for each answer that is not 2xx: the page shows those itself.
 ANSWERED = "Failed to load resource: the server responded with a status of"

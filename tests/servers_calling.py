@@ -563,7 +563,7 @@ def asking() -> Server:
         )
         return f"{found['form'].action} {found['page'].action} {found['model']['role']}"
 
-    @server.tool(timeout=(0.1, 30))
+    @server.tool(timeout=(0.5, PATIENCE))
     async def asks_patiently(call: Call) -> str:
         """Has little time for itself, and much for an answer."""
         answer = await call.ask("Your name?", Name)

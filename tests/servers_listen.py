@@ -108,7 +108,7 @@ class App:
 
     async def do_block(self, scope: Message, receive: Receive, send: Send) -> None:
         say("running")
-        time.sleep(60)  # noqa: ASYNC251 - the subject of the test
+        time.sleep(3600)  # noqa: ASYNC251 - the subject of the test
 
     async def do_stubborn(self, scope: Message, receive: Receive, send: Send) -> None:
         """Cannot be cancelled."""

@@ -560,7 +560,7 @@ async def test_the_idle_clock_stands_still_while_a_question_is_open(open_wire: O
     wire: Wire = await open_wire(ASKING, capabilities=FORM)
     ident = await wire.ask("tools/call", {"name": "asks_patiently"})
     question = await wire.notice("elicitation/create")
-    assert said(await wire.call("after", {"seconds": 0.35, "text": "three times as long"})) == "three times as long"
+    assert said(await wire.call("after", {"seconds": 1.5, "text": "three times as long"})) == "three times as long"
     await wire.send({"jsonrpc": "2.0", "id": question["id"], "result": accept(name="late")})
     assert said(await wire.answer(ident)) == "accept late"
 

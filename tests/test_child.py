@@ -460,7 +460,7 @@ async def test_closing_ends_forks_of_a_server_that_leaves_politely() -> None:
 @pytest.mark.usefixtures("watching")
 async def test_a_close_that_is_cancelled_leaves_no_process() -> None:
     before = children(os.getpid())
-    async with opened("ignores_everything", grace=60) as (link, ear):
+    async with opened("ignores_everything", grace=10 * PATIENCE) as (link, ear):
         await ear.message()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

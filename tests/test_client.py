@@ -430,10 +430,11 @@ async def test_a_silent_call_ends_by_its_clock_and_the_server_hears_of_it(
 ) -> None:
     async with open_rig("never_answers", revision, transport) as (client, heard):
         await client.tools()
+        clock = "idle" if transport == "http" else "first"  # over HTTP the rig begins to answer, and then says nothing
+        clocks = Clocks(**{"first": PATIENCE, "idle": PATIENCE, clock: 0.05})
         with pytest.raises(CallTimeout) as caught:
-            await client.call("echo", {}, timeout=Clocks(first=0.05, idle=0.05))
-        # Over HTTP the rig begins to answer, and then says nothing.
-        assert (caught.value.clock, caught.value.sent) == ("idle" if transport == "http" else "first", Sent.UNKNOWN)
+            await client.call("echo", {}, timeout=clocks)
+        assert (caught.value.clock, caught.value.sent) == (clock, Sent.UNKNOWN)
         await client.tools(fresh=True)  # whatever was told before is heard by now
         told = heard.asked("notifications/cancelled")
         (call,) = heard.asked("tools/call")
@@ -452,7 +453,10 @@ async def test_progress_feeds_one_clock_and_not_the_other(open_rig: OpenRig, rev
     seen: list[Progress] = []
     async with open_rig("progresses_and_stops", revision, transport) as (client, _):
         await client.tools()
-        for clocks, clock in ((Clocks(first=0.5, idle=0.6), "idle"), (Clocks(first=5, idle=5, total=0.5), "total")):
+        for clocks, clock in (
+            (Clocks(first=PATIENCE, idle=1.0), "idle"),
+            (Clocks(first=PATIENCE, idle=PATIENCE, total=1.5), "total"),
+        ):
             with pytest.raises(CallTimeout, match="5 of 10") as caught:
                 await client.call("echo", {}, timeout=clocks, progress=seen.append)
             assert caught.value.clock == clock
@@ -472,7 +476,7 @@ async def test_a_call_takes_no_longer_because_the_tools_are_listed_first(
     async with open_rig(never_lists, revision, transport) as (client, heard):
         with pytest.raises(CallTimeout, match="not done within") as caught:
             async with asyncio.timeout(PATIENCE):
-                await client.call("echo", {}, timeout=0.1)
+                await client.call("echo", {}, timeout=0.5)
         assert (caught.value.clock, caught.value.sent) == ("total", Sent.NO)
         assert heard.asked("tools/list") and not heard.asked("tools/call")
 

@@ -118,7 +118,7 @@ async def test_the_total_clock_covers_the_answers_to_questions(open_rig: OpenRig
         await client.tools()
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(CallTimeout) as caught:
-                await client.call("echo", {"who": "ann"}, timeout=0.1)
+                await client.call("echo", {"who": "ann"}, timeout=0.5)
         assert caught.value.clock == "total" and caught.value.sent is Sent.UNKNOWN
 
 

@@ -22,14 +22,15 @@ import pytest
 import pytest_asyncio
 
 from faults import put_away
+from patience import PATIENCE
 
 Object = dict[str, Any]
 InstalledPeer = Callable[[str], Path]
 Judge = Callable[[str, str], Awaitable[list[Object]]]
 
 SERVER = Path(__file__).with_name("conformance_server.py")
-SCENARIO_SECONDS = 15
-SUITE_SECONDS = 120
+SCENARIO_SECONDS = int(PATIENCE)
+SUITE_SECONDS = 10 * PATIENCE
 
 pytestmark = [pytest.mark.peers, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from requirements import requirement
 from test_conformance import conformance
 
@@ -22,7 +23,7 @@ Object = dict[str, Any]
 InstalledPeer = Callable[[str], Path]
 
 CLIENT = Path(__file__).with_name("conformance_client.py")
-SUITE_SECONDS = 240
+SUITE_SECONDS = 10 * PATIENCE
 SCENARIO_MS = "90000"  # all run at once, on as many processors as there are
 
 pytestmark = [pytest.mark.peers, pytest.mark.asyncio(loop_scope="module")]

@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from consoles import Served, chromium as chromium, fetched, ident, people, serving, signed_context, window
 from handrail.client.blocking import BlockingClient
+from patience import PATIENCE
 from requirements import requirement
 
 SETTINGS = people("alice", "bob") + '[approvals]\nby = "operator"\n'
@@ -98,7 +99,7 @@ def gate(served: Served, tmp_path: Path) -> Iterator[Gate]:
     made.open()
     if made.waiting is not None:
         with contextlib.suppress(Exception):
-            made.waiting.result(20)
+            made.waiting.result(PATIENCE)
 
 
 def running(page: Page, tool: str) -> Locator:
@@ -141,7 +142,7 @@ def test_a_call_shows_while_it_runs_and_then_among_those_that_have_ended(
     expect(page.get_by_test_id("tab-now")).to_contain_text("1")
     call_id = ident(row)
     gate.open()
-    assert call.result(20).text == "let go"
+    assert call.result(PATIENCE).text == "let go"
     ended = page.get_by_test_id("finished").get_by_test_id(f"row-{call_id}")
     expect(ended).to_have_attribute("data-state", "ok")
     expect(ended).to_contain_text("ok")
@@ -172,7 +173,7 @@ def test_a_call_shows_within_a_fifth_of_a_second_of_its_beginning(
         expect(row).to_be_visible()
         call_id = ident(row)
         gate.touch()
-        call.result(20)
+        call.result(PATIENCE)
         began = fetched(page, f"api/calls/{call_id}")["row"]["began"]
         late.append(page.evaluate("id => window.shown[id]", call_id) - began)
         expect(row).to_have_count(0)
@@ -219,7 +220,7 @@ def test_it_shows_whose_calls_are_whose_and_those_of_one_alone(
     lane.click()
     expect(running(page, "hold")).to_be_visible()
     gate.open()
-    call.result(20)
+    call.result(PATIENCE)
 
 
 @pytest.mark.parametrize("of", ["x", "null", "5", '"ab"', "[1,2]", '["alice"]'])
@@ -256,7 +257,7 @@ def test_cancel_stops_a_call_and_its_caller_hears_of_it(page: Page, alice: Block
     expect(row).to_be_visible()
     call_id = ident(row)
     page.get_by_test_id(f"cancel-{call_id}").click()
-    answer = call.result(20)
+    answer = call.result(PATIENCE)
     assert answer.is_error and "cancelled by an operator" in answer.text
     page.mouse.move(0, 0)
     ended = page.get_by_test_id("finished").get_by_test_id(f"row-{call_id}")
@@ -300,7 +301,7 @@ def test_a_call_can_be_cancelled_from_its_story_too(
     expect(story.get_by_test_id("state")).to_have_text("cancel requested")
     gate.open()
     expect(story.get_by_test_id("state")).to_have_text("cancelled")
-    assert call.result(20).is_error
+    assert call.result(PATIENCE).is_error
 
 
 @requirement("APP-07", everywhere=True)
@@ -404,7 +405,7 @@ def test_a_call_that_waits_for_a_yes_stands_on_top_and_leads_to_its_card(
     card = page.locator("article")
     expect(page).to_have_url(re.compile(rf"#/approve/{ident(card)}$"))
     page.get_by_test_id(f"no-{ident(card)}").click()
-    assert call.result(20).is_error
+    assert call.result(PATIENCE).is_error
 
 
 # One call
@@ -467,7 +468,7 @@ def test_progress_and_log_lines_come_into_the_story_while_the_call_goes_on(
     expect(story.get_by_test_id("progress")).to_contain_text("2 of 4")
     expect(story.get_by_test_id("logs")).to_contain_text("info")
     expect(story.get_by_test_id("logs")).to_contain_text("holding on")
-    assert call.result(20).text == "let go"
+    assert call.result(PATIENCE).text == "let go"
 
 
 def test_the_trace_of_the_caller_is_in_the_story(page: Page, served: Served) -> None:
@@ -496,7 +497,7 @@ def test_in_the_story_a_tools_error_looks_unlike_one_of_the_protocol_and_unlike_
     call = served.in_background(alice.call, "cancel_order", {"order_id": 9})
     page.goto(f"{served.url}/#/approve")
     page.get_by_role("button", name="No", exact=True).click()
-    call.result(20)
+    call.result(PATIENCE)
     refused = panel(served.last_call("cancel_order", after=before), "Why not")
     expect(refused).to_contain_text("The call was refused")
     expect(page.get_by_test_id("verdict")).to_have_text("ask")

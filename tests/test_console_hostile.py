@@ -312,7 +312,7 @@ def test_arguments_somebody_has_to_agree_to_and_notes_are_texts(
             [each.text[:500] for each in known],
         )
         assert set(decided) == {"200"} and len(decided) == len(known)
-        assert all(each.result(20).is_error for each in waiting)
+        assert all(each.result(PATIENCE).is_error for each in waiting)
     expect(see("approve-count")).to_have_count(0)
     see.go("now")
     see.go("approve")

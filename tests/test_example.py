@@ -134,7 +134,7 @@ async def test_the_demo_has_sample_calls_and_one_that_waits_until_ctrl_c() -> No
         str(EXAMPLES / "demo.py"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env={**environment, "DEMO_SECONDS": "60"},
+        env={**environment, "DEMO_SECONDS": "600"},
     )
     assert process.stdout is not None
     url, code = (await process.stdout.readline()).decode().removeprefix("Console:").strip().split("/#code=")

@@ -124,7 +124,7 @@ def run(command: list[str], mark: str | None, **env: str) -> Ended:
 
 def remaining(mark: str) -> list[int]:
     """The servers of a client that has ended, once they had time to notice."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while (left := list(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left

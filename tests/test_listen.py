@@ -25,12 +25,13 @@ import pytest
 from faults import gone, put_away, rounds, until
 from handrail.transports.cycle import Cycle
 from handrail.transports.listen import Address, HttpLimits
-from patience import PATIENCE
+from patience import PATIENCE, in_time
 from requirements import requirement
 from servers_listen import App, listening
 
 HERE = Path(__file__).resolve().parent
 MIB = 1024 * 1024
+LASTING = 10 * PATIENCE  # as a grace: a server that ends has not waited for it
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 posix = pytest.mark.skipif(os.name != "posix", reason="Unix sockets, signals or fork")
@@ -114,8 +115,10 @@ async def listener(
         try:
             yield url
         finally:
-            async with asyncio.timeout(grace + 2):
+            began = time.monotonic()
+            async with asyncio.timeout(PATIENCE):
                 await stack.aclose()
+            in_time(time.monotonic() - began, grace + 2, "the end of the listener")
 
 
 @asynccontextmanager
@@ -138,8 +141,12 @@ class Served:
         assert line.decode().split()[:1] == [word]
 
     async def ended(self, within: float) -> int:
-        async with asyncio.timeout(within):
-            return await self.process.wait()
+        """The exit code; `within` is promised for a machine that does nothing else."""
+        began = time.monotonic()
+        async with asyncio.timeout(PATIENCE):
+            code = await self.process.wait()
+        in_time(time.monotonic() - began, within, "the end of the process")
+        return code
 
     async def errors(self) -> str:
         assert self.process.stderr is not None
@@ -459,19 +466,23 @@ async def test_headers_that_trickle_are_cut() -> None:
         began = time.monotonic()
         trickling = asyncio.create_task(trickle(wire, b"GET /echo HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 1000))
         await wire.refused(408)
-        assert 0.2 < time.monotonic() - began < 2
+        took = time.monotonic() - began
+        assert took > 0.2
+        in_time(took, 2, "the cut")
         trickling.cancel()
 
 
 @requirement("P-11")
 async def test_a_body_that_trickles_is_cut_and_the_application_told() -> None:
     app = App()
-    async with opened(app, body_seconds=0.3, header_seconds=0.1) as wire:
+    async with opened(app, body_seconds=1.5, header_seconds=0.7) as wire:
         began = time.monotonic()
         await wire.send(get("echo", "Content-Length: 1000"))
         trickling = asyncio.create_task(trickle(wire, b"x" * 1000))
         await wire.refused(408)
-        assert 0.2 < time.monotonic() - began < 2
+        took = time.monotonic() - began
+        assert took > 1.2  # not by the clock of the headers
+        in_time(took, 3, "the cut")
         trickling.cancel()
         async with asyncio.timeout(PATIENCE):
             assert await app.disconnected.get() == "echo"
@@ -485,7 +496,7 @@ async def trickle(wire: Wire, data: bytes) -> None:
 
 @requirement("P-11")
 async def test_a_connection_without_a_request_is_closed() -> None:
-    async with listener(header_seconds=0.2, idle_seconds=0.4) as url:
+    async with listener(header_seconds=0.8, idle_seconds=1.6) as url:
         async with connected(url) as wire:
             assert await wire.rest() == b""
         async with connected(url) as wire:
@@ -493,7 +504,9 @@ async def test_a_connection_without_a_request_is_closed() -> None:
             assert await wire.text(post("echo", b"x")) == "1 one x"
             await wire.send(b"\r\n")  # an end of line is not a request
             assert await wire.rest() == b""
-            assert 0.3 < time.monotonic() - began < 2
+            took = time.monotonic() - began
+            assert took > 1.2
+            in_time(took, 3, "the end of an idle connection")
         async with connected(url) as wire:
             await wire.send(post("early", b"x" * 10)[:-5])
             assert (await wire.answer()).status == 413
@@ -505,10 +518,10 @@ async def test_a_connection_without_a_request_is_closed() -> None:
 @pytest.mark.parametrize("size", [0, 256 * 1024], ids=["no body", "more than is read ahead"])
 async def test_an_application_may_take_longer_than_its_client(size: int) -> None:
     app = App()
-    async with opened(app, header_seconds=0.1, body_seconds=0.1, idle_seconds=0.1) as wire:
+    async with opened(app, header_seconds=0.7, body_seconds=0.7, idle_seconds=0.7) as wire:
         await wire.send(post("wait", b"x" * size))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(1.5):
                 await wire.reader.read(1)
         app.gate.set()
         assert (await wire.answer()).body == b"waited"
@@ -526,18 +539,20 @@ async def test_a_client_that_never_reads_costs_little_and_is_cut() -> None:
             began = time.monotonic()
             assert await other.text(post("echo", b"x")) == "1 one x"
             await server.says("sent")  # to nobody: the connection was cut
-            assert 0.4 < time.monotonic() - began < 5
+            took = time.monotonic() - began
+            assert took > 0.4
+            in_time(took, 5, "the cut")
         assert server.memory() - before < 8 * MIB
         assert await other.text(post("echo", b"x")) == "1 one x"
 
 
 @requirement("P-11")
 async def test_a_client_that_reads_slowly_is_served() -> None:
-    async with opened(write_seconds=0.3) as slow:
+    async with opened(write_seconds=1.5) as slow:
         await slow.send(get(f"sized?{16 * MIB}", "Connection: close"))
         size, began = 0, time.monotonic()
-        while time.monotonic() - began < 1.0:
-            size += len(await slow.reader.read(256 * 1024))
+        while time.monotonic() - began < 3.5:
+            size += len(await slow.reader.read(64 * 1024))
             await asyncio.sleep(0.02)  # the subject of the test
         assert size < 16 * MIB
         assert size + len(await slow.rest()) > 16 * MIB
@@ -605,7 +620,7 @@ async def test_connections_over_the_limit_are_told_so() -> None:
 async def test_a_signal_ends_streams_and_lets_requests_answer(number: int) -> None:
     async def one(at: int) -> None:
         async with (
-            served() as server,
+            served(grace=LASTING) as server,
             connected(server.url) as stream,
             connected(server.url) as wire,
             connected(server.url) as idle,
@@ -615,7 +630,6 @@ async def test_a_signal_ends_streams_and_lets_requests_answer(number: int) -> No
             await stream.reader.readuntil(b"begun\n\r\n")
             await wire.send(get("wait"))
             await server.says("running")
-            began = time.monotonic()
             server.process.send_signal(number)
             await server.says("stop")
             answer = await wire.answer()
@@ -623,8 +637,7 @@ async def test_a_signal_ends_streams_and_lets_requests_answer(number: int) -> No
             assert answer.headers["connection"] == "close"
             assert (await stream.rest()).endswith(b"ended\n\r\n0\r\n\r\n")
             assert await idle.rest() == b""
-            assert await server.ended(5) == 0
-            assert time.monotonic() - began < 2
+            assert await server.ended(2) == 0
             await server.says("returned")
             assert await server.errors() == ""
 
@@ -646,7 +659,7 @@ async def test_a_blocked_application_does_not_keep_the_process(path: str) -> Non
 @requirement("P-12")
 @pytest.mark.parametrize("path", ["block", "stubborn"])
 async def test_a_second_interrupt_does_not_wait(path: str) -> None:
-    async with served(grace=30.0) as server, connected(server.url) as wire:
+    async with served(grace=LASTING) as server, connected(server.url) as wire:
         await wire.send(get(path))
         await server.says("running")
         server.process.send_signal(signal.SIGINT)
@@ -785,7 +798,7 @@ async def test_workers_end_with_a_parent_that_is_killed() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_to_parent_and_workers_lets_requests_answer(number: int) -> None:
     """As Ctrl-C in a terminal, and as service managers end a group of processes."""
-    async with served(workers=2) as server, connected(server.url) as wire:
+    async with served(workers=2, grace=LASTING) as server, connected(server.url) as wire:
         await wire.send(get("wait"))
         await server.says("running")
         os.killpg(server.process.pid, number)
@@ -808,7 +821,7 @@ async def test_blocked_and_stopped_workers_are_left_behind_by_nobody() -> None:
 
 @linux
 async def test_a_second_interrupt_of_the_parent_kills_the_workers() -> None:
-    async with served(workers=2, grace=30.0) as server, connected(server.url) as wire:
+    async with served(workers=2, grace=LASTING) as server, connected(server.url) as wire:
         await wire.send(get("stubborn"))
         await server.says("running")
         workers = children(server.process.pid)

@@ -64,7 +64,7 @@ async def play(plan):
         relisted = None
         if "change" in plan:
             await client.call_tool(plan["change"]["call"], plan["change"]["arguments"])
-            await asyncio.wait_for(changed.wait(), 10)
+            await asyncio.wait_for(changed.wait(), 60)
             relisted = [tool.name for tool in await client.list_tools()]
         return {
             "revision": client.session.protocol_version,

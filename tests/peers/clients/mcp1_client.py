@@ -63,7 +63,7 @@ async def play(plan):
         relisted = None
         if "change" in plan:
             await session.call_tool(plan["change"]["call"], plan["change"]["arguments"])
-            await asyncio.wait_for(changed.wait(), 10)
+            await asyncio.wait_for(changed.wait(), 60)
             relisted = [tool.name for tool in (await session.list_tools()).tools]
     return {
         "revision": welcome.protocolVersion,

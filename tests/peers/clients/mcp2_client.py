@@ -27,11 +27,11 @@ async def change(client, step, changed):
     """Change the list, and wait until the client was told: on a stream of its own, or just so."""
     if client.protocol_version < "2026":
         await client.call_tool(step["call"], step["arguments"])
-        await asyncio.wait_for(changed.wait(), 10)
+        await asyncio.wait_for(changed.wait(), 60)
         return
     async with client.listen(tools_list_changed=True) as news:
         await client.call_tool(step["call"], step["arguments"])
-        await asyncio.wait_for(anext(news), 10)
+        await asyncio.wait_for(anext(news), 60)
 
 
 async def play(plan):
