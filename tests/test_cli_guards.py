@@ -190,7 +190,7 @@ def test_a_call_that_nobody_there_can_agree_to_waits_for_the_terminal(tmp_path: 
         client.begin("cancel_order", {"order_id": 1})
         one = waiting(tmp_path)
         shown = handrail("approve", home=tmp_path).stdout
-        for text in (one["id"], "cancel_order on everyday", "pending", "asked by local with test", '"order_id": 1'):
+        for text in (one["id"], "(cancel_order) on everyday", "pending", "asked by local with test", '"order_id": 1'):
             assert text in shown
         claims = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "mallory")
         done = handrail("approve", one["id"], "no", "--note", "not that one", home=tmp_path, env=claims)
@@ -336,6 +336,53 @@ def test_approvals_in_the_audit_that_the_author_chose_are_found(home: Path) -> N
         done = handrail("approve", "--audit", file, home=home)
         assert done.returncode == 2 and file in done.stderr
     assert not (home / "no.db").exists()
+
+
+@requirement("P-19", everywhere=True)
+@pytest.mark.parametrize(("by", "why"), [("another", "somebody else than its caller"), ("operator", "")])
+def test_p19_who_may_approve_is_the_servers_word_not_the_folders(home: Path, by: str, why: str) -> None:
+    (home / "conf").mkdir()
+    (home / "conf" / "guards.toml").write_text(f'[server]\ntarget = "../shop.py"\n[approvals]\nby = "{by}"\n')
+    with caller("--config", "conf/guards.toml", home=home) as client:
+        client.begin("cancel_order", {"order": 7})
+        one = waiting(home)  # in a folder without that configuration
+        assert one["asked"]["by"] == by and one["caller"] == "waiting" and one["used"] is False
+        done = handrail("approve", one["id"], "yes", home=home)
+        assert (done.returncode == 0) is not bool(why) and why in done.stderr
+        if why:
+            client.say("notifications/cancelled", {"requestId": "call"})
+        else:
+            assert text_of(client.hear()) == "order 7 is cancelled"
+    assert (home / "log").exists() is not bool(why)
+
+
+KEYS = f'[identities.keys]\nada = "sha256:{"ab" * 32}"\n'
+
+
+@requirement("SRV-602", "P-19", everywhere=True)
+@pytest.mark.parametrize(
+    ("settings", "http", "stdio", "careful"),
+    [
+        ("", "anyone", "anyone", False),
+        (KEYS, "another", "anyone", False),
+        (KEYS + '[approvals]\nby = "another"\n', "another", "another", False),
+        (KEYS + '[approvals]\nby = "anyone"\n', "anyone", "anyone", True),
+        (KEYS + '[approvals]\nby = "caller"\n', "caller", "caller", True),
+        ('[approvals]\nby = "anyone"\n', "anyone", "anyone", False),
+    ],
+)
+@pytest.mark.parametrize("target", [[], ["shop.py"]])
+def test_check_says_who_approves_and_warns_where_callers_approve_their_own_calls(
+    home: Path, settings: str, http: str, stdio: str, careful: bool, target: list[str]
+) -> None:
+    (home / "handrail.toml").write_text(settings)
+    done = handrail("check", *target, home=home)
+    assert done.returncode == 0, done.stderr
+    assert rows(done.stdout)["calls are approved by"][1] == f"{http} over HTTP, {stdio} over standard input"
+    assert ("a calling agent may approve its own calls" in done.stderr) is careful
+    told = json.loads(handrail("check", *target, "--json", home=home).stdout)
+    assert told["approved_by"] == {"http": http, "stdio": stdio}
+    assert any("approve its own calls" in each for each in told["warnings"]) is careful
 
 
 @requirement("APP-18", everywhere=True)

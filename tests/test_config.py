@@ -176,7 +176,7 @@ def test_what_cannot_be_meant_is_an_error_that_says_where(tmp_path: Path, text: 
         ({"audit": {"file": "trail.txt"}}, "audit.file: 'trail.txt' does not end in .jsonl"),
         ({"identities": {"keys": {"alice": 5}}}, "identities.keys.alice: expected a text, got a whole number"),
         ({"limits": {"tools": {"mail": {"concurrent": -1}}}}, "limits.tools.mail.concurrent: -1 is less than 1"),
-        ({"approvals": {"by": "me"}}, "approvals.by: 'me' is not one of anyone, caller, operator, another"),
+        ({"approvals": {"by": "me"}}, "approvals.by: 'me' is not one of auto, anyone, caller, operator, another"),
     ],
 )
 def test_a_wrong_value_is_told_by_its_place_with_what_would_be_right(given: dict[str, Any], told: str) -> None:

@@ -15,9 +15,9 @@ from cli_runs import handrail
 from handrail import Server, ToolResult
 from handrail.console import Console, approving, streaming
 from handrail.console.access import Session
-from handrail.console.approving import _unmasked
 from handrail.errors import RemoteProtocolError
 from handrail.guards.approval import ApprovalError, Approvals
+from handrail.guards.editing import unmasked
 from handrail.guards.grants import meets, narrow
 from handrail.guards.inert import MASK, mask_secrets
 from handrail.guards.limits import ANONYMOUS
@@ -409,15 +409,15 @@ JSON = st.recursive(
 @requirement("P-34", everywhere=True)
 @given(st.dictionaries(st.sampled_from(["a", "password", "list"]), JSON))
 def test_what_was_not_edited_is_what_it_was(real: Object) -> None:
-    problems: list[Object] = []
+    problems: list[tuple[str, str]] = []
     shown = mask_secrets(real)
-    made = _unmasked(real, shown, shown, "", problems)
+    made = unmasked(real, shown, shown, "", problems)
     assert made == real and problems == []
     for name in shown:
         if shown[name] == MASK:
             problems = []
-            _unmasked(real, shown, {**shown, "other": [shown[name]]}, "", problems)
-            assert [each["path"] for each in problems] == ["/other/0"]
+            unmasked(real, shown, {**shown, "other": [shown[name]]}, "", problems)
+            assert [path for path, _ in problems] == ["/other/0"]
 
 
 async def test_nobody_by_name_does_not_count_as_another_than_nobody_by_name(tmp_path: Path) -> None:
@@ -440,9 +440,9 @@ async def test_nobody_by_name_does_not_count_as_another_than_nobody_by_name(tmp_
 )
 def test_a_secret_of_one_item_does_not_go_over_to_another(edited: list[Object], where: str) -> None:
     real = [{"to": "A", "token": "a's own"}, {"to": "B", "token": "b's own"}]
-    problems: list[Object] = []
-    made: Any = _unmasked(real, mask_secrets(real), edited, "", problems)
-    assert " ".join(each["path"] for each in problems) == where
+    problems: list[tuple[str, str]] = []
+    made: Any = unmasked(real, mask_secrets(real), edited, "", problems)
+    assert " ".join(path for path, _ in problems) == where
     assert where or made == [real[0], edited[1]]
 
 

@@ -160,7 +160,7 @@ class Person:
         return self.asked == 1
 
     def answer(self) -> Object:
-        return {"action": "accept", "content": {"allow": self.says_yes()}}
+        return {"action": "accept" if self.says_yes() else "decline"}
 
 
 @asynccontextmanager

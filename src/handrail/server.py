@@ -21,6 +21,7 @@ from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
 from handrail.engine.reading_on import read_more
 from handrail.errors import SchemaError
+from handrail.guards.pins import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.oauth.fetch import post
 from handrail.options import collection, expect, seconds, shown, texts
@@ -177,6 +178,7 @@ class Server:
             hide=options.get("hide", False),
             owner=self,
             preview=preview,
+            source=source_of(function),
         )
         self.engine.catalog.add(entry)
         return tool

@@ -31,7 +31,7 @@ Row = tuple[str, str, str]
 def run_check(args: Namespace, screen: Screen) -> int:
     guarded = Guarded(args)
     config, policy, theirs = guarded.config, guarded.config.policy(), dict[str, Any]()
-    doubts, source = policy.warnings, ""
+    doubts, source, server = policy.warnings + guarded.self_approval(None), "", None
     if args.target or config.server.target:
         found = guarded.source(args.target)
         server, source = found.load(), found.shown
@@ -42,11 +42,15 @@ def run_check(args: Namespace, screen: Screen) -> int:
     if screen.as_json:
         own = {name: _plain(it) for name, it in theirs.items()}
         told = {"file": str(guarded.path or ""), "config": to_builtins(config), "server": own, "warnings": doubts}
-        screen.data(told)
+        over_http, over_stdio = guarded.deciders(server)
+        screen.data({**told, "approved_by": {"http": over_http, "stdio": over_stdio}})
         return Code.OK
     screen.say(f"{guarded.path}: all right" if guarded.path else "no handrail.toml: what is built in is in force")
     rows = _settings(config, guarded, {section for name in theirs for section in SECTIONS.get(name, {name})})
     rows += [(name, source, json_text(_plain(it))) for name, it in theirs.items() if name != "policy"]
+    over_http, over_stdio = guarded.deciders(server)
+    set_in = source if "approvals" in theirs else str(guarded.path) if guarded.speaks_of("approvals") else "built in"
+    rows.append(("calls are approved by", set_in, f"{over_http} over HTTP, {over_stdio} over standard input"))
     whose = source if "policy" in theirs else str(guarded.path)
     for number, rule in enumerate(policy.decisions, 1):
         rows.append((f"rules[{number}]", whose, f"{rule.rule}: {rule.verdict} if {rule.why}"))
@@ -99,7 +103,9 @@ def run_explain(args: Namespace, screen: Screen) -> int:
         given = arguments(args.words, {**entry.tool.input_schema, "required": []})
     else:
         given = document(args.arguments_json)
-    stages, allowed = _stages(server, entry, Principal(args.as_, frozenset(args.scope)), given, args.revision)
+    who = Principal(args.as_, frozenset(args.scope))
+    by = guarded.deciders(server)[args.as_ == LOCAL]
+    stages, allowed = _stages(server, entry, who, given, args.revision, by)
     stages.append(_audit(guarded, server))
     if screen.as_json:
         screen.data([{"stage": stage, "verdict": verdict, "why": why} for stage, verdict, why in stages])
@@ -124,7 +130,9 @@ def _limits(rates: Rates | None, who: Principal, tool: str) -> list[str]:
     return [each.limit for each in charges] + ([f"{plan.slots} of this tool at once"] if plan.slots else [])
 
 
-def _stages(server: Server, entry: Entry, who: Principal, given: Object, revision: str) -> tuple[list[Row], bool]:
+def _stages(
+    server: Server, entry: Entry, who: Principal, given: Object, revision: str, by: str
+) -> tuple[list[Row], bool]:
     gate, policy = server.engine.gate, server.engine.gate.policy
     hiding = policy.hides(who, entry.facts, revision)
     stages: list[Row] = []
@@ -153,7 +161,7 @@ def _stages(server: Server, entry: Entry, who: Principal, given: Object, revisio
         return stages, False
     if decision.verdict == "ask":
         options = gate.desk.options
-        stages.append(("approve", options.by, f"held {options.wait:g} s, void after {options.expires:g} s"))
+        stages.append(("approve", by, f"held {options.wait:g} s, void after {options.expires:g} s"))
     stages.append(("run", "not now", "this only explains"))
     stages.append(("sanitize", "off" if gate.sanitizer is None else "on", ""))
     return stages, True

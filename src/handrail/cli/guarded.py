@@ -76,7 +76,22 @@ class Guarded:
         if sanitize is not None and smallest_cap(sanitize):  # then it will be there too
             tools.append(Known(READ_MORE.name, frozenset(), READ_MORE.input_schema))
         policy = server.engine.gate.policy
-        return [*policy.warnings, *policy.warnings_for(tools), *settings_that_meet_nothing(rates, sanitize, tools)]
+        doubts = [*policy.warnings, *policy.warnings_for(tools), *settings_that_meet_nothing(rates, sanitize, tools)]
+        return doubts + self.self_approval(server)
+
+    def deciders(self, server: Server | None) -> tuple[str, str]:
+        """Who may approve a call over HTTP, and over standard input, by what is in force."""
+        own = None if server is None else server.engine.guards.get("approvals")
+        by = (own or self.config.approvals).by
+        over_http = "another" if self.config.identities.verifier() is not None else "anyone"
+        return (over_http, "anyone") if by == "auto" else (by, by)
+
+    def self_approval(self, server: Server | None) -> list[str]:
+        """A warning where callers with a name may approve their own calls."""
+        if self.config.identities.verifier() is None or (by := self.deciders(server)[0]) not in ("anyone", "caller"):
+            return []
+        text = f"approvals.by = {by!r}: over HTTP, a calling agent may approve its own calls by answering for its user"
+        return [f"{text}; leave it out, or say 'another' or 'operator'"]
 
     def speaks_of(self, guard: str) -> bool:
         """Whether the file says anything of it."""

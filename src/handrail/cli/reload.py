@@ -35,6 +35,7 @@ def follow(source: Source, server: Server, note: Callable[[str], None]) -> Serve
     shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.workers.size)
     for name in _FOLLOWS + _STAYS:
         setattr(shell.engine, name, getattr(server.engine, name))
+    shell.engine.gate.served = server.engine.gate.served
     shell.guard(**server.engine.guards)  # of the first reading: they cannot be changed while it serves
     shell.middleware(following.counted)
     return shell

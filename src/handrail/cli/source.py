@@ -47,6 +47,7 @@ class Source:
         self._broken = True
         try:
             server = self._server(self._import())
+            server.engine.gate.served = str(self.path.resolve())
             self._broken = False
             return server
         finally:

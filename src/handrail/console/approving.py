@@ -11,11 +11,11 @@ from handrail.console.access import Problem, Request, Session
 from handrail.console.shown import Mask
 from handrail.engine.catalog import title_of
 from handrail.guards.approval import Approval, ApprovalError, Asked, Desk, Grant
+from handrail.guards.differing import unusual
+from handrail.guards.editing import edit_problems, unmasked
 from handrail.guards.grants import narrow
-from handrail.guards.inert import MASK
 from handrail.jsonrpc import encode, encode_sorted
 from handrail.model import Json, Object
-from handrail.schema.plain import pointer
 
 if TYPE_CHECKING:
     from handrail.console import Console
@@ -42,8 +42,8 @@ async def view(console: Console, request: Request) -> Object:
 
 async def cards(console: Console, session: Session) -> list[Object]:
     """All that wait. Several servers may share a store: those of others are not shown here, nor decided."""
-    waiting = await console.gate.desk.open()
-    return [await _card(console, session, each) for each in waiting if each.asked.server == console.gate.name]
+    waiting = await console.gate.desk.open(console.gate.name)
+    return [await _card(console, session, each) for each in waiting]
 
 
 async def card(console: Console, session: Session, ident: str) -> Object | None:
@@ -130,10 +130,10 @@ def _refuse_if_over(known: Approval) -> None:
 def _why_not(desk: Desk, approval: Approval, session: Session) -> str:
     if "approve" not in session.roles:
         return "Your session may not decide: it has not the role approve"
-    if desk.options.by == "caller":
-        return "Only the person at the calling client may decide (approvals.by)"
-    is_own = desk.is_own(approval, session.who)
-    return "You made this call: somebody else has to decide (approvals.by)" if is_own else ""
+    why = desk.why_not(approval, session.who)
+    if why and approval.asked.by == "another":
+        return "You made this call: somebody else has to decide (approvals.by)"
+    return why[:1].upper() + why[1:]
 
 
 # Cards
@@ -145,7 +145,7 @@ async def _card(console: Console, session: Session, approval: Approval) -> Objec
     shown = hide.value(asked.arguments)
     state = "expired" if approval.state == "pending" and approval.expires <= desk.now() else approval.state
     is_open = state == "pending"
-    last = await desk.last(asked) if is_open else None
+    lately = await desk.lately(asked) if is_open else []
     why_not = _why_not(desk, approval, session) if is_open else ""
     made: Object = {
         "id": approval.id,
@@ -163,8 +163,8 @@ async def _card(console: Console, session: Session, approval: Approval) -> Objec
         "rule": asked.rule,
         "why": asked.why,
         "arguments": shown,
-        "masked": shown != asked.arguments,
-        "differences": [] if last is None else _differences(hide, last, asked),
+        "masked": bool(asked.hidden) or shown != asked.arguments,
+        "differences": _differences(hide, lately, asked) if lately else [],
         "fingerprint": asked.fingerprint,
         "created": approval.created,
         "expires": approval.expires,
@@ -174,7 +174,7 @@ async def _card(console: Console, session: Session, approval: Approval) -> Objec
         "editable": is_open and entry is not None and len(shown) == len(asked.arguments),
         "may": is_open and not why_not,
         "why_not": why_not,
-        "suggestions": _suggestions(desk, asked.arguments, shown) if is_open else [],
+        "suggestions": _suggestions(asked, shown) if is_open else [],
     }
     if approval.edited is not None:
         made["edited"] = hide.value(approval.edited)
@@ -205,28 +205,29 @@ def _said(value: Json, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _differences(hide: Mask, was: Asked, now: Asked) -> list[Object]:
-    """Whether two values differ is asked of themselves, not of what is shown of them."""
+def _differences(hide: Mask, lately: list[Asked], now: Asked) -> list[Object]:
+    """To the last call that was allowed; only what is unusual. Two values may differ that are shown alike."""
+    was = lately[0]
     before, after = hide.value(was.arguments), hide.value(now.arguments)
     found: list[Object] = []
     if was.fingerprint != now.fingerprint:
         found.append({"name": "(the tool itself)", "before": was.fingerprint[:12], "after": now.fingerprint[:12]})
-    for name in dict.fromkeys([*now.arguments, *was.arguments]):
-        said = [encode_sorted(each.arguments[name]) for each in (was, now) if name in each.arguments]
-        if len(said) < 2 or said[0] != said[1]:
-            sides = {"before": before, "after": after}
-            shown = {side: _said(given[name], MAX_SIDE) for side, given in sides.items() if name in given}
-            found.append({"name": name, **shown})
+    marked = unusual(lately, now)
+    for name in (each for each in dict.fromkeys([*now.arguments, *was.arguments]) if each in marked):
+        sides = {"before": before, "after": after}
+        shown = {side: _said(given[name], MAX_SIDE) for side, given in sides.items() if name in given}
+        found.append({"name": name, **shown})
     return found
 
 
-def _suggestions(desk: Desk, arguments: Object, shown: Object) -> list[Object]:
-    seconds = min(REMEMBER_SECONDS, desk.options.remember)
+def _suggestions(asked: Asked, shown: Object) -> list[Object]:
+    seconds = min(REMEMBER_SECONDS, asked.remember)
     if seconds <= 0:
         return []
     hours = f"for {seconds / 3600:g} hours" if seconds >= 3600 else f"for {max(1, round(seconds / 60))} minutes"
     found: list[tuple[str, dict[str, Object]]] = [("exactly these values", {})]
-    open_ones = {name: value for name, value in arguments.items() if shown.get(name) == value}
+    open_ones = {name: each for name, each in asked.arguments.items() if shown.get(name) == each}
+    open_ones = {name: each for name, each in open_ones.items() if name not in asked.hidden}
     found += [(f"when {words}", matching) for words, matching in narrow(open_ones)]
     return [{"text": f"allow {text}, {hours}", "seconds": seconds, "matching": each} for text, each in found]
 
@@ -249,41 +250,10 @@ def _grant(hide: Mask, grant: Grant) -> Object:
 
 def _restored(console: Console, approval: Approval, edited: Object) -> tuple[Object, list[Object]]:
     """The arguments a person means who saw masks, and what is wrong with them."""
-    entry = _entry(console, approval.asked)
+    asked, entry = approval.asked, _entry(console, approval.asked)
     if entry is None:
         raise Problem(409, "The tool is not there any more as it was asked about: only yes and no are left")
-    problems: list[Object] = []
-    real = approval.asked.arguments
-    made: Object = _unmasked(real, console.hide.value(real), edited, "", problems)
-    if not problems:
-        found = entry.input.problems(made)
-        problems = [{"path": each.path, "text": console.hide.text(each.text)} for each in found]
-    return made, problems
-
-
-def _unmasked(real: Json, shown: Json, edited: Json, path: str, problems: list[Object]) -> Json:
-    """What stands where it stood, as it was shown, is what it was; a mask that stands anywhere else is nobody's."""
-    if type(edited) is dict:
-        known = type(real) is type(shown) is dict and len(real) == len(shown)
-        names = dict(zip(shown, real, strict=True)) if known else {}
-        made: Object = {}
-        for key, value in edited.items():
-            here = pointer(path, key)
-            if key in names:
-                made[names[key]] = _unmasked(real[names[key]], shown[key], value, here, problems)
-            else:
-                made[_unmasked(None, None, key, here, problems)] = _unmasked(None, None, value, here, problems)
-        return made
-    if type(edited) is list:
-        # An item that is not as it was may be another one, which has moved here: a secret does not go over to it.
-        known = type(real) is type(shown) is list and len(edited) == len(shown)
-        pairs = [*zip(real, shown, strict=True)] if known else [(None, None)] * len(edited)
-        pairs = [pair if pair[1] == each else (None, None) for pair, each in zip(pairs, edited, strict=True)]
-        places = enumerate(zip(pairs, edited, strict=True))
-        return [_unmasked(*pair, each, pointer(path, at), problems) for at, (pair, each) in places]
-    if type(edited) is type(shown) and edited == shown:
-        return real
-    if type(edited) is str and MASK in edited:
-        text = f"{MASK} stands for a secret you were not shown: leave it where it is, or write a value of your own"
-        problems.append({"path": path, "text": text})
-    return edited
+    found: list[tuple[str, str]] = []
+    made: Object = unmasked(asked.arguments, console.hide.value(asked.arguments), edited, "", found)
+    found = found or edit_problems(asked.arguments, {*asked.hidden}, made, entry.input)
+    return made, [{"path": path, "text": console.hide.text(text)} for path, text in found]

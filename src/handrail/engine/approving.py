@@ -44,7 +44,7 @@ class Agreement:
         self._asked = asked
         self._desk = desk
         self._preview = preview
-        by = desk.options.by
+        by = asked.by
         self._may_ask = by in ("anyone", "caller") and call.can_ask("elicitation.form")
         self._others = by in ("operator", "another") or (desk.shared and by != "caller")
 
@@ -148,9 +148,10 @@ class Agreement:
                 text = f"{self._call.name} was not approved: the question was dismissed. Nothing was done."
                 raise Refused(Kind.DENIED, text)
             return found
-        yes, remember = answer.action == "accept", REMEMBER.get(str(answer.content), 0.0)
+        yes, who = answer.action == "accept", approval.asked.principal
+        remember = REMEMBER.get(str(answer.content), 0.0) if approval.asked.remember else 0.0
         try:
-            return await self._desk.decide(approval.id, yes, by=approval.asked.principal, remember=remember)
+            return await self._desk.decide(approval.id, yes, by=who, role="caller", remember=remember)
         except ApprovalError:
             found = await self._desk.get(approval.id)
             if found is None or found.state == "pending":

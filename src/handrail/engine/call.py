@@ -70,6 +70,7 @@ class Call(Struct, eq=False):
     message_findings: tuple[Finding, ...] = ()  # in progress, log messages and questions
     decision: Decision | None = None  # of the rules, where there was something to decide
     approval: Approval | None = None
+    shown: Object | None = None  # the arguments a person was asked about, where it runs with others
     agreed: str = ""  # which question it was to a person, or what made one unnecessary
     trail: Trail | None = None  # what becomes of it is recorded there
     serial: str = ""  # its name there

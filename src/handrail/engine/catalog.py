@@ -64,6 +64,7 @@ class Entry(Struct, kw_only=True):
     via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
     facts: Facts = Facts(name="")  # what rules go by
     fingerprint: str = ""
+    source: str = ""  # the file its function is in
     preview: Preview | None = None  # what says what a call would do, where its author gave one
 
     def shown_to(self, held: frozenset[str]) -> bool:

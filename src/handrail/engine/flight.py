@@ -62,6 +62,7 @@ class Flight:
 
     status = 200  # what the last refusal is over HTTP
     address = ""  # where the peer is
+    is_identified = False  # the transport has verified who the peer is
     traced: Headers | None = None  # over HTTP, what the headers say of the trace
     _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
     _late: set[Call | None] | None = None  # calls that have no timer yet

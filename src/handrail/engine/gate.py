@@ -26,6 +26,7 @@ from handrail.engine.workers import Workers
 from handrail.errors import Kind, Refused
 from handrail.guards.approval import Approvals, Asked, Desk
 from handrail.guards.chain import TrailError
+from handrail.guards.editing import unmasked
 from handrail.guards.inert import inert, mask, mask_secrets, one_line
 from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Throttled, network
 from handrail.guards.log_masking import keep_out_of_logs
@@ -130,6 +131,7 @@ class Gate:
         self.name = name
         self._clock = clock
         self._options: GuardOptions = {}
+        self.served = ""  # the file the server is served from, where a command was given one
         self.serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
         self._cleaners = Workers(_CLEANERS)
 
@@ -157,7 +159,8 @@ class Gate:
             self.sanitizer = Sanitizer(wanted, secrets=self.secrets, inspectors=options.get("inspectors", ()))
         self.repairs = options.get("repair", False)
         self.audits = options.get("audit") is not None
-        self.masking = Secrets(self.secrets, patterns) if options.get("audit_arguments") else None
+        self._known = Secrets(self.secrets, patterns)
+        self.masking = self._known if options.get("audit_arguments") else None
         self._place_desk(self._given_store)
 
     async def open(self, post: Post) -> None:
@@ -273,7 +276,12 @@ class Gate:
         options = self._options.get("approvals")
         self._store = MemoryStore(clock=self._clock) if store is None else store
         shared = (shared and store is not None) or bool(options and options.webhook.url)
-        self.desk = Desk(self._store, options, trail=self.trail, clock=self._clock, shared=shared)
+        hide = self._without_secrets
+        self.desk = Desk(self._store, options, trail=self.trail, clock=self._clock, shared=shared, hide=hide)
+
+    def _without_secrets(self, arguments: Object) -> Object:
+        """Arguments as they may be kept."""
+        return cast(Object, mask_secrets(self._known.hidden_in(arguments), self.secrets))
 
     def decides(self, entry: Entry) -> bool:
         """Whether there is anything to decide about it."""
@@ -363,6 +371,9 @@ class Gate:
             client=call.client.name[:100],
             schema=entry.tool.input_schema,
             title=title_of(entry),
+            by=self._deciders(call),
+            remember=self.desk.options.remember,
+            source=encode([self.served, entry.source]).decode(),
             description=inert("" if entry.tool.description is UNSET else entry.tool.description[:MAX_DESCRIPTION]),
         )
         preview = (
@@ -377,13 +388,19 @@ class Gate:
         except (TrailError, StoreError) as problem:
             raise _unrecorded(call, problem) from None
         if approval.edited is not None:
-            call.sent = call.sent or call.arguments
-            call.arguments = approval.edited
-            if not entry.input.valid(call.arguments):
+            call.sent, call.shown = call.sent or call.arguments, call.arguments
+            misplaced: list[tuple[str, str]] = []
+            call.arguments = unmasked(call.shown, approval.asked.arguments, approval.edited, "", misplaced)
+            if misplaced or not entry.input.valid(call.arguments):
                 await self.desk.cancel(approval)
-                why = entry.bad_arguments(call.arguments).text
+                why = misplaced[0][1] if misplaced else entry.bad_arguments(call.arguments).text
                 raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
             self.asks(call)  # whoever changed them has agreed
+
+    def _deciders(self, call: Call) -> str:
+        """Who may decide about a call: where callers have names, not the one that calls, unless that was said."""
+        by = self.desk.options.by
+        return by if by != "auto" else "another" if call._flight.is_identified else "anyone"
 
     def _cleaner(self, call: Call) -> Callable[[str], str]:
         """What takes the secrets out of a text about a call, also those of its arguments."""

@@ -54,8 +54,8 @@ def intent(call: Call, secrets: Secrets | None) -> Record:
     record = about(call, "intent")
     if secrets is not None:
         record.arguments = mask_secrets(secrets.hidden_in(call.arguments))
-    if call.approval is not None and call.approval.edited is not None:
-        record.asked_digest = digest(encode_sorted(call.approval.asked.arguments))
+    if call.shown is not None:
+        record.asked_digest = digest(encode_sorted(call.shown))
     if call.repairs:
         record.repaired = [each.path for each in call.repairs]
     return record

@@ -1,7 +1,9 @@
 """Calls that wait for a person: filed, shown, decided once, used once (P-19).
 
-An approval is bound to who calls, the tool and its fingerprint, the arguments and the policy in force, by one digest
-over all of them, and to a time. It goes `pending → approved → consumed`, or ends as `denied`, `expired` or `cancelled`.
+An approval is bound to who calls, the tool, its fingerprint and the file it is in, the arguments, the policy in force
+and who may decide, by one digest over all of them, and to a time. Who may decide is kept with the question and checked
+where it is decided, whatever the settings of the process that decides. Arguments are kept with their secrets masked:
+the caller brings them again. It goes `pending → approved → consumed`, or ends as `denied`, `expired` or `cancelled`.
 Every step is a compare-and-set on the store, made in one transaction with the record of it where the trail is in the
 same database; whoever comes second is told so. The step to `consumed` is handed to whoever writes the intent of the
 call, for the same reason: a call runs at most once for one approval, and never without a record.
@@ -26,7 +28,9 @@ from msgspec.structs import replace
 
 from handrail.errors import HandrailError
 from handrail.guards.differing import differences
-from handrail.guards.grants import LEEWAY, Grant, meets
+from handrail.guards.editing import edit_problems
+from handrail.guards.grants import LEEWAY, Grant, meets, sealed
+from handrail.guards.inert import mask_secrets
 from handrail.guards.limits import ANONYMOUS
 from handrail.guards.webhook import Webhook
 from handrail.jsonrpc import encode_sorted
@@ -41,14 +45,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Approval", "ApprovalError", "Approvals", "Asked", "Desk", "Grant"]
 
+Role = Literal["caller", "operator"]
 State = Literal["pending", "approved", "denied", "expired", "cancelled", "consumed"]
 OPEN: frozenset[State] = frozenset({"pending", "approved"})
 
 KEPT = 24 * 3600.0  # how long what is over can still be looked up
 LAST = 30 * KEPT  # and what was last allowed
 RETURN_SECONDS = 5.0  # within which a client comes back that was told to
-MAX_OPEN = 1000
-MAX_OPEN_EACH = 100  # of one principal
+MAX_OPEN = 1000  # questions of one server
+MAX_OPEN_EACH = 100  # of one caller of it
+FEW_OPEN = 5  # that each caller has room for, also where others have filled the server's
+LATELY = 5  # calls that were allowed, by which a new one is judged
 MAX_RECENT = 200  # that can be looked back at
 MAX_ARGUMENTS = 100_000  # bytes of them as JSON: nobody reads more before saying yes
 
@@ -57,12 +64,12 @@ class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is asked about a call that a rule says must be asked about, and for how long."""
 
     by: Annotated[
-        Literal["anyone", "caller", "operator", "another"],
+        Literal["auto", "anyone", "caller", "operator", "another"],
         Meta(
             description="Who may say yes: the person at the calling client, somebody at this server (an operator), "
-            "an operator who is not the caller, or anyone."
+            "an operator who is not the caller, or anyone. auto: another over HTTP with identities, else anyone."
         ),
-    ] = "anyone"
+    ] = "auto"
     wait: Annotated[float, Meta(description="Seconds a call is held open; clients often give up after 60.")] = 50.0
     round: Annotated[
         float,
@@ -97,9 +104,13 @@ class Asked(Struct, frozen=True):
     schema: Object = {}  # what other arguments would have to meet; not bound, the fingerprint is
     title: str = ""  # of the tool, as its description
     description: str = ""
+    by: str = ""  # who may decide, as in `Approvals`; empty: asked by a version that did not say
+    remember: float = 0.0  # seconds the longest remembered yes may live
+    source: str = ""  # the file it is served from, and the one of the tool
+    hidden: dict[str, str] = {}  # arguments that are kept masked: a digest of each
 
     def digest(self, arguments: Object | None = None) -> str:
-        bound = [self.server, self.principal, self.tool, self.fingerprint, self.policy]
+        bound = [self.server, self.principal, self.tool, self.fingerprint, self.policy, self.by, self.source]
         return sha256(encode_sorted([*bound, self.arguments if arguments is None else arguments])).hexdigest()
 
 
@@ -121,6 +132,12 @@ class Approval(Struct, frozen=True, kw_only=True):
     before: list[str] = []  # how it differs from what the same caller was last allowed to do with the tool
 
 
+def _room(server: str, principal: str | None = None) -> str:
+    """What the keys of open questions begin with: of a server, or of one of its callers."""
+    names = [server] if principal is None else [server, principal]
+    return "approval-open:" + "".join(f"{sha256(each.encode()).hexdigest()[:16]}:" for each in names)
+
+
 def _last(asked: Asked) -> str:
     return f"approved-last:{sha256(encode_sorted([asked.server, asked.principal, asked.tool])).hexdigest()}"
 
@@ -140,12 +157,14 @@ class Desk:
         trail: Trail | None = None,
         clock: Callable[[], float] = time.time,
         shared: bool = True,
+        hide: Callable[[Object], Object] = mask_secrets,
     ) -> None:
         self.options = options or Approvals()
         self.shared = shared  # somebody outside of this process can see it, and decide
         self._store = store
         self._trail = trail
         self._clock = clock
+        self._hide = hide  # the secrets of arguments that are kept
         self.filed: Callable[[Approval], None] | None = None  # is told of each question that is new, and our own
 
     async def claim(self, asked: Asked, preview: Callable[[], Awaitable[str]] | None = None) -> Approval:
@@ -185,26 +204,29 @@ class Desk:
     ) -> Approval | None:
         if (size := len(encode_sorted(asked.arguments))) > MAX_ARGUMENTS:
             raise ApprovalError(f"its arguments are {size:,} bytes long, and nobody reads more than {MAX_ARGUMENTS:,}")
-        waiting = await self._store.scan("approval-open:", limit=MAX_OPEN)
-        theirs = [who for _, who in waiting if who == asked.principal.encode()]
-        if len(waiting) >= MAX_OPEN or len(theirs) >= MAX_OPEN_EACH:
+        room = _room(asked.server, asked.principal)
+        theirs = len(await self._store.scan(room, limit=MAX_OPEN_EACH))
+        ours = len(await self._store.scan(_room(asked.server), limit=2 * MAX_OPEN))
+        # Callers with few questions have room of their own: those with many leave it to them.
+        if theirs >= MAX_OPEN_EACH or ours >= (MAX_OPEN if theirs >= FEW_OPEN else 2 * MAX_OPEN):
             text = "too many calls wait for an approval, or were cancelled while they did"
             raise ApprovalError(f"{text}; wait until some are decided, or their time is over")
         shown = "" if preview is None else await preview()
-        now, last = self.now(), await self.last(asked)
+        now, kept_asked = self.now(), self._masked(asked)
+        lately = await self.lately(asked)
         made = Approval(
             id=secrets.token_hex(5),
-            asked=asked,
+            asked=kept_asked,
             digest=digest,
             created=now,
             expires=now + self.options.expires,
             preview=shown,
-            before=[] if last is None else differences(last, asked),
+            before=differences(lately, kept_asked) if lately else [],
         )
         good, kept = self.options.expires, self.options.expires + KEPT
         changes = [
             Put(f"approval:{made.id}", encode_sorted(made), kept, if_absent=True),
-            Put(f"approval-open:{made.id}", asked.principal.encode(), good),
+            Put(f"{room}{made.id}", asked.principal.encode(), good),
             Put(f"approval-caller:{made.id}:", b"", RETURN_SECONDS),  # whose call is about to wait for it
             Put(f"approval-for:{digest}", made.id.encode(), good, if_absent=index is None, if_equals=index),
         ]
@@ -213,8 +235,17 @@ class Desk:
         await self._store.append("approvals", made.id.encode(), keep=MAX_RECENT, ttl=kept)
         await self.tell(made)
         if self.filed is not None:
-            self.filed(made)
+            self.filed(replace(made, asked=asked))
         return made
+
+    def _masked(self, asked: Asked) -> Asked:
+        """A call as it is kept: without the secrets in its arguments."""
+        shown = self._hide(asked.arguments)
+        if len(shown) != len(asked.arguments):  # two names with a secret in them became one
+            return replace(asked, arguments=shown, hidden=dict.fromkeys(shown, ""))
+        pairs = zip(asked.arguments.items(), shown.items(), strict=True)
+        hidden = {new[0]: sealed(asked, *old) for old, new in pairs if encode_sorted(old) != encode_sorted(new)}
+        return replace(asked, arguments=shown, hidden=hidden)
 
     async def decide(
         self,
@@ -223,6 +254,7 @@ class Desk:
         *,
         by: str,
         who: str = "",
+        role: Role = "operator",
         note: str = "",
         edited: Object | None = None,
         remember: float = 0.0,
@@ -230,7 +262,7 @@ class Desk:
     ) -> Approval:
         """Say yes or no, once. `remember`: for how many seconds the same call need not be asked about again.
 
-        `who` is the principal that decides, where `by` is not its name.
+        `who` is the principal that decides, where `by` is not its name; `role` is as what it does.
         `matching`: arguments that need not be the same then, but meet a condition: `{"amount": {"under": 100}}`.
         """
         known = await self._read(ident)
@@ -244,30 +276,42 @@ class Desk:
         if approval.state != "pending":
             who_was = f" by {approval.by}" if approval.by else ""
             raise ApprovalError(f"{ident}: has been {approval.state}{who_was} already")
-        if self.is_own(approval, who or by):
-            raise ApprovalError(f"{ident}: somebody else than its caller has to decide on it")
+        if why := self.why_not(approval, who or by, role):
+            raise ApprovalError(f"{ident}: {why}")
         if not yes:
             edited = matching = None  # a no is a no, whatever else was said with it
+            remember = 0.0
+        asked = approval.asked
+        if remember > 0 and not asked.remember:
+            raise ApprovalError(f"{ident}: nothing is decided: this server remembers no yes (approvals.remember = 0)")
+        for name in (each for each in matching or {} if each in asked.hidden):
+            raise ApprovalError(f"remember: {name}: its value is masked: no condition can be kept for it")
         try:
-            edited, asked = plain(edited), approval.asked.arguments
-            unmet = [name for name, condition in (matching or {}).items() if not meets(name, condition, asked)]
+            edited, given = plain(edited), asked.arguments
+            unmet = [name for name, condition in (matching or {}).items() if not meets(name, condition, given)]
         except ValueError as problem:
             raise ApprovalError(f"{ident}: {problem}") from None
         if unmet:
             raise ApprovalError(f"remember: {unmet[0]}: this very call does not meet that condition")
-        if edited is not None and approval.asked.schema:
-            problems = compile_schema(approval.asked.schema, approval.asked.tool).problems(edited)
-            if problems:
-                raise ApprovalError(f"{ident}: nothing is decided: {'; '.join(each.text for each in problems)}")
+        if edited is not None:
+            checker = compile_schema(asked.schema, asked.tool) if asked.schema else None
+            if problems := edit_problems(given, {*asked.hidden}, edited, checker):
+                raise ApprovalError(f"{ident}: nothing is decided: {'; '.join(text for _, text in problems)}")
         state: State = "approved" if yes else "denied"
         decided = replace(approval, state=state, by=by, at=now, note=note[:1000], edited=edited)
-        allowed = replace(approval.asked, arguments=approval.asked.arguments if edited is None else edited, schema={})
-        last = [Put(_last(allowed), encode_sorted(allowed), LAST)] if yes else []
+        last = [Put(_last(asked), encode_sorted(await self._allowed(asked, edited)), LAST)] if yes else []
         if not await self._step(raw, decided, state, *last):
             raise ApprovalError(f"{ident}: has just been decided by somebody else")
         if yes and remember > 0 and edited is None:
-            await self._remember(decided, min(remember, self.options.remember), dict(matching or {}))
+            await self._remember(decided, min(remember, asked.remember), dict(matching or {}), role)
         return decided
+
+    async def _allowed(self, asked: Asked, edited: Object | None) -> list[Asked]:
+        """What is known of the last calls that were allowed, with this one first."""
+        given = asked.arguments if edited is None else edited
+        hidden = {name: seal for name, seal in asked.hidden.items() if given.get(name) == asked.arguments[name]}
+        made = replace(asked, arguments=given, hidden=hidden, schema={}, description="")
+        return [made, *await self.lately(asked)][:LATELY]
 
     async def wait(self, approval: Approval, seconds: float) -> Approval:
         """What has become of it, as soon as that is no longer `pending`, or after `seconds`."""
@@ -319,20 +363,30 @@ class Desk:
     def now(self) -> float:
         return float(self._clock())  # an approval is compared as it is written, and 1 is not 1.0
 
-    def is_own(self, approval: Approval, who: str) -> bool:
-        """Whether somebody else has to decide, because this is who called; of nobody by name that may be."""
-        caller = approval.asked.principal
+    def why_not(self, approval: Approval, who: str, role: Role = "operator") -> str:
+        """Why this one may not decide, by what the server said when it asked; nothing if it may."""
+        by, caller = approval.asked.by, approval.asked.principal
+        if not by:
+            return "an earlier version asked, and did not say who may decide; it is asked again with the next such call"
+        if by == "caller" and role != "caller":
+            return "only the person at the calling client may decide (approvals.by = 'caller')"
+        if by in ("operator", "another") and role == "caller":
+            return f"only an operator may decide (approvals.by = {by!r})"
+        # Of callers without a name any may be this one.
         nameless = who == ANONYMOUS and caller.startswith(f"{ANONYMOUS} from ")
-        return self.options.by == "another" and (who == caller or nameless)
+        if by == "another" and (who == caller or nameless):
+            return "somebody else than its caller has to decide on it (approvals.by = 'another')"
+        return ""
 
     async def get(self, ident: str) -> Approval | None:
         known = await self._read(ident)
         return known[1] if known is not None else None
 
-    async def open(self) -> list[Approval]:
-        """What waits, oldest first."""
-        rows = await self._store.scan("approval-open:", limit=MAX_OPEN)
-        found = await asyncio.gather(*(self.get(key.partition(":")[2]) for key, _ in rows))
+    async def open(self, server: str | None = None) -> list[Approval]:
+        """What waits, oldest first: at one server, or at all that keep their questions here."""
+        room = "approval-open:" if server is None else _room(server)
+        rows = await self._store.scan(room, limit=(10 if server is None else 2) * MAX_OPEN)
+        found = await asyncio.gather(*(self.get(key.rpartition(":")[2]) for key, _ in rows))
         waiting = [each for each in found if each is not None and each.state == "pending"]
         return sorted((each for each in waiting if self.now() < each.expires), key=lambda it: it.created)
 
@@ -345,17 +399,19 @@ class Desk:
         over = [replace(each, state="expired", at=each.expires) if each.state == "pending" else each for each in over]
         return sorted(over, key=lambda it: it.at, reverse=True)
 
-    async def last(self, asked: Asked) -> Asked | None:
-        """What the same caller was last allowed to do with the same tool."""
+    async def lately(self, asked: Asked) -> list[Asked]:
+        """What the same caller was allowed to do with the same tool, newest first: the last few calls."""
         raw = await self._store.get(_last(asked))
-        return None if raw is None else decode(raw, type=Asked)
+        if raw is None:
+            return []
+        if raw.startswith(b"{"):  # of a version that kept only one, and its secrets
+            return [self._masked(decode(raw, type=Asked))]
+        return decode(raw, type=list[Asked])
 
     # What is remembered
 
-    async def _remember(self, approval: Approval, seconds: float, matching: dict[str, Object]) -> None:
+    async def _remember(self, approval: Approval, seconds: float, matching: dict[str, Object], role: Role) -> None:
         asked, now = approval.asked, self.now()
-        if seconds <= 0:
-            return
         grant = Grant(
             id=secrets.token_hex(5),
             principal=asked.principal,
@@ -364,6 +420,10 @@ class Desk:
             fingerprint=asked.fingerprint,
             policy=asked.policy,
             arguments=asked.arguments,
+            hidden=asked.hidden,
+            source=asked.source,
+            role=role,
+            allowed_by=asked.by,
             matching=matching,
             approval=approval.id,
             until=now + seconds,
@@ -399,7 +459,9 @@ class Desk:
         # Taken back undecided, it counts as open until its time is over: else nothing bounds who asks and takes back.
         over = after.by or after.state != "cancelled"
         put = Put(f"approval:{after.id}", encode_sorted(after), left + KEPT if over else left, if_equals=before)
-        close = [Delete(f"approval-open:{after.id}")] if over else []
+        # The second is where versions before kept it.
+        keys = (f"{_room(after.asked.server, after.asked.principal)}{after.id}", f"approval-open:{after.id}")
+        close = [Delete(key) for key in keys] if over else []
         done = await self._commit(after, step, put, *close, *more)
         if done:
             await self._tell(f"approval:{after.id}", after.state.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from handrail.model import Json, Object
 if TYPE_CHECKING:
     from handrail.guards.approval import Asked
 
-__all__ = ["LEEWAY", "Grant", "meets", "narrow"]
+__all__ = ["LEEWAY", "Grant", "meets", "narrow", "sealed"]
 
 LEEWAY = 60.0  # seconds two clocks may differ by
 MAX_OFFERED = 4
@@ -39,20 +40,36 @@ class Grant(Struct, frozen=True, kw_only=True):
     until: float
     by: str
     made: float
+    hidden: dict[str, str] = {}  # arguments that are kept masked: a digest of each
+    source: str = ""  # the file it was served from
+    role: str = ""  # as what it was decided: by the caller, or by an operator
+    allowed_by: str = ""  # the setting that let them; empty: of a version that did not say, and never good
 
     def covers(self, asked: Asked, now: float) -> bool:
-        known = (self.server, self.principal, self.tool, self.fingerprint, self.policy)
-        if known != (asked.server, asked.principal, asked.tool, asked.fingerprint, asked.policy):
+        """Whether the call need not be asked about, by the settings of now: they have to allow what was allowed."""
+        known = (self.server, self.principal, self.tool, self.fingerprint, self.policy, self.source, self.allowed_by)
+        theirs = (asked.server, asked.principal, asked.tool, asked.fingerprint, asked.policy, asked.source, asked.by)
+        if not self.allowed_by or known != theirs:
             return False
-        if not self.made - LEEWAY <= now < self.until:
+        if not self.made - LEEWAY <= now < min(self.until, self.made + asked.remember):
             return False
-        ours, theirs = (
-            {name: value for name, value in each.items() if name not in self.matching}
-            for each in (self.arguments, asked.arguments)
-        )
-        if encode_sorted(ours) != encode_sorted(theirs):
+        names = self.arguments.keys() - self.matching.keys()
+        if names != asked.arguments.keys() - self.matching.keys():
+            return False
+        if not all(self._has(name, asked) for name in names):
             return False
         return all(meets(name, condition, asked.arguments) for name, condition in self.matching.items())
+
+    def _has(self, name: str, asked: Asked) -> bool:
+        value = asked.arguments[name]
+        if name in self.hidden:
+            return self.hidden[name] == sealed(asked, name, value)
+        return encode_sorted(self.arguments[name]) == encode_sorted(value)
+
+
+def sealed(asked: Asked, name: str, value: Json) -> str:
+    """What tells whether an argument is the same, where it is not kept itself."""
+    return sha256(encode_sorted([asked.server, asked.principal, asked.tool, name, value])).hexdigest()
 
 
 def meets(name: str, condition: Object, given: Object) -> bool:

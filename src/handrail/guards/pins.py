@@ -14,8 +14,12 @@ says how an argument travels to the same server, is not compared with revisions 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET, ValidationError, convert
 from msgspec.structs import fields
@@ -24,7 +28,7 @@ from handrail.jsonrpc import encode_sorted
 from handrail.model import Json, Object, Tool
 from handrail.revisions import REVISIONS
 
-__all__ = ["FIELDS", "canonical", "comparable", "definition", "fingerprint"]
+__all__ = ["FIELDS", "canonical", "comparable", "definition", "fingerprint", "source_of"]
 
 FIELDS = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _ATTRIBUTES = {each.encode_name: each.name for each in fields(Tool) if each.encode_name in FIELDS}
@@ -41,6 +45,22 @@ def definition(tool: Tool | Mapping[str, Json]) -> Object:
 def canonical(value: Json) -> bytes:
     made = encode_sorted(value)
     return encode_sorted(_whole(value)) if b".0" in made else made
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """Which file the code of a function is in, and what the file says; empty where there is none, as at a prompt."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    try:
+        path = Path(code.co_filename).resolve() if code is not None else Path()
+        found = path.stat()
+        return f"{path} {_content(path, found.st_mtime_ns, found.st_size)}" if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _content(path: Path, changed: int, size: int) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def fingerprint(tool: Tool | Mapping[str, Json]) -> str:

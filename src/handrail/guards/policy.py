@@ -75,6 +75,7 @@ class Policy:
         known("destructive", destructive, get_args(Fallback))
         members = {name: any_glob(ids, f"group {name!r}") for name, ids in groups.items()}
         self._clock = clock
+        self._groups = {name: list(ids) for name, ids in (groups or {}).items()}
         self._rules = [compile_rule(rule, number, members) for number, rule in enumerate(rules, 1)]
         said = [*groups.values(), *(each.rule.principals for each in self._rules)]
         self.principals = sorted({who for ids in said for who in ids if "*" not in who})  # that are named
@@ -105,8 +106,11 @@ class Policy:
 
     @cached_property
     def version(self) -> str:
-        """The same for the same rules: an approval that was given under others is none."""
-        said = [[to_builtins(rule.rule) for rule in self._rules], self._default.verdict, self._destructive.verdict]
+        """The same for the same rules and members of the groups they name: a yes under others is none."""
+        rules = [to_builtins(rule.rule) for rule in self._rules]
+        named = {group for rule in self._rules for group in rule.rule.groups}
+        groups = {name: sorted(ids) for name, ids in self._groups.items() if name in named}
+        said = [rules, self._default.verdict, self._destructive.verdict, groups]
         return sha256(encode(said, order="sorted")).hexdigest()[:16]
 
     def decide(self, principal: Principal, facts: Facts, arguments: Object, revision: str) -> Decision:

@@ -74,6 +74,7 @@ class Exchange(Response):
         self.conversation = conversation = Conversation(self.engine, self, self.principal, connection)
         self.connection = conversation.connection
         conversation.address, conversation.raw = self.peer, self.raw
+        conversation.is_identified = self.endpoint.auth is not None
         conversation.headers = headers = self.headers
         conversation.traced = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
         if b"authorization" in headers:  # no business of a tool's
