@@ -16,11 +16,11 @@ from types import UnionType
 from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 import handrail
-from handrail import Client, Clocks, Form, Limits, Principal, SchemaError, Server
+from handrail import Call, Client, Clocks, Form, Limits, Principal, SchemaError, Server
 from handrail.client import OAuth
 from handrail.errors import LocalProtocolError
 from handrail.guards.approval import Approvals
@@ -163,6 +163,167 @@ def test_annotations_of_the_installed_official_package_are_taken(
     done = subprocess.run([sys.executable, "-c", code, packages], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"title": "Pay", "destructiveHint": True}
+
+
+# Functions that cannot be tools as they are
+
+
+class Shop:
+    def refund(self, order: str) -> str:
+        """Pay back."""
+        return f"{type(self).__name__} {order}"
+
+    @classmethod
+    def close(cls, day: str) -> str:
+        """Close."""
+        return f"{cls.__name__} {day}"
+
+
+def untyped(order, note: str = "") -> str:  # type: ignore[no-untyped-def]  # the mistake
+    """Pay back."""
+    return f"{order} {note}"
+
+
+async def test_a_parameter_without_a_hint_is_refused_with_what_to_write() -> None:
+    server = Server("shop")
+    with pytest.raises(
+        SchemaError, match=r"untyped\(\): parameter 'order' has no type hint; write order: str, or order: Any"
+    ):
+        server.add(untyped)
+    assert server.tools == []
+    server.add(untyped, input_schema={"type": "object", "properties": {"order": {}}, "required": ["order"]})
+
+    @server.tool
+    def anything(order: Any) -> str:
+        """Whatever it is."""
+        return str(order)
+
+    async with Peer(server) as peer:
+        assert (await peer.call("anything", {"order": [1]})).text == "[1]"
+
+
+async def test_a_method_without_its_object_is_refused_with_how_to_add_it() -> None:
+    server = Server("shop")
+    with pytest.raises(
+        SchemaError,
+        match=r"refund\(\): a method of a class, without its object: shop = Shop\(…\), then server.add\(shop.refund",
+    ):
+
+        class Shop:
+            @server.tool
+            def refund(self, order: str) -> str:
+                """Pay back."""
+                return order
+
+    shop = globals()["Shop"]()
+    for method in (shop.refund, shop.close):
+        server.add(method)
+    assert [sorted(tool.input_schema["properties"]) for tool in server.tools] == [["order"], ["day"]]
+    async with Peer(server) as peer:
+        assert (await peer.call("refund", {"order": "17"})).text == "Shop 17"
+
+
+# What a docstring says of parameters
+
+GOOGLE = """Pay an order back.
+
+Takes a day or two.
+
+Args:
+    order (str): The number of the order,
+        as it is on the bill: 17.
+    amount: In cents.
+    call: Not for clients.
+
+Returns:
+    What was paid.
+"""
+NUMPY = """Pay an order back.
+
+Takes a day or two.
+
+Parameters
+----------
+order : str
+    The number of the order,
+    as it is on the bill: 17.
+amount : int, optional
+    In cents.
+
+Returns
+-------
+str
+    What was paid.
+"""
+SPHINX = """Pay an order back.
+
+Takes a day or two.
+
+:param str order: The number of the order,
+    as it is on the bill: 17.
+:type order: str
+:param amount: In cents.
+:type amount: int
+:returns: What was paid.
+"""
+
+
+@pytest.mark.parametrize(
+    ("docstring", "rest"),
+    [(GOOGLE, "Returns:\n    What"), (NUMPY, "Returns\n-------\nstr\n    What"), (SPHINX, ":returns: What")],
+    ids=["google", "numpy", "sphinx"],
+)
+@pytest.mark.parametrize("indent", ["", "        "])
+def test_what_a_docstring_says_of_parameters_describes_them(docstring: str, rest: str, indent: str) -> None:
+    def pay(order: str, call: Call, amount: int = 0) -> str:
+        return order
+
+    pay.__doc__ = docstring.replace("\n", f"\n{indent}")
+    server = Server("shop")
+    tool = server.add(pay)
+    properties = tool.input_schema["properties"]
+    assert properties["order"]["description"] == "The number of the order, as it is on the bill: 17."
+    assert properties["amount"] == {"type": "integer", "default": 0, "description": "In cents."}
+    assert tool.description == f"Pay an order back.\n\nTakes a day or two.\n\n{rest} was paid."
+
+
+def test_a_description_in_the_signature_wins_and_a_schema_of_ones_own_is_kept() -> None:
+    def pay(order: Annotated[str, "Written here."], amount: Annotated[int, Field(ge=1)] = 1) -> str:
+        """Pay.
+
+        Args:
+            order: Written there.
+            amount: In cents.
+        """
+        return order
+
+    server = Server("shop")
+    properties = server.add(pay).input_schema["properties"]
+    assert properties["order"]["description"] == "Written here."
+    assert properties["amount"]["description"] == "In cents."
+    own = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+    assert server.add(pay, name="own", input_schema=own).input_schema == own
+    assert server.add(pay, name="said", description="Said.").description == "Said."
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Count.\n\nArgs:\n    other: not a parameter of it",
+        "Parameters are none.\n\nParameters\n----------",
+        "Args: order is a number",
+        "Use `:param order` with care.",
+        "",
+    ],
+)
+def test_a_docstring_without_parameters_stays_as_it_is(docstring: str) -> None:
+    def count(order: str = "") -> str:
+        return order
+
+    count.__doc__ = docstring
+    tool = Server("shop").add(count)
+    assert (tool.description or "") == docstring
+    assert "description" not in tool.input_schema["properties"]["order"]
 
 
 # One text where several are meant

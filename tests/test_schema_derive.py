@@ -37,6 +37,7 @@ import jsonschema
 import msgspec
 import pydantic
 import pytest
+import typing_extensions
 from hypothesis import assume, given, settings, strategies as st
 
 from handrail.errors import Kind, Refused, SchemaError
@@ -846,12 +847,70 @@ def test_a_signature_with_pydantic_goes_to_pydantic() -> None:
         },
         "required": ["who", "days"],
         "additionalProperties": False,
-        "$defs": {"Person": person},
+        "$defs": {"Person": {**person, "additionalProperties": False}},
     }
     assert signature.output_schema == {**person, "$defs": {"Person": person}}
     arguments = {"who": {"name": "Ada", "friends": [{"name": "Bo"}]}, "days": 2.0, "when": "2026-07-28"}
     assert checked(signature, arguments, Call()) == Person(name="Ada", friends=[Person(name="Bo")])
     assert checked(signature, arguments, "D") == Person(name="2 5 2026-07-28")
+
+
+class Home(pydantic.BaseModel):
+    city: str = "Berlin"
+
+
+class OpenHome(Home):
+    model_config = pydantic.ConfigDict(extra="allow")
+
+
+class LaxHome(Home):
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
+class Cities(pydantic.RootModel[dict[str, int]]):
+    pass
+
+
+@dataclass
+class Place:
+    city: str = "Berlin"
+
+
+class Typed(typing_extensions.TypedDict, total=False):
+    city: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "refuses"),
+    [
+        (Home, True),
+        (list[Home], True),
+        (dict[str, Home], True),
+        (Home | None, True),
+        (tuple[Home, Place], True),
+        (list[Place | Home], True),
+        (list[Typed | Home], True),
+        (OpenHome, False),
+        (LaxHome, False),
+        (Cities, False),
+    ],
+)
+def test_an_unknown_member_of_a_nested_model_is_refused(kind: Any, refuses: bool) -> None:
+    def tool(where: Any, also: Annotated[int, pydantic.Field(ge=0)] = 0) -> None: ...
+
+    tool.__annotations__["where"] = kind
+    schema = read(tool).input_schema
+    inner: Any = {"city": "Paris", "postcode": 75001} if kind is not Cities else {"Paris": 75001}
+    if get_origin(kind) is list:
+        inner = [inner]
+    elif get_origin(kind) is dict:
+        inner = {"home": inner}
+    elif get_origin(kind) is tuple:
+        inner = [{"city": "Paris"}, inner]
+    problems = compile_schema(schema, "here").problems({"where": inner})
+    assert bool(problems) is refuses
+    if refuses:
+        assert any("postcode" in each.text for each in problems)
 
 
 def test_pydantic_is_found_inside_other_types() -> None:

@@ -152,7 +152,7 @@ class Server:
             listed["icons"] = collection(f"{where}: icons", options["icons"], "icons")
         tool = Tool(
             name=name,
-            description=options.get("description", inspect.getdoc(function) or UNSET),
+            description=options.get("description", signature.description or UNSET),
             input_schema=signature.input_schema,
             output_schema=UNSET if silent else options.get("output_schema") or signature.output_schema,
             annotations=annotations_of(options.get("annotations", UNSET), cast(Object, hints), where),

@@ -21,7 +21,7 @@ from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, defstruc
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import Json, Object
 from handrail.options import shown
-from handrail.schema import models
+from handrail.schema import docstrings, models
 from handrail.schema.types import Field, Types, is_record, options_of
 
 Invoke = Callable[[Object, Any], Any]
@@ -43,6 +43,7 @@ class Signature(Struct, frozen=True):
     input_schema: Object
     output_schema: Object | UnsetType
     invoke: Invoke
+    description: str = ""  # the docstring, without what it says of single parameters
 
 
 class _Taken(NamedTuple):
@@ -68,8 +69,15 @@ def derive(
     {'type': 'integer', 'default': 3}
     """
     where = f"{getattr(function, '__name__', type(function).__name__)}()"
+    _refuse_unbound(function, where)
     hints = _hints(function, call_type, where)
     taken = _taken(function, hints, call_type, where)
+    if input_schema is None:
+        for each in taken.arguments:
+            if each.annotation is Parameter.empty:
+                meant = f"write {each.name}: str, or {each.name}: Any for any value"
+                raise SchemaError(f"{where}: parameter {each.name!r} has no type hint; {meant}")
+    prose, described = docstrings.split(inspect.getdoc(function) or "", {each.name for each in taken.arguments})
     pieces = [piece for each in taken.arguments for piece in (each.annotation, each.default)]
     if input_schema is not None:
         schema, invoke = input_schema, _by_name(function, taken, _as_given(taken, input_schema, where))
@@ -83,7 +91,13 @@ def derive(
         members = [Field(each.name, each.annotation, each.default) for each in taken.arguments]
         schema = types.finished(types.object_schema(members, "", closed=extra == "forbid"))
         invoke = _by_hints(function, taken, types, is_open=extra == "allow")
-    return Signature(schema, _output(hints.get("return", Any), Types(where, closed=False)), invoke)
+    if input_schema is None:
+        notes = {each.name: getattr(each.annotation, "__metadata__", ()) for each in taken.arguments}
+        # `Annotated[str, "…"]` says it too, which pydantic does not read.
+        described |= {name: note for name, them in notes.items() for note in them if isinstance(note, str)}
+        for name in described.keys() & schema.get("properties", {}).keys():
+            schema["properties"][name].setdefault("description", described[name])
+    return Signature(schema, _output(hints.get("return", Any), Types(where, closed=False)), invoke, prose)
 
 
 def form_for(kind: type) -> tuple[Object, Callable[[Object], Any]]:
@@ -123,6 +137,18 @@ def _form_field(schema: Object, definitions: Object, where: str) -> Object:
     if kept.get("format", "email") not in _FORM_FORMATS or "pattern" in kept:
         raise SchemaError(f"{where}: of formats and patterns a form knows only {', '.join(_FORM_FORMATS)}")
     return kept
+
+
+def _refuse_unbound(function: Any, where: str) -> None:
+    """A method in the body of its class has no object yet: `self` would become an argument."""
+    within, _, name = getattr(function, "__qualname__", "").rpartition(".")
+    if inspect.isfunction(function) and within and not within.endswith("<locals>"):
+        first = next(iter(inspect.signature(function).parameters), "")
+        if first in ("self", "cls"):
+            kind = within.rpartition(".")[2]
+            thing = kind.lower() if first == "self" else kind
+            made = f"{thing} = {kind}(…), then " if first == "self" else ""
+            raise SchemaError(f"{where}: a method of a class, without its object: {made}server.add({thing}.{name})")
 
 
 def _hints(function: Callable[..., Any], call_type: type, where: str) -> Object:

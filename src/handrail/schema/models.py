@@ -15,6 +15,7 @@ from handrail.model import Json, Object
 from handrail.schema.types import fields_of, is_record
 
 _MAX_ERRORS = 20
+_OBJECTS = ("model_schema", "dataclass_schema", "typed_dict_schema")  # methods of pydantic's generator
 
 
 def mentions_pydantic(pieces: Iterable[Any], where: str) -> bool:
@@ -43,17 +44,26 @@ def arguments_model(
     named = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     vars(taken)["__signature__"] = Signature([*named, *rest])
     taken.__annotations__ = {each.name: each.annotation for each in named if each.annotation is not Parameter.empty}
-    schema, bind = described(taken, where)
+    schema, bind = described(taken, where, closed=True)
     if extra == "allow":
         schema.pop("additionalProperties", None)
     return schema, bind
 
 
-def described(kind: Any, where: str, *, mode: str = "validation") -> tuple[Object, Callable[[Json], Any]]:
-    """pydantic's schema for a type, without the titles it makes out of names, and what turns JSON into the type."""
+def described(
+    kind: Any, where: str, *, mode: str = "validation", closed: bool = False
+) -> tuple[Object, Callable[[Json], Any]]:
+    """pydantic's schema for a type, without the titles it makes out of names, and what turns JSON into the type.
+
+    In a `closed` one, objects refuse unknown members, which pydantic would drop; unless the model's own configuration
+    says what to do with them.
+    """
     pydantic: Any = sys.modules["pydantic"]
     base = pydantic.json_schema.GenerateJsonSchema
-    generator = type("Untitled", (base,), {"field_title_should_be_set": lambda self, schema: False})
+    changed: dict[str, Any] = {"field_title_should_be_set": lambda self, schema: False}
+    if closed:
+        changed |= {name: _closing(getattr(base, name)) for name in _OBJECTS}
+    generator = type("Untitled", (base,), changed)
     try:
         adapter = pydantic.TypeAdapter(kind)
         schema: Object = adapter.json_schema(mode=mode, schema_generator=generator)
@@ -75,3 +85,15 @@ def described(kind: Any, where: str, *, mode: str = "validation") -> tuple[Objec
             raise Refused(Kind.BAD_ARGUMENTS, "; ".join(texts)) from None
 
     return schema, convert
+
+
+def _closing(generate: Callable[[Any, Any], Object]) -> Callable[[Any, Any], Object]:
+    def closed(self: Any, core: Any) -> Object:
+        schema, kind = generate(self, core), core.get("cls")
+        config = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
+        is_open = config.get("extra") is not None or core.get("root_model")
+        if not is_open and schema.get("type") == "object":
+            schema.setdefault("additionalProperties", False)
+        return schema
+
+    return closed
