@@ -280,7 +280,7 @@ def test_what_the_file_says_is_in_force(home: Path) -> None:
     told = [(each.get("rule"), each.get("outcome")) for each in records(home / STATE) if each["event"] == "refusal"]
     assert told == [("no large sums", "forbidden")]
     (home / "other.toml").write_text('[access]\ndefault = "deny"')
-    with caller("shop.py", "--config", "other.toml", home=home) as client:
+    with caller("shop.py", "--config", "other.toml", "--config-only", home=home) as client:
         assert "not allowed" in client.result("refund", {"amount": 1})["error"]["message"]
     (home / "handrail.toml").write_text("[acess]")
     broken = handrail("serve", "shop.py", home=home)

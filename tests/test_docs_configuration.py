@@ -12,7 +12,7 @@ from handrail.config import load, read
 from tools.configuration import PAGE, page
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLE = ROOT / "examples" / "handrail.toml"
+EXAMPLE = ROOT / "examples" / "everyday.toml"
 BLOCK = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [
     pytest.param(found[1], id=f"{each.relative_to(ROOT).as_posix()}-{number}")

@@ -27,11 +27,15 @@ INTRODUCTION = """\
 <!-- Made by tools/configuration.py from the classes that read the file. Do not edit. -->
 # Configuration
 
-`handrail serve`, `check`, `explain` and `approve` read the `handrail.toml` of the working folder, or the file that
-`--config` names. Everything in it is optional; what it does not say has the default below. What the file says wins over
+`handrail serve`, `check`, `explain` and `approve` read the `handrail.toml` beside the served file, else that of the
+working folder, or the file that `--config` names. `serve` says at its start which file is in force, and what it
+switches off. A file beside the server that is not used is an error; `--config FILE --config-only` means `FILE` alone.
+`server.run()` in Python reads no file, and warns of one beside it.
+
+Everything in it is optional; what it does not say has the default below. What the file says wins over
 what the server's author wrote in Python. A key nobody knows is an error that names the closest one.
 [`handrail check`](cli.md) says whether a file is right, what is in force, and from where;
-[examples/handrail.toml](../../examples/handrail.toml) has all of it to copy from.
+[examples/everyday.toml](../../examples/everyday.toml) has all of it to copy from.
 
 Paths are read from the folder of the file. In Python the same values go to
 [`Server`](server.md#guards): a section's class is named beside it.

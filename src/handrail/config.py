@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import fields, replace
 
-from handrail.engine.gate import GuardOptions
+from handrail.engine.gate import FILES_READ, GuardOptions
 from handrail.errors import HandrailError
 from handrail.guards.approval import Approvals
 from handrail.guards.identity import ApiKeys, Verifier
@@ -186,6 +186,17 @@ class Config(_Section, frozen=True):
     def policy(self) -> Policy:
         return Policy(self.rules, groups=self.groups, default=self.access.default, destructive=self.access.destructive)
 
+    def switched_off(self) -> list[str]:
+        """The guards that are on from the start and that this turns off, each as it is written."""
+        found = ['access.destructive = "allow"'] if self.access.destructive == "allow" else []
+        found += [f'limits.{name} = ""' for name in ("principal", "address", "lists") if not getattr(self.limits, name)]
+        tools = [(f"sanitize.tools.{tool}", it) for tool, it in self.sanitize.tools.items()]
+        for place, part in [("sanitize", self.sanitize), *tools]:
+            for name in ("controls", "secrets", "media"):
+                if (value := getattr(part, name)) in ("keep", "report"):
+                    found.append(f'{place}.{name} = "{value}"')
+        return found + ([] if self.audit.on else ["audit.on = false"])
+
     def audit_file(self, state: Path) -> Path:
         return Path(self.audit.file) if self.audit.file else state / STATE
 
@@ -223,6 +234,7 @@ def document(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {problem.strerror}") from None
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes")
+    FILES_READ.add(str(path.resolve()))
     try:
         return tomllib.loads(text.decode("utf-8-sig"))
     except ValueError as problem:

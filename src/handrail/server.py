@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
@@ -16,7 +18,7 @@ from msgspec.structs import replace
 from handrail.engine.call import Call
 from handrail.engine.catalog import HINTS, Entry, annotations_of, make_entry
 from handrail.engine.core import Engine, ServerOptions
-from handrail.engine.gate import GuardOptions
+from handrail.engine.gate import FILES_READ, GuardOptions
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
 from handrail.engine.reading_on import read_more
@@ -269,6 +271,7 @@ class Server:
         Over stdio it also ends when the client goes or the parent dies. `http` is an address, `"127.0.0.1:8000"`, or a
         port of this machine, `8000`.
         """
+        _warn_of_unused_settings()
         if http is not None:
             from handrail.transports.http import run_endpoint
 
@@ -348,6 +351,17 @@ class Server:
 
 def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", repr(function)))
+
+
+def _warn_of_unused_settings() -> None:
+    """Warn of a `handrail.toml` beside the file that Python was started with, unless the code has read it."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None) or ""
+    settings = os.path.join(os.path.dirname(file), "handrail.toml")
+    is_script = main.__spec__ is None and file.endswith(".py")  # not a module, as in `python -m handrail`
+    if is_script and os.path.exists(settings) and os.path.realpath(settings) not in FILES_READ:
+        text = "%s is not used: the guards are those of the code. `handrail serve %s` uses it"
+        log.warning(text, os.path.relpath(settings), os.path.relpath(file))
 
 
 def _times(timeout: float | tuple[float, float] | None, where: str) -> tuple[float, float]:

@@ -29,7 +29,7 @@ Row = tuple[str, str, str]
 
 
 def run_check(args: Namespace, screen: Screen) -> int:
-    guarded = Guarded(args)
+    guarded = Guarded(args, args.target)
     config, policy, theirs = guarded.config, guarded.config.policy(), dict[str, Any]()
     doubts, source, server = policy.warnings + guarded.self_approval(None), "", None
     if args.target or config.server.target:
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
 def run_explain(args: Namespace, screen: Screen) -> int:
     if args.call != "call":
         raise Usage(f"explain: {args.call!r}: only a call can be explained: handrail explain call TOOL KEY=VALUE")
-    guarded = Guarded(args)
+    guarded = Guarded(args, args.server)
     server = guarded.source(args.server, "add --server FILE").load()
     guarded.rule(server)
     if args.revision not in REVISIONS:

@@ -19,18 +19,28 @@ from handrail.guards.sanitize import Sanitize
 from handrail.server import Server
 from handrail.stores.sqlite import SqliteStore
 
-__all__ = ["Guarded"]
+__all__ = ["Guarded", "settings_for"]
+
+
+def settings_for(target: str | None) -> Path | None:
+    """The `handrail.toml` beside the file that is served, else that of the working folder; None: neither is there."""
+    beside = [_near(Source(target).path.parent / NAME)] if target else []
+    # One that is there and cannot be read is an error, later.
+    return next((each for each in (*beside, Path(NAME)) if os.path.lexists(each)), None)
 
 
 class Guarded:
-    """`--config`, or the `handrail.toml` of the working folder, or neither: then what is built in.
+    """`--config`, or the `handrail.toml` beside the server or of the working folder, or none: then what is built in.
 
-    `written` is what the file itself says.
+    `target` is the file that is served. `written` is what the file of settings itself says.
     """
 
-    def __init__(self, args: Namespace) -> None:
-        given = args.config or (NAME if os.path.lexists(NAME) else None)  # one that cannot be read is an error
-        self.path = None if given is None else Path(given)
+    def __init__(self, args: Namespace, target: str | None = None) -> None:
+        self._only = bool(getattr(args, "config_only", False))
+        if self._only and not args.config:
+            raise Usage("--config-only: which file? Name it with --config")
+        self.path = Path(args.config) if args.config else settings_for(target)
+        self._check_beside(Source(target).path.parent if target else None)
         self.written = {} if self.path is None else document(self.path)
         self.config = read(self.written, str(self.path or NAME))
 
@@ -39,7 +49,32 @@ class Guarded:
             return Source(target)
         if self.path is None or not self.config.server.target:
             raise Usage(f"no server: {by}, or say `target` in the [server] section of {NAME}")
-        return Source(str(self.path.parent / self.config.server.target))
+        source = Source(str(self.path.parent / self.config.server.target))
+        self._check_beside(source.path.parent)
+        return source
+
+    def _check_beside(self, folder: Path | None) -> None:
+        """Refuse to pass over a file that lies beside the server: its reader takes it for what is in force."""
+        if folder is None or self._only or not os.path.lexists(beside := folder / NAME):
+            return
+        if self.path is None or os.path.realpath(self.path) != os.path.realpath(beside):
+            hint = f"leave --config out to use it, or add --config-only to use {self.path} alone"
+            raise Usage(f"{_near(beside)} lies beside the server and is not used: {hint}")
+
+    def in_force(self, server: Server, source: Source) -> str:
+        """One line: which file the guards are from, and what is switched off, by the file or in the code."""
+        if self.path is None:
+            text = f"guards: built in; there is no {NAME} beside {source.path.name} or in this folder"
+        else:
+            text = f"guards: {self.path}"
+            others = os.path.lexists(NAME) and os.path.realpath(NAME) != os.path.realpath(self.path)
+            text += f"; the {NAME} of this folder is not used" if others else ""
+        off = self.config.switched_off()
+        guards = server.engine.guards
+        if not self.speaks_of("policy") and server.engine.gate.policy.destructive == "allow":
+            off.append('Server(policy=Policy(destructive="allow"))')
+        off += [f"Server({name}=None)" for name in ("audit", "rates", "sanitize") if guards.get(name, name) is None]
+        return f"{text}; switched off: {', '.join(off)}" if off else text
 
     def store_file(self) -> Path:
         """Where approvals wait, and open consoles are to be found."""
@@ -96,3 +131,9 @@ class Guarded:
     def speaks_of(self, guard: str) -> bool:
         """Whether the file says anything of it."""
         return not self.written.keys().isdisjoint(SECTIONS.get(guard, {guard}))
+
+
+def _near(path: Path) -> Path:
+    """The path as a person would write it: from the working folder, where it lies below it."""
+    short = Path(os.path.relpath(path))
+    return path if ".." in short.parts else short

@@ -102,8 +102,8 @@ def _quoted(word: str) -> str:
 
 
 def run_install(args: Namespace, screen: Screen) -> int:
-    from handrail.cli.source import Source
-    from handrail.config import NAME as CONFIG  # which need all of a server
+    from handrail.cli.guarded import settings_for
+    from handrail.cli.source import Source  # which need all of a server
 
     path = Path(args.file).resolve() if args.file else _place(args.host)
     source = Source(args.target)
@@ -113,8 +113,7 @@ def run_install(args: Namespace, screen: Screen) -> int:
     target = f"{source.path}:{source.object}" if source.object else str(source.path)
     words = ["-m", "handrail", "serve", target]
     # The host starts it in a folder of its own, where its guards would not be found.
-    guards = next((each for each in (Path(CONFIG), source.path.parent / CONFIG) if each.is_file()), None)
-    if guards is not None:
+    if (guards := settings_for(args.target)) is not None:
         words += ["--config", str(guards.resolve())]
     entry: Object = {"command": sys.executable, "args": words}
     if args.host == "vscode":

@@ -21,15 +21,17 @@ from handrail.client.consent import Confirm, allow, rule
 from handrail.client.entries import Entry, EntryError, known_files, load
 from handrail.client.listing import ListedTool
 from handrail.client.state import Consents, State, state_folder
+from handrail.guards.changes import difference
 from handrail.guards.inert import inert, one_line
 from handrail.model import Object
 from handrail.revisions import REVISIONS
 
-__all__ = ["agreed", "client", "target_of"]
+__all__ = ["agreed", "changed_lines", "client", "target_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
 _OTHER_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+MAX_DIFFERENCE = 40  # lines of a changed tool before the question: both stay on one screen
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
@@ -55,7 +57,7 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
             timeout=args.timeout,
             headers=headers,
             env=dict(_pair(each, "=", "--env", "NAME=value") for each in args.env),
-            trusted=args.trusted or is_own_file(target),
+            trusted=args.trusted or (args.verb == "call" and is_own_file(target)),
             state=state.folder,
             agree=partial(_agree, args, screen, Consents(state)),
             elicit=forms.fill,
@@ -129,8 +131,18 @@ def _asked(tool: ListedTool, arguments: Object, why: str, screen: Screen) -> boo
     if claims:
         lines.append(paint(f"  declared by the server: {one_line(claims, 200)}", "dim", stream=where))
     lines.append(f"  asked because {why}")
+    lines += [f"  {line}" for line in changed_lines(tool, MAX_DIFFERENCE)] if tool.changed else []
     print("\n".join(lines), file=where, flush=True)
     return _asks("Send it?", screen)
+
+
+def changed_lines(tool: ListedTool, most: int) -> list[str]:
+    """What has changed in a tool, each place with both sides; what is over `most` lines is counted (APP-20)."""
+    lines = difference(tool.changes).split("\n") if tool.changes else ["what it was before is not known here any more"]
+    if len(lines) > most:
+        more = f"… {len(lines) - most:,} more lines: `handrail show` has them all"
+        lines = [*lines[:most], more]
+    return lines
 
 
 def _asks(question: str, screen: Screen) -> bool:

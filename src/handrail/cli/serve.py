@@ -33,7 +33,7 @@ def run_serve(args: Namespace, screen: Screen) -> int:
         key_from_environment()
     except ValueError as weak:
         raise Usage(str(weak)) from None
-    guarded = Guarded(args)
+    guarded = Guarded(args, args.target)
     http = guarded.config.http
     address = args.http or http.listen or None
     workers = 1 if address is None else args.workers or http.workers
@@ -49,6 +49,7 @@ def run_serve(args: Namespace, screen: Screen) -> int:
     if args.reload:
         server = follow(source, server, screen.note)
     guarded.guard(server)
+    screen.note(guarded.in_force(server, source))
     for doubt in guarded.doubts(server, catalog):
         screen.note(f"careful: {doubt}")
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import MsgspecError, Struct, json as msgspec_json
 
 from handrail.cli.codes import Code, code_of
-from handrail.cli.reach import agreed, client
+from handrail.cli.reach import agreed, changed_lines, client
 from handrail.cli.screen import Screen, json_text
 from handrail.cli.words import arguments, document, unknown_tool
 from handrail.client.listing import ListedTool, Tools
@@ -31,6 +31,7 @@ __all__ = ["run_call", "run_inspect", "run_list", "run_show"]
 MAX_FILES = 20
 _SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
 _SUFFIXES |= {"audio/wav": ".wav", "audio/mpeg": ".mp3", "audio/ogg": ".ogg"}
+MAX_DIFFERENCE = 2_000  # lines of a changed tool
 MAX_KEPT = 1_000  # messages; the last are the ones one looks for
 
 
@@ -70,7 +71,9 @@ def run_show(args: Namespace, screen: Screen) -> int:
         return Code.OK
     screen.say(describe({**tool.raw, "name": tool.name}, screen.paint))
     if tool.changed:
-        screen.note("the tool has changed since it was first seen here")
+        screen.note("the tool has changed since it was first seen here:")
+        for line in changed_lines(tool, MAX_DIFFERENCE):
+            screen.tell(f"  {line}")
     return Code.OK
 
 

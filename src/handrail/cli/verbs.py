@@ -317,7 +317,10 @@ def _rest(verb: _Verb) -> None:
 
 
 def _configured(one: Parser) -> None:
-    one.add_argument("--config", metavar="FILE", help="the guards' configuration (handrail.toml here, if there is one)")
+    text = "the guards' configuration (handrail.toml beside the server, or here, if there is one)"
+    one.add_argument("--config", metavar="FILE", help=text)
+    only = "with --config: also where another handrail.toml lies beside the server"
+    one.add_argument("--config-only", action="store_true", help=only)
 
 
 def _reaching(one: Parser, *, several: bool = False) -> None:

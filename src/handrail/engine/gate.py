@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handrail")
 
+FILES_READ: set[str] = set()
+"""Configuration files that this process has read, by their real paths: what lies beside a server and is not here is not
+in force."""
+
 REPAIRED = "io.handrail/repaired"
 _CLEANERS = 2  # threads in which large results are cleaned
 MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question

@@ -87,6 +87,7 @@ class Policy:
         self._ranked = sorted(self._rules, key=lambda rule: _RANK[rule.decision.verdict])
         self._default = Decision(default, "default", "no rule matches")
         why = "it counts as destructive, and no rule says otherwise"
+        self.destructive = destructive
         self._destructive = Decision(destructive, f"built in: destructive tools {destructive}", why)
         self._untrusted = Decision(
             "ask", "built in: untrusted tools ask", "no rule matches, and nobody trusts its server"
