@@ -7,6 +7,8 @@ import os
 import pwd
 import sqlite3
 import stat
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from cli_runs import SECONDS, handrail
+from cli_runs import COMMAND, SECONDS, Terminal as RawTerminal, environment, handrail
 from handrail.guards.chain import verify
 from handrail.guards.trail_reading import TrailFile
 from requirements import requirement
@@ -537,6 +539,82 @@ def test_explain_says_what_each_guard_would_do(
 
 
 # In a terminal
+
+
+@contextmanager
+def watching(home: Path, *words: str) -> Iterator[RawTerminal]:
+    """`handrail approve --watch` on a terminal, until Ctrl-C."""
+    made = RawTerminal(sys.executable, "-m", "handrail", "approve", "--watch", *words, home=home)
+    try:
+        made.until("waiting for calls to approve")
+        yield made
+    finally:
+        made.type("\x03")
+        code, rest = made.end()
+    assert code == 130 and "Traceback" not in rest
+
+
+PROMPT = "Allow it? [y/N/e(dit)/s(kip)] "
+
+
+@requirement("APP-03", "APP-04", "P-19", everywhere=True)
+def test_whoever_watches_hears_a_bell_sees_the_time_left_and_answers_with_a_note(home: Path) -> None:
+    (home / "handrail.toml").write_text('[approvals]\nby = "operator"\n')
+    with caller("shop.py", home=home) as client, watching(home) as screen:
+        client.begin("cancel_order", {"order": 7})
+        assert "\a" in screen.until("cancel_order")
+        assert '"order": 7' in screen.until(PROMPT)
+        screen.until("14:5")  # it counts
+        screen.type("n not before noon\n")
+        assert (
+            text_of(client.hear()) == "cancel_order was not approved by an operator: not before noon. Nothing was done."
+        )
+        screen.until("denied")
+        client.begin("cancel_order", {"order": 8})
+        screen.until("\a")
+        screen.until(PROMPT)
+        screen.type("perhaps\n")  # neither yes nor no: asked again
+        screen.until(PROMPT)
+        screen.type("y 2h go on\n")
+        assert text_of(client.hear()) == "order 8 is cancelled"
+        screen.until("and remembered until")
+        assert text_of(client.result("cancel_order", {"order": 8})) == "order 8 is cancelled"
+    told = [each for each in records(home / STATE) if each["event"] == "approval"]
+    assert [each["step"] for each in told] == ["asked", "denied", "asked", "approved", "remembered"]
+
+
+@requirement("APP-03", "P-19", everywhere=True)
+def test_whoever_watches_is_told_what_was_decided_elsewhere_and_who_has_left(home: Path) -> None:
+    (home / "handrail.toml").write_text('[approvals]\nby = "operator"\nwait = 1\n')
+    with caller("shop.py", home=home) as client, watching(home) as screen:
+        client.begin("cancel_order", {"order": 7})
+        screen.until(PROMPT)
+        assert "Call it again" in text_of(client.hear())
+        screen.until("its caller has left: it runs if it calls again")
+        one = waiting(home)
+        assert one["caller"] == "left"
+        assert handrail("approve", one["id"], "yes", home=home).returncode == 0
+        screen.until(f"{one['id']}: has been approved by operator")
+        shown = handrail("approve", one["id"], home=home).stdout
+        assert "approved, not used yet: it runs if its caller calls again" in shown
+        assert text_of(client.result("cancel_order", {"order": 7})) == "order 7 is cancelled"
+        assert "consumed" in handrail("approve", one["id"], home=home).stdout
+
+
+def test_without_a_terminal_watching_rings_no_bell_and_asks_nobody(home: Path) -> None:
+    with caller("shop.py", home=home) as client:
+        client.begin("cancel_order", {"order": 7})
+        waiting(home)
+        command = [*COMMAND, "approve", "--watch", "--json"]
+        with subprocess.Popen(
+            command, cwd=home, env=environment(home), stdout=subprocess.PIPE, start_new_session=True
+        ) as watcher:
+            assert watcher.stdout is not None
+            line = watcher.stdout.readline()
+            watcher.terminate()
+            rest = watcher.stdout.read()
+        assert json.loads(line)["caller"] == "waiting" and b"\a" not in line + rest
+        client.say("notifications/cancelled", {"requestId": "call"})
 
 
 @requirement("APP-03", "APP-04", "P-19", "P-33", everywhere=True)

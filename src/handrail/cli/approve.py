@@ -33,6 +33,7 @@ if sys.platform != "win32":
 __all__ = ["run_approve"]
 
 MAX_DESCRIPTION = 300  # characters
+ANSWERS = {"y": "yes", "yes": "yes", "n": "no", "no": "no", "e": "edit", "edit": "edit", "s": "", "skip": ""}
 STATES = {  # in words, by the state and whether the caller waits
     ("pending", False): "pending; its caller has left: it runs if it calls again",
     ("approved", False): "approved, not used yet: it runs if its caller calls again",
@@ -78,6 +79,7 @@ class _Clerk:
         self._store = store
         self._args = args
         self._screen = screen
+        self._rung = set[str]()  # questions that the bell has told of
         self._who = f"operator {_user()}"
 
     async def work(self) -> int:
@@ -112,6 +114,8 @@ class _Clerk:
 
     async def _watch(self) -> int:
         seen: set[str] = set()
+        if self._can_ask:
+            self._screen.note("waiting for calls to approve; Ctrl-C ends")
         while True:
             async with self._store.subscribe("approvals") as news:
                 fresh = [each for each in await self._desk.open() if each.id not in seen]
@@ -119,13 +123,27 @@ class _Clerk:
                     await anext(news)
             for approval in fresh:  # not while listening: a person may take longer than news are kept
                 seen.add(approval.id)
+                if self._can_ask and approval.id not in self._rung:
+                    self._ring(approval)
                 await self._present(approval)
+
+    @property
+    def _can_ask(self) -> bool:
+        """Whether somebody is there to answer."""
+        return not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty()
+
+    def _ring(self, approval: Approval) -> None:
+        self._rung.add(approval.id)
+        self._screen.ring()
 
     async def _present(self, approval: Approval) -> None:
         """Show it, and ask if somebody is there to answer."""
-        await self._show(approval)
-        if not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty():
-            await self._ask(approval)
+        found = await self._desk.get(approval.id)
+        if found is None or found.state != "pending":
+            return  # decided while another one was looked at
+        await self._show(found)
+        if self._can_ask:
+            await self._ask(found)
 
     async def _remembered(self) -> int:
         grants = await self._desk.grants()
@@ -171,25 +189,58 @@ class _Clerk:
                 self._screen.say(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
 
     async def _ask(self, approval: Approval) -> int:
-        answer = await aside(self._screen.read, "Allow it? [y/N/e(dit)/s(kip)] ")
-        word = (answer or "").lower()
-        if answer is None or word in ("s", "skip"):
+        self._screen.say("  y allows it, y 2h for two hours; words after y or n are a note to its caller")
+        sys.stdout.flush()
+        answer, words = "", list[str]()
+        while answer not in ANSWERS:
+            typed = await self._screen.read_live("Allow it? [y/N/e(dit)/s(kip)] ", partial(self._left, approval))
+            if typed is None:
+                return await self._over(approval)
+            answer, *words = (typed or "n").split()
+            answer = answer.lower()
+        if answer in ("s", "skip"):
             return Code.OK
+        remember = words.pop(0) if words and ANSWERS[answer] == "yes" and seconds(words[0]) is not None else None
         try:
-            return await self._decide(approval, {"y": "yes", "yes": "yes", "e": "edit", "edit": "edit"}.get(word, "no"))
+            return await self._decide(approval, ANSWERS[answer], " ".join(words), remember)
         except (ApprovalError, Usage) as problem:  # others may still wait
             self._screen.note(str(problem))
             return Code.USAGE
 
-    async def _decide(self, approval: Approval, answer: str) -> int:
+    async def _left(self, approval: Approval) -> str | None:
+        """How long it can still be decided, for a line that is drawn each second; None: it is over."""
+        found = await self._desk.get(approval.id)
+        left = round(approval.expires - self._desk.now())
+        if found is None or found.state != "pending" or left <= 0:
+            return None
+        others = [each for each in await self._desk.open() if each.id != approval.id]
+        for each in others if self._args.watch else ():
+            if each.id not in self._rung:
+                self._ring(each)
+        more = f", {len(others)} more wait{'s' if len(others) == 1 else ''}" if others else ""
+        caller = "" if await self._desk.is_attended(approval) else "; its caller has left: it runs if it calls again"
+        return f"  {left // 60}:{left % 60:02} left{more}{caller}"
+
+    async def _over(self, approval: Approval) -> int:
+        """The question was not answered here: the end of the input, or it has ended meanwhile."""
+        found = await self._desk.get(approval.id)
+        if found is not None and found.state != "pending":
+            by = f" by {found.by}" if found.by else ""
+            self._screen.note(f"{approval.id}: has been {found.state}{by} meanwhile")
+        elif found is None or self._desk.now() >= found.expires:
+            self._screen.note(f"{approval.id}: nobody decided in time")
+        return Code.OK
+
+    async def _decide(self, approval: Approval, answer: str, note: str = "", remembered: str | None = None) -> int:
         args, edited = self._args, None
+        wanted = remembered or args.remember
         if answer == "edit":
             text = args.arguments_json
             if text is None:
                 text = await aside(self._screen.read, "Arguments to run with, as JSON: ")
             edited = document(text or "")
-        if (remember := seconds(args.remember or "0s")) is None:
-            raise Usage(f"--remember: {args.remember!r} is not a time such as 30m, 2h or 7d")
+        if (remember := seconds(wanted or "0s")) is None:
+            raise Usage(f"--remember: {wanted!r} is not a time such as 30m, 2h or 7d")
         if remember and answer != "yes":
             raise Usage(f"--remember: only a yes to the call as it was made can be remembered, not {answer!r}")
         made = await self._desk.decide(
@@ -197,7 +248,7 @@ class _Clerk:
             answer != "no",
             by=self._who,
             who=LOCAL,  # whoever types here is the user of this machine
-            note=args.note or "",
+            note=note or args.note or "",
             edited=edited,
             remember=remember,
             matching=_conditions(args.where),

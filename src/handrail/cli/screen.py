@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -12,7 +13,7 @@ import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TextIO
 
@@ -107,6 +108,52 @@ class Screen:
             return None
         finally:
             Progress.quiet = False
+            os.close(descriptor)
+
+    async def read_live(self, prompt: str, status: Callable[[], Awaitable[str | None]]) -> str | None:
+        """As `read`, under a line that is drawn anew each second; None too once `status` has nothing to say.
+
+        The line must be shorter than the terminal is wide.
+        """
+        first = await status()
+        if first is None or (descriptor := _terminal()) is None:
+            return None
+        import termios
+
+        loop = asyncio.get_running_loop()
+        typed: asyncio.Future[bytes] = loop.create_future()
+
+        def hear() -> None:
+            loop.remove_reader(descriptor)
+            with contextlib.suppress(asyncio.InvalidStateError):
+                typed.set_result(os.read(descriptor, 64 * 1024))
+
+        Progress.quiet = True
+        try:
+            with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
+                termios.tcflush(descriptor, termios.TCIFLUSH)
+            os.write(descriptor, inert(f"{first}\n{prompt}").encode("utf-8", "backslashreplace"))
+            loop.add_reader(descriptor, hear)
+            while not (await asyncio.wait([typed], timeout=1.0))[0]:
+                line = await status()
+                if line is None:
+                    os.write(descriptor, b"\n")
+                    return None
+                if os.environ.get("TERM") != "dumb":  # one line up and back, past what is being typed
+                    os.write(descriptor, f"\x1b7\x1b[1A\r\x1b[2K{inert(line, lines=False)}\x1b8".encode())
+            return typed.result().decode("utf-8", "replace").strip() if typed.result() else None
+        except OSError:  # the terminal has gone
+            return None
+        finally:
+            Progress.quiet = False
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def ring(self) -> None:
+        """The terminal's bell, where there is a terminal."""
+        if (descriptor := _terminal()) is not None:
+            with contextlib.suppress(OSError):
+                os.write(descriptor, b"\a")
             os.close(descriptor)
 
     def progress(self, what: str) -> Progress:
