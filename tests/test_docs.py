@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -119,6 +120,32 @@ def test_blocks_are_found_with_their_lines_and_reasons() -> None:
 def test_links_inside_the_documentation_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+# What README.md calls a figure, and the row of docs/benchmarks.md it is taken from.
+FIGURES = {
+    "CPU of a call over stdio, µs": "echo, 64 in flight: CPU, µs",
+    "CPU of a call over HTTP, µs": "http echo, session, 32 at once: CPU, µs",
+    "start to first answer, ms": "spawn to first answer, ms",
+    "memory after start, MB": "resident memory after start, MB",
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_of_the_readme_is_that_of_the_benchmarks(figure: str) -> None:
+    readme, benchmarks = ((ROOT / each).read_text("utf-8") for each in ("README.md", "docs/benchmarks.md"))
+    [ours] = [line for line in readme.splitlines() if line.startswith(f"| {figure} |")]
+    [row] = [line for line in benchmarks.splitlines() if line.startswith(f"| {FIGURES[figure]} | 2 |")]
+    measured = [cell.split()[0] for cell in row.split("|")[4:7]]  # handrail, mcp, fastmcp
+    assert [cell.strip() for cell in ours.split("|")[2:5]] == measured
+
+
+def test_the_extras_of_the_readme_are_the_same_everywhere_and_exist() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    [extras] = set(re.findall(r"'(?:\.|handrail)\[([\w,]+)\]'", text))
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= set(known)
+    assert {"http", "console"} <= set(extras.split(","))  # for `--http` and `--console`, which come after
 
 
 if __name__ == "__main__":
