@@ -277,13 +277,14 @@ def test_a_no_over_http_is_told_as_one_and_not_as_a_missing_scope(home: Path, re
 def test_what_the_file_says_is_in_force(home: Path) -> None:
     (home / "handrail.toml").write_text('[server]\ntarget = "shop.py"\n' + RULES)
     with caller(home=home) as client:
-        assert "not allowed" in client.result("refund", {"amount": 101})["error"]["message"]
+        refused = client.result("refund", {"amount": 101})
+        assert "not allowed" in text_of(refused) and refused["result"]["isError"]
         assert text_of(client.result("refund", {"amount": 100})) == "refunded 100"
     told = [(each.get("rule"), each.get("outcome")) for each in records(home / STATE) if each["event"] == "refusal"]
     assert told == [("no large sums", "forbidden")]
     (home / "other.toml").write_text('[access]\ndefault = "deny"')
     with caller("shop.py", "--config", "other.toml", "--config-only", home=home) as client:
-        assert "not allowed" in client.result("refund", {"amount": 1})["error"]["message"]
+        assert client.result("refund", {"amount": 1})["error"]["message"] == "Unknown tool: refund"
     (home / "handrail.toml").write_text("[acess]")
     broken = handrail("serve", "shop.py", home=home)
     assert broken.returncode == 2 and "did you mean 'access'?" in broken.stderr
@@ -303,7 +304,7 @@ def test_where_the_file_is_silent_the_author_decides(home: Path, text: str, is_r
     (home / "shop.py").write_text(RULED)
     (home / "handrail.toml").write_text(text)
     with caller("shop.py", home=home) as client:
-        assert ("error" in client.result("refund", {"amount": 1})) is is_refused
+        assert ("not allowed" in text_of(client.result("refund", {"amount": 1}))) is is_refused
     shown = handrail("check", "shop.py", home=home).stdout
     assert ("by its author" in shown) is is_refused
     explained = handrail("explain", "--server", "shop.py", "call", "refund", "amount=1", home=home)
@@ -415,14 +416,14 @@ def test_guards_stay_while_the_file_changes(home: Path, guards: str) -> None:
     if guards == "file":
         (home / "handrail.toml").write_text('[[rules]]\nverdict = "deny"\ntools = ["refund"]')
     with caller("shop.py", "--reload", home=home) as client:
-        assert "not allowed" in client.result("refund", {"amount": 1})["error"]["message"]
+        assert "not allowed" in text_of(client.result("refund", {"amount": 1}))
         changed = source.replace("Cancel an order.", "Cancel one.").replace('tools=["refund"]', 'tools=["other"]')
         (home / "shop.py").write_text(changed)
         client.told("was read again")
         if guards == "author":
             client.told("its guards are others now")
         client.changed()
-        assert "not allowed" in client.result("refund", {"amount": 1})["error"]["message"]
+        assert "not allowed" in text_of(client.result("refund", {"amount": 1}))
     outcomes = [each["outcome"] for each in records(home / STATE) if each["event"] == "refusal"]
     assert outcomes == ["forbidden"] * 2
 

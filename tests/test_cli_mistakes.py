@@ -111,7 +111,7 @@ def test_what_a_rule_of_the_server_denies_has_the_code_of_a_no(home: Path) -> No
     (home / "handrail.toml").write_text('[[rules]]\nverdict = "deny"\ntools = ["picture"]\n')
     served = f"{sys.executable} -m handrail serve shop.py"
     done = handrail("call", served, "picture", "--yes", home=home)
-    assert done.returncode == 5 and "picture is not allowed like this for this caller" in done.stderr
+    assert done.returncode == 5 and "the server refused it: picture is not allowed for this caller" in done.stderr
 
 
 def test_one_tool_is_one_tool(home: Path) -> None:

@@ -208,7 +208,7 @@ async def test_the_same_from_a_file_and_from_python(tmp_path: Path) -> None:
             async with Peer(server, principal=Principal(who)) as peer:
                 assert [tool.name for tool in await peer.tools()] == names
                 answer: Any = await peer.request("tools/call", {"name": "wipe", "arguments": {}})
-                assert "not allowed" in answer["error"]["message"]
+                assert answer["result"]["isError"] and "not allowed" in answer["result"]["content"][0]["text"]
 
 
 def made() -> Config:

@@ -220,11 +220,19 @@ class Refused(HandrailError):
     """The call was not carried out; `kind` says why, `data` what would help.
 
     `prefix` is put before the text where a revision has no other place to say what the text is about. `retry_after` is
-    in seconds; HTTP has a header for it.
+    in seconds; HTTP has a header for it. `readable` makes it a result of the tool in every revision, whatever its kind:
+    a model reads results, and is not shown errors of the protocol.
     """
 
     def __init__(
-        self, kind: Kind, text: str, data: dict[str, Any] | None = None, *, prefix: str = "", retry_after: float = 1.0
+        self,
+        kind: Kind,
+        text: str,
+        data: dict[str, Any] | None = None,
+        *,
+        prefix: str = "",
+        retry_after: float = 1.0,
+        readable: bool = False,
     ) -> None:
         super().__init__(prefix + text)
         self.kind = kind
@@ -232,6 +240,7 @@ class Refused(HandrailError):
         self.data = data
         self.prefix = prefix
         self.retry_after = retry_after
+        self.readable = readable
 
 
 class SchemaError(HandrailError, ValueError):

@@ -22,6 +22,7 @@ Json = Any
 Object = dict[str, Any]
 
 RISK = "io.handrail/risk"
+REFUSED = "io.handrail/refused"  # in `_meta` of a result: a guard said no, and nothing was done; the kind of refusal
 SANITIZED = "io.handrail/sanitized"
 
 _AUDIENCES = frozenset({"user", "assistant"})

@@ -60,4 +60,6 @@ def code_of(problem: BaseException) -> Code:
         return Code.UNRECORDED  # not sent, it is only a file that is wrong
     if isinstance(problem, errors.RemoteProtocolError) and problem.code == FORBIDDEN:
         return Code.DENIED
+    if isinstance(problem, errors.CallFailed) and problem.result.refused:
+        return Code.DENIED
     return next((code for kind, code in _CODES.items() if isinstance(problem, kind)), Code.BUG)

@@ -93,6 +93,8 @@ def run_call(args: Namespace, screen: Screen) -> int:
         screen.data(result.raw)
     else:
         _print(result, args, screen)
+    if result.refused:
+        return Code.DENIED
     return Code.TOOL if result.is_error else Code.OK
 
 
@@ -155,6 +157,9 @@ def _find(tools: Tools, name: str) -> ListedTool:
 def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
     if result.risk:
         screen.note(f"careful: {one_line(result.risk, 200)}")
+    if result.refused:
+        screen.note(f"{result.tool.name}: the server refused it: {one_line(result.text, 600)}")
+        return
     if result.is_error:
         screen.note(f"{result.tool.name} says that it failed:")
     files = _Files(args.save)

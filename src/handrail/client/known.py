@@ -160,8 +160,10 @@ class Known:
             log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
         shown = []
         for tool in found.values():
-            if policy is not None and not tool.barred and policy.hides(LOCAL, tool.facts, spoken) is not None:
-                refused[tool.name[:200]] = "a rule hides it"
+            hiding = None if policy is None or tool.barred else policy.hides(LOCAL, tool.facts, spoken)
+            if hiding is not None:
+                why = "a rule hides it" if hiding.verdict == "hide" else f"no rule allows it: {hiding.rule}"
+                refused[tool.name[:200]] = why
             elif not tool.barred:
                 shown.append(tool)
         self._listed, self._fresh_until, self._told_by = found, fresh_until, told_by

@@ -9,7 +9,7 @@ from msgspec import UNSET, to_builtins
 from handrail.client.listing import ListedTool
 from handrail.guards.inert import seen
 from handrail.jsonrpc import encode
-from handrail.model import RISK, SANITIZED, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
+from handrail.model import REFUSED, RISK, SANITIZED, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 from handrail.revisions import Revision
 
 Shape = Literal["anthropic", "openai", "text"]
@@ -71,6 +71,13 @@ class CallResult:
         """How often what was changed by the server's sanitizer, by class: `{"tag character": 12, "secret": 1}`."""
         counts = self.result.meta.get(SANITIZED) if type(self.result.meta) is dict else None
         return {name: n for name, n in counts.items() if type(n) is int} if type(counts) is dict else {}
+
+    @property
+    def refused(self) -> str:
+        """Why a Handrail server did not run the tool ("forbidden": a rule says no); empty where it does not say."""
+        meta = self.raw.get("_meta")
+        kind = meta.get(REFUSED) if type(meta) is dict else None
+        return kind if self.is_error and type(kind) is str else ""
 
     def for_model(self, shape: Shape = "text") -> Any:
         """What the model is to see: blocks meant for it, errors in words, risks marked, nothing hidden in the text.

@@ -22,11 +22,11 @@ from handrail.engine.pipeline import failed, told
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.guards.chain import TrailError
 from handrail.jsonrpc import Id, encode_sorted
-from handrail.model import InputRequest, Object, Principal, ToolResult
+from handrail.model import REFUSED, InputRequest, Object, Principal, ToolResult
 from handrail.protocol.connection import CANCELLED, Connection
 from handrail.protocol.http import Headers
 from handrail.revisions import Revision
-from handrail.revisions.base import SUBSCRIPTION
+from handrail.revisions.base import SUBSCRIPTION, Fault
 
 log = logging.getLogger("handrail")
 
@@ -36,6 +36,8 @@ SOON_SECONDS = 0.02  # most calls have ended by then
 RECORD_SECONDS = 5.0  # for the record of a call that took too long already
 LATER = b""  # in place of an answer that will come
 UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
+
+RESULT = Fault(0)  # told as the result of the tool
 
 How = ToolResult | BaseException
 Reply = Callable[[bytes | None], None]
@@ -378,13 +380,15 @@ class Flight:
         if sanitizer is not None:
             refused.text = sanitizer.text(refused.text)
             refused.data = None if refused.data is None else sanitizer.value(refused.data)
-        form = self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
+        form = RESULT if refused.readable else self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
         self.status = form.status
         self.retry_after = refused.retry_after
         if form.code:
             return revision.error(ident, form.code, refused)
-        result = revision.result(failed(refused.prefix + refused.text), False)
-        return self.answer(revision, "" if ident is UNSET else ident, result)
+        told = failed(refused.prefix + refused.text)
+        if refused.readable:
+            told.meta = {REFUSED: refused.kind.value}
+        return self.answer(revision, "" if ident is UNSET else ident, revision.result(told, False))
 
 
 def _arm_all(late: set[Call | None]) -> None:

@@ -352,7 +352,8 @@ class Gate:
         who, facts = call.principal, call.entry.facts
         call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
         if decision.verdict == "deny":
-            raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed like this for this caller")  # why is not theirs
+            allowed = self.policy.allowed(who, facts, decision, call.revision.name)
+            raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed {allowed}", readable=True)
         if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
             raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
         return decision.verdict == "ask"

@@ -3,7 +3,8 @@
 `hide` wins over everything, then `deny`; otherwise the first rule that allows or asks decides, in the order written.
 If none matches, a destructive tool asks, a tool of a server that is not trusted asks, and the rest gets the default;
 where two of these apply, the stricter. What is hidden does not exist for the caller: lists and calls use the same
-rules, and no such rule looks at arguments.
+rules, and no such rule looks at arguments. With the default "deny", a tool is hidden as well that no rule could ever
+allow the caller, or ask about, whatever the time and the arguments.
 
 All that is the same for each call of one caller to one tool is decided once; arguments and time of day remain.
 """
@@ -29,6 +30,7 @@ __all__ = ["Decision", "Facts", "Fallback", "Policy", "Rule", "Verdict", "policy
 
 Fallback = Literal["allow", "deny", "ask"]
 KEPT_PLANS = 4_096
+MAX_TOLD = 500  # characters of what would be allowed
 
 _RANK = {"hide": 0, "deny": 1, "ask": 2, "allow": 2}  # those of one rank are taken in the order written
 _STRICTNESS = {"deny": 1, "ask": 2, "allow": 3}
@@ -40,6 +42,7 @@ class _Step(NamedTuple):
     decision: Decision
     holds: Callable[[float], bool] | None
     asked: Callable[[Object], Answer] | None
+    words: str  # of these two
 
 
 class _Plan(Struct, frozen=True):
@@ -49,6 +52,7 @@ class _Plan(Struct, frozen=True):
     otherwise: Decision
     timed: bool
     hides: bool
+    bars: bool  # whatever the time and the arguments, no call is allowed or asked about, and that is the default
 
 
 class Policy:
@@ -93,7 +97,8 @@ class Policy:
             "ask", "built in: untrusted tools ask", "no rule matches, and nobody trusts its server"
         )
         self._plans: dict[tuple[Principal, Facts, str], _Plan] = {}
-        self.hides_anything = any(rule.decision.verdict == "hide" for rule in self._rules)  # else no list is filtered
+        # Else no list is filtered.
+        self.hides_anything = default == "deny" or any(rule.decision.verdict == "hide" for rule in self._rules)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -122,18 +127,37 @@ class Policy:
         return _decide(plan, arguments, self._clock() if plan.timed else 0.0)
 
     def hides(self, principal: Principal, facts: Facts, revision: str) -> Decision | None:
-        """The decision that hides a tool, if there is one: it is not listed, and a call finds nothing."""
+        """The decision that hides a tool, if there is one: it is not listed, and a call finds nothing.
+
+        With `default="deny"`, that is also so for a tool that no rule could ever allow this caller.
+        """
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        if plan.bars:
+            return plan.otherwise
         if not plan.hides:
             return None
         found = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
         return found if found.verdict == "hide" else None
 
+    def allowed(self, principal: Principal, facts: Facts, denial: Decision, revision: str) -> str:
+        """What a caller is told of a denial, after "is not allowed": what would be, as far as that is up to the call.
+
+        Only conditions on arguments and time are told, of rules that are about this caller and this tool.
+        """
+        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        against = [step.words for step in plan.steps if step.decision is denial]
+        others = {"allow": "", "ask": " (after approval)"}
+        offers = [step.words + others[step.decision.verdict] for step in plan.steps if step.decision.verdict in others]
+        text = "like this for this caller" if against or offers else "for this caller"
+        if against:
+            text += f": {against[0]}"
+        return f"{text}; allowed is: {' or '.join(offers)}"[:MAX_TOLD] if offers else text[:MAX_TOLD]
+
     def outlook(self, principal: Principal, facts: Facts, revision: str) -> list[Decision]:
         """Every decision a call could meet now, in the order of the rules. If it is one, no argument changes it."""
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
         found, now = [], self._clock()
-        for decision, holds, asked in plan.steps:
+        for decision, holds, asked, _ in plan.steps:
             if holds is None or holds(now):
                 found.append(decision)
                 if asked is None:
@@ -175,11 +199,13 @@ class Policy:
                     break
                 holds = rule.timed[0][1] if rule.timed else None
                 asked = all_of([test for _, test in rule.asked]) if rule.asked else None
-                steps.append(_Step(rule.decision, holds, asked))
+                words = ", ".join(words for words, _ in (*rule.timed, *rule.asked))
+                steps.append(_Step(rule.decision, holds, asked, words))
         if len(self._plans) >= KEPT_PLANS:
             self._plans.clear()
-        hides = "hide" in (otherwise.verdict, *(step.decision.verdict for step in steps))
-        plan = _Plan(steps, otherwise, any(step.holds for step in steps), hides)
+        verdicts = {otherwise.verdict, *(step.decision.verdict for step in steps)}
+        bars = self._default.verdict == "deny" and verdicts == {"deny"}
+        plan = _Plan(steps, otherwise, any(step.holds for step in steps), "hide" in verdicts, bars)
         self._plans[principal, facts, revision] = plan
         return plan
 
@@ -205,7 +231,7 @@ def policy_of(given: Any, where: str) -> Policy | None:
 
 def _decide(plan: _Plan, arguments: Object, now: float) -> Decision:
     doubted = None
-    for decision, holds, asked in plan.steps:
+    for decision, holds, asked, _ in plan.steps:
         if holds and not holds(now):
             continue
         answer = asked is None or asked(arguments)
