@@ -76,7 +76,7 @@ def _run(words: list[str]) -> int:
 
 
 def _complain(problem: BaseException, as_json: bool) -> int:
-    from handrail.guards.inert import inert
+    from handrail.guards.inert import continued
 
     code = code_of(problem)
     if isinstance(problem, CallTimeout):
@@ -89,6 +89,6 @@ def _complain(problem: BaseException, as_json: bool) -> int:
         print(json_text(told), file=sys.stderr)
         return code
     if isinstance(problem, Usage) and problem.details:
-        print(inert(problem.details.rstrip("\n")), file=sys.stderr)
-    print(f"handrail: {inert(text)}", file=sys.stderr)
+        print(continued(problem.details.rstrip("\n")), file=sys.stderr)
+    print(f"handrail: {continued(text)}", file=sys.stderr)
     return code

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TextIO
 
-from handrail.guards.inert import inert, one_line
+from handrail.guards.inert import CONTINUES, continued, inert, one_line
 
 __all__ = ["Progress", "Screen", "hear_logs", "json_text"]
 
@@ -28,6 +29,7 @@ MAX_LINE_CHARS = 1_000
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 24
+_OURS = re.compile(r"^(?=(?:\x1b\[[0-9;]*m)*handrail:)", re.MULTILINE)
 
 
 class Screen:
@@ -39,7 +41,8 @@ class Screen:
         self._logs: list[_ServerLog] = []
 
     def say(self, text: str = "") -> None:
-        print(text)
+        """Part of the result. On a terminal no line of it passes for one of this command's, which are on it too."""
+        print(_set_off(text) if sys.stdout.isatty() else text)
 
     def data(self, value: Any) -> None:
         """One JSON document on a line of its own."""
@@ -58,10 +61,11 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Something for people, which is not the result."""
-        print(f"handrail: {inert(text)}", file=sys.stderr, flush=True)
+        print(f"handrail: {continued(text)}", file=sys.stderr, flush=True)
 
     def tell(self, text: str) -> None:
         """Something to be read before a question; whatever is drawn there makes room."""
+        text = _set_off(text)
         print(f"\r\x1b[2K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
     def paint(self, text: str, *styles: str, stream: TextIO | None = None) -> str:
@@ -101,7 +105,7 @@ class Screen:
         try:
             with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
                 termios.tcflush(descriptor, termios.TCIFLUSH)
-            os.write(descriptor, inert(prompt).encode("utf-8", "backslashreplace"))
+            os.write(descriptor, _set_off(inert(prompt)).encode("utf-8", "backslashreplace"))
             line = os.read(descriptor, 64 * 1024).decode("utf-8", "replace")
             return line.strip() if line else None
         except OSError:  # the terminal has gone
@@ -273,6 +277,11 @@ def hear_logs() -> None:
 def json_text(value: Any) -> str:
     """JSON in ASCII alone: it says the same to a program, and nothing to a terminal (P-33)."""
     return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+
+
+def _set_off(text: str) -> str:
+    """Mark the lines that begin as ours do; those with a colour too."""
+    return _OURS.sub(CONTINUES.lstrip(), text) if "handrail:" in text else text
 
 
 def _wants_color(color: str, stream: TextIO) -> bool:

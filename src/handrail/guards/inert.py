@@ -28,6 +28,8 @@ from functools import cache
 from typing import Any
 
 MASK = "****"
+CONTINUES = "  | "
+"""Before a line that goes on with a record of a log, or with a message of the command line."""
 
 # What is removed from results. In planes 4 to 14 there are only tags, selectors and noncharacters.
 HIDDEN = (
@@ -89,6 +91,11 @@ def inert(text: str, *, lines: bool = True) -> str:
     if lines and "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\\r")
     return _written_out(text, lines) if _first(lines).search(text) else text
+
+
+def continued(text: str) -> str:
+    """As `inert`; every line but the first is marked, so that none passes for a record or a message of its own."""
+    return inert(text).replace("\n", f"\n{CONTINUES}")
 
 
 def written_out(text: str) -> str:

@@ -43,6 +43,9 @@ NOTE_SECONDS = 0.05  # a record that nobody waits for may wait for others to sha
 GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
 RESERVED_MEGABYTES = 4  # of a disk that is nearly full: for what becomes of the calls that have begun
 
+BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
+"""What some readers take for the end of a line; JSON writes all others as escapes anyway."""
+
 UNMET = TrailError("a condition does not hold")  # of a change; never raised
 
 Sync = Literal["every-call", "power-cut-loses-last-calls"]
@@ -364,6 +367,9 @@ def _encoded(record: Record) -> bytes:
     if type(record) is dict and ("event" not in record or not RESERVED.isdisjoint(record)):
         raise ValueError(f"a record has an event, and no {', '.join(sorted(RESERVED))} of its own: {sorted(record)}")
     body = encode(record)
+    if not body.isascii():
+        for character, escape in BREAKS.items():
+            body = body.replace(character, escape)
     if len(body) > MAX_BYTES:
         raise ValueError(f"a record of {len(body)} bytes: {MAX_BYTES} are the most")
     return body
