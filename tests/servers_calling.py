@@ -292,6 +292,7 @@ def noisy() -> Server:
 
 def census() -> Server:
     """The usual tools, and one that counts what is alive inside the process."""
+    # rates: its calls come as fast as they can, from one caller
     server = Server("census", limits=Limits(max_calls=2_000), rates=None)
     add_tools(server)
 

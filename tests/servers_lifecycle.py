@@ -298,6 +298,18 @@ class Sum:
     sum: float
 
 
+def unlimited() -> Server:
+    server = subject.make("default")
+    server.guard(rates=None)  # thousands of messages in a few seconds come from one address
+    return server
+
+
+def unsanitized() -> Server:
+    server = subject.make("default")
+    server.guard(sanitize=None)  # what is shown with it is that the wire itself changes no text
+    return server
+
+
 def golden() -> Server:
     server = Server(
         "golden",
@@ -307,7 +319,6 @@ def golden() -> Server:
         icons=[ICON],
         website_url="https://example.org/",
         instructions="Compare byte by byte.",
-        sanitize=None,  # what is compared is how things are written
         page_size=9,
         keys=[bytes(range(32))],
     )

@@ -48,6 +48,7 @@ def make(control: str, limits: dict[str, Any]) -> Server:
             lifeline.cancel()
             writer.close()
 
+    # rates: the load is more than any caller may make
     server = Server("load", version="1", title="Load", lifespan=lifespan, limits=Limits(**limits), rates=None)
     add_tools(server)
     skipped = 0.0

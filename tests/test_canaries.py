@@ -266,7 +266,7 @@ async def test_a_server_without_the_guard_lets_the_canary_out(tmp_path: Path) ->
     """The twin: what is looked for above can be found."""
     known = canary()
     server = planted(known, tmp_path)
-    server.guard(sanitize=None)
+    server.guard(sanitize=None)  # shows that the canaries would be found
     async with Peer(server) as peer:
         assert known in (await peer.call("says")).text
 
@@ -316,7 +316,7 @@ async def test_p33_no_code_point_that_acts_or_hides_reaches_wire_or_log(
 SPOILT = """
 import os
 from handrail import Server
-server = Server("spoilt", sanitize=None)
+server = Server("spoilt", sanitize=None)  # the terminal is what is tested: it is sent everything
 @server.tool
 async def says() -> str:
     with open(os.path.join(os.path.dirname(__file__), "text"), encoding="utf-8", newline="") as file:

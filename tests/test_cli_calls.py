@@ -15,7 +15,7 @@ SERVER = '''
 import asyncio
 from handrail import Image, Server, ToolError
 
-server = Server("shop", instructions="Be kind.\\x1b[2J", sanitize=None)
+server = Server("shop", instructions="Be kind.\\x1b[2J", sanitize=None)  # what the terminal is sent may act
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000a49444154789c6360000002"
                     "000154a24f5f0000000049454e44ae426082")
 

@@ -125,6 +125,7 @@ async def test_p19_the_yes_of_one_without_a_name_is_not_that_of_another(ran: Any
 
 @requirement("P-15")
 async def test_p15_of_many_calls_cancelled_at_once_each_has_its_outcome(tmp_path: Path, ran: Any) -> None:
+    # rates: what is attacked is the audit, as fast as it can be
     server = Server("s", audit=tmp_path / "audit.db", rates=None)
     begun = asyncio.Event()
 

@@ -793,16 +793,23 @@ async def test_the_server_leaves_soon_after_its_input_ends(wire: Wire) -> None:
 
 
 _TEXTS = [
-    "line one\nline two\r\nline three\rend",
+    "line one\nline two\r\nline three",
     "emoji 🦆👩‍👩‍👧‍👦🏳️‍🌈",
-    "separators \u2028 \u2029 \u0085 \x0b \x0c",
-    "zero \u0000 and \u001f \u007f",
-    "\ufeffmark at the front, \ufffe\uffff noncharacters",
+    "separators \u2028 \u2029 \x0c",
+    "private use \ue000 \uf8ff \U000f0000 \U0010fffd",
     "e\u0301 is not é",
-    "עברית العربية \u202eabc\u202c",
+    "עברית العربية می‌خواهم",
     'quotes " \\ / \\u0041 \\n',
-    "𝕬𐍈 beyond the first plane \U0010ffff",
+    "𝕬𐍈 beyond the first plane",
     "",
+]
+# What acts or hides, which the sanitizer removes and tells; without it, it survives as well.
+_HIDDEN_TEXTS = [
+    "line two\r\nline three\rend",
+    "separators \u0085 \x0b",
+    "zero \u0000 and \u001f \u007f",
+    "\ufeffmark at the front, \ufffe\uffff \U0010ffff noncharacters",
+    "עברית \u202eabc\u202c \u200b \xad \U000e0041",
 ]
 
 
@@ -811,12 +818,39 @@ _TEXTS = [
 async def test_any_text_survives_the_round_trip_however_it_is_written(wire: Wire) -> None:
     for escaped in (True, False):
         for at, text in enumerate(_TEXTS):
-            params = wire.params({"name": "echo", "arguments": {"text": text}})
-            message = {"jsonrpc": "2.0", "id": f"{escaped} {at} {text}", "method": "tools/call", "params": params}
-            await wire.send(json.dumps(message, ensure_ascii=escaped).encode())
-            answer = await wire.receive()
-            assert answer["id"] == message["id"]
+            answer = await _echoed(wire, f"{escaped} {at} {text}", text, escaped)
             assert _text(answer["result"]) == text
+            assert "io.handrail/sanitized" not in answer["result"].get("_meta", {})
+
+
+@requirement("SRV-126", "SRV-604")
+@everywhere()
+async def test_text_that_acts_or_hides_is_changed_and_that_is_told(wire: Wire) -> None:
+    for escaped in (True, False):
+        for at, text in enumerate(_HIDDEN_TEXTS):
+            answer = await _echoed(wire, f"{escaped} {at} {text}", text, escaped)
+            assert _text(answer["result"]) != text
+            counts = answer["result"]["_meta"]["io.handrail/sanitized"]
+            assert counts and all(type(count) is int and count > 0 for count in counts.values())
+
+
+@requirement("SRV-126")
+@everywhere()
+async def test_without_the_sanitizer_every_text_survives(open_wire: Open) -> None:
+    wire = await open_wire("servers_lifecycle:unsanitized")
+    for escaped in (True, False):
+        for at, text in enumerate(_TEXTS + _HIDDEN_TEXTS):
+            answer = await _echoed(wire, f"{escaped} {at} {text}", text, escaped)
+            assert _text(answer["result"]) == text
+
+
+async def _echoed(wire: Wire, ident: str, text: str, escaped: bool) -> Any:
+    params = wire.params({"name": "echo", "arguments": {"text": text}})
+    message = {"jsonrpc": "2.0", "id": ident, "method": "tools/call", "params": params}
+    await wire.send(json.dumps(message, ensure_ascii=escaped).encode())
+    answer = await wire.receive()
+    assert answer["id"] == ident
+    return answer
 
 
 @requirement("SRV-126")

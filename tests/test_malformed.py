@@ -49,7 +49,7 @@ def test_the_table_is_large_enough_and_has_no_name_twice() -> None:
 @everywhere()
 @requirement("P-01", "P-02", "P-03", "P-04", "SRV-121", "SRV-122", "SRV-123")
 async def test_each_message_gets_its_answer_and_the_next_call_too(open_wire: Open) -> None:
-    wire: Wire = await open_wire()
+    wire: Wire = await open_wire("servers_lifecycle:unlimited")
     wrong: list[str] = []
     for at, case in enumerate(CASES):
         if flaw := await _flaw(wire, case, at):

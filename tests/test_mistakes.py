@@ -477,7 +477,7 @@ def test_any_collection_of_scopes_is_taken(scopes: Any) -> None:
 
 
 async def test_a_text_in_place_of_blocks_is_told() -> None:
-    server = Server("shop", sanitize=None)
+    server = Server("shop", sanitize=None)  # the engine says it, not the sanitizer
 
     @server.tool
     def say() -> handrail.ToolResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,15 @@ async def test_a_client_shows_what_the_server_changed() -> None:
         assert (await client.call("echo", {"text": "plain"})).sanitized == {}
         separators = KEPT["line and paragraph separators"]
         assert (await client.call("echo", {"text": separators})).for_model() == separators
+
+
+RIGS = [path for path in sorted(Path(__file__).parent.glob("*.py")) if not path.name.startswith("test_")]
+
+
+@pytest.mark.parametrize("path", RIGS, ids=lambda path: path.name)
+def test_a_rig_without_guards_says_why(path: Path) -> None:
+    """What is found right without the defaults says nothing of the defaults."""
+    lines = ["", *path.read_text(encoding="utf-8").splitlines()]
+    off = [at for at, line in enumerate(lines) if re.search(r"\b(sanitize|rates)=None[,)]", line)]
+    bare = [f"{path.name}:{at}" for at in off if "#" not in lines[at] and not lines[at - 1].lstrip().startswith("#")]
+    assert bare == []
