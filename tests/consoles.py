@@ -287,6 +287,16 @@ def fetched(page: Page, path: str) -> Any:
     )
 
 
+def until(page: Page, expression: str) -> Any:
+    """What the expression is, once it is something. `wait_for_function` would need an `eval` that the page forbids."""
+    return page.evaluate(
+        f"""() => new Promise(done => {{
+          const look = () => {{ const it = {expression}; it ? done(it) : setTimeout(look, 10) }};
+          look();
+        }})"""
+    )
+
+
 def ident(found: Locator) -> str:
     """Of a row or a card: what follows the first `-` of its test id."""
     said = found.get_attribute("data-testid")

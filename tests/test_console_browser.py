@@ -351,6 +351,19 @@ def test_now_says_who_was_refused_and_why_and_shows_calls_by_how_they_ended(
             expect(page.get_by_test_id("ended-refused")).to_have_attribute("aria-current", "true")
 
 
+def test_a_story_begins_with_the_arguments_and_says_a_result_once(
+    page: Page, served: Served, alice: BlockingClient
+) -> None:
+    story = told(page, served, called(page, served, alice, "add", a=4711, b=2))
+    titles = story.get_by_role("heading", level=2).all_inner_texts()
+    assert titles.index("Arguments") < titles.index("Result")
+    result = story.get_by_test_id("result")
+    expect(result.get_by_role("group", name="Structured content")).to_contain_text("4713")
+    assert result.inner_text().count("4713") == 1
+    result.get_by_test_id("same-as-text").click()
+    expect(result.locator(".result-part").first).to_contain_text("4713")
+
+
 @requirement("APP-02", everywhere=True)
 def test_after_three_hundred_calls_the_counters_are_exact(page: Page, served: Served, alice: BlockingClient) -> None:
     totals = page.get_by_test_id("totals")
@@ -457,7 +470,7 @@ def test_progress_and_log_lines_come_into_the_story_while_the_call_goes_on(
     expect(row).to_be_visible()
     story = told(page, served, ident(row))
     expect(story.get_by_test_id("state")).to_have_text("running")
-    expect(story).to_contain_text("Not yet: the call is going on.")
+    expect(story).to_contain_text("Not yet: the call is running.")
     bar = story.get_by_test_id("progress").get_by_role("progressbar")
     expect(bar).to_have_attribute("aria-valuenow", "25")
     gate.step(2)
@@ -704,7 +717,7 @@ def test_a_new_server_says_on_each_screen_what_to_do_next_and_tells_how_it_is(
         page.goto(f"{served.url}/#/connections")
         expect(page.get_by_label("Entry for mcpServers")).to_contain_text(served.endpoint)
         page.goto(f"{served.url}/#/approve")
-        expect(page.get_by_text("Nothing waits for you")).to_be_visible()
+        expect(page.get_by_text("No call is waiting for approval")).to_be_visible()
         page.goto(f"{served.url}/#/now")
         client = served.client()
         client.call("add", {"a": 1})

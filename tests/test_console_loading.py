@@ -192,7 +192,7 @@ def test_a_server_that_is_gone_leaves_no_empty_page_and_the_screen_comes_with_it
         served.end()
         expect(page.get_by_test_id("stream-lost")).to_be_visible()
         page.get_by_test_id("tab-connections").click()
-        expect(failed(page)).to_contain_text("comes by itself when the server is back")
+        expect(failed(page)).to_contain_text("loads when the server is back")
         page.get_by_test_id("reload").click()
         expect(page.get_by_role("status").filter(has_text="The server does not answer")).to_be_visible()
         failed(page)  # and not what a browser shows for an address where nobody is

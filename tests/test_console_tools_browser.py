@@ -165,13 +165,23 @@ def test_one_tool_with_signature_schemas_verdict_limits_and_cost(see: Watched) -
     expect(detail(see, "add").get_by_role("heading", name="Output")).to_be_visible()
 
 
-def test_calls_and_failures_are_counted(see: Watched, served: Served) -> None:
+def test_calls_that_ran_failed_and_were_refused_are_counted_apart(see: Watched, served: Served) -> None:
     with served.client() as client:
         client.call("fail", {})
         client.call("fail", {})
+        client.call("fail", {"text": 5})
     see.page.reload()
-    expect(see("tool-fail")).to_contain_text("2 calls · 100 % failed")
+    said = re.compile(r"2 run · 2 failed \(100 %\) · 1 refused · p95 [\d.]+ m?s")
+    expect(see("tool-fail")).to_contain_text(said)
+    expect(detail(see, "fail")).to_contain_text(said)
+    expect(detail(see, "fail")).to_contain_text("last seen")
     expect(see("tool-sound")).to_contain_text("never called")
+
+
+def test_tools_that_destroy_and_tools_that_only_read_are_marked(see: Watched) -> None:
+    expect(see("tool-cancel_order")).to_contain_text("destructive")
+    expect(see("tool-add")).to_contain_text("read-only")
+    expect(see("tool-add")).not_to_contain_text("destructive")
 
 
 def test_tools_are_found_by_what_they_say_and_the_address_keeps_it(see: Watched) -> None:

@@ -47,7 +47,7 @@ function SignedOut() {
         <Copy text="handrail console" label="Copy the command" />
       </div>
       <p class="muted">
-        It prints a link; open it in this browser. To let somebody in who may only look: <code>handrail console --roles view</code>
+        It prints a link; open it in this browser. For a person who may only look: <code>handrail console --roles view</code>
       </p>
     </main>
   );
@@ -119,7 +119,7 @@ function Coming({ screen, onCome }: { screen: string; onCome: () => void }) {
   }
   return (
     <Notice tone="bad" title="This screen could not be loaded" testid="screen-failed">
-      <p>{here === "lost" ? "The server is out of reach. The screen comes by itself when the server is back." : "The server may have been updated since this page was opened. Reload the page."}</p>
+      <p>{here === "lost" ? "The server is out of reach. The screen loads when the server is back." : "The server may have been updated since this page was opened. Reload the page."}</p>
       <Button icon="refresh" busy={reloading} onClick={reload} testid="reload">
         Reload
       </Button>

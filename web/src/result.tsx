@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Block, CallError, Json, Noted, Result } from "./api";
 import { at } from "./api-client";
-import { short } from "./schema";
+import { isObject, short } from "./schema";
 import { bytes, Button, Copy, Dialog, Fold, Go, Icon, JsonTree, Notice, Pill, plain, Save, Shown } from "./ui";
 
 const FOLDED_LINES = 14;
@@ -27,9 +27,16 @@ export function ResultView({ result, call }: { result: Result; call: string }) {
         </p>
       )}
       {empty && <p class="muted">An empty result: no content at all.</p>}
-      {result.blocks.map((block, index) => (
-        <Part block={block} download={at("calls", call, "blocks", index)} key={index} />
-      ))}
+      {result.blocks.map((block, index) => {
+        const part = <Part block={block} download={at("calls", call, "blocks", index)} key={index} />;
+        return isSame(block, result.structured) ? (
+          <Fold title="The same as text" key={index} testid="same-as-text">
+            {part}
+          </Fold>
+        ) : (
+          part
+        );
+      })}
       {result.structured !== undefined && (
         <section class="result-part">
           <BlockHead kind="structured" extra={<Copy text={() => JSON.stringify(result.structured, null, 2)} label="Copy as JSON" />} />
@@ -45,12 +52,30 @@ export function ResultView({ result, call }: { result: Result; call: string }) {
   );
 }
 
+/** Whether a text says what the structured content says: as JSON, or as the one value that was wrapped. */
+function isSame(block: Block, structured: Json | undefined): boolean {
+  if (structured === undefined || block.type !== "text" || block.cut) return false;
+  const wrapped = isObject(structured) && Object.keys(structured).join() === "result" ? structured.result : undefined;
+  if (wrapped === block.text) return true;
+  try {
+    const said = canonical(JSON.parse(block.text) as Json);
+    return said === canonical(structured) || (wrapped !== undefined && said === canonical(wrapped));
+  } catch {
+    return false; // it is no JSON
+  }
+}
+
+/** JSON with its members in order. */
+function canonical(value: Json): string {
+  return JSON.stringify(value, (_, inner: Json) => (isObject(inner) ? Object.fromEntries(Object.entries(inner).sort(([a], [b]) => (a < b ? -1 : 1))) : inner));
+}
+
 /** A call that was not carried out, or of which nothing is known: no answer of the tool. */
 export function Refusal({ error }: { error: CallError }) {
   const [title, why] = {
     protocol: ["The call was not understood", "A protocol error: the server answered without running the tool."],
     refused: ["The call was refused", "A guard of the server turned it away. The tool was not run."],
-    transport: ["The connection broke", "Nobody knows whether the tool has run."],
+    transport: ["The connection broke", "It is unknown whether the tool has run."],
     timeout: ["No answer in time", "The tool may still have done something."],
     internal: ["The console failed", ""],
   }[error.kind] ?? [error.kind, ""];
@@ -295,7 +320,7 @@ function Target({ uri }: { uri: string }) {
             </>
           }
         >
-          <p>The tool returned this address. Nobody has checked where it leads.</p>
+          <p>The tool returned this address. Where it leads was not checked.</p>
           <Url of={where} />
           {where.warnings.map((each) => (
             <Notice tone="warn" key={each}>

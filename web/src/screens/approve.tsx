@@ -134,7 +134,7 @@ export function Approve() {
       {elsewhere && !recent.some((each) => each.id === place.name) && (
         <Notice tone="info" title="That one is not here any more">
           <p>
-            It was decided, or it has expired, some time ago. The <a href={link("audit", "", { text: place.name })}>audit</a> knows.
+            It was decided or has expired. The <a href={link("audit", "", { text: place.name })}>audit log</a> has it.
           </p>
         </Notice>
       )}
@@ -574,7 +574,7 @@ function Verdict({ it }: { it: Approval }) {
       ) : it.state === "cancelled" ? (
         "Its call was cancelled: there is nothing left to decide. It ended"
       ) : (
-        "Nobody decided in time. It ended"
+        "Expired: no decision in time. It ended"
       )}
       {it.at > 0 && (
         <>
@@ -742,7 +742,7 @@ function Granted({ it }: { it: Grant }) {
           {loose.length + firm.length ? "when" : "without arguments"} <Shown text={[...loose, ...firm].join(", ")} max={160} />
         </p>
         <p class="muted fine">
-          <Countdown until={it.until} />, said by <Shown text={it.by} max={80} /> <Ago at={it.made} />
+          <Countdown until={it.until} />, approved by <Shown text={it.by} max={80} /> <Ago at={it.made} />
         </p>
       </div>
       <Button small kind="danger" icon="cross" busy={busy} disabled={!may("approve")} onClick={revoke} testid={`revoke-${it.id}`}>

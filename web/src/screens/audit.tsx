@@ -5,7 +5,7 @@ import { asking, at, get, said } from "../api-client";
 import { use } from "../cell";
 import { totals } from "../live";
 import { go, link, type Route } from "../route";
-import { Button, clock, Clock, Copy, count, Empty, Head, Icon, type IconName, JsonTree, many, Notice, Panel, Pill, plain, Problem, Save, Shown, State, type Tone, useData } from "../ui";
+import { Button, clock, Clock, Copy, count, duration, Empty, Head, Icon, type IconName, JsonTree, many, Notice, Panel, Pill, plain, Problem, Save, Shown, State, type Tone, useData } from "../ui";
 
 const NAMES = ["text", "event", "outcome", "tool", "who", "since", "until"] as const;
 type Filter = { [name in (typeof NAMES)[number]]: string };
@@ -231,10 +231,10 @@ function Records({ first, filter, loading, again, filtered, change }: { first: A
       </div>
       {all.length ? (
         <table class="cards records">
-          <Head of={["No.>", "Time", "Event", "Tool", "Who", "Outcome", "Rule", "Call"]} />
+          <Head of={["No.>", "Time", "Event", "Tool", "Who", "Outcome", "Took>", "Rule", "Call"]} />
           <tbody>
-            {all.map((record) => (
-              <Entry key={record.number} of={record} change={change} />
+            {grouped(all).map((records) => (
+              <Entry key={records.at(-1)!.number} of={records} change={change} />
             ))}
           </tbody>
         </table>
@@ -243,7 +243,7 @@ function Records({ first, filter, loading, again, filtered, change }: { first: A
           <Button onClick={() => go(link("audit"), true)}>Clear the filter</Button>
         </Empty>
       ) : (
-        <Empty icon="audit" title="Nothing is on record yet">
+        <Empty icon="audit" title="No call is on record yet">
           <p>
             Call a tool, for instance in <a href="#/try">Try</a>: it is written down before it runs, and when it has ended.
           </p>
@@ -262,48 +262,84 @@ function Records({ first, filter, loading, again, filtered, change }: { first: A
   );
 }
 
-function Entry({ of, change }: { of: AuditRecord; change: (to: Partial<Filter>) => void }) {
+/** The records of each call together, and those of its approval with them; newest first, as they came. */
+function grouped(all: AuditRecord[]): AuditRecord[][] {
+  const approvalOf = (record: AuditRecord) => (typeof record.raw.approval === "string" ? record.raw.approval : "");
+  const agreed = new Map<string, string>(); // which call an approval was for
+  for (const { call, raw } of all) if (call && typeof raw.agreed === "string") agreed.set(raw.agreed.replace(/^approval /, ""), call);
+  const groups = new Map<string, AuditRecord[]>();
+  for (const record of all) {
+    const approval = approvalOf(record);
+    const key = record.call || agreed.get(approval) || approval || `record ${record.number}`;
+    groups.set(key, [...(groups.get(key) ?? []), record]);
+  }
+  return [...groups.values()];
+}
+
+/** One line for a call, or for what else is on record. It opens to all records of it. */
+function Entry({ of, change }: { of: AuditRecord[]; change: (to: Partial<Filter>) => void }) {
   const [open, setOpen] = useState(false);
+  const newest = of[0]!;
+  const head = of.find((each) => each.event === "outcome") ?? newest;
+  const first = (name: "tool" | "who" | "rule" | "call") => of.map((each) => each[name]).find(Boolean) ?? "";
+  const whose = head.who || of.find((each) => each.event === "intent")?.who || first("who");
+  const shown = { event: of.length > 1 && first("call") ? "call" : head.event, tool: first("tool"), who: whose };
+  const took = head.raw.seconds;
+  const numbers = of.length > 1 ? `Records ${count(of.at(-1)!.number)} to ${count(newest.number)}` : `Record ${count(newest.number)}`;
   return (
     <>
-      <tr class="entry" data-testid={`audit-row-${of.number}`}>
+      <tr class="entry" data-testid={`audit-row-${newest.number}`}>
         <td class="right num">
-          <button type="button" class="entry-toggle" aria-expanded={open} aria-label={`Record ${count(of.number)}`} onClick={() => setOpen(!open)}>
+          <button type="button" class="entry-toggle" aria-expanded={open} aria-label={numbers} onClick={() => setOpen(!open)}>
             <Icon name="chevron" />
-            {count(of.number)}
+            {count(newest.number)}
           </button>
         </td>
         <td>
-          <Clock at={of.time} exact />
+          <Clock at={head.time} exact />
         </td>
         {(["event", "tool", "who"] as const).map((name) => (
           <td key={name} data-label={{ event: undefined, tool: "Tool", who: "Who" }[name]}>
-            {of[name] && (
-              <button type="button" class="pick" onClick={() => change({ [name]: of[name] })}>
-                <Shown text={of[name]} max={80} line />
-              </button>
+            {name === "event" && shown.event === "call" ? (
+              "call"
+            ) : (
+              shown[name] && (
+                <button type="button" class="pick" onClick={() => change({ [name]: shown[name] })}>
+                  <Shown text={shown[name]} max={80} line />
+                </button>
+              )
             )}
           </td>
         ))}
-        <td data-label="Outcome">{of.outcome && <State of={of.outcome} />}</td>
-        <td data-label="Rule">
-          {of.rule && <Shown text={of.rule} max={80} line />}
+        <td data-label="Outcome">{head.outcome && <State of={head.outcome} />}</td>
+        <td data-label="Took" class="right num">
+          {typeof took === "number" && duration(took)}
         </td>
+        <td data-label="Rule">{first("rule") && <Shown text={first("rule")} max={80} line />}</td>
         <td data-label="Call">
-          {of.call && (
-            <a href={link("calls", of.call)} title={plain(of.call)} data-testid={`audit-call-${of.number}`}>
-              {short(of.call)}
+          {first("call") && (
+            <a href={link("calls", first("call"))} title={plain(first("call"))} data-testid={`audit-call-${newest.number}`}>
+              {short(first("call"))}
             </a>
           )}
         </td>
       </tr>
       {open && (
         <tr class="entry-more">
-          <td colSpan={8}>
-            <div class="entry-raw">
-              <JsonTree value={of.raw} open={2} label={`Record ${of.number}`} />
-              <Copy text={() => JSON.stringify(of.raw)} label="Copy the record" />
-            </div>
+          <td colSpan={9}>
+            {[...of].reverse().map((each) => (
+              <div class="entry-raw" key={each.number} data-testid={`audit-record-${each.number}`}>
+                <p class="entry-what">
+                  <strong class="num">{count(each.number)}</strong> <Shown text={each.event} max={40} line />
+                  <br />
+                  <span class="muted">
+                    <Clock at={each.time} exact />
+                  </span>
+                </p>
+                <JsonTree value={each.raw} open={2} label={`Record ${each.number}`} />
+                <Copy text={() => JSON.stringify(each.raw)} label="Copy the record" />
+              </div>
+            ))}
           </td>
         </tr>
       )}

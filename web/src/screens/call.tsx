@@ -59,8 +59,8 @@ function Told({ story, row }: { story: Story; row: Row }) {
       )}
       <div class="story-parts">
         <div class="stack">
-          <Outcome story={story} row={row} />
           <Arguments story={story} />
+          <Outcome story={story} row={row} />
           {story.source === "memory" && <WireView id={row.id} wire={story.wire} />}
           <Records id={row.id} records={story.records} />
         </div>
@@ -135,7 +135,7 @@ const WITHOUT: { [outcome: string]: string } = {
 
 function Outcome({ story, row }: { story: Story; row: Row }) {
   const { result, refusal } = story;
-  const none = row.state !== "done" ? "Not yet: the call is going on." : story.source === "audit" ? "" : (WITHOUT[row.outcome ?? ""] ?? "The call ended without one.");
+  const none = row.state !== "done" ? "Not yet: the call is running." : story.source === "audit" ? "" : (WITHOUT[row.outcome ?? ""] ?? "The call ended without one.");
   if (!result && !refusal && !none) return null;
   return (
     <Panel title={refusal ? "Why not" : "Result"} extra={result && <span class="muted num">{bytes(result.bytes)}</span>}>

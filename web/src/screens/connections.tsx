@@ -18,7 +18,7 @@ export function Connections() {
       <Panel class="flush">
         {sorted.length ? (
           <table class="cards">
-            <Head of={["Client", "State", "Revision", "Transport", "Who", "From", "Since", "Heard", "Calls>"]} />
+            <Head of={["Client", "State", "Revision", "Transport", "Who", "From", "Since", "Last seen", "Calls>"]} />
             <tbody>
               {sorted.map((one) => (
                 <One key={one.id} of={one} />
@@ -60,7 +60,7 @@ function One({ of }: { of: Connection }) {
       <td data-label="Since">
         <Ago at={of.since} />
       </td>
-      <td data-label="Heard">
+      <td data-label="Last seen">
         <Ago at={of.seen} />
       </td>
       <td data-label="Calls" class="num right">
@@ -74,14 +74,14 @@ function Nobody() {
   const { server } = use(me)!;
   if (!server.endpoint) {
     return (
-      <Empty icon="connections" title="Nobody is connected">
-        This server talks over {server.transport}: whoever started it is its client, and shows here after its first message.
+      <Empty icon="connections" title="No client is connected">
+        This server talks over {server.transport}: the program that started it is its client, and shows here after its first message.
       </Empty>
     );
   }
   const entry = JSON.stringify({ mcpServers: { [server.name]: { type: "http", url: server.endpoint } } }, null, 2);
   return (
-    <Empty icon="connections" title="Nobody is connected">
+    <Empty icon="connections" title="No client is connected">
       <p>Put this into the configuration of your client, or call the server from a terminal:</p>
       <div class="left">
         <Code text={entry} label="Entry for mcpServers" />

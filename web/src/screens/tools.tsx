@@ -24,7 +24,7 @@ import {
   Go,
   Head,
   Icon,
-  many,
+  duration,
   Notice,
   Panel,
   Pill,
@@ -201,7 +201,7 @@ function Summary({ view, asked }: { view: ToolsView; asked: { [name: string]: st
                 </a>
               </span>
             ))}
-            : look at what has changed before anybody calls {changed.length === 1 ? "it" : "them"}.
+            : look at what has changed before {changed.length === 1 ? "it is" : "they are"} called again.
           </p>
         </Notice>
       )}
@@ -215,7 +215,6 @@ function Summary({ view, asked }: { view: ToolsView; asked: { [name: string]: st
 }
 
 function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: boolean }) {
-  const rate = tool.calls ? tool.errors / tool.calls : 0;
   return (
     <li class={`tool ${tool.exposed ? "" : "not-exposed"}`} data-testid={`tool-${tool.name}`} data-exposed={tool.exposed}>
       <Face tool={tool} />
@@ -233,6 +232,7 @@ function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: bool
               </span>
             )}
           </span>
+          <Hint of={tool} />
           <Mark pin={tool.pin} />
           {tool.warnings.length > 0 && (
             <Pill tone="warn" icon="warn" title={plain(tool.warnings.join("\n"))}>
@@ -251,13 +251,7 @@ function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: bool
         )}
         <p class="muted fine num">
           {count(tool.tokens)} tokens ·{" "}
-          {tool.calls ? (
-            <>
-              {many(tool.calls, "call")} · {rate ? <span class={rate >= 0.05 ? "is-bad" : ""}>{percent(rate)} failed</span> : "none failed"}
-            </>
-          ) : (
-            "never called"
-          )}
+          <Counts of={tool} />
         </p>
       </div>
       <Switch tool={tool} />
@@ -266,6 +260,39 @@ function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: bool
 }
 
 const percent = (part: number): string => `${part < 0.1 ? (100 * part).toFixed(1) : Math.round(100 * part)} %`;
+
+/** What the server declares of a tool; whoever calls decides whether to believe it. */
+function Hint({ of }: { of: ToolInfo }) {
+  if (of.annotations.readOnlyHint === true) return <Pill icon="lock">read-only</Pill>;
+  if (of.annotations.destructiveHint !== true) return null;
+  return (
+    <Pill tone="bad" icon="warn">
+      destructive
+    </Pill>
+  );
+}
+
+/** Calls that ran, failed and were refused, apart. */
+function Counts({ of }: { of: ToolInfo }) {
+  const ran = of.calls - of.refused;
+  if (!of.calls) return <>never called</>;
+  return (
+    <>
+      {count(ran)} run
+      {ran > 0 && (
+        <>
+          {" · "}
+          <span class={of.errors ? "is-bad" : ""}>
+            {count(of.errors)} failed{of.errors > 0 && ` (${percent(of.errors / ran)})`}
+          </span>
+        </>
+      )}
+      {" · "}
+      <span class={of.refused ? "is-bad" : ""}>{count(of.refused)} refused</span>
+      {ran > 0 && ` · p95 ${duration(of.p95_ms / 1000)}`}
+    </>
+  );
+}
 
 function Mark({ pin }: { pin: ToolInfo["pin"] }) {
   return pin.state === "none" ? null : <State of={pin.state} />;
@@ -281,7 +308,7 @@ function Switch({ tool }: { tool: ToolInfo }) {
       aria-checked={tool.on}
       aria-label={`${plain(tool.name)} is ${tool.on ? "on" : "off"}`}
       disabled={busy || !may("manage")}
-      title={may("manage") ? (tool.on ? "Switch it off for everybody" : "Switch it on") : "Needs the role manage"}
+      title={may("manage") ? (tool.on ? "Switch it off for all callers" : "Switch it on") : "Needs the role manage"}
       data-testid={`switch-${tool.name}`}
       onClick={flip}
     >
@@ -375,11 +402,10 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
               ],
               ["Costs", `about ${count(tool.tokens)} tokens in each conversation`],
               [
-                "Called",
+                "Calls",
                 tool.calls ? (
                   <>
-                    {many(tool.calls, "time")}, {tool.errors ? `${count(tool.errors)} failed (${percent(tool.errors / tool.calls)})` : "none failed"}, last{" "}
-                    <Ago at={tool.last} /> ·{" "}
+                    <Counts of={tool} /> · last seen <Ago at={tool.last} /> ·{" "}
                     <a href={link("audit", "", { tool: tool.name })}>records</a>
                   </>
                 ) : (
@@ -400,10 +426,10 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
               ],
               ["Needs scopes", tool.scopes.length ? <Shown text={tool.scopes.join(", ")} /> : ""],
               [
-                "Fingerprint",
+                "Tool version",
                 <span class="with-copy">
                   <Shown in="code.fingerprint" text={tool.fingerprint} />
-                  <Copy text={tool.fingerprint} label="Copy the fingerprint" />
+                  <Copy text={tool.fingerprint} label="Copy the tool version" />
                 </span>,
               ],
               [
@@ -504,7 +530,7 @@ function Changes({ tool }: { tool: ToolInfo }) {
       testid={`diff-${tool.name}`}
     >
       <div class="stack">
-        {state === "new" && <p>Nobody has looked at it yet. Read its description and schema, then accept it.</p>}
+        {state === "new" && <p>Not reviewed yet. Read its description and schema, then accept it.</p>}
         {changes.map((each, index) => (
           <Before change={each} key={index} />
         ))}
@@ -580,7 +606,7 @@ function Shot({ tool, icon, index }: { tool: ToolInfo; icon: Picture; index: num
             </>
           }
         >
-          <p>The server fetches it, without cookies or keys. Whoever runs the site learns that somebody looked:</p>
+          <p>The server fetches it, without cookies or keys. The site learns that it was looked at:</p>
           <Url of={where} />
         </Dialog>
       )}
