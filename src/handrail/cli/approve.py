@@ -153,7 +153,9 @@ class _Clerk:
         for each in grants:
             shown = one_line(json.dumps({**each.arguments, **each.matching}, ensure_ascii=False), 100)
             who, tool = one_line(each.principal), one_line(each.tool)
-            self._screen.say(f"{each.id}  {who}  {tool}  {shown}  until {_time(each.until)}, by {one_line(each.by)}")
+            good = "" if each.allowed_by else "; of an earlier version, and asked about again"
+            until = f"until {_time(each.until)}, by {one_line(each.by)}{good}"
+            self._screen.say(f"{each.id}  {who}  {tool}  {shown}  {until}")
         return Code.OK
 
     async def _show(self, approval: Approval) -> None:

@@ -150,7 +150,7 @@ async def _card(console: Console, session: Session, approval: Approval) -> Objec
     made: Object = {
         "id": approval.id,
         "state": state,
-        "caller": "waiting" if await desk.is_attended(approval) else "left",
+        "caller": "waiting" if state in ("pending", "approved") and await desk.is_attended(approval) else "left",
         "used": state == "consumed",
         "server": asked.server,
         "tool": asked.tool,

@@ -134,6 +134,11 @@ class Call(Struct, eq=False):
         return self._flight.traced is not None
 
     @property
+    def is_identified(self) -> bool:
+        """Whether the transport has verified who calls."""
+        return self._flight.is_identified
+
+    @property
     def state(self) -> Any:
         """What the server's lifespan gave."""
         return self.entry.owner.state

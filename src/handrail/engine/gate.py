@@ -405,7 +405,7 @@ class Gate:
     def _deciders(self, call: Call) -> str:
         """Who may decide about a call: where callers have names, not the one that calls, unless that was said."""
         by = self.desk.options.by
-        return by if by != "auto" else "another" if call._flight.is_identified else "anyone"
+        return by if by != "auto" else "another" if call.is_identified else "anyone"
 
     def _cleaner(self, call: Call) -> Callable[[str], str]:
         """What takes the secrets out of a text about a call, also those of its arguments."""
