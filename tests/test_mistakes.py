@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
+import socket
 import subprocess
 import sys
 import typing
@@ -710,3 +712,203 @@ async def test_a_peer_outside_of_async_with_says_so() -> None:
         assert len(await peer.tools()) == 1
     with pytest.raises(LocalProtocolError, match="not connected"):
         await peer.tools()
+
+
+# Notifications that are not awaited
+
+
+LONG = "far enough. " * 20_000
+
+
+@pytest.mark.parametrize("mode", ["async", "def", "inline"])
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-11-25", "2026-07-28"])
+@pytest.mark.parametrize("text", ["far enough", LONG], ids=["short", "long"])
+@requirement("SRV-515")
+async def test_progress_and_logs_leave_before_the_answer_without_await(
+    mode: str, revision: str, text: str, ran: Callable[[str, str], None]
+) -> None:
+    server = Server("shop")
+
+    async def works(call: Call) -> str:
+        """Work."""
+        for step in (1, 2, 3):
+            call.progress(step, 3, text)
+            call.log("error", {"step": step})
+        return "done"
+
+    def works_too(call: Call) -> str:
+        """Work."""
+        for step in (1, 2, 3):
+            call.progress(step, 3, text)
+            call.log("error", {"step": step})
+        return "done"
+
+    server.add(works if mode == "async" else works_too, name="works", inline=mode == "inline")
+    async with Peer(server, revision=revision) as peer:
+        ran(revision, "memory")
+        level: Object = {"io.modelcontextprotocol/logLevel": "debug"} if revision == "2026-07-28" else {}
+        result = await peer.call("works", progressToken="t", **level)
+        assert result.text == "done"
+        steps = [each["params"].get("progress", each["params"].get("data")) for each in peer.notices]
+        logged = [each for each in steps if isinstance(each, dict)]
+        assert [each for each in steps if not isinstance(each, dict)] == [1, 2, 3]
+        assert logged == [{"step": 1}, {"step": 2}, {"step": 3}]
+        assert b'"result"' in peer.wire[-1], "the answer is the last of them"
+
+
+async def test_a_def_tool_asks_without_blocking_or_await() -> None:
+    server = Server("shop")
+
+    @server.tool
+    def asks(call: Call) -> str:
+        """Ask."""
+        answer: Any = call.ask("How many?", {"type": "object", "properties": {"count": {"type": "integer"}}})
+        return f"{answer.action} {answer.content}"
+
+    peer = Peer(
+        server,
+        capabilities={"elicitation": {}},
+        answers=lambda method, params: {"action": "accept", "content": {"count": 3}},
+    )
+    async with peer:
+        assert (await peer.call("asks")).text == "accept {'count': 3}"
+
+
+async def test_progress_works_as_a_task_and_in_a_loop_of_the_tools_own() -> None:
+    server = Server("shop")
+
+    @server.tool
+    async def spawns(call: Call) -> str:
+        """Work."""
+        progress: Any = call.progress(1)
+        await asyncio.create_task(progress)
+        await asyncio.gather(call.progress(2), call.progress(3))
+        return "done"
+
+    @server.tool
+    def loops(call: Call) -> str:
+        """Work."""
+
+        async def inside() -> None:
+            await call.progress(4)
+
+        asyncio.run(inside())
+        nothing: Any = call.progress(5)
+        asyncio.run(nothing)
+        return "done"
+
+    async with Peer(server) as peer:
+        for name in ("spawns", "loops"):
+            assert (await peer.call(name, progressToken="t")).text == "done"
+        assert [each["params"]["progress"] for each in peer.notices] == [1, 2, 3, 4, 5]
+
+
+async def test_what_is_wrong_with_a_notification_that_is_not_awaited_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server("shop")
+
+    @server.tool
+    async def works(call: Call) -> str:
+        """Work."""
+        call.log("loud", "x")
+        return "done"
+
+    @server.tool
+    def works_too(call: Call) -> str:
+        """Work."""
+        try:
+            call.log("loud", "x")
+        except ValueError as problem:
+            return str(problem)
+        return "done"
+
+    async with Peer(server) as peer:
+        assert (await peer.call("works")).text == "done"
+        assert (
+            "tool 'works': a notification that was not awaited was not sent: log: 'loud' is not one of" in caplog.text
+        )
+        assert "log: 'loud' is not one of" in (await peer.call("works_too")).text
+
+
+# What a server says when something is off
+
+
+async def test_a_tool_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("shop")
+    now = asyncio.get_running_loop().time
+
+    @server.tool
+    async def blocks(seconds: float) -> str:
+        """Hold the loop up."""
+        ends = now() + seconds
+        while now() < ends:
+            pass
+        return "done"
+
+    async with Peer(server, timeout=60) as peer:
+        for _ in range(2):
+            assert (await peer.call("blocks", {"seconds": 0.6})).text == "done"
+    told = [each.getMessage() for each in caplog.records if "held the event loop" in each.getMessage()]
+    assert len(told) == 1, "once a minute"
+    assert told[0].startswith("tool 'blocks' held the event loop for ")
+    assert "asyncio.sleep in place of time.sleep" in told[0]
+
+
+async def test_a_result_that_breaks_its_schema_says_which_member_does() -> None:
+    server = Server("shop")
+
+    @server.tool
+    def totals() -> dict[str, int]:
+        """Add up."""
+        return wrong(dict, may="much")  # type: ignore[no-any-return]  # the mistake
+
+    async with Peer(server) as peer:
+        result = await peer.call("totals")
+        assert result.is_error
+        assert "does not fit its own schema: may: expected integer, got string" in result.text
+
+
+async def test_a_result_that_is_too_large_says_what_to_do() -> None:
+    server = Server("shop", limits=Limits(max_message_bytes=100_000))
+
+    @server.tool
+    def all_of_it() -> str:
+        """Too much."""
+        return "x" * 200_000
+
+    async with Peer(server) as peer:
+        text = (await peer.call("all_of_it")).text
+        assert "at most 100,000 can be sent. Ask for less of it. (Its author can return pages, cut texts with" in text
+
+
+def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+SERVES = """
+import os, signal, sys
+from handrail import Server
+server = Server("shop")
+def ready(url):
+    print(url, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+server.run(http=int(sys.argv[1]), ready=ready)
+"""
+
+
+def test_a_port_alone_is_an_address() -> None:
+    done = run(SERVES, 0)
+    assert done.stdout.startswith("http://127.0.0.1:"), done.stderr
+    assert done.stdout.strip().endswith("/mcp")
+
+
+def test_a_port_in_use_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run(SERVES, taken.getsockname()[1])
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("server 'shop': cannot listen on 127.0.0.1:")
+    assert line.endswith("; end what listens there, or choose another port")

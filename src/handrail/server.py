@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import inspect
 import logging
 import os
@@ -274,8 +275,13 @@ class Server:
         _warn_of_unused_settings()
         if http is not None:
             from handrail.transports.http import run_endpoint
+            from handrail.transports.listen import CannotListen
 
-            run_endpoint(self.engine, http, options)
+            try:
+                run_endpoint(self.engine, http, options)
+            except CannotListen as problem:  # a traceback would say no more
+                hint = "; end what listens there, or choose another port" if problem.errno == errno.EADDRINUSE else ""
+                raise SystemExit(f"server {self.name!r}: {problem.strerror or problem}{hint}") from None
             return
         if options:
             raise TypeError(f"run: {min(options)!r} is for HTTP: give an address, http='127.0.0.1:8000'")

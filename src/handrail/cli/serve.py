@@ -19,7 +19,7 @@ from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError
 from handrail.guards.inert import inert
 from handrail.server import Server
-from handrail.transports.http import HttpOptions
+from handrail.transports.http import HttpOptions, run_endpoint
 from handrail.transports.stdio import explain_terminal
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _listen(
     said = {name: getattr(http, name) for name in ("hosts", "origins", "metrics", "access_log")}
     said["auth"] = guarded.config.identities.verifier()
     options = {"workers": workers, "ready": ready, **{name: value for name, value in said.items() if value}}
-    server.run(http=address, **cast(HttpOptions, options))
+    run_endpoint(server.engine, address, cast(HttpOptions, options))
 
 
 def _tell(text: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -36,6 +38,77 @@ if TYPE_CHECKING:
 STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
 """Of the pipeline, in its order."""
 _RUNS = STAGES.index("run") + 1  # marks of a call whose tool runs
+
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=Callable[..., Any])
+
+log = logging.getLogger("handrail")
+
+
+def _notifies(method: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Awaitable[None]]:
+    """Let a notification leave whether or not it is awaited; in a `def` tool there is nothing to await."""
+
+    @wraps(method)
+    def notify(*args: P.args, **options: P.kwargs) -> Awaitable[None]:
+        call, coroutine = cast(Call, args[0]), method(*args, **options)
+        running, loop = asyncio._get_running_loop(), call._flight.loop
+        if running is loop:
+            return _Notification(call, coroutine)
+        if running is not None:  # of the tool's own, in a worker thread
+            return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop), loop=running)
+        call.blocking.wait(coroutine)
+        return _Notification(call, None)
+
+    return notify
+
+
+def _waits(method: M) -> M:
+    """Let a `def` tool in a worker thread call a method without `await`: it waits there, and returns the answer."""
+
+    @wraps(method)
+    def start(call: Call, *args: Any, **options: Any) -> Any:
+        coroutine = method(call, *args, **options)
+        return coroutine if asyncio._get_running_loop() is not None else call.blocking.wait(coroutine)
+
+    return cast(M, start)
+
+
+class _Notification(Coroutine[Any, Any, None]):
+    """A notification that leaves when it is awaited, else when it is dropped."""
+
+    __slots__ = ("_call", "_coroutine", "_is_begun")
+
+    def __init__(self, call: Call, coroutine: Coroutine[Any, Any, None] | None) -> None:
+        self._call = call
+        self._coroutine = coroutine
+        self._is_begun = coroutine is None  # it has left already
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self._is_begun = True
+        if self._coroutine is not None:
+            yield from self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        self._is_begun = True
+        if self._coroutine is None:
+            raise StopIteration
+        return self._coroutine.send(value)
+
+    def throw(self, *problem: Any) -> Any:
+        self._is_begun = True
+        if self._coroutine is None:
+            raise problem[0]
+        return self._coroutine.throw(*problem)
+
+    def close(self) -> None:
+        self._is_begun = True
+        if self._coroutine is not None:
+            self._coroutine.close()
+
+    def __del__(self) -> None:
+        if not self._is_begun and self._coroutine is not None:
+            self._call._send_unawaited(self._coroutine)
 
 
 class Call(Struct, eq=False):
@@ -79,6 +152,7 @@ class Call(Struct, eq=False):
     feed: Feed | None = None  # where somebody watches
     is_preview: bool = False  # handed to a preview: it asks nothing
     marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
+    unsent: frozenset[asyncio.Task[Any]] = frozenset()  # notifications that were not awaited, and have to wait
     _asked: int = 0
     _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf
@@ -152,6 +226,7 @@ class Call(Struct, eq=False):
         """The time of its event loop."""
         return self._flight.loop.time()
 
+    @_notifies
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
         if not math.isfinite(done) or (total is not None and not math.isfinite(total)):
@@ -162,14 +237,17 @@ class Call(Struct, eq=False):
         token = UNSET if self.meta is UNSET else self.meta.progress_token
         if token is UNSET or self.closed or done <= self._progress:
             return
-        self._progress = done
         params: Object = {"progressToken": token, "progress": done}
         if total is not None:
             params["total"] = total
         if message is not None and self.revision.progress_message:
             params |= await self._cleaned({"message": message})
+            if done <= self._progress:  # another went by meanwhile
+                return
+        self._progress = done
         await self._flight.tell(self, jsonrpc.notification("notifications/progress", params))
 
+    @_notifies
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it wants messages of this level."""
         if level not in LEVELS:
@@ -183,6 +261,7 @@ class Call(Struct, eq=False):
             params["logger"] = logger
         await self._flight.tell(self, jsonrpc.notification("notifications/message", await self._cleaned(params)))
 
+    @_waits
     async def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
         """Ask the user to fill in a form.
 
@@ -192,11 +271,13 @@ class Call(Struct, eq=False):
         answer: Answer = await self._ask_one(Form(message, form), key)
         return answer
 
+    @_waits
     async def ask_url(self, message: str, url: str, *, key: str | None = None) -> Answer:
         """Ask the user to visit a page: the only way to ask for secrets."""
         answer: Answer = await self._ask_one(Url(message, url), key)
         return answer
 
+    @_waits
     async def sample(
         self, messages: str | Sequence[Object], *, max_tokens: int = 1000, key: str | None = None, **more: Json
     ) -> Object:
@@ -204,11 +285,13 @@ class Call(Struct, eq=False):
         found: Object = await self._ask_one(Sample(messages, max_tokens=max_tokens, **more), key)
         return found
 
+    @_waits
     async def roots(self, *, key: str | None = None) -> list[Object]:
         """The folders the client works in."""
         found: list[Object] = await self._ask_one(Roots(), key)
         return found
 
+    @_waits
     async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         """Ask several things in one round."""
         if self.is_preview:
@@ -262,9 +345,26 @@ class Call(Struct, eq=False):
         elif self.course is not None:
             self.course(asyncio.CancelledError())
 
+    @_waits
     async def close_stream(self) -> None:
         """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""
         await self._flight.close_stream(self)
+
+    def _send_unawaited(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Send what a tool did not await, in its order and before the answer."""
+        loop = self._flight.loop
+        if asyncio._get_running_loop() is not loop:  # the garbage collector runs in any thread
+            try:
+                loop.call_soon_threadsafe(self._send_unawaited, coroutine)
+            except RuntimeError:  # the loop has closed: no peer is left
+                coroutine.close()
+            return
+        if self.unsent:
+            coroutine = _after(self.unsent, coroutine)
+        task = self._flight.engine.starter(loop)(coroutine)
+        if not task.done():
+            self.unsent |= {task}
+        task.add_done_callback(partial(_sent_unawaited, self))
 
     async def _ask_one(self, question: Question, key: str | None) -> Any:
         self._asked += 1
@@ -312,6 +412,17 @@ class Call(Struct, eq=False):
         return found
 
 
+async def _after(earlier: frozenset[asyncio.Task[Any]], coroutine: Coroutine[Any, Any, None]) -> None:
+    await asyncio.wait(earlier)
+    await coroutine
+
+
+def _sent_unawaited(call: Call, task: asyncio.Task[None]) -> None:
+    call.unsent -= {task}
+    if not task.cancelled() and (problem := task.exception()) is not None:
+        log.error("tool %r: a notification that was not awaited was not sent: %s", call.name, problem)
+
+
 def _missing(capabilities: Sequence[str]) -> Refused:
     """Says what the client would have had to declare: `{"elicitation": {"form": {}}}`."""
     wanted: Object = {}
@@ -331,12 +442,12 @@ class Blocking:
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._call, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-        return lambda *args, **options: self._wait(found(*args, **options))
+        method = inspect.unwrap(getattr(Call, name)) if name in vars(Call) else None
+        if not inspect.iscoroutinefunction(method):
+            return getattr(self._call, name)
+        return lambda *args, **options: self.wait(method(self._call, *args, **options))
 
-    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if asyncio._get_running_loop() is not None:
             coroutine.close()
             raise LocalProtocolError("call.blocking is for `def` tools in a worker thread; here, await the method")

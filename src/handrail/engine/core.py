@@ -123,6 +123,7 @@ class Engine:
         self._start: Start
         self._late: set[Call | None] = set()
         self.workers = Workers(options.get("workers", 16))
+        self.warned: dict[str, float] = {}  # of tools that hold the event loop up, and when
         self.middleware: list[Middleware] = []
         self.metrics: Metrics | None = None
         self.feed: Feed | None = None

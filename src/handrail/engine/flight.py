@@ -33,6 +33,8 @@ log = logging.getLogger("handrail")
 STATE_SECONDS = 3600
 CLEANUP_SECONDS = 0.3
 SOON_SECONDS = 0.02  # most calls have ended by then
+SLOW_SECONDS = 0.5  # without a turn of the event loop
+WARN_AGAIN_SECONDS = 60.0
 RECORD_SECONDS = 5.0  # for the record of a call that took too long already
 LATER = b""  # in place of an answer that will come
 UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
@@ -97,7 +99,11 @@ class Flight:
     def run(self, call: Call, coroutine: Coroutine[Any, Any, ToolResult], context: Context | None) -> bytes:
         """Go on with a call in a task of its own."""
         call.course = None
-        task = self.engine.starter(self.loop)(coroutine, context)
+        loop = self.loop
+        began = loop.time()
+        task = self.engine.starter(loop)(coroutine, context)
+        if loop.time() - began > SLOW_SECONDS:
+            self._warn_of_blocking(call, loop.time() - began)
         if task.done():
             return self.ended(call, _how(task))
         call.task = task
@@ -106,6 +112,21 @@ class Flight:
         self._tasks.add(task)
         task.add_done_callback(partial(self._settle, call))
         return self.hold(call)
+
+    def _warn_of_blocking(self, call: Call, taken: float) -> None:
+        """Name the tool that kept the event loop from everything else; each tool once a minute."""
+        now = self.loop.time()
+        if (
+            call.entry.mode == "async"
+            and now - self.engine.warned.get(call.name, -WARN_AGAIN_SECONDS) >= WARN_AGAIN_SECONDS
+        ):
+            self.engine.warned[call.name] = now
+            log.warning(
+                "tool %r held the event loop for %.1f s, and no other call went on: await what takes long"
+                " (asyncio.sleep in place of time.sleep), or make it `def`, which runs in a thread",
+                call.name,
+                taken,
+            )
 
     def wait(self, answering: Coroutine[Any, Any, None]) -> None:
         """Answer a request that is no call later, and before the end."""
@@ -295,7 +316,10 @@ class Flight:
             answer = self._failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
         if len(answer) > self.engine.limits.max_message_bytes:
             size, most = len(answer), self.engine.limits.max_message_bytes
-            answer = self._failure(call, f"The result of {call.name} has {size:,} bytes; at most {most:,} can be sent.")
+            text = f"The result of {call.name} has {size:,} bytes; at most {most:,} can be sent. Ask for less of it."
+            hint = "return pages, cut texts with Sanitize(max_text=…), link to a resource, or raise max_message_bytes"
+            log.error("tool %r: its result has %s bytes, at most %s can be sent: %s", call.name, size, most, hint)
+            answer = self._failure(call, f"{text} (Its author can {hint}.)")
         return answer
 
     def _failure(self, call: Call, text: str) -> bytes:

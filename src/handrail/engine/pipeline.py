@@ -19,6 +19,7 @@ from msgspec.json import decode as parse
 from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.catalog import Entry
+from handrail.engine.driving import TASK
 from handrail.engine.gate import Gate
 from handrail.engine.reading_on import read_more
 from handrail.engine.workers import Workers
@@ -86,6 +87,10 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 # The text of an exception may hold anything; only the log gets it.
                 log.exception("tool %r failed%s", entry.tool.name, _traced(call))
                 result = failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
+            if call.unsent:  # notifications come before the answer, also those the tool did not await
+                if call.course is not None:
+                    await TASK
+                await asyncio.wait(call.unsent)
             if marks is not None:
                 marks.append(perf_counter_ns())
             mirrored = result.structured is not UNSET and not isinstance(value, ToolResult)
@@ -179,7 +184,7 @@ def outcome(entry: Entry, value: Any) -> ToolResult:
                     raise _BrokenPromise("; ".join(each.text for each in schema.problems(result.structured)))
         except _BrokenPromise as problem:
             log.error("tool %r broke its output schema: %s", entry.tool.name, problem)
-            return failed(f"The tool {entry.tool.name} returned output that does not fit its own schema.")
+            return failed(f"The tool {entry.tool.name} returned output that does not fit its own schema: {problem}")
         except NotJson as problem:
             log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
             return failed(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")

@@ -22,7 +22,7 @@ from handrail.transports.lifetime import Workers, run_process
 if TYPE_CHECKING:
     from handrail.transports.acceptor import Stop
 
-__all__ = ["Address", "HttpLimits", "run_http", "tls_context"]
+__all__ = ["Address", "CannotListen", "HttpLimits", "run_http", "tls_context"]
 
 log = logging.getLogger("handrail")
 
@@ -45,6 +45,10 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
             expect(f"HttpLimits: {name}", getattr(self, name), "a number", int, float)
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
+
+
+class CannotListen(OSError):
+    """An address that is taken, or not ours."""
 
 
 class Address(Struct, frozen=True):
@@ -112,7 +116,8 @@ class Address(Struct, frozen=True):
             new.bind(place)
         except OSError as problem:
             new.close()
-            raise OSError(problem.errno, f"cannot listen on {self.host}:{self.port}: {problem.strerror}") from None
+            text = f"cannot listen on {self.host}:{self.port}: {problem.strerror}"
+            raise CannotListen(problem.errno, text) from None
         return new
 
     def _unix(self) -> socket.socket:
@@ -123,14 +128,14 @@ class Address(Struct, frozen=True):
             if os.path.exists(self.path) and stat.S_ISSOCK(os.stat(self.path).st_mode):
                 # Left behind by a process that was killed, or somebody listens on it.
                 if new.connect_ex(self.path) == 0:
-                    raise OSError(f"cannot listen on {self.path}: somebody does already")
+                    raise CannotListen(f"cannot listen on {self.path}: somebody does already")
                 os.unlink(self.path)
             new.bind(self.path)
         except OSError as problem:
             new.close()
             if problem.errno is None:
                 raise
-            raise OSError(f"cannot listen on {self.path}: {problem.strerror}") from None
+            raise CannotListen(f"cannot listen on {self.path}: {problem.strerror}") from None
         return new
 
 
