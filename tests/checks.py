@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jsonschema_rs
 
+from beside import SCHEMAS
+
 Json = Any
 Object = dict[str, Any]
-
-SCHEMAS = Path(__file__).resolve().parents[2] / "shared" / "spec" / "schema"
 
 _SCHEMA_OF = {"pocket": "2025-06-18"}
 _RESULT_OF = {
@@ -54,6 +53,8 @@ def _refuse(name: str) -> NoReturn:
 
 @cache
 def _validator(revision: str, name: str) -> jsonschema_rs.Validator | None:
+    if SCHEMAS is None:
+        return None
     path = SCHEMAS / f"{_SCHEMA_OF.get(revision, revision)}.json"
     if not path.exists():
         return None

@@ -148,5 +148,15 @@ def test_the_extras_of_the_readme_are_the_same_everywhere_and_exist() -> None:
     assert {"http", "console"} <= set(extras.split(","))  # for `--http` and `--console`, which come after
 
 
+@pytest.mark.parametrize(
+    "page", ["SECURITY.md", "docs/explanation/threat-model.md", "docs/architecture.md", "README.md"]
+)
+def test_no_page_says_of_a_part_that_is_there_that_it_is_not(page: str) -> None:
+    parts = [path.stem for path in (ROOT / "src" / "handrail").iterdir() if not path.stem.startswith("_")]
+    for sentence in re.split(r"(?<=[.!])\s|\n\n|\n-", (ROOT / page).read_text("utf-8")):
+        if re.search(r"\b(do|does) not exist (yet|in this version)", sentence):
+            assert [part for part in parts if re.search(rf"\b{part}s?\b", sentence)] == []
+
+
 if __name__ == "__main__":
     run_page(Path(sys.argv[1]))

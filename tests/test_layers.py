@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,3 +171,25 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
 )
 def test_what_is_allowed_is_not_complained_about(module: str, source: str) -> None:
     assert problems(module, source) == []
+
+
+UNIMPORTED = {"uvloop"}
+"""A loop that an application may choose to run on; we run on any."""
+
+
+def test_every_extra_installs_only_what_is_imported() -> None:
+    project = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    imported = {name.split(".")[0] for path in SOURCE.rglob("*.py") for name in _imported(path)}
+    imported |= {"pydantic"}  # which is used where a tool has imported it
+    for extra, packages in project["optional-dependencies"].items():
+        for package in packages:
+            name = re.split(r"[\[<>=;~ ]", package)[0].removesuffix("-api").replace("-", "_")
+            assert name in {"handrail", *imported, *UNIMPORTED}, f"{extra}: nothing imports {name}"
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""

@@ -8,13 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import seed_servers
 import seeds_data as data
+from beside import NO_SEEDS, SEEDS
 from handrail import Text, ToolResult
 from handrail.errors import RemoteProtocolError
 from handrail.model import UNSET
@@ -40,7 +40,6 @@ Object = dict[str, Any]
 Ran = Callable[[str, str], None]
 Connect = Callable[..., AbstractAsyncContextManager[Wire]]
 
-SEEDS = Path(__file__).resolve().parents[2] / "shared" / "seeds"
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -422,10 +421,9 @@ def examples_in(text: str) -> Iterator[Object]:
 
 @pytest.mark.parametrize("seed", list(data.FILES))
 def test_every_object_a_seed_prints_is_an_example_here(seed: str) -> None:
-    path = SEEDS / data.FILES[seed]
-    if not path.exists():
-        pytest.skip(f"the seeds are not here: {path}")
-    text = path.read_text("utf-8")
+    if SEEDS is None:
+        pytest.skip(NO_SEEDS)
+    text = (SEEDS / data.FILES[seed]).read_text("utf-8")
 
     def counted(values: list[Object]) -> Counter[str]:
         return Counter(json.dumps(value, sort_keys=True, ensure_ascii=False) for value in values)
