@@ -72,6 +72,9 @@ server.run()
 '''
 
 
+FOREIGN = f"{sys.executable} server.py"  # a command is nobody's file
+
+
 class Terminal:
     """A shell in tmux: type into it, and wait for what it shows."""
 
@@ -142,17 +145,17 @@ def log_of(folder: Path) -> list[str]:
 
 @requirement("APP-03", "APP-04", "APP-18", everywhere=True)
 def test_a_destructive_call_is_shown_and_asked_for(terminal: Terminal, tmp_path: Path) -> None:
-    terminal.run("call", "server.py", "wipe", "folder=/srv/data", "deep=true")
+    terminal.run("call", FOREIGN, "wipe", "folder=/srv/data", "deep=true")
     shown = terminal.until("Send it? [y/N]")
     assert 'folder = "/srv/data"' in shown and "deep = true" in shown
     assert "declared by the server" in shown and "destroys" in shown
     terminal.type("n")
     assert "EXIT=5" in terminal.until("EXIT=")
     assert log_of(tmp_path) == []
-    terminal.run("call", "server.py", "wipe", "folder=/srv/data")
+    terminal.run("call", FOREIGN, "wipe", "folder=/srv/data")
     terminal.until("Send it? [y/N]")
     terminal.type("y")
-    shown = terminal.until("Accept? [y/N/more]")  # the server's own guard asks as well
+    shown = terminal.until("Accept? [y/N/more]")  # a foreign server's own question is not answered by our yes
     assert "| Allow wipe on terminal?" in shown and '| {"folder":"/srv/data"}' in shown
     assert log_of(tmp_path) == []
     terminal.type("y")
@@ -167,8 +170,6 @@ def test_a_destructive_call_is_shown_and_asked_for(terminal: Terminal, tmp_path:
 @pytest.mark.parametrize("answer", ["n", "", "more"])
 def test_what_the_server_asks_can_be_refused_after_all(terminal: Terminal, tmp_path: Path, answer: str) -> None:
     terminal.run("call", "server.py", "wipe", "folder=/srv/data")
-    terminal.until("Send it? [y/N]")
-    terminal.type("y")
     terminal.until("Accept? [y/N/more]")
     terminal.type(answer)
     if answer == "more":
@@ -178,6 +179,50 @@ def test_what_the_server_asks_can_be_refused_after_all(terminal: Terminal, tmp_p
         terminal.type("n")
     assert "was not approved" in terminal.until("EXIT=1")
     assert log_of(tmp_path) == []
+
+
+@requirement("CLI-27", "CLI-32", everywhere=True)
+@pytest.mark.parametrize("options", ["", ', policy=Policy(destructive="allow")'], ids=["asks", "allows"])
+@pytest.mark.parametrize("revision", ["2026-07-28", "2025-11-25"])
+@pytest.mark.parametrize("trusted", [False, True], ids=["file", "trusted"])
+def test_one_s_own_server_asks_once(
+    terminal: Terminal, tmp_path: Path, options: str, revision: str, trusted: bool
+) -> None:
+    """Its question is the one that is shown, whole, on one screen; also where its author would not have it asked."""
+    imports = "from handrail.guards.policy import Policy\n"
+    (tmp_path / "server.py").write_text(imports + SERVER.replace("sanitize=None", f"sanitize=None{options}"))
+    reached = [FOREIGN, "--trusted"] if trusted else ["server.py"]
+    terminal.run("call", *reached, "wipe", "folder=/srv/data", "--revision", revision)
+    shown = terminal.until("Accept? [y/N/more]", "[y/N/more]")
+    assert "Send it?" not in shown
+    assert "| Allow wipe on terminal?" in shown and "| Throws a folder away." in shown
+    assert '| {"folder":"/srv/data"}' in shown and log_of(tmp_path) == []
+    terminal.type("y")
+    shown = terminal.until("EXIT=0")
+    assert "wiped /srv/data" in shown and shown.count("[y/N") == 1
+    assert log_of(tmp_path) == ["wiped /srv/data False"]
+
+
+@requirement("CLI-27", "APP-03", everywhere=True)
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        (', policy=Policy(destructive="allow"), approvals=Approvals(by="operator")', []),
+        (', policy=Policy(destructive="allow")', ["--revision", "2024-11-05"]),
+    ],
+    ids=["by an operator", "a revision without questions"],
+)
+def test_what_the_server_does_not_ask_is_asked_here(
+    terminal: Terminal, tmp_path: Path, options: str, more: list[str]
+) -> None:
+    imports = "from handrail.guards.approval import Approvals\nfrom handrail.guards.policy import Policy\n"
+    (tmp_path / "server.py").write_text(imports + SERVER.replace("sanitize=None", f"sanitize=None{options}"))
+    terminal.run("call", "server.py", "wipe", "folder=/srv/data", *more)
+    assert 'folder = "/srv/data"' in terminal.until("Send it? [y/N]", "[y/N]")
+    assert log_of(tmp_path) == []
+    terminal.type("y")
+    shown = terminal.until("EXIT=0")
+    assert "wiped /srv/data" in shown and shown.count("[y/N") == 1
 
 
 @requirement("APP-02", "APP-12", everywhere=True)

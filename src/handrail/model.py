@@ -157,6 +157,11 @@ class Principal(Struct, frozen=True):
             force_setattr(self, "scopes", frozenset(texts("Principal: scopes", self.scopes)))
 
 
+SERVER_ASKS = "handrail-server-asks"
+"""Of a client's `experimental` capabilities: it does not ask its user about destructive tools if the server does. A
+server that answers with the same promises to ask, through the client, before any such tool runs."""
+
+
 class ClientInfo(Struct, frozen=True):
     """What the client says of itself: for display, never for decisions."""
 
@@ -164,6 +169,11 @@ class ClientInfo(Struct, frozen=True):
     version: str = ""
     title: str | UnsetType = UNSET
     capabilities: Object = {}
+
+    @property
+    def leaves_asking(self) -> bool:
+        """Whether the client leaves it to the server to ask its user about destructive tools."""
+        return self.declares(f"experimental.{SERVER_ASKS}")
 
     def declares(self, capability: str) -> bool:
         """Whether a capability such as `"sampling"` or `"elicitation.url"` was declared."""

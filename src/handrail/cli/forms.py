@@ -19,6 +19,7 @@ from handrail.model import Object
 __all__ = ["Forms", "aside"]
 
 CANCEL, DECLINE = "cancel", None
+MAX_LINES = 50  # of a question, which stays on one screen
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,8 +98,13 @@ class Forms:
     def _introduce(self, question: Elicitation) -> None:
         """Who asks, and every line of what it says marked as its words."""
         self._screen.tell(f"{inert(question.server, lines=False)} asks:")
-        for line in inert(question.message).splitlines()[:50]:
+        lines = inert(question.message).splitlines()
+        for line in lines[:MAX_LINES]:
             self._screen.tell(f"  | {line}")
+        if len(lines) > MAX_LINES:
+            self._screen.tell(f"  | … {len(lines) - MAX_LINES:,} more lines are not shown")
+        if not self._screen.is_attended:
+            self._screen.note("nobody can be asked here: declined")
 
 
 def _only_a_yes(required: Any, fields: Object) -> str:

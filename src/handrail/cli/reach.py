@@ -23,7 +23,7 @@ from handrail.client.listing import ListedTool
 from handrail.client.state import Consents, State, state_folder
 from handrail.guards.changes import difference
 from handrail.guards.inert import inert, one_line
-from handrail.model import Object
+from handrail.model import SERVER_ASKS, Object
 from handrail.revisions import REVISIONS
 
 __all__ = ["agreed", "changed_lines", "client", "target_of"]
@@ -48,6 +48,7 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
     if args.key is not None:
         headers |= _key(args.key, headers)
     url = target.url if isinstance(target, Entry) else str(target)
+    trusted = args.trusted or (args.verb == "call" and is_own_file(target))
     try:
         return Client(
             target,
@@ -57,7 +58,8 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
             timeout=args.timeout,
             headers=headers,
             env=dict(_pair(each, "=", "--env", "NAME=value") for each in args.env),
-            trusted=args.trusted or (args.verb == "call" and is_own_file(target)),
+            trusted=trusted,
+            server_asks=trusted and args.verb == "call" and not args.yes and screen.is_attended,
             state=state.folder,
             agree=partial(_agree, args, screen, Consents(state)),
             elicit=forms.fill,
@@ -109,16 +111,27 @@ def _authorization(screen: Screen, state: State, url: str, headers: dict[str, st
     return OAuth(browser=browser, folder=state.folder / "credentials")
 
 
-def agreed(tool: ListedTool, arguments: Object, args: Namespace, screen: Screen) -> Confirm:
+def agreed(tool: ListedTool, arguments: Object, args: Namespace, screen: Screen, welcome: Object) -> Confirm:
     """Ask on the terminal, after showing all there is; without one nothing is agreed to.
 
-    It is asked here, in the main thread, where Ctrl-C is heard; what is sent has to be what was shown.
+    It is asked here, in the main thread, where Ctrl-C is heard; what is sent has to be what was shown. A trusted server
+    that has promised in its welcome to ask about destructive tools is left to do so: it knows more of the call, and one
+    question is enough.
     """
     if args.yes:
         return allow
     why, _ = rule(tool)
-    yes = not why or _asked(tool, arguments, why, screen)
+    yes = not why or _server_asks(tool, welcome, screen) or _asked(tool, arguments, why, screen)
     return lambda call: yes and (call.definition.fingerprint, call.arguments) == (tool.fingerprint, arguments)
+
+
+def _server_asks(tool: ListedTool, welcome: Object, screen: Screen) -> bool:
+    """Whether a trusted server asks the person at this terminal before the tool runs."""
+    capabilities = welcome.get("capabilities")
+    promises = capabilities.get("experimental") if type(capabilities) is dict else None
+    is_promised = type(promises) is dict and SERVER_ASKS in promises
+    is_plain = tool.trusted and tool.listed and not tool.changed and tool.annotations.get("destructiveHint") is True
+    return is_promised and is_plain and screen.is_attended
 
 
 def _asked(tool: ListedTool, arguments: Object, why: str, screen: Screen) -> bool:

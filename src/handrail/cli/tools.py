@@ -78,14 +78,16 @@ def run_show(args: Namespace, screen: Screen) -> int:
 
 
 def run_call(args: Namespace, screen: Screen) -> int:
-    with client(args, screen, audit=state_folder(os.environ) / CALLS) as it:
+    whole = client(args, screen, audit=state_folder(os.environ) / CALLS)
+    with whole as it:
         with screen.progress(f"asking {args.server}"):
             tool = _find(it.tools(), args.tool)
         if args.arguments_json is None:
             given = arguments(args.words, tool.input_schema)
         else:  # words are typed by the schema, and say more than the document
             given = document(args.arguments_json) | arguments(args.words, {**tool.input_schema, "required": []})
-        confirm = agreed(tool, given, args, screen)
+        welcome = whole.welcome if len(whole.servers) == 1 else {}
+        confirm = agreed(tool, given, args, screen, welcome)
         with screen.progress(f"calling {tool.name}") as shown:
             progress = lambda far: shown.update(far.done, far.total, far.message)  # noqa: E731 — one line, used once
             result = it.call(tool.name, given, confirm=confirm, progress=progress)

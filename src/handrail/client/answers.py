@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from handrail.errors import RemoteProtocolError, SchemaError
-from handrail.model import Json, Object
+from handrail.model import SERVER_ASKS, Json, Object
 from handrail.options import collection
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
@@ -57,12 +57,15 @@ class Answers:
         elicit_url: Callable[[Elicitation], Any] | None,
         sample: Callable[[Sampling], Any] | None,
         roots: Iterable[str | Path] | Callable[[], Any] | None,
+        server_asks: bool = False,
     ) -> None:
         self._elicit = {"form": elicit, "url": elicit_url}
         self._sample = sample
         self._roots = roots if roots is None or callable(roots) else collection("Client: roots", roots, "folders")
         modes: Object = {mode: {} for mode, handler in self._elicit.items() if handler is not None}
         self.capabilities: Object = {"elicitation": modes} if modes else {}
+        if server_asks:
+            self.capabilities["experimental"] = {SERVER_ASKS: {}}
         if sample is not None:
             self.capabilities["sampling"] = {}
         if roots is not None:

@@ -86,6 +86,7 @@ class Client:
         cwd: str | Path | None = None,
         agree: Callable[[Entry], bool] | None = None,
         on_stderr: Callable[[str], None] | None = None,
+        server_asks: bool = False,
         tap: Callable[[str, bytes], None] | None = None,
         name: str = "handrail",
     ) -> None:
@@ -116,7 +117,7 @@ class Client:
             raise ValueError(f"Client: two servers have the same name: {', '.join(names)}")
         if on_change not in ("refuse", "ask"):
             raise ValueError(f"Client: on_change={on_change!r:.40} is not 'refuse' or 'ask'")
-        answers, me = Answers(elicit, elicit_url, sample, roots), {"name": name, "version": __version__}
+        answers, me = Answers(elicit, elicit_url, sample, roots, server_asks), {"name": name, "version": __version__}
         kept = None if state is None else State(Path(state))
         locked, asks = None if lock is None else read_lock(lock), on_change == "ask"
         rules: Policy | None = None

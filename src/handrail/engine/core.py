@@ -20,7 +20,7 @@ from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
 from handrail.engine.workers import Workers
 from handrail.errors import Kind, missing_extra
 from handrail.metrics import Metrics
-from handrail.model import Object
+from handrail.model import SERVER_ASKS, Object
 from handrail.options import collection, expect
 from handrail.protocol.seal import MAKES_ONE, Seal, key_flaw
 from handrail.revisions import Offer, Revision
@@ -192,8 +192,11 @@ class Engine:
         """How many tools a page has; 0: all."""
         return self.page_size or (DEFAULT_PAGE if revision.pages else 0)
 
-    def welcome(self, revision: Revision) -> Object:
+    def welcome(self, revision: Revision, *, asks: bool = False) -> Object:
+        """The opening answer; `asks`: this server asks the caller's user before a destructive tool runs."""
         capabilities: Object = {"logging": {}}
+        if asks:
+            capabilities["experimental"] = {SERVER_ASKS: {}}
         if self.has_tools:
             announces = self.list_changed or revision.announces
             capabilities["tools"] = {"listChanged": True} if announces else {}

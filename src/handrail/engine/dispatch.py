@@ -20,7 +20,7 @@ from handrail.engine.flight import LATER, Flight, Reply, Subscription
 from handrail.engine.records import Record, turned_away
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode
-from handrail.model import Json, Object
+from handrail.model import ClientInfo, Json, Object
 from handrail.protocol.connection import CANCELLED, names_version
 from handrail.protocol.http import Headers, check_parameters
 from handrail.revisions import Revision
@@ -184,7 +184,8 @@ class Conversation(Flight):
 
     def _initialize(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
         agreed = self.connection.initialize(params)
-        return self.answer(agreed, ident, {"protocolVersion": agreed.name, **self.engine.welcome(agreed)})
+        asks = self._asks(agreed, self.connection.client)
+        return self.answer(agreed, ident, {"protocolVersion": agreed.name, **self.engine.welcome(agreed, asks=asks)})
 
     def _ping(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
         return self.answer(revision, ident, {})
@@ -194,7 +195,14 @@ class Conversation(Flight):
         return self.answer(revision, ident, {})
 
     def _discover(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
-        return self.answer(revision, ident, self.engine.welcome(revision))
+        asks = revision.sender is not None and self._asks(revision, revision.sender(params))
+        return self.answer(revision, ident, self.engine.welcome(revision, asks=asks))
+
+    def _asks(self, revision: Revision, client: ClientInfo) -> bool:
+        """Whether this client's user is asked here before a destructive tool runs, and the client leaves that to us."""
+        # The id of a session over HTTP does not hold what is experimental: its calls would not be known for such.
+        is_known = revision.stateless or self.headers is None
+        return is_known and self.engine.gate.promises(revision, client, self.is_identified)
 
     def _list(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
         engine = self.engine

@@ -32,11 +32,12 @@ from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Thr
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy, Rule, policy_of
 from handrail.guards.rates import Rates
+from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, changes, is_small, risk, secrets_in
 from handrail.guards.secrets import Secrets
 from handrail.guards.webhook import Post, Sender
 from handrail.jsonrpc import encode
-from handrail.model import RISK, SANITIZED, Json, Object, Principal, Text, ToolResult
+from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
 from handrail.options import collection, expect, shown, texts
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
@@ -109,6 +110,9 @@ def checked(options: GuardOptions, where: str) -> GuardOptions:
         if given is not None and not hasattr(given, verb) and (name == "trail" or not isinstance(given, str | Path)):
             raise TypeError(f"{where}: {name}: expected {meant}, got {shown(given)}")
     return cast(GuardOptions, kept)
+
+
+_PROMISED = Decision("ask", "built in: destructive tools ask", "the tool is destructive, and the client has not asked")
 
 
 class Gate:
@@ -354,6 +358,8 @@ class Gate:
         if decision.verdict == "deny":
             allowed = self.policy.allowed(who, facts, decision, call.revision.name)
             raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed {allowed}", readable=True)
+        if decision.verdict == "allow" and self._promised(call):
+            call.decision = decision = _PROMISED
         if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
             raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
         return decision.verdict == "ask"
@@ -402,10 +408,23 @@ class Gate:
                 raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
             self.asks(call)  # whoever changed them has agreed
 
+    def _promised(self, call: Call) -> bool:
+        """Whether the client was told that a call like this is asked about, and so has not asked itself."""
+        is_destructive = call.entry.facts.annotations.get("destructiveHint") is True
+        return is_destructive and self.promises(call.revision, call.client, call.is_identified)
+
+    def promises(self, revision: Revision, client: ClientInfo, is_identified: bool) -> bool:
+        """Whether the client leaves it to the server to ask its user about destructive tools, and the server can."""
+        can_ask = "elicitation/create" in revision.questions and client.declares("elicitation.form")
+        return client.leaves_asking and can_ask and self._by(is_identified) in ("anyone", "caller")
+
     def _deciders(self, call: Call) -> str:
         """Who may decide about a call: where callers have names, not the one that calls, unless that was said."""
+        return self._by(call.is_identified)
+
+    def _by(self, is_identified: bool) -> str:
         by = self.desk.options.by
-        return by if by != "auto" else "another" if call.is_identified else "anyone"
+        return by if by != "auto" else "another" if is_identified else "anyone"
 
     def _cleaner(self, call: Call) -> Callable[[str], str]:
         """What takes the secrets out of a text about a call, also those of its arguments."""
