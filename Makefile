@@ -46,9 +46,12 @@ demo: setup
 test: setup peers
 	$(RUN) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder
 
-# What `make test` does a few times, as often as docs/reliability.md says; that has the figures of the last run.
+# What `make test` does a few times, as often as docs/reliability.md says; that has the figures of the last run. And the
+# tests of what is promised within a time, which decides only here: on a machine that does nothing else.
+TIMED := test_lifetime test_stdio test_listen test_load test_client_faults
 soak: setup
-	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/test_trail_faults.py tests/test_guards_fire.py
+	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/test_trail_faults.py tests/test_guards_fire.py \
+		$(TIMED:%=tests/%.py)
 
 lint: setup
 	.venv/bin/ruff check .
