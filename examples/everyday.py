@@ -308,11 +308,21 @@ async def greet(call: Call) -> str:
     return f"{hello}, {answer.content.name}."
 
 
-# A tool that says it destroys is not run before a person has agreed; that is up to the guards, not to the tool.
+# A tool that says it destroys is not run before a person has agreed; that is up to the guards, not to the tool. The
+# preview tells that person what would happen. It only reads.
+
+
+def order_in_words(call: Call, order_id: int) -> str:
+    with closing(sqlite3.connect(call.state / "orders.db")) as orders:
+        found = orders.execute("SELECT product_id, user_id, status FROM orders WHERE id = ?", [order_id]).fetchone()
+    if found is None:
+        raise ToolError(f"There is no order {order_id}.")
+    return "Order {}: product {} for customer {}, {} now.".format(order_id, *found)
 
 
 @server.tool(
     title="Cancel an order",
+    preview=order_in_words,
     annotations={"readOnlyHint": False, "destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
 )
 def cancel_order(call: Call, order_id: Annotated[int, Meta(ge=1, le=1_000_000)]) -> str:

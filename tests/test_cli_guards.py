@@ -181,7 +181,8 @@ def test_the_example_asks_whoever_can_be_asked(tmp_path: Path, revision: str) ->
                 client.answer(asked["id"], said)
             assert question["method"] == "elicitation/create"
             assert question["params"]["message"].startswith("Allow Cancel an order (cancel_order) on everyday?\n")
-            assert '\n{"order_id":1}\n' in question["params"]["message"]
+            shown = '\n{"order_id":1}\nPreview:\n| Order 1: product 2 for customer 1, open now.\n'
+            assert shown in question["params"]["message"]
             assert ended in text_of(client.hear())
 
 
@@ -357,6 +358,21 @@ def test_p19_who_may_approve_is_the_servers_word_not_the_folders(home: Path, by:
         else:
             assert text_of(client.hear()) == "order 7 is cancelled"
     assert (home / "log").exists() is not bool(why)
+
+
+@requirement("P-19", everywhere=True)
+def test_p19_no_command_decides_what_was_left_to_the_person_at_the_client(home: Path) -> None:
+    (home / "conf").mkdir()
+    (home / "conf" / "guards.toml").write_text('[server]\ntarget = "../shop.py"\n[approvals]\nby = "caller"\n')
+    with caller("--config", "conf/guards.toml", home=home, able=True) as client:
+        client.begin("cancel_order", {"order": 7})
+        asked = client.hear()
+        for answer in ("yes", "no"):
+            done = handrail("approve", waiting(home)["id"], answer, home=home)
+            assert done.returncode != 0 and "only the person at the calling client may decide" in done.stderr
+        client.answer(asked["id"], {"action": "decline"})
+        assert "was not approved by its user" in text_of(client.hear())
+    assert not (home / "log").exists()
 
 
 KEYS = f'[identities.keys]\nada = "sha256:{"ab" * 32}"\n'
