@@ -274,7 +274,17 @@ async def test_p33_what_a_server_says_begins_no_record(log: Log, text: str, serv
     assert "as an application would" in shown and " says: " in shown
 
 
-@pytest.mark.parametrize("text", [FORGED, *HOSTILE[:2], f"text\u2028{FORGED}", f"text{ESCAPES[0]}{FORGED}"], ids=ascii)
+@pytest.mark.parametrize(
+    "text",
+    [
+        FORGED,
+        *HOSTILE[:2],
+        f"text\u2028{FORGED}",
+        f"text{ESCAPES[0]}{FORGED}",
+        "".join("a" * n + FORGED for n in range(80)),
+    ],
+    ids=lambda each: ascii(each)[:60],
+)
 @requirement("P-33", everywhere=True)
 @pytest.mark.parametrize(
     "words", ["call fails", "call errs", "call says", "call breaks", "list", "show says", "inspect"]
@@ -287,6 +297,7 @@ def test_p33_what_a_server_says_passes_for_no_line_of_the_command(
     _, shown = Terminal(*COMMAND, verb, server, *rest, home=tmp_path).end()
     drawn = re.sub(r"\x1b\[[0-9;]*[mK]|\r", "", shown.replace("\r\n", "\n"))
     assert FORGED in drawn
-    assert [line for line in drawn.splitlines() if line.startswith(FORGED)] == []
+    rows = [line[at : at + 80] for line in drawn.splitlines() for at in range(0, len(line), 80)]
+    assert [row for row in rows if row.startswith(FORGED)] == []
     done = handrail(verb, server, *rest, home=tmp_path)
     assert [line for line in done.stderr.splitlines() if line.startswith(FORGED)] == []

@@ -76,6 +76,7 @@ def _run(words: list[str]) -> int:
 
 
 def _complain(problem: BaseException, as_json: bool) -> int:
+    from handrail.cli.lines import message
     from handrail.guards.inert import continued
 
     code = code_of(problem)
@@ -90,5 +91,5 @@ def _complain(problem: BaseException, as_json: bool) -> int:
         return code
     if isinstance(problem, Usage) and problem.details:
         print(continued(problem.details.rstrip("\n")), file=sys.stderr)
-    print(f"handrail: {continued(text)}", file=sys.stderr)
+    print(message(text), file=sys.stderr)
     return code

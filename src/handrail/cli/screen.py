@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,7 +17,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TextIO
 
-from handrail.guards.inert import CONTINUES, continued, inert, one_line
+from handrail.cli.lines import message, set_off
+from handrail.guards.inert import inert, one_line
 
 __all__ = ["Progress", "Screen", "hear_logs", "json_text"]
 
@@ -29,7 +29,6 @@ MAX_LINE_CHARS = 1_000
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 24
-_OURS = re.compile(r"^(?=(?:\x1b\[[0-9;]*m)*handrail:)", re.MULTILINE)
 
 
 class Screen:
@@ -42,7 +41,7 @@ class Screen:
 
     def say(self, text: str = "") -> None:
         """Part of the result. On a terminal no line of it passes for one of this command's, which are on it too."""
-        print(_set_off(text) if sys.stdout.isatty() else text)
+        print(set_off(text) if sys.stdout.isatty() else text)
 
     def data(self, value: Any) -> None:
         """One JSON document on a line of its own."""
@@ -61,11 +60,11 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Something for people, which is not the result."""
-        print(f"handrail: {continued(text)}", file=sys.stderr, flush=True)
+        print(message(text), file=sys.stderr, flush=True)
 
     def tell(self, text: str) -> None:
         """Something to be read before a question; whatever is drawn there makes room."""
-        text = _set_off(text)
+        text = set_off(text)
         print(f"\r\x1b[2K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
     def paint(self, text: str, *styles: str, stream: TextIO | None = None) -> str:
@@ -105,7 +104,7 @@ class Screen:
         try:
             with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
                 termios.tcflush(descriptor, termios.TCIFLUSH)
-            os.write(descriptor, _set_off(inert(prompt)).encode("utf-8", "backslashreplace"))
+            os.write(descriptor, set_off(inert(prompt)).encode("utf-8", "backslashreplace"))
             line = os.read(descriptor, 64 * 1024).decode("utf-8", "replace")
             return line.strip() if line else None
         except OSError:  # the terminal has gone
@@ -261,7 +260,7 @@ class _Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._left -= 1
         if self._left >= 0:
-            print(f"handrail: {one_line(record.getMessage(), 300)}", file=sys.stderr, flush=True)
+            print(message(one_line(record.getMessage(), 300)), file=sys.stderr, flush=True)
 
 
 def hear_logs() -> None:
@@ -277,11 +276,6 @@ def hear_logs() -> None:
 def json_text(value: Any) -> str:
     """JSON in ASCII alone: it says the same to a program, and nothing to a terminal (P-33)."""
     return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
-
-
-def _set_off(text: str) -> str:
-    """Mark the lines that begin as ours do; those with a colour too."""
-    return _OURS.sub(CONTINUES.lstrip(), text) if "handrail:" in text else text
 
 
 def _wants_color(color: str, stream: TextIO) -> bool:
