@@ -134,7 +134,8 @@ def test_a_key_is_asked_for_where_it_is_missing_and_taken(home: Path, served: tu
 
 def test_the_address_of_the_console_is_known_for_what_it_is(home: Path, served: tuple[dict[str, str], str]) -> None:
     link = served[0]["console"]
-    for address in (link,):
+    place = link.partition("#")[0]
+    for address in (link, place, f"{place}mcp"):
         done = handrail("list", address, home=home)
         assert done.returncode != 0
         assert "console" in done.stderr and "/mcp" in done.stderr, done.stderr
