@@ -103,6 +103,8 @@ class Forms:
             self._screen.tell(f"  | {line}")
         if len(lines) > MAX_LINES:
             self._screen.tell(f"  | … {len(lines) - MAX_LINES:,} more lines are not shown")
+        if question.warning:
+            self._screen.tell(f"Careful: {inert(question.warning, lines=False)}")
         if not self._screen.is_attended:
             self._screen.note("nobody can be asked here: declined")
 

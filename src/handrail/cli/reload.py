@@ -25,7 +25,7 @@ __all__ = ["follow"]
 LOOK_SECONDS = 0.5
 
 # What can change with the file. Not among them: the keys, which open what clients still hold, and `workers`, `tracing`.
-_FOLLOWS = "identity instructions limits page_size list_changed identify ttl_ms forms".split()
+_FOLLOWS = "said identity instructions limits page_size list_changed identify ttl_ms forms".split()
 _STAYS = "offer has_tools hidden seal".split()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,10 +13,13 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from handrail.errors import RemoteProtocolError, SchemaError
+from handrail.guards.inert import asked_secret, one_line
 from handrail.model import SERVER_ASKS, Json, Object
 from handrail.options import collection
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
+
+log = logging.getLogger("handrail")
 
 _PAGE = re.compile(r"https?://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
 _BAD_PARAMS, _NOT_FOUND, _REJECTED = -32602, -32601, -1
@@ -32,6 +36,12 @@ class Elicitation(Struct, frozen=True):
     message: str
     schema: Object = {}
     url: str = ""
+
+    @property
+    def warning(self) -> str:
+        """Why not to answer it: a server must not ask for a password or another secret by a form. "" if it does not."""
+        field = asked_secret(self.schema, self.message)
+        return f"{field!r} asks for a secret; servers must not ask for one by a form" if field else ""
 
     @property
     def defaults(self) -> Object:
@@ -99,6 +109,8 @@ class Answers:
         except SchemaError as unusable:
             raise RemoteProtocolError(str(unusable), code=_BAD_PARAMS) from None
         question = Elicitation(server, message, schema)
+        if question.warning:
+            log.warning("server %s: elicitation: %s", one_line(server), one_line(question.warning, 200))
         decided = _decided(await said_by(handler, question))
         if decided["action"] == "accept":
             decided["content"] = {**question.defaults, **decided.get("content", {})}

@@ -66,6 +66,10 @@ class BlockingClient:
         return self._client.identity
 
     @property
+    def instructions(self) -> str:
+        return self._client.instructions
+
+    @property
     def problems(self) -> Any:
         return self._client.problems
 

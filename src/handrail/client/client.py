@@ -22,12 +22,13 @@ from handrail.client.consent import Confirm
 from handrail.client.entries import Entry
 from handrail.client.flight import Clocks, Log, Progress
 from handrail.client.known import Terms
-from handrail.client.listing import ListedTool, Tools
+from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools
 from handrail.client.remote import Remote
 from handrail.client.results import CallResult
 from handrail.client.state import State
 from handrail.client.targets import Reach, Transport, targets
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
+from handrail.guards.inert import seen
 from handrail.guards.lock import read_lock
 from handrail.model import Object
 from handrail.options import expect, mapping, shown
@@ -214,7 +215,14 @@ class Client:
         """Who the (first) server says it is: for display, never for decisions."""
         meta = self.welcome.get("_meta")
         found = self.welcome.get("serverInfo") or (meta.get(SERVER_INFO) if type(meta) is dict else None)
-        return found if type(found) is dict else {}
+        claims = found.items() if type(found) is dict else ()
+        return {name: seen(claim)[:MAX_DESCRIPTION] if type(claim) is str else claim for name, claim in claims}
+
+    @property
+    def instructions(self) -> str:
+        """What the (first) server tells models to do: without what hides, and cut at 16,384 characters."""
+        text = self.welcome.get("instructions")
+        return seen(text)[:MAX_DESCRIPTION] if type(text) is str else ""
 
     @property
     def _first(self) -> Remote:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
 MAX_DESCRIPTION = 16 * 1024
+MAX_TITLE = 200
 MAX_ICON_BYTES = 64 * 1024
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _NOT_FOR_MODELS = re.compile(r"[^A-Za-z0-9_-]")
@@ -54,7 +55,7 @@ class ListedTool:
     def title(self) -> str:
         """For display: the title, wherever the server put it, or the name."""
         title = self.raw.get("title") or self.annotations.get("title")
-        return title if type(title) is str else self.name
+        return seen(title)[:MAX_TITLE] if type(title) is str else self.name
 
     @property
     def description(self) -> str:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from handrail.errors import LocalProtocolError, Refused, ToolError
+from handrail.guards.inert import asked_secret
 from handrail.model import InputRequest, Json, Object
 from handrail.options import shown
 from handrail.schema.compile import compile_schema
@@ -67,6 +68,11 @@ class Form:
         else:
             schema, self._convert = form_for(form)
         _check_flat(schema)
+        if field := asked_secret(schema):
+            raise LocalProtocolError(
+                f"form: {field!r} asks for a secret, which must not pass through a client and its model; send the user"
+                " to a page of yours with `call.ask_url(…)`"
+            )
         self._checker = compile_schema(schema, "the form of a question")
         self.request = InputRequest(
             "elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema}

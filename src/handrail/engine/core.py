@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog
@@ -101,6 +102,7 @@ class Engine:
             about["icons"] = collection(f"server {name!r}: icons", about["icons"], "icons")
         self.identity = Identity(**{"name": name, "version": "0.0.0", **about})
         self.instructions = options.get("instructions", UNSET)
+        self.said = self.identity, self.instructions  # by its author
         self.offer = Offer(options.get("revisions"))
         self.limits = options.get("limits") or Limits()
         self.page_size = options.get("page_size")
@@ -139,6 +141,11 @@ class Engine:
         """Set guards; those that are not named stay as they are."""
         self.guards = {**self.guards, **checked(options, f"server {self.identity.name!r}")}
         self.gate.configure(self.guards)
+        self.identity, self.instructions = self.said
+        if (sanitizer := self.gate.sanitizer) is not None:
+            self.instructions = sanitizer.value(self.instructions)
+            title, description = map(sanitizer.value, (self.identity.title, self.identity.description))
+            self.identity = replace(self.identity, title=title, description=description)
         self._compose()
 
     def add_middleware(self, middleware: Middleware) -> None:

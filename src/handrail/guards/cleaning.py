@@ -14,7 +14,7 @@ from msgspec.json import decode as parse
 from msgspec.structs import replace
 
 from handrail.guards.inert import quiet, written_out
-from handrail.guards.media import size_of, trouble
+from handrail.guards.media import active_svg, size_of, trouble
 from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
@@ -157,6 +157,12 @@ class Cleaning:
             return self._media(block, block.mime_type, block.data, where)
         if isinstance(block, EmbeddedResource) and "blob" in block.resource:
             return self._media(block, block.resource.get("mimeType", ""), block.resource["blob"], where)
+        if isinstance(block, EmbeddedResource) and self._options.media != "keep" and "<" in _text(block):
+            reason = active_svg(block.resource.get("mimeType", ""), _text(block))
+            is_withheld = bool(reason) and self._options.media == "withhold"
+            if reason:
+                self._note("media", where, "scripts", changed=is_withheld)
+            return Text(f"[resource withheld: {reason}]") if is_withheld else block
         return block
 
     def _media(self, block: Image | Audio | EmbeddedResource, mime: str, data: bytes | str, where: str) -> Block:

@@ -265,6 +265,16 @@ _VARIABLE_ENDINGS = tuple(
     "token apikey accesskey authkey encryptionkey masterkey privatekey secretkey sessionkey signingkey sshkey"
     " dbpass pgpass sshpass userpass rootpass adminpass dbpwd mysqlpwd".split()
 )
+_ASKED = re.compile(  # in the name, title or description of a field
+    r"(?i)passwor[dt]|passwd|passphrase|(?<![a-z])(?:pwd|cvv|cvc|otp)(?![a-z])|api[_ -]?key|private[_ -]?key"
+    r"|access[_ -]?(?:key|token)|auth[a-z]*[_ -]?token|client[_ -]?secret|secret[_ -]?key|^secret$|^token$"
+    r"|bearer[_ -]?token|credit[_ -]?card|card[_ -]?number|(?<![a-z])pin[_ -]?(?:code|number)"
+    r"|recovery[_ -]?code|seed[_ -]?phrase"
+)
+_ASKED_IN_WORDS = re.compile(
+    r"(?i)\b(?:your|the|a|an|type|enter|give|send)\s+(?:[\w'-]+\s+){0,3}?(?:password|passphrase|passwd"
+    r"|api[ -]key|private key|access token|secret key|credit card|card number|pin code|seed phrase)\b"
+)
 _BETWEEN = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])")
 _WORDS = (
     r"secret|passwor[dt]|passwd|passphrase|api[_-]?key|private[_-]?key|access[_-]?key|signing[_-]?key|authorization"
@@ -299,6 +309,22 @@ def is_secret(name: str) -> bool:
     if _SECRET_NAME.search(re.sub(r"[-_ .]", "", name.lower())):
         return True
     return name.isupper() and any(secret_words(name))
+
+
+def asked_secret(schema: Any, message: str = "") -> str:
+    """Return the field of a form that asks for a secret, or the word of its message that does; "" if none does.
+
+    Servers must not ask for sensitive information by a form: it passes through the client, and often a model.
+    """
+    fields = schema.get("properties") if isinstance(schema, Mapping) else None
+    for name, field in fields.items() if isinstance(fields, Mapping) else ():
+        told = field if isinstance(field, Mapping) else {}
+        said = [str(name), *(text for key in ("title", "description") if type(text := told.get(key)) is str)]
+        is_text = told.get("type", "string") == "string" and "enum" not in told
+        if is_text and (told.get("format") == "password" or any(map(_ASKED.search, said))):
+            return str(name)[:100]
+    found = _ASKED_IN_WORDS.search(message)
+    return found[0] if found and fields else ""
 
 
 def secret_words(variable: str) -> list[bool]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
+from html import unescape
 
-__all__ = ["size_of", "trouble"]
+__all__ = ["active_svg", "size_of", "trouble"]
 
 _LOOK = 512
 
@@ -48,6 +50,27 @@ _OTHER_NAMES = {
     "audio/m4a": "audio/mp4",
 }
 _KNOWN = frozenset(kind for kind, _, _ in _SIGNS if kind.startswith(("image/", "audio/")))
+
+
+# What a picture of markup acts with: scripts, handlers of events, pages inside of it, addresses that are scripts.
+_ACTIVE = re.compile(
+    r"<\s*(?:[a-z]{1,20}:)?(?:script|foreignobject|iframe|embed|object|handler)\b"
+    r"|[\s\"'/]on[a-z]{3,30}\s*=|(?:javascript|vbscript)\s*:|data\s*:\s*text/html|<!ENTITY",
+    re.IGNORECASE,
+)
+_SVG = re.compile(
+    r"\s*(?:<\?xml[^>]{0,200}>\s*)?(?:<!--.{0,2000}?-->\s*)?(?:<!DOCTYPE\s+svg|<svg[\s>])", re.IGNORECASE | re.DOTALL
+)
+
+
+def active_svg(declared: str, text: str) -> str:
+    """Why a text that is a picture of markup is not to be shown as one; "" if it is none, or cannot act.
+
+    A text that is declared as another kind of text is read, not shown.
+    """
+    kind = declared.partition(";")[0].strip().lower()
+    is_svg = kind.startswith("image/svg") or (kind in ("", "text/xml", "application/xml") and _SVG.match(text))
+    return f"{declared or 'image/svg+xml'} holds scripts" if is_svg and _ACTIVE.search(unescape(text)) else ""
 
 
 def size_of(data: bytes | str) -> int:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from handrail import __version__
 from handrail.errors import GIVE_KEY, AuthorizationError, Sent, TransportError, missing_extra
-from handrail.guards.inert import one_line
+from handrail.guards.inert import is_secret, one_line
 from handrail.protocol.http import is_local
 from handrail.transports.link import Waiting
 
@@ -71,6 +71,8 @@ class Asker:
         self._auth = auth
         self._connect_seconds = connect_seconds
         self._is_exposed = parts.scheme == "http" and not is_local(url)  # others can read what is sent
+        if self._is_exposed:
+            self._warn({})  # before anything is sent
         try:
             self._body = body_class()
         except ModuleNotFoundError:
@@ -203,8 +205,9 @@ class Asker:
         return TransportError(text, sent=sent, hint=hint)
 
     def _warn(self, headers: Mapping[str, str]) -> None:
-        if "authorization" in {name.lower() for name in (*self._given, *headers)}:
-            log.warning("%s: a token is sent to it in the clear; use https", self.place)
+        if secret := [name for name in (*self._given, *headers) if is_secret(name)]:
+            text = "%s: the header %s is sent in the clear to another machine, where others can read it; use https"
+            log.warning(text, self.place, secret[0])
             self._is_exposed = False  # once is enough
 
 
