@@ -12,6 +12,7 @@ const FOLDED_TEXT = 1500;
 
 export function ResultView({ result, call }: { result: Result; call: string }) {
   const meta = result.meta && Object.keys(result.meta).length > 0;
+  const same = result.blocks.flatMap((block, index) => (isSame(block, result.structured) ? [index] : []));
   const empty = !result.blocks.length && result.structured === undefined;
   return (
     <div class={`result ${result.is_error ? "tool-error" : ""}`} data-testid="result" data-kind={result.is_error ? "tool-error" : "ok"}>
@@ -27,22 +28,18 @@ export function ResultView({ result, call }: { result: Result; call: string }) {
         </p>
       )}
       {empty && <p class="muted">An empty result: no content at all.</p>}
-      {result.blocks.map((block, index) => {
-        const part = <Part block={block} download={at("calls", call, "blocks", index)} key={index} />;
-        return isSame(block, result.structured) ? (
-          <Fold title="The same as text" key={index} testid="same-as-text">
-            {part}
-          </Fold>
-        ) : (
-          part
-        );
-      })}
+      {result.blocks.map((block, index) => !same.includes(index) && <Part block={block} download={at("calls", call, "blocks", index)} key={index} />)}
       {result.structured !== undefined && (
         <section class="result-part">
           <BlockHead kind="structured" extra={<Copy text={() => JSON.stringify(result.structured, null, 2)} label="Copy as JSON" />} />
           <JsonTree value={result.structured} open={4} label="Structured content" />
         </section>
       )}
+      {same.map((index) => (
+        <Fold title="The same as text" key={index} testid="same-as-text">
+          <Part block={result.blocks[index]!} download={at("calls", call, "blocks", index)} />
+        </Fold>
+      ))}
       {meta && (
         <Fold title="About the result (_meta)">
           <JsonTree value={result.meta as Json} open={2} label="_meta" />

@@ -58,10 +58,14 @@ class Minutes:
         self.past: deque[Minute] = deque(maxlen=MINUTES)
         self._seconds: deque[Tally] = deque(maxlen=SECONDS)
 
-    def count(self, now: float, times: Iterable[int], errors: int = 0, unrecorded: int = 0, refused: int = 0) -> Minute:
+    def count(self, now: float, times: Iterable[int], errors: int = 0, unrecorded: int = 0, refused: int = 0) -> None:
         """Calls that have ended in the same second, and how many nanoseconds those that ran took."""
+        self.add(now, Counter([bucket_of(taken) for taken in times]), errors, unrecorded, refused)
+
+    def add(self, now: float, times: Counter[int], errors: int, unrecorded: int, refused: int) -> None:
+        """The same, with how many of them fell into each bucket."""
         minute, second = self.roll(now), self._second(now // 1)
-        for bucket, count in Counter([bucket_of(taken) for taken in times]).items():
+        for bucket, count in times.items():
             minute.times[bucket] += count
             second.times[bucket] = second.times.get(bucket, 0) + count
             minute.calls += count
@@ -71,7 +75,6 @@ class Minutes:
             each.errors += errors
             each.refused += refused
         minute.unrecorded += unrecorded
-        return minute
 
     def _second(self, at: float) -> Tally:
         seconds = self._seconds

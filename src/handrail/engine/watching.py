@@ -41,7 +41,7 @@ TOGETHER = 64  # calls are counted
 
 ERRORS = frozenset({"tool_error", "timeout", "internal"})
 NEITHER = frozenset({"ok", "cancelled", "input_required"})  # failed nor refused
-RAN = ERRORS | NEITHER
+RAN = ERRORS | NEITHER  # the others were refused
 
 
 class Begun(Struct, eq=False):
@@ -336,30 +336,35 @@ class Feed:
         """Some that have ended in the same second."""
         kinds = [(seen.peer, seen.tool, seen.outcome, seen.is_tool) for seen in ended]
         counts, last = Counter(kinds), dict(zip(kinds, ended, strict=True))
-        ran = [(seen.tool, seen.ended - seen.started) for seen in ended if seen.outcome in RAN]
-        errors = sum([seen.outcome in ERRORS for seen in ended])
-        refused, unrecorded = len(ended) - len(ran), sum([seen.outcome == "unrecorded" for seen in ended])
-        for place, count in enumerate((len(ended), errors, refused)):
-            self._totals[place] += count
-        minute = self._minutes.count(ended[-1].answered, [taken for _, taken in ran], errors, unrecorded, refused)
+        ran = Counter([(seen.tool, bucket_of(seen.ended - seen.started)) for seen in ended if seen.outcome in RAN])
+        minute = self._minutes.roll(ended[-1].answered)
+        errors, refused, unrecorded = 0, 0, 0
         for kind, count in counts.items():
             peer, tool, how, is_tool = kind
             seen = last[kind]
             peer.calls += count
             peer.seen = max(peer.seen, seen.began)
-            is_refused = how not in RAN
-            if is_refused:
+            tally = Tally(count, last=seen.answered)
+            if how in ERRORS:
+                errors += count
+                tally.errors = count
+            elif how not in NEITHER:
+                refused += count
+                unrecorded += count if how == "unrecorded" else 0
                 minute.whose[peer.who, how] += count
+                tally.refused = count
             if is_tool:  # else anybody could make up any number of names
-                tally = Tally(count, count if how in ERRORS else 0, count if is_refused else 0, seen.answered)
                 for tools in (self._tools, minute.tools):
                     tools.setdefault(tool, Tally()).add(tally)
-        for (tool, bucket), count in Counter([(tool, bucket_of(taken)) for tool, taken in ran]).items():
-            if tool not in minute.tools:
-                continue
+        times: Counter[int] = Counter()
+        for (tool, bucket), count in ran.items():
+            times[bucket] += count
             for tools in (self._tools, minute.tools):
-                times = tools[tool].times
-                times[bucket] = times.get(bucket, 0) + count
+                if tool in tools:
+                    tools[tool].times[bucket] = tools[tool].times.get(bucket, 0) + count
+        for place, count in enumerate((len(ended), errors, refused)):
+            self._totals[place] += count
+        self._minutes.add(ended[-1].answered, times, errors, unrecorded, refused)
 
     # For whoever looks
 
