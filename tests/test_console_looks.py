@@ -33,6 +33,9 @@ SETTINGS = (
 [approvals]
 by = "operator"
 
+[limits.tools.calculate_sum]
+rate = "2/minute"
+
 [[rules]]
 name = "the night only looks"
 verdict = "hide"
@@ -76,7 +79,8 @@ class Sample:
             yield self.ada, "get_weather", {"location": city}
         yield self.ada, "query_database", {"query": "SELECT name, city FROM users ORDER BY name", "database": "users"}
         yield self.night, "query_database", {"query": "DELETE FROM orders", "database": "orders"}
-        yield self.night, "calculate_sum", {"a": 24.5, "b": 39}
+        for number in range(4):  # of which two are over the limit
+            yield self.night, "calculate_sum", {"a": 24.5, "b": number}
         yield self.night, "draw_chart", {"values": [3, 5, 8, 13, 8, 5, 4, 9, 12, 15]}
         yield self.ada, "read_document", {"name": "returns"}
         yield self.night, "slow_count", {"steps": 3}
