@@ -971,7 +971,9 @@ def start(home: Path, *words: str) -> tuple[subprocess.Popen[str], str, str]:
         [*COMMAND, "serve", *words], stderr=subprocess.PIPE, encoding="utf-8", cwd=home, env=environment(home)
     )
     assert process.stderr is not None
-    said = process.stderr.readline() + process.stderr.readline()
+    said = ""
+    while "Console: " not in said and (line := process.stderr.readline()):
+        said += line
     endpoint, link = re.search(r"on (http:\S+)", said), re.search(r"Console: (http:\S+)", said)
     assert endpoint and link, said
     return process, endpoint[1], link[1]
@@ -1027,7 +1029,10 @@ async def test_over_stdio_the_console_is_served_in_the_same_process(tmp_path: Pa
         env=environment(tmp_path),
     )
     assert process.stdin and process.stdout and process.stderr
-    link = (await process.stderr.readline()).decode().removeprefix("Console: ").strip()
+    line = b"-"
+    while line and not line.startswith(b"Console: "):
+        line = await process.stderr.readline()
+    link = line.decode().removeprefix("Console: ").strip()
     url, code = link.split("/#code=")
     page = Page(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)), url)
     assert (await page.sign_in(code))["server"]["transport"] == "stdio"
