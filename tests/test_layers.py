@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "handrail"
 
 LEVELS = (
     # Level 0 is four lines: there the order itself is the rule. `metrics` counts and knows nobody.
-    ("errors", "metrics", "options"),
+    ("errors", "metrics", "options", "other_names"),
     ("model",),
     ("jsonrpc",),
     ("revisions",),
@@ -34,7 +34,7 @@ LEVEL = {box: number for number, line in enumerate(LEVELS) for box in line}
 DOORS = ("handrail.revisions", "handrail.revisions.base")
 """The table of revisions, and their type. No other file of `revisions/` is imported from outside."""
 
-PURE = frozenset({"errors", "metrics", "options", "model", "jsonrpc", "revisions", "protocol", "schema"})
+PURE = frozenset({"errors", "metrics", "options", "other_names", "model", "jsonrpc", "revisions", "protocol", "schema"})
 """No async, no clock, no socket, no file: time, randomness and bytes come in as arguments."""
 IMPURE_MODULES = frozenset({"asyncio", "time", "socket", "os", "threading"})
 ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)

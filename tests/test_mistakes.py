@@ -13,18 +13,20 @@ import typing
 from collections import abc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 import handrail
-from handrail import Call, Client, Clocks, Form, Limits, Principal, SchemaError, Server
+from handrail import Call, Client, Clocks, Form, Limits, Principal, SchemaError, Server, ToolError
 from handrail.client import OAuth
-from handrail.errors import LocalProtocolError
+from handrail.errors import CallFailed, InvalidResult, LocalProtocolError
 from handrail.guards.approval import Approvals
 from handrail.guards.identity import ApiKeys
 from handrail.guards.policy import Policy, Rule
@@ -912,3 +914,181 @@ def test_a_port_in_use_is_told_in_one_line() -> None:
     [line] = done.stderr.strip().splitlines()
     assert line.startswith("server 'shop': cannot listen on 127.0.0.1:")
     assert line.endswith("; end what listens there, or choose another port")
+
+
+# Names of other packages
+
+
+NAMES: dict[str, tuple[Callable[[], Any], str]] = {
+    "Server.add_tool": (lambda: Server("shop"), r"Server.add_tool: write server.add\(function\)"),
+    "Server.list_tools": (lambda: Server("shop"), "Server.list_tools: write server.tools"),
+    "Server.call_tool": (lambda: Server("shop"), "Server.call_tool: write `async with handrail.Client"),
+    "Server.resource": (lambda: Server("shop"), "Server.resource: is not here: Handrail is the tools layer"),
+    "Client.call_tool": (lambda: Client(Server("shop")), r"Client.call_tool: write client.call\(name, {…}\)"),
+    "Client.list_tools": (lambda: Client(Server("shop")), r"Client.list_tools: write client.tools\(\)"),
+    "Client.list_resources": (lambda: Client(Server("shop")), "Client.list_resources: is not here"),
+    "Peer.call_tool": (lambda: Peer(Server("shop")), "Peer.call_tool: write peer.call"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_another_package_is_answered_with_ours(name: str) -> None:
+    make, message = NAMES[name]
+    thing, attribute = make(), name.partition(".")[2]
+    with pytest.raises(AttributeError, match=message):
+        getattr(thing, attribute)
+    assert not hasattr(thing, attribute)
+
+
+async def test_a_call_answers_to_names_of_other_packages() -> None:
+    server, told = Server("shop"), list[str]()
+
+    @server.tool
+    async def looks(call: Call) -> str:
+        """Look for names."""
+        for name in ("report_progress", "elicit", "info", "request_id", "session"):
+            try:
+                getattr(call, name)
+            except AttributeError as problem:
+                told.append(str(problem))
+        return "done"
+
+    async with Peer(server) as peer:
+        await peer.call("looks")
+    assert told[:3] == [
+        "Call.report_progress: write await call.progress(done, total, message)",
+        "Call.elicit: write await call.ask(message, form)",
+        'Call.info: write await call.log("info", data)',
+    ]
+    assert len(told) == 5
+
+
+async def test_arguments_as_options_are_answered_with_where_they_go() -> None:
+    server = Server("shop")
+    server.add(refund)
+    async with Client(server) as client:
+        with pytest.raises(TypeError, match=r"'order'; arguments go into a dict: call\('refund', {'order': '17'}\)"):
+            await wrong(client.call, "refund", order="17")
+        with pytest.raises(TypeError, match="unknown option 'timout'; did you mean 'timeout'"):
+            await wrong(client.call, "refund", {"order": "17"}, timout=1)
+
+
+def test_a_blocking_client_answers_alike() -> None:
+    server = Server("shop")
+    server.add(refund)
+    with Client(server) as client:
+        with pytest.raises(AttributeError, match=r"BlockingClient.list_tools: write client.tools\(\)"):
+            wrong(getattr, client, "list_tools")
+        with pytest.raises(TypeError, match="arguments go into a dict"):
+            wrong(client.call, "refund", order="17")
+
+
+def test_a_tool_is_named_by_the_decorator() -> None:
+    server = Server("shop")
+    server.tool("pay_back")(refund)
+    server.tool("other", title="Other")(refund)
+    assert [tool.name for tool in server.tools] == ["pay_back", "other"]
+    with pytest.raises(TypeError, match="tool 'a': name: given twice, also as 'b'"):
+        wrong(server.tool, "a", name="b")
+
+
+# Results as objects of a class
+
+
+@dataclass
+class Line:
+    article: str
+    count: int
+
+
+@dataclass
+class Bill:
+    number: int
+    lines: list[Line]
+
+
+class BillStruct(Struct):
+    number: int
+    lines: list[Line]
+
+
+class BillDict(TypedDict):
+    number: int
+    lines: list[dict[str, Any]]
+
+
+class LineModel(BaseModel):
+    article: str
+    count: int
+
+
+class BillModel(BaseModel):
+    number: int
+    lines: list[LineModel]
+
+
+def bills() -> Server:
+    server = Server("shop")
+
+    @server.tool
+    def bill(number: int) -> Bill:
+        """A bill."""
+        if number < 0:
+            raise ToolError("There is no such bill")
+        return Bill(number, [Line("tea", 2)])
+
+    @server.tool
+    def count() -> int:
+        """How many there are."""
+        return 3
+
+    @server.tool
+    def words() -> str:
+        """No data."""
+        return "many"
+
+    return server
+
+
+EXPECTED: dict[Any, Any] = {
+    Bill: Bill(7, [Line("tea", 2)]),
+    BillStruct: BillStruct(7, [Line("tea", 2)]),
+    BillDict: {"number": 7, "lines": [{"article": "tea", "count": 2}]},
+    BillModel: BillModel(number=7, lines=[LineModel(article="tea", count=2)]),
+}
+
+
+@pytest.mark.parametrize("revision", ["2024-10-07", "2024-11-05", "2025-06-18", "2025-11-25", "2026-07-28"])
+@pytest.mark.parametrize("kind", EXPECTED, ids=lambda kind: kind.__name__)
+async def test_a_result_becomes_an_object_of_a_class(kind: Any, revision: str) -> None:
+    async with Client(bills(), revision=revision) as client:
+        assert await client.call("bill", {"number": 7}, into=kind) == EXPECTED[kind]
+        assert (await client.call("bill", {"number": 7})).into(kind) == EXPECTED[kind]
+        assert await client.call("count", into=int) == 3
+
+
+def test_a_blocking_client_gives_objects_too() -> None:
+    with Client(bills()) as client:
+        found = client.call("bill", {"number": 7}, into=Bill)
+        assert found.lines[0].article == "tea"
+        assert client.call("bill", {"number": 7}).data["number"] == 7
+
+
+class Other(BaseModel):
+    number: str
+
+
+@dataclass
+class OtherLine:
+    number: list[int]
+
+
+@pytest.mark.parametrize("kind", [Other, OtherLine])
+async def test_a_result_that_does_not_fit_a_class_is_told(kind: Any) -> None:
+    async with Client(bills()) as client:
+        with pytest.raises(InvalidResult, match=rf"tools/call bill: the result does not fit {kind.__name__}: numbe"):
+            await client.call("bill", {"number": 7}, into=kind)
+        with pytest.raises(InvalidResult, match="its text is not JSON: it cannot become Bill"):
+            await client.call("words", into=Bill)
+        with pytest.raises(CallFailed, match="There is no such bill"):
+            await client.call("bill", {"number": -1}, into=kind)

@@ -28,6 +28,7 @@ from handrail.guards.pins import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.oauth.fetch import post
 from handrail.options import collection, expect, seconds, shown, texts
+from handrail.other_names import NOT_HERE, also_known_as
 from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
 from handrail.transports.lifetime import Ready, run_to_the_end
@@ -87,6 +88,27 @@ _MEANT = {
 }
 
 
+@also_known_as(
+    {
+        "add_tool": "server.add(function)",
+        "remove_tool": "server.remove(name)",
+        "list_tools": "server.tools",
+        "get_tools": "server.tools",
+        "call_tool": "`async with handrail.Client(server) as client: await client.call(name, {…})`",
+        "mount": "server.include(other, prefix=…), or server.asgi() for a web application",
+        "import_server": "server.include(other, prefix=…)",
+        "streamable_http_app": "server.asgi()",
+        "http_app": "server.asgi()",
+        "sse_app": "server.asgi(), which serves that transport too",
+        "run_stdio_async": "await server.run_async()",
+        "run_http_async": "server.run(http=8000), or serve server.asgi()",
+        "run_streamable_http_async": "server.run(http=8000), or serve server.asgi()",
+        "run_sse_async": "server.run(http=8000), or serve server.asgi()",
+        "add_middleware": "server.middleware(function)",
+        "get_context": "a parameter of the tool with the type handrail.Call",
+        **dict.fromkeys(("resource", "prompt", "completion", "add_resource", "add_prompt"), NOT_HERE),
+    }
+)
 class Server:
     """A set of tools, served in every revision of the protocol at once.
 

@@ -20,6 +20,7 @@ from handrail import jsonrpc
 from handrail.errors import LocalProtocolError, RemoteProtocolError
 from handrail.model import Json, Object, Principal, Tool, ToolResult
 from handrail.options import mapping, seconds, shown
+from handrail.other_names import also_known_as
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
 from handrail.server import LOCAL, Server
@@ -52,6 +53,7 @@ class _NotConnected:
         """Nothing to close."""
 
 
+@also_known_as({"call_tool": "peer.call(name, {…})", "list_tools": "peer.tools()"})
 class Peer:
     """A client in the same process, speaking the revision you name.
 

@@ -6,17 +6,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
-from handrail.client.client import Client
+from handrail.client.client import OTHER_NAMES, Client
 from handrail.client.listing import Tools
 from handrail.client.results import CallResult
 from handrail.errors import Sent, TransportError
 from handrail.model import Object
+from handrail.other_names import also_known_as
 
 T = TypeVar("T")
 
 
+@also_known_as(OTHER_NAMES)
 class BlockingClient:
     """A client on a loop of its own, in a thread of its own. From any thread, and closed from any."""
 
@@ -41,8 +43,12 @@ class BlockingClient:
     def tools(self, *, fresh: bool = False) -> Tools:
         return self._run(self._client.tools(fresh=fresh))
 
-    def call(self, name: str, arguments: Object | None = None, **options: Any) -> CallResult:
-        return self._run(self._client.call(name, arguments, **options))
+    @overload
+    def call(self, name: str, arguments: Object | None = None, *, into: type[T], **options: Any) -> T: ...
+    @overload
+    def call(self, name: str, arguments: Object | None = None, *, into: None = None, **options: Any) -> CallResult: ...
+    def call(self, name: str, arguments: Object | None = None, *, into: Any = None, **options: Any) -> Any:
+        return self._run(self._client.call(name, arguments, into=into, **options))
 
     def events(self, name: str, arguments: Object | None = None, **options: Any) -> Iterator[Any]:
         events = self._client.events(name, arguments, **options)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
 from handrail import __version__
 from handrail.client.answers import Answers, Elicitation, Sampling
@@ -32,7 +32,9 @@ from handrail.guards.inert import seen
 from handrail.guards.lock import read_lock
 from handrail.model import Object
 from handrail.options import expect, mapping, shown
+from handrail.other_names import NOT_HERE, also_known_as
 from handrail.revisions.base import SERVER_INFO
+from handrail.schema.explain import closest
 from handrail.transports.web import Authorizer
 
 if TYPE_CHECKING:
@@ -42,9 +44,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handrail")
 
+T = TypeVar("T")
+
 MAX_EVENTS = 1_000  # that wait to be looked at
 
 
+OTHER_NAMES = {
+    "call_tool": "client.call(name, {…})",
+    "list_tools": "client.tools()",
+    "call_tool_mcp": "client.call(name, {…}).raw",
+    "initialize": "nothing: `async with Client(…) as client:` has done so",
+    "get_server_capabilities": "client.welcome",
+    "initialize_result": "client.welcome",
+    "server_info": "client.identity",
+    "set_logging_level": "Client(…, log=function)",
+    "list_roots": "Client(…, roots=[…])",
+    **dict.fromkeys(("list_resources", "read_resource", "list_resource_templates", "subscribe_resource"), NOT_HERE),
+    **dict.fromkeys(("list_prompts", "get_prompt", "complete"), NOT_HERE),
+}
+
+
+@also_known_as(OTHER_NAMES)
 class Client:
     """One server, or the several of a configuration; then names of tools begin with the server's, and a dot.
 
@@ -255,6 +275,7 @@ class Client:
                         refused[tool.name] = "it would be taken for a tool of another server"
         return Tools(found, refused)
 
+    @overload
     async def call(
         self,
         name: str,
@@ -265,14 +286,48 @@ class Client:
         progress: Callable[[Progress], None] | None = None,
         meta: Object | None = None,
         repeat: bool = False,
-    ) -> CallResult:
+        into: None = None,
+    ) -> CallResult: ...
+    @overload
+    async def call(
+        self,
+        name: str,
+        arguments: Object | None = None,
+        *,
+        timeout: float | Clocks | None = None,
+        confirm: Confirm | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        meta: Object | None = None,
+        repeat: bool = False,
+        into: type[T],
+    ) -> T: ...
+    async def call(
+        self,
+        name: str,
+        arguments: Object | None = None,
+        *,
+        timeout: float | Clocks | None = None,
+        confirm: Confirm | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        meta: Object | None = None,
+        repeat: bool = False,
+        into: type[T] | None = None,
+        **misplaced: Never,
+    ) -> CallResult | T:
         """Call a tool. Whatever goes wrong is a `PeerError` that says how far it got.
 
-        `repeat` says that the call may be made twice, should its answer be lost.
+        `repeat` says that the call may be made twice, should its answer be lost. `into` is a class (dataclass, Struct,
+        TypedDict or pydantic model) for the data of the result, which is then all that is returned; a tool that says
+        that it failed raises `CallFailed`.
         """
+        if misplaced:
+            known = ("timeout", "confirm", "progress", "meta", "repeat", "into")
+            near = closest(next(iter(misplaced)), known)
+            hint = f"did you mean {near!r}?" if near else f"arguments go into a dict: call({name!r}, {misplaced!r})"
+            raise TypeError(f"call: unknown option {next(iter(misplaced))!r}; {hint}")
         watch = None if progress is None else lambda event: progress(event) if isinstance(event, Progress) else None
         remote, own = self._find(name)
-        return await remote.call(
+        result = await remote.call(
             own,
             arguments or {},
             timeout=timeout,
@@ -281,6 +336,13 @@ class Client:
             meta=meta,
             repeat=repeat,
         )
+        if into is None:
+            return result
+        try:
+            return result.into(into)
+        except PeerError as problem:
+            remote.dialog.named(problem, f"tools/call {own}")
+            raise
 
     async def events(
         self, name: str, arguments: Object | None = None, **options: Any

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Any, Literal, TypeVar, cast
 
-from msgspec import UNSET, to_builtins
+from msgspec import UNSET, DecodeError, to_builtins
+from msgspec.json import decode
 
 from handrail.client.listing import ListedTool
+from handrail.errors import CallFailed, InvalidResult, Refused
 from handrail.guards.inert import seen
 from handrail.jsonrpc import encode
 from handrail.model import REFUSED, RISK, SANITIZED, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 from handrail.revisions import Revision
+from handrail.schema.derive import reader_for
 
+T = TypeVar("T")
 Shape = Literal["anthropic", "openai", "text"]
 
 
@@ -55,6 +60,31 @@ class CallResult:
     def data(self) -> Any:
         structured = self.result.structured
         return None if structured is UNSET else structured
+
+    def into(self, kind: type[T]) -> T:
+        """Return the data as a dataclass, Struct, TypedDict or pydantic model; InvalidResult where it does not fit.
+
+        Where a revision has no structured content, it is read from the text. CallFailed if the tool says it failed.
+        """
+        if self.is_error:
+            raise CallFailed(self.text, result=self)
+        name = getattr(kind, "__name__", str(kind))
+        data = self.data
+        if data is None:
+            try:
+                data = decode(self.text)
+            except DecodeError:
+                text = f"the result has no structured content, and its text is not JSON: it cannot become {name}"
+                raise InvalidResult(text, result=self) from None
+        read = reader_for(kind)
+        try:
+            return cast(T, read(data))
+        except Refused as problem:
+            # What is not an object is wrapped by servers, in revisions that want one.
+            if type(data) is dict and data.keys() == {"result"}:
+                with suppress(Refused):
+                    return cast(T, read(data["result"]))
+            raise InvalidResult(f"the result does not fit {name}: {problem.text}", result=self) from None
 
     @property
     def content(self) -> list[Block]:

@@ -23,6 +23,7 @@ from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding, changes, together
 from handrail.jsonrpc import Id
 from handrail.model import SANITIZED, ClientInfo, InputRequest, Json, Object, Principal
+from handrail.other_names import NOT_HERE, also_known_as
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
@@ -111,6 +112,24 @@ class _Notification(Coroutine[Any, Any, None]):
             self._call._send_unawaited(self._coroutine)
 
 
+@also_known_as(
+    {
+        "report_progress": "await call.progress(done, total, message)",
+        "elicit": "await call.ask(message, form)",
+        "elicit_form": "await call.ask(message, form)",
+        "elicit_url": "await call.ask_url(message, url)",
+        "create_message": "await call.sample(messages)",
+        "list_roots": "await call.roots()",
+        "send_log_message": 'await call.log("info", data)',
+        **{level: f'await call.log("{level}", data)' for level in ("debug", "info", "warning", "error")},
+        "request_id": "call.id",
+        "client_id": "call.principal.id, or call.client for what the client says of itself",
+        "request_context": "call.state for what the lifespan gave, call.principal and call.client for who asks",
+        "lifespan_context": "call.state",
+        "session": "the methods of the call itself",
+        "read_resource": NOT_HERE,
+    }
+)
 class Call(Struct, eq=False):
     """Handed to a tool that has a parameter of this type."""
 

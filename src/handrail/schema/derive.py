@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from inspect import Parameter
 from itertools import repeat
 from pathlib import PurePath
@@ -118,6 +118,22 @@ def form_for(kind: type) -> tuple[Object, Callable[[Object], Any]]:
     fields = {name: _form_field(inner, definitions, f"{where}: {name}") for name, inner in properties.items()}
     form: Object = {"type": "object", "properties": fields, **({"required": required} if required else {})}
     return form, lambda content: accept({**absent, **content})
+
+
+def reader_for(kind: Any) -> Callable[[Json], Any]:
+    """Return what turns JSON values into a type; it raises `Refused` with the place and the problem."""
+    try:
+        return _reader(kind)
+    except TypeError:  # one that cannot be a key, such as an Annotated with a list in it
+        return _reader.__wrapped__(kind)
+
+
+@lru_cache(256)
+def _reader(kind: Any) -> Callable[[Json], Any]:
+    where = str(getattr(kind, "__qualname__", kind))
+    if models.mentions_pydantic([kind], where):
+        return models.described(kind, where)[1]
+    return partial(_converted, kind=_bindable(kind, where))
 
 
 def _form_field(schema: Object, definitions: Object, where: str) -> Object:
