@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -25,7 +25,7 @@ from handrail.engine.reading_on import read_more
 from handrail.engine.workers import Workers
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
-from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
+from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, Problem, ResourceLink, Text, ToolResult
 from handrail.options import collection
 from handrail.schema.plain import NotJson, plain
 
@@ -181,10 +181,13 @@ def outcome(entry: Entry, value: Any) -> ToolResult:
                 if result.structured is UNSET:
                     raise _BrokenPromise("no structured content")
                 if not schema.valid(result.structured):
-                    raise _BrokenPromise("; ".join(each.text for each in schema.problems(result.structured)))
+                    problems = schema.problems(result.structured)
+                    raise _BrokenPromise("; ".join(each.text for each in problems), problems)
         except _BrokenPromise as problem:
             log.error("tool %r broke its output schema: %s", entry.tool.name, problem)
-            return failed(f"The tool {entry.tool.name} returned output that does not fit its own schema: {problem}")
+            return failed(
+                f"The tool {entry.tool.name} returned output that does not fit its own schema{problem.places}."
+            )
         except NotJson as problem:
             log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
             return failed(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
@@ -203,7 +206,12 @@ def _marked(entry: Entry, result: ToolResult) -> ToolResult:
 
 
 class _BrokenPromise(Exception):
-    pass
+    """Output that is not what the tool's schema promises. `places` names members and rules; values are for the log."""
+
+    def __init__(self, text: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(text)
+        found = [f"{each.path or 'the whole'} ({each.keyword})" for each in problems if each.keyword]
+        self.places = f" at {', '.join(dict.fromkeys(found))}" if found else ""
 
 
 def _result(value: Any, structured: bool) -> ToolResult:
