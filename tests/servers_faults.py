@@ -45,8 +45,8 @@ def _add_loud_tools(server: Server) -> None:
         os.write(1, f"{MARK} from a C library\n".encode())
         ctypes.CDLL(None).puts(f"{MARK} from the C library's own buffer".encode())
         os.system(f"echo {MARK} from a shell")
-        subprocess.run([sys.executable, "-c", f"print('{MARK} from a child')"], check=True, timeout=20)
-        subprocess.run(f"(echo {MARK} from a grandchild &)", shell=True, check=True, timeout=20)
+        subprocess.run([sys.executable, "-c", f"print('{MARK} from a child')"], check=True, timeout=PATIENCE)
+        subprocess.run(f"(echo {MARK} from a grandchild &)", shell=True, check=True, timeout=PATIENCE)
         child = multiprocessing.get_context("fork").Process(target=_say)
         child.start()
         child.join(PATIENCE)
@@ -56,7 +56,7 @@ def _add_loud_tools(server: Server) -> None:
     def greedy() -> str:
         """Reads standard input, itself and in a child."""
         own = sys.stdin.read()
-        child = subprocess.run(["cat"], check=True, stdout=subprocess.PIPE, timeout=20).stdout
+        child = subprocess.run(["cat"], check=True, stdout=subprocess.PIPE, timeout=PATIENCE).stdout
         return f"{own!r} {child!r} {os.read(0, 100)!r}"
 
     @server.tool

@@ -206,7 +206,7 @@ def test_without_async_it_is_the_same(place: tuple[str, str], request: pytest.Fi
     elif transport in ("http", "sse"):
         target = servers_of(request).get("default").url
         more["transport"] = "sse" if transport == "sse" else "auto"
-    with Client(target, revision=revision, timeout=20.0, **more) as client:
+    with Client(target, revision=revision, timeout=PATIENCE, **more) as client:
         assert client.revision == revision
         assert "echo" in client.tools()
         assert client.call("echo", {"text": "x"}).text == "x"

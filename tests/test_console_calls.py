@@ -536,7 +536,7 @@ async def test_who_looks_on_does_not_come_between_a_call_and_its_answer(caplog: 
     def news() -> None:
         raise RuntimeError("nobody can look")
 
-    async with Peer(shop.server, timeout=10) as peer:
+    async with Peer(shop.server, timeout=PATIENCE) as peer:
         shop.feed.news = news
         assert (await peer.call("add", {"a": 1, "b": 2})).text == "3"
         assert (await peer.request("tools/call", {"name": "nothing"}))["error"]["code"] == -32602

@@ -655,13 +655,13 @@ def _refusals(wire: Wire) -> list[tuple[int, str]]:
         return json.dumps(message).replace('"ID"', "ID")
 
     later = wire.revision in ("2025-11-25", "2026-07-28")
-    unlike = -32020 if wire.stateless and wire.transport == "http" else -32602  # a header has to repeat the name
+    nameless = -32020 if wire.stateless and wire.transport == "http" else -32602  # a header has to repeat the name
     return [
         (-32601, whole("no/such")),
         (-32602, whole("tools/list", {"cursor": "mine"})),
         (-32602, whole("tools/list", {"cursor": 5})),
-        (-32602, whole("tools/call")),
-        (unlike, whole("tools/call", {"name": 5})),
+        (nameless, whole("tools/call")),
+        (nameless, whole("tools/call", {"name": 5})),
         (-32602, whole("tools/call", {"name": "echo", "arguments": []})),
         (-32602, whole("tools/call", {"name": "nope"})),
         (0 if later else -32602, whole("tools/call", {"name": "echo", "arguments": {}})),

@@ -228,8 +228,7 @@ def _over_http(case: Case, line: bytes, revision: str) -> Expect:
             return Expect("refused", (431,))
         if not method.isascii() or not method.isprintable() or method != method.strip():
             return Expect("error", (-32020, -32601), ECHO)
-        # Where nothing is named there is nothing to repeat: then it is the parameters that are wrong.
-        if method in NAMED and not isinstance(message["params"].get(NAMED[method], ""), str):
+        if method in NAMED and not isinstance(message["params"].get(NAMED[method]), str):
             return Expect("error", (-32020,), ECHO)
     return expect
 

@@ -116,7 +116,7 @@ async def turns(count: int = 20) -> None:
 async def test_p15_a_tool_waits_for_its_intent_and_an_answer_for_its_outcome(mode: str, middleware: bool) -> None:
     bench = Bench()
     if middleware:
-        bench.server.middleware(lambda call, inner: asyncio.wait_for(inner(call), 5))
+        bench.server.middleware(lambda call, inner: asyncio.wait_for(inner(call), PATIENCE))
     async with bench.peer() as peer:
         call = asyncio.create_task(peer.call(mode))
         begin = await bench.disk.next("intent")

@@ -519,7 +519,7 @@ async def test_what_middleware_makes_of_a_result_keeps_the_promises_of_the_tool(
     async def spoil(call: Call, following: Handler) -> ToolResult:
         return replace(await following(call), **(spoilt if call.arguments["a"] == 1 else {}))
 
-    async with Peer(server, timeout=10) as peer:
+    async with Peer(server, timeout=PATIENCE) as peer:
         result = await peer.call("add", {"a": 1, "b": 2})
         assert result.is_error and "add returned" in result.text
         assert (await peer.call("add", {"a": 2, "b": 2})).structured == {"sum": 4}

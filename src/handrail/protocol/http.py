@@ -188,8 +188,6 @@ def check_mirrors(request: Request, headers: Headers) -> None:
         return
     name = headers.get(b"mcp-name")
     wanted: Json = request.params.get(member, UNSET)
-    if name is None and wanted is UNSET:
-        return  # the parameters are what is wrong with it
     is_plain = type(wanted) is str and wanted.isascii() and wanted.isidentifier()  # as almost every tool's
     if name is None or (not (is_plain and name == wanted.encode()) and _decoded("Mcp-Name", name) != wanted):
         raise _mismatch("Mcp-Name", name, f"params.{member}", wanted)
