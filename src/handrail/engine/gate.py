@@ -28,7 +28,7 @@ from handrail.guards.approval import Approvals, Asked, Desk
 from handrail.guards.chain import TrailError
 from handrail.guards.editing import unmasked
 from handrail.guards.inert import inert, mask, mask_secrets, one_line
-from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Taken, Throttled, network
+from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Shares, Taken, Throttled, network
 from handrail.guards.log_masking import keep_out_of_logs
 from handrail.guards.policy import Policy, Rule, policy_of
 from handrail.guards.rates import Rates
@@ -121,6 +121,7 @@ class Gate:
     policy: Policy
     limiter: Limiter | None  # of calls
     others: MemoryLimiter | None  # of requests that are no calls
+    shares: Shares | None  # of the slots of tools, by caller
     sanitizer: Sanitizer | None
     secrets: frozenset[str]  # that are known
     repairs: bool
@@ -155,6 +156,8 @@ class Gate:
         self._ruled = not self.policy.is_open
         rates = options.get("rates", Rates())
         self.limiter = self.others = None if rates is None else MemoryLimiter(rates)
+        limited = [] if rates is None else [each for each in (rates.tool, *rates.tools.values()) if each.share]
+        self.shares = Shares(rates) if rates is not None and limited else None
         webhook = (options.get("approvals") or Approvals()).webhook
         signing = [webhook.secret()] if webhook.url else []
         self.secrets = secrets_in(os.environ) | frozenset([*options.get("secrets", ()), *signing])
@@ -338,8 +341,29 @@ class Gate:
 
     async def reentered(self, call: Call) -> Callable[[], None] | None:
         """As `entered`, for one that gave its place back while a person thought. Its rates it has met."""
-        taken = None if self.limiter is None else self.limiter.place(call.name)
-        return None if taken is None else await self.entered(call, taken)
+        if self.limiter is None:
+            return None
+        return await self.entered_by_share(call, partial(self.limiter.place, call.name))
+
+    async def entered_by_share(
+        self, call: Call, take: Callable[[], Taken | Awaitable[Taken]]
+    ) -> Callable[[], None] | None:
+        """As `entered`; a caller that has its share of the tool's slots is refused before anything is taken."""
+        share = None
+        if self.shares is not None:
+            share = self.shares.take(call.principal.id, call.name, call.address)
+        if isinstance(share, Throttled):
+            raise share.refusal()
+        try:
+            taken = take()
+            leave = None if taken is None else await self.entered(call, taken)
+        except BaseException:
+            if share is not None:
+                share()
+            raise
+        if share is None or leave is None:
+            return share or leave
+        return partial(_release, leave, share)
 
     def repair(self, call: Call) -> None:
         """Arguments that are not valid as they stand get the one reading they have."""
@@ -535,6 +559,11 @@ def _hidden(real: Json, shown: Json) -> Iterator[str]:
             yield from _hidden(inner, seen)
     elif real != shown:
         yield real if type(real) is str else encode(real).decode()
+
+
+def _release(*places: Callable[[], None]) -> None:
+    for release in places:
+        release()
 
 
 def _whose(call: Call) -> str:

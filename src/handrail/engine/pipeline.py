@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -45,8 +46,12 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
         if marks is not None:
             marks.append(perf_counter_ns())
         if gate.limiter is not None:
-            taken = gate.limiter.take(call.principal.id, entry.tool.name, call.address)
-            leave = None if taken is None else await gate.entered(call, taken)
+            take = gate.limiter.take
+            if gate.shares is not None:
+                taking = partial(take, call.principal.id, entry.tool.name, call.address)
+                leave = await gate.entered_by_share(call, taking)
+            elif (taken := take(call.principal.id, entry.tool.name, call.address)) is not None:
+                leave = await gate.entered(call, taken)
         try:
             if marks is not None:
                 marks.append(perf_counter_ns())

@@ -54,6 +54,42 @@ Taken = Throttled | Callable[[], None] | None
 """No; or what gives the slot of a call back, once it has ended; or None: go on, there is nothing to give back."""
 
 
+class Shares:
+    """The slots of a tool that each caller holds in this process; one caller does not hold all of them.
+
+    A caller without another one beside it, over standard input, has no share to keep to.
+    """
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._most: dict[str, int | None] = {}  # by tool
+        self._held: Counter[tuple[str, str]] = Counter()
+
+    def of(self, tool: str) -> int | None:
+        """Return the most that one caller may hold; None: any number."""
+        if tool not in self._most:
+            if len(self._most) >= MAX_TOOLS:
+                self._most.clear()
+            fitting = (each for pattern, each in self._rates.tools.items() if fnmatchcase(tool, pattern))
+            self._most[tool] = next(fitting, self._rates.tool).share
+        return self._most[tool]
+
+    def take(self, principal: str, tool: str, address: str) -> Throttled | Callable[[], None] | None:
+        most = self.of(tool)
+        if most is None or principal == LOCAL:
+            return None
+        key = (tool, network(address) if address and principal == ANONYMOUS else principal)
+        if self._held[key] >= most:
+            return Throttled(BUSY_SECONDS, f"{most} of this tool at once for one caller", "concurrency")
+        self._held[key] += 1
+        return partial(self._release, key)
+
+    def _release(self, key: tuple[str, str]) -> None:
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
+
+
 class Limiter(Protocol):
     """Says who may go on."""
 

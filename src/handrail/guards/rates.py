@@ -47,16 +47,30 @@ class ToolRate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str, Meta(description="Calls by each caller, as '60/minute' or '60/minute burst 100'; empty: any number.")
     ] = ""
     concurrent: Annotated[int | None, Meta(description="Calls at once, by all callers; unset: any number.")] = None
+    each: Annotated[
+        int | None,
+        Meta(description="Calls at once, by one caller; unset: all but one of `concurrent`, if that is over 1."),
+    ] = None
     cost: Annotated[float, Meta(description="How many calls of its caller's rate a call of this tool counts as.")] = 1.0
 
     def __post_init__(self) -> None:
         _check("rate", self.rate)
         expect("concurrent", self.concurrent, "a number of calls, or None for any", int, NoneType)
         expect("cost", self.cost, "a number of calls, as 1 or 2.5", int, float)
+        expect("each", self.each, "a number of calls, or None for all but one", int, NoneType)
         if self.concurrent is not None and self.concurrent < 1:
             raise ValueError(f"concurrent: {self.concurrent} is less than 1")
+        if self.each is not None and self.each < 1:
+            raise ValueError(f"each: {self.each} is less than 1")
         if not 0 <= self.cost < math.inf:
             raise ValueError(f"cost: {self.cost} is not a number of calls, as 1 or 2.5")
+
+    @property
+    def share(self) -> int | None:
+        """The most calls at once of one caller, so that another one gets in; None: any number."""
+        if self.each is not None or self.concurrent is None or self.concurrent == 1:
+            return self.each
+        return self.concurrent - 1
 
 
 class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
