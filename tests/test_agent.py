@@ -656,7 +656,7 @@ async def test_after_the_end_there_is_nothing(home: Home, caller: Callable[..., 
     ],
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"needed|belong|together|needs"):
+    with pytest.raises((ValueError, TypeError), match=r"needed|belong|together|needs|put it in a list"):
         OAuth(**options)
 
 
