@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,7 +102,8 @@ def test_a_mistake_is_told_with_the_usage_of_its_verb(line: str, capsys: pytest.
 @requirement("APP-18", everywhere=True)
 def test_every_way_to_end_has_a_code_of_its_own() -> None:
     codes = {
-        errors.CallFailed("x", result={}): 1,
+        errors.CallFailed("x", result=SimpleNamespace(refused="")): 1,
+        errors.CallFailed("x", result=SimpleNamespace(refused="forbidden")): 5,
         Usage("x"): 2,
         errors.SchemaError("x"): 2,
         errors.RemoteProtocolError("x"): 3,
