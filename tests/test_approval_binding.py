@@ -344,6 +344,24 @@ async def test_p34_arguments_edited_under_masks_run_with_the_secrets_they_had() 
     assert ran == [{"order": 8, "password": "correct-horse-battery", "note": ""}]
 
 
+@requirement("P-19", everywhere=True)
+async def test_p19_arguments_edited_run_under_their_own_names_in_whatever_order_they_came() -> None:
+    server, ran = Server("shop", store=MemoryStore(), approvals=Approvals(by="operator", **HELD)), list[Object]()
+
+    @server.tool(annotations=DESTROYS)
+    async def cancel(to: dict[str, str], sender: str, memo: str) -> str:
+        ran.append({"to": to, "sender": sender, "memo": memo})
+        return "sent"
+
+    arguments = {"to": {"name": "bob", "bank": "b1", "password": "correct-horse"}, "sender": "ann", "memo": "rent"}
+    ident = await pending(server, arguments)
+    edited = {"memo": "cut", "sender": "ann", "to": {"bank": "b2", "name": "bob", "password": MASK}}
+    await server.approvals.decide(ident, True, by="operator", edited=edited)
+    assert await runs(server, arguments)
+    to = {"name": "bob", "bank": "b2", "password": "correct-horse"}
+    assert ran == [{"to": to, "sender": "ann", "memo": "cut"}]
+
+
 # What differs
 
 

@@ -425,7 +425,8 @@ class Gate:
         if approval.edited is not None:
             call.sent, call.shown = call.sent or call.arguments, call.arguments
             misplaced: list[tuple[str, str]] = []
-            call.arguments = unmasked(call.shown, approval.asked.arguments, approval.edited, "", misplaced)
+            masked = self._without_secrets(call.shown)  # in the caller's order; what is kept is in another
+            call.arguments = unmasked(call.shown, masked, approval.edited, "", misplaced)
             if misplaced or not entry.input.valid(call.arguments):
                 await self.desk.cancel(approval)
                 why = misplaced[0][1] if misplaced else entry.bad_arguments(call.arguments).text
