@@ -123,6 +123,10 @@ async def asking(call: Call, order: Order) -> str:
     return str(await call.ask("What?", {"type": "object", "properties": {}}))
 
 
+async def cancelled(order: Order) -> str:
+    raise asyncio.CancelledError
+
+
 async def never(order: Order) -> str:
     await asyncio.Event().wait()
     return ""
@@ -137,6 +141,7 @@ async def never(order: Order) -> str:
         (never, "preview failed: no answer within 0.01 s"),
         (lambda order: threading.Event().wait(30), "preview failed: no answer within 0.01 s"),
         (lambda order: b"7", "preview failed: NotJson"),
+        (cancelled, "preview failed: CancelledError"),
     ],
 )
 @pytest.mark.parametrize("revision", [R4, R5])
@@ -153,6 +158,24 @@ async def test_a_preview_that_fails_says_so_and_the_call_can_be_approved(
         assert waiting.preview == shown
         await server.approvals.decide(waiting.id, True, by="operator")
         assert (await peer.call("cancel", arguments)).text == "order 7 is cancelled"
+
+
+async def test_previews_that_hang_leave_the_threads_of_tools_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(previews, "SECONDS", 0.01)
+    ends = threading.Event()
+    server = shop(lambda order: ends.wait(60), workers=2)
+
+    @server.tool
+    def here() -> str:
+        return "here"
+
+    try:
+        async with Peer(server, revision=R4) as peer:
+            for number in range(6):
+                await peer.call("cancel", {"order": {"number": number, "lines": []}})
+            assert (await peer.call("here")).text == "here"
+    finally:
+        ends.set()
 
 
 async def test_a_preview_runs_after_rules_and_validation_and_once_for_a_question() -> None:

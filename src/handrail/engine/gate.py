@@ -57,6 +57,7 @@ in force."""
 
 REPAIRED = "io.handrail/repaired"
 _CLEANERS = 2  # threads in which large results are cleaned
+_PREVIEWERS = 4  # threads for previews: one that hangs takes none of those that tools run in
 MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question
 
 
@@ -143,6 +144,7 @@ class Gate:
         self.served = ""  # the file the server is served from, where a command was given one
         self.serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
         self._cleaners = Workers(_CLEANERS)
+        self._previewers = Workers(_PREVIEWERS)
 
     def configure(self, options: GuardOptions) -> None:
         for name in ("rates", "sanitize", "approvals", "trail"):
@@ -388,7 +390,7 @@ class Gate:
             raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
         return decision.verdict == "ask"
 
-    async def agree(self, call: Call, workers: Workers) -> None:
+    async def agree(self, call: Call) -> None:
         """A person says yes, or has said so before: the approval is used up when the intent is written."""
         if call.course is not None:
             await TASK
@@ -411,9 +413,9 @@ class Gate:
             source=encode([self.served, entry.source]).decode(),
             description=inert("" if entry.tool.description is UNSET else entry.tool.description[:MAX_DESCRIPTION]),
         )
-        preview = (
-            None if entry.preview is None else partial(run_preview, entry.preview, call, workers, self._cleaner(call))
-        )
+        preview = None
+        if entry.preview is not None:
+            preview = partial(run_preview, entry.preview, call, self._previewers, self._cleaner(call))
         try:
             grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
             if grant is not None:

@@ -63,7 +63,7 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 if leave is not None:
                     leave()
                     leave = None
-                await gate.agree(call, workers)
+                await gate.agree(call)
                 leave = await gate.reentered(call)
             if marks is not None:
                 marks.append(perf_counter_ns())

@@ -108,9 +108,10 @@ async def run_preview(preview: Preview, call: Call, workers: Workers, clean: Cal
         text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
     except (ToolError, Refused) as problem:
         text = f"preview failed: {problem.text}"
-    except asyncio.CancelledError:
-        raise
     except BaseException as problem:  # whatever it is, only the preview has failed
+        task = asyncio.current_task()
+        if isinstance(problem, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
         if timeout.expired():
             text = f"preview failed: no answer within {SECONDS:g} s"
         else:  # the text of an exception may hold anything; only the log gets it
