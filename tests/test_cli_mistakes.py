@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 import subprocess
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -112,6 +115,24 @@ def test_what_a_rule_of_the_server_denies_has_the_code_of_a_no(home: Path) -> No
     served = f"{sys.executable} -m handrail serve shop.py"
     done = handrail("call", served, "picture", "--yes", home=home)
     assert done.returncode == 5 and "the server refused it: picture is not allowed for this caller" in done.stderr
+
+
+def test_a_port_in_use_is_told_with_what_to_do(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = handrail("serve", "shop.py", "--http", str(taken.getsockname()[1]), home=home)
+    assert done.returncode == 4
+    assert done.stderr.endswith("; end what listens there, or choose another port\n")
+
+
+def test_a_web_server_that_takes_no_posts_is_told_from_a_server_of_tools(home: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever).start()
+        try:
+            done = handrail("list", f"http://127.0.0.1:{web.server_port}/mcp", home=home)
+        finally:
+            web.shutdown()
+    assert done.returncode == 4
+    assert "HTTP 501" in done.stderr and "Is this the address of an MCP server?" in done.stderr
 
 
 def test_one_tool_is_one_tool(home: Path) -> None:

@@ -180,7 +180,7 @@ TWO = "from handrail import Server\na = Server('a')\nb = c = Server('b')\n"
         (".", "", ".: a folder; name a Python file in it"),
         ("x.py", "x = 1", 'x.py: no Server in it; `server = Server("name")` at its top level makes one'),
         ("x.py", TWO, "x.py: 2 servers in it; say which one: x.py:a, x.py:b"),
-        ("x.py:d", TWO, "x.py: there is no 'd' in it"),
+        ("x.py:d", TWO, "x.py: there is no 'd' in it; there are the servers a, b"),
         ("x.py:servr", SERVER, "x.py: there is no 'servr' in it; did you mean 'server'?"),
         ("x.py:forecast", SERVER, "x.py:forecast is a function, not a Server; server would be one"),
         ("x.py", "import nothing_there", "x.py: cannot be imported: ModuleNotFoundError"),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import typing
 from collections import abc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -831,6 +831,38 @@ async def test_what_is_wrong_with_a_notification_that_is_not_awaited_is_logged(
             "tool 'works': a notification that was not awaited was not sent: log: 'loud' is not one of" in caplog.text
         )
         assert "log: 'loud' is not one of" in (await peer.call("works_too")).text
+
+
+async def test_progress_that_begins_with_a_text_is_told_the_order() -> None:
+    server = Server("shop")
+
+    @server.tool
+    async def works(call: Call) -> str:
+        """Work."""
+        try:
+            await wrong(call.progress, "half", 2)
+        except TypeError as problem:
+            return str(problem)
+        return "done"
+
+    async with Peer(server) as peer:
+        told = "progress: expected numbers first, then a text: progress(1, 2, 'half'); got 'half', 2"
+        assert (await peer.call("works")).text == told
+
+
+async def test_a_coroutine_as_a_result_is_told_to_be_awaited() -> None:
+    server = Server("shop")
+    made: list[Coroutine[Any, Any, None]] = []
+
+    @server.tool
+    def works() -> Any:
+        """Work."""
+        made.append(asyncio.sleep(0))
+        return made[-1]
+
+    async with Peer(server) as peer:
+        assert "coroutine has no JSON form; `await` it, in an `async def`" in (await peer.call("works")).text
+    await made[0]
 
 
 # What a server says when something is off

@@ -185,6 +185,11 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         TypeError,
         r"server 'x': unknown option 'plicy'; did you mean 'policy'\?",
     ),
+    "an option of a tool, given to a server": (
+        lambda server: AnyServer("x", timeout=1),
+        TypeError,
+        "server 'x': unknown option 'timeout'; known are .*approvals, .*policy, ",
+    ),
     "misspelt guard of an application": (
         lambda server: server.asgi(authh=None),
         TypeError,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import inspect
 import logging
 import os
@@ -302,8 +301,7 @@ class Server:
             try:
                 run_endpoint(self.engine, http, options)
             except CannotListen as problem:  # a traceback would say no more
-                hint = "; end what listens there, or choose another port" if problem.errno == errno.EADDRINUSE else ""
-                raise SystemExit(f"server {self.name!r}: {problem.strerror or problem}{hint}") from None
+                raise SystemExit(f"server {self.name!r}: {problem.strerror or problem}") from None
             return
         if options:
             raise TypeError(f"run: {min(options)!r} is for HTTP: give an address, http='127.0.0.1:8000'")

@@ -112,7 +112,8 @@ class Source:
                 found.setdefault(value, name)
         if self.object and self.object not in names:
             near = closest(self.object, names)
-            hint = f"; did you mean {near!r}?" if near else ""
+            servers = f"; there are the servers {', '.join(found.values())}" if found else ""
+            hint = f"; did you mean {near!r}?" if near else servers
             raise Usage(f"{self.shown}: there is no {self.object!r} in it{hint}")
         if self.object:
             value = names[self.object]

@@ -23,6 +23,7 @@ from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding, changes, together
 from handrail.jsonrpc import Id
 from handrail.model import SANITIZED, ClientInfo, InputRequest, Json, Object, Principal
+from handrail.options import shown
 from handrail.other_names import NOT_HERE, also_known_as
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
@@ -248,7 +249,12 @@ class Call(Struct, eq=False):
     @_notifies
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
-        if not math.isfinite(done) or (total is not None and not math.isfinite(total)):
+        try:
+            finite = math.isfinite(done) and (total is None or math.isfinite(total))
+        except TypeError:
+            meant = "numbers first, then a text: progress(1, 2, 'half')"
+            raise TypeError(f"progress: expected {meant}; got {shown(done)}, {shown(total)}") from None
+        if not finite:
             raise ValueError("progress: a number that is finite")
         self.touched = self.now()
         if self.feed is not None and not self.waiting:  # else it only is a sign of life

@@ -91,7 +91,8 @@ def check_options(where: str, given: Iterable[str], known: Collection[str]) -> N
     for option in given:
         if option not in known:
             near = closest(option, known)
-            raise TypeError(f"{where}: unknown option {option!r}" + (f"; did you mean {near!r}?" if near else ""))
+            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(known))}"
+            raise TypeError(f"{where}: unknown option {option!r}; {hint}")
 
 
 class Walk:

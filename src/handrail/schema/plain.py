@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from decimal import Decimal
 from math import isfinite
 from pathlib import PurePath
@@ -104,7 +105,8 @@ def _strict(value: Any, path: str) -> Json:
     try:
         made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)
     except (MsgspecError, TypeError):
-        raise NotJson(f"{where}: {type(value).__name__} has no JSON form") from None
+        hint = "; `await` it, in an `async def`" if isinstance(value, Awaitable) else ""
+        raise NotJson(f"{where}: {type(value).__name__} has no JSON form{hint}") from None
     return made if type(made) is type(value) else _strict(made, path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -116,7 +117,8 @@ class Address(Struct, frozen=True):
             new.bind(place)
         except OSError as problem:
             new.close()
-            text = f"cannot listen on {self.host}:{self.port}: {problem.strerror}"
+            hint = "; end what listens there, or choose another port" if problem.errno == errno.EADDRINUSE else ""
+            text = f"cannot listen on {self.host}:{self.port}: {problem.strerror}{hint}"
             raise CannotListen(problem.errno, text) from None
         return new
 

@@ -82,7 +82,7 @@ def refusal(response: ClientResponse, body: bytes) -> HttpRefused:
         said, hint = response.headers.get("Location", ""), "Redirects to other places are not followed"
     elif media_type(response) in (JSON, "text/plain"):
         said = body.decode("utf-8", "replace")
-    if status in (404, 405):
+    if status in (404, 405, 501):  # 501 is how plain file servers answer a POST
         hint = NOT_HERE
     wait = _seconds(response.headers.get("Retry-After", "")) if status in (429, 503) else None
     if wait is not None:
