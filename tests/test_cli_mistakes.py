@@ -135,6 +135,13 @@ def test_a_web_server_that_takes_no_posts_is_told_from_a_server_of_tools(home: P
     assert "HTTP 501" in done.stderr and "Is this the address of an MCP server?" in done.stderr
 
 
+def test_a_yes_for_scripts_is_told_from_an_answer_to_the_server(home: Path) -> None:
+    (home / "shop.py").write_text(SHOP.replace("@server.tool", "@server.tool(destructive=True)"))
+    done = handrail("call", "shop.py", "picture", "--yes", home=home)
+    assert done.returncode == 1
+    assert "declined; a server's question is answered at a terminal, not by --yes" in done.stderr
+
+
 def test_one_tool_is_one_tool(home: Path) -> None:
     assert handrail("lock", "shop.py", home=home).stdout == "1 tool in tools.lock\n"
     assert handrail("lock", "--check", "shop.py", home=home).stdout == "1 tool, all as tools.lock has them\n"

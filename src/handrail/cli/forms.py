@@ -106,7 +106,9 @@ class Forms:
         if question.warning:
             self._screen.tell(f"Careful: {inert(question.warning, lines=False)}")
         if not self._screen.is_attended:
-            self._screen.note("nobody can be asked here: declined")
+            self._screen.note(
+                "nobody can be asked here: declined; a server's question is answered at a terminal, not by --yes"
+            )
 
 
 def _only_a_yes(required: Any, fields: Object) -> str:

@@ -340,7 +340,7 @@ def _reaching(one: Parser, *, several: bool = False) -> None:
     one.add_argument(
         "--trusted", action="store_true", help="believe what the server says of its tools, as of a FILE.py"
     )
-    one.add_argument("--yes", action="store_true", help="agree to everything without asking, for scripts")
+    one.add_argument("--yes", action="store_true", help="agree to what is sent, for scripts; not to what a server asks")
 
 
 def _everywhere(one: Parser, json: bool | str, color: str) -> None:
