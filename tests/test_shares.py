@@ -74,3 +74,27 @@ async def test_the_one_caller_over_standard_input_has_all_slots() -> None:
             await asyncio.wait_for(running.acquire(), 30)
         gate.set()
         assert [each.text for each in await asyncio.gather(*calls)] == ["done", "done"]
+
+
+@pytest.mark.parametrize("limit", [ToolRate(each=1), ToolRate(concurrent=3, each=1)], ids=["alone", "of three"])
+async def test_a_share_that_was_set_holds_over_standard_input_too(limit: ToolRate) -> None:
+    server = Server("slots", rates=Rates(tools={"waits": limit}))
+    gate, running = asyncio.Event(), asyncio.Semaphore(0)
+
+    @server.tool
+    async def waits() -> str:
+        running.release()
+        await gate.wait()
+        return "done"
+
+    async with Peer(server, timeout=60) as peer:
+        first = asyncio.ensure_future(peer.call("waits"))
+        await asyncio.wait_for(running.acquire(), 30)
+        second = asyncio.ensure_future(peer.call("waits"))
+        begun = asyncio.ensure_future(running.acquire())
+        await asyncio.wait([second, begun], return_when=asyncio.FIRST_COMPLETED)
+        assert not begun.done()
+        assert "1 of this tool at once for one caller" in (await second).text
+        begun.cancel()
+        gate.set()
+        assert (await first).text == "done"

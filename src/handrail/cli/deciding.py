@@ -15,7 +15,7 @@ from handrail.cli.words import arguments, document, unknown_tool
 from handrail.config import SECTIONS, Config
 from handrail.engine.catalog import Entry
 from handrail.guards.inert import one_line
-from handrail.guards.limits import ANONYMOUS, LOCAL, Plans
+from handrail.guards.limits import ANONYMOUS, LOCAL, Plans, Shares
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
 from handrail.model import Object, Principal
@@ -127,7 +127,11 @@ def _limits(rates: Rates | None, who: Principal, tool: str) -> list[str]:
         return []
     plan = Plans(rates)[tool]
     charges = {LOCAL: plan.local, ANONYMOUS: plan.strange}.get(who.id, plan.known)
-    return [each.limit for each in charges] + ([f"{plan.slots} of this tool at once"] if plan.slots else [])
+    slots = [f"{plan.slots} of this tool at once"] if plan.slots else []
+    share = Shares(rates).most(who.id, tool)
+    return (
+        [each.limit for each in charges] + slots + ([f"{share} of this tool at once for one caller"] if share else [])
+    )
 
 
 def _stages(

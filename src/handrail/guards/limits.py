@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from handrail.errors import Kind, Refused
 from handrail.guards.identity import RESERVED
-from handrail.guards.rates import UNITS, Rate, Rates
+from handrail.guards.rates import UNITS, Rate, Rates, ToolRate
 
 ANONYMOUS, LOCAL = RESERVED
 MAX_BUCKETS = 10_000
@@ -57,26 +57,27 @@ Taken = Throttled | Callable[[], None] | None
 class Shares:
     """The slots of a tool that each caller holds in this process; one caller does not hold all of them.
 
-    A caller without another one beside it, over standard input, has no share to keep to.
+    A caller without another one beside it, over standard input, keeps only to what `each` says.
     """
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
-        self._most: dict[str, int | None] = {}  # by tool
+        self._limits: dict[str, ToolRate] = {}  # by tool
         self._held: Counter[tuple[str, str]] = Counter()
 
-    def of(self, tool: str) -> int | None:
+    def most(self, principal: str, tool: str) -> int | None:
         """Return the most that one caller may hold; None: any number."""
-        if tool not in self._most:
-            if len(self._most) >= MAX_TOOLS:
-                self._most.clear()
+        limit = self._limits.get(tool)
+        if limit is None:
+            if len(self._limits) >= MAX_TOOLS:
+                self._limits.clear()
             fitting = (each for pattern, each in self._rates.tools.items() if fnmatchcase(tool, pattern))
-            self._most[tool] = next(fitting, self._rates.tool).share
-        return self._most[tool]
+            limit = self._limits[tool] = next(fitting, self._rates.tool)
+        return limit.each if principal == LOCAL else limit.share
 
     def take(self, principal: str, tool: str, address: str) -> Throttled | Callable[[], None] | None:
-        most = self.of(tool)
-        if most is None or principal == LOCAL:
+        most = self.most(principal, tool)
+        if most is None:
             return None
         key = (tool, network(address) if address and principal == ANONYMOUS else principal)
         if self._held[key] >= most:
