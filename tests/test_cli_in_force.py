@@ -146,3 +146,16 @@ def test_what_is_installed_is_served_with_the_same_file(home: Path, where: str) 
     assert done.returncode == 0, done.stderr
     [entry] = json.loads((home / "x.json").read_text())["mcpServers"].values()
     assert entry["args"][-2:] == ["--config", str(home / where / "handrail.toml")]
+
+
+def test_a_file_that_a_debugger_runs_is_served_as_well(home: Path) -> None:
+    """`python -m pdb` of Python 3.11 and 3.12 makes a `__main__` without a `__spec__`."""
+    text = "import sys\n\ndel sys.modules['__main__'].__spec__\n" + SHOP.format(options="")
+    (home / "served/shop.py").write_text(text)
+    (home / "served/handrail.toml").write_text(DENY)
+    command = [sys.executable, "served/shop.py"]
+    done = subprocess.run(
+        command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"served/handrail.toml is not used" in done.stderr

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
@@ -32,7 +31,7 @@ from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
 from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
-from handrail.transports.stdio import Pipe, explain_terminal, private_descriptors, take_descriptors
+from handrail.transports.stdio import Pipe, explain_terminal, private_descriptors, script, take_descriptors
 
 if TYPE_CHECKING:
     from handrail.guards.approval import Desk
@@ -381,11 +380,9 @@ def _name_of(function: Any) -> str:
 
 def _warn_of_unused_settings() -> None:
     """Warn of a `handrail.toml` beside the file that Python was started with, unless the code has read it."""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None) or ""
+    file = script()
     settings = os.path.join(os.path.dirname(file), "handrail.toml")
-    is_script = main.__spec__ is None and file.endswith(".py")  # not a module, as in `python -m handrail`
-    if is_script and os.path.exists(settings) and os.path.realpath(settings) not in FILES_READ:
+    if file and os.path.exists(settings) and os.path.realpath(settings) not in FILES_READ:
         text = "%s is not used: the guards are those of the code. `handrail serve %s` uses it"
         log.warning(text, os.path.relpath(settings), os.path.relpath(file))
 

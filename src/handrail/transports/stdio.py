@@ -67,14 +67,20 @@ def private_descriptors() -> Iterator[tuple[int, int]]:
         os.close(sink)
 
 
+def script() -> str:
+    """Return the file that Python was started with; empty for a module, as in `python -m handrail`, and at a prompt."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None) or ""
+    is_module = getattr(main, "__spec__", None) is not None  # debuggers leave it out
+    return file if file.endswith(".py") and not is_module else ""
+
+
 def explain_terminal(name: str, target: str = "") -> None:
     """Say on standard error what is waited for, where the input is a terminal: a person has started the server.
 
     `target` is what `handrail list` takes; without it, the file that Python was started with.
     """
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None) or ""
-    if not target and main.__spec__ is None and file.endswith(".py"):  # with a spec it is a module, as `-m handrail`
+    if not target and (file := script()):
         target = os.path.relpath(file)
     if sys.stderr is None or not target or not os.isatty(0):
         return
