@@ -291,6 +291,18 @@ def test_what_a_docstring_says_of_parameters_describes_them(docstring: str, rest
     assert tool.description == f"Pay an order back.\n\nTakes a day or two.\n\n{rest} was paid."
 
 
+@pytest.mark.parametrize("prose", ["Note: only on Mondays.", "Deprecated"])
+def test_prose_after_the_parameters_of_a_docstring_is_kept(prose: str) -> None:
+    def pay(order: str, amount: int = 0) -> str:
+        return order
+
+    pay.__doc__ = f"Pay.\n\nParameters\n----------\norder : str\n    The bill.\n\namount : int\n    Cents.\n\n{prose}\n"
+    tool = Server("shop").add(pay)
+    assert tool.description == f"Pay.\n\n{prose}"
+    described = {name: each["description"] for name, each in tool.input_schema["properties"].items()}
+    assert described == {"order": "The bill.", "amount": "Cents."}
+
+
 def test_a_description_in_the_signature_wins_and_a_schema_of_ones_own_is_kept() -> None:
     def pay(order: Annotated[str, "Written here."], amount: Annotated[int, Field(ge=1)] = 1) -> str:
         """Pay.
@@ -652,6 +664,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "confirm as a switch": (
         lambda: wrong(Client, Server("shop"), confirm=True),
         "Client: confirm: expected a function, got True; confirm=allow of handrail.client agrees to everything",
+    ),
+    "strict as a text": (
+        lambda: wrong(Client, Server("shop"), strict="no"),
+        "Client: strict: expected True or False, got 'no'",
     ),
     "trusted as a text": (
         lambda: wrong(Client, Server("shop"), trusted="no"),

@@ -111,7 +111,8 @@ class Client:
         tap: Callable[[str, bytes], None] | None = None,
         name: str = "handrail",
     ) -> None:
-        for option, given in (("trusted", trusted), ("raise_on_error", raise_on_error)):
+        switches = {"trusted": trusted, "raise_on_error": raise_on_error, "strict": strict, "server_asks": server_asks}
+        for option, given in switches.items():
             expect(f"Client: {option}", given, "True or False", bool)
         handlers: dict[str, Any] = {
             "confirm": confirm,

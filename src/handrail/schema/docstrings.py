@@ -23,7 +23,7 @@ def split(docstring: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
     described: dict[str, str] = {}
     at = 0
     while at < len(lines):
-        end, entries = _section(lines, at)
+        end, entries = _section(lines, at, names)
         known = {name: _joined(text) for name, text in entries.items() if name in names and _joined(text)}
         if end > at and (known or any(name in names for name in entries)):
             described |= {name: text for name, text in known.items() if name not in described}
@@ -34,13 +34,13 @@ def split(docstring: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip(), described
 
 
-def _section(lines: list[str], at: int) -> tuple[int, dict[str, list[str]]]:
+def _section(lines: list[str], at: int, known: Collection[str]) -> tuple[int, dict[str, list[str]]]:
     """Return where the section of parameters that begins here ends, and the lines of each; `at` if none begins."""
     line, after = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
     if _GOOGLE.fullmatch(line):
         return _google(lines, at + 1)
     if _NUMPY.fullmatch(line) and re.fullmatch(r"-{3,}\s*", after):
-        return _numpy(lines, at + 2)
+        return _numpy(lines, at + 2, known)
     if entry := _SPHINX_ENTRY.fullmatch(line):
         end = _indented(lines, at + 1)
         while end < len(lines) and _SPHINX_TYPE.fullmatch(lines[end]):
@@ -64,7 +64,7 @@ def _google(lines: list[str], begin: int) -> tuple[int, dict[str, list[str]]]:
     return end, entries
 
 
-def _numpy(lines: list[str], begin: int) -> tuple[int, dict[str, list[str]]]:
+def _numpy(lines: list[str], begin: int, known: Collection[str]) -> tuple[int, dict[str, list[str]]]:
     entries: dict[str, list[str]] = {}
     names: list[str] = []
     end = begin
@@ -74,7 +74,10 @@ def _numpy(lines: list[str], begin: int) -> tuple[int, dict[str, list[str]]]:
             break
         entry = _NUMPY_ENTRY.fullmatch(line) if line and not line[0].isspace() else None
         if entry:
-            names = [each.strip().lstrip("*") for each in entry[1].split(",")]
+            found = [each.strip().lstrip("*") for each in entry[1].split(",")]
+            if not lines[end - 1].strip() and not any(each in known for each in found):
+                break  # prose after the section
+            names = found
             entries |= {each: [] for each in names}
         elif line.strip() and not line[0].isspace():
             break
