@@ -111,6 +111,30 @@ async def test_p34_a_preview_does_not_show_what_is_masked_in_the_arguments() -> 
     assert made.preview == "**** and {'token': ['****'], 'api_key': ****} and ****"
 
 
+@requirement("P-34", everywhere=True)
+@pytest.mark.parametrize("padding", [" ", "\u200b", "password=hunter2hunter2\n"])
+async def test_p34_a_preview_that_is_cut_shows_no_part_of_a_secret(padding: str) -> None:
+    begins = (padding * previews.MAX_READ)[: previews.MAX_READ - 10]
+    made = await question(shop(lambda order: f"{begins} canary-8d1f2c and more", secrets=["canary-8d1f2c"]))
+    assert "canary" not in made.preview
+
+
+async def test_a_preview_changes_no_argument_of_the_call() -> None:
+    server = Server("shop", approvals=HELD, store=MemoryStore())
+
+    def preview(order: Any, call: Call) -> str:
+        order["number"] = call.arguments["order"]["lines"] = 8
+        return "looked at"
+
+    @server.tool(annotations=DESTROYS, preview=preview)
+    async def cancel(order: Any) -> str:
+        return ""
+
+    arguments = {"order": {"number": 7, "lines": []}}
+    made = await question(server, arguments)
+    assert (made.preview, made.asked.arguments) == ("looked at", arguments)
+
+
 def failing(order: Order) -> str:
     raise ToolError("no such order")
 

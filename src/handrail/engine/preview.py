@@ -7,7 +7,7 @@ import inspect
 import json
 import logging
 from collections.abc import Callable
-from copy import copy
+from copy import copy, deepcopy
 from functools import wraps
 from typing import Any, Literal
 
@@ -94,6 +94,7 @@ async def run_preview(preview: Preview, call: Call, workers: Workers, clean: Cal
     # It may look, not act: nothing it does reaches the client.
     given = copy(call)
     given.is_preview, given.closed, given.feed = True, True, None
+    given.arguments = deepcopy(call.arguments)
     timeout = asyncio.timeout(SECONDS)
     try:
         async with timeout:
@@ -117,5 +118,9 @@ async def run_preview(preview: Preview, call: Call, workers: Workers, clean: Cal
         else:  # the text of an exception may hold anything; only the log gets it
             log.exception("tool %r: its preview failed", call.name)
             text = f"preview failed: {type(problem).__name__}"
-    shown = inert(clean(str.__str__(text)[:MAX_READ]).strip())
-    return shown if len(shown) <= MAX_CHARACTERS else shown[: MAX_CHARACTERS - 1] + "…"
+    text = str.__str__(text).strip()
+    shown = inert(clean(text[:MAX_READ]).strip())
+    if len(shown) > MAX_CHARACTERS:
+        return shown[: MAX_CHARACTERS - 1] + "…"
+    # So little is left of so much: what ends it may be half a secret.
+    return shown if len(text) <= MAX_READ else f"preview failed: over {MAX_READ:,} characters, of which most are hidden"
