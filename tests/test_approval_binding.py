@@ -344,6 +344,25 @@ async def test_p34_arguments_edited_under_masks_run_with_the_secrets_they_had() 
     assert ran == [{"order": 8, "password": "correct-horse-battery", "note": ""}]
 
 
+@requirement("P-34", everywhere=True)
+async def test_p34_a_secret_that_an_edit_repeats_or_brings_is_not_kept_for_later(tmp_path: Path) -> None:
+    file, secret = tmp_path / "state.db", "correct-horse-battery"
+    store = SqliteStore(file)
+    server, ran = shop(store, approvals=Approvals(by="operator", **HELD))
+    arguments = {"order": 7, "password": secret}
+    ident = await pending(server, arguments)
+    made = await server.approvals.decide(ident, True, by="webhook", edited={"password": secret, "order": 8})
+    assert made.edited == {"password": MASK, "order": 8}
+    assert await runs(server, arguments)
+    assert ran == [{"order": 8, "password": secret, "note": ""}]
+    ident = await pending(server, {"order": 9})
+    await server.approvals.decide(ident, True, by="operator", edited={"order": 9, "password": "another-horse"})
+    [last, _] = await server.approvals.lately(made.asked)
+    assert last.arguments == {"order": 9, "password": MASK}
+    await store.close()
+    assert secret.encode() not in file.read_bytes()
+
+
 @requirement("P-19", everywhere=True)
 async def test_p19_arguments_edited_run_under_their_own_names_in_whatever_order_they_came() -> None:
     server, ran = Server("shop", store=MemoryStore(), approvals=Approvals(by="operator", **HELD)), list[Object]()

@@ -287,7 +287,7 @@ class Desk:
         for name in (each for each in matching or {} if each in asked.hidden):
             raise ApprovalError(f"remember: {name}: its value is masked: no condition can be kept for it")
         try:
-            edited, given = plain(edited), asked.arguments
+            edited, given = self._as_shown(plain(edited), asked), asked.arguments
             unmet = [name for name, condition in (matching or {}).items() if not meets(name, condition, given)]
         except ValueError as problem:
             raise ApprovalError(f"{ident}: {problem}") from None
@@ -306,11 +306,20 @@ class Desk:
             await self._remember(decided, min(remember, asked.remember), dict(matching or {}), role)
         return decided
 
+    def _as_shown(self, edited: Object | None, asked: Asked) -> Object | None:
+        """Edited arguments, masked where they repeat what is kept masked; a webhook was sent the secrets."""
+        if not asked.hidden or type(edited) is not dict:
+            return edited
+        same = {
+            name for name in edited.keys() & asked.hidden if sealed(asked, name, edited[name]) == asked.hidden[name]
+        }
+        return {name: asked.arguments[name] if name in same else value for name, value in edited.items()}
+
     async def _allowed(self, asked: Asked, edited: Object | None) -> list[Asked]:
         """What is known of the last calls that were allowed, with this one first."""
         given = asked.arguments if edited is None else edited
         hidden = {name: seal for name, seal in asked.hidden.items() if given.get(name) == asked.arguments[name]}
-        made = replace(asked, arguments=given, hidden=hidden, schema={}, description="")
+        made = replace(asked, arguments=self._hide(given), hidden=hidden, schema={}, description="")
         return [made, *await self.lately(asked)][:LATELY]
 
     async def wait(self, approval: Approval, seconds: float) -> Approval:
