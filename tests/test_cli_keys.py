@@ -155,6 +155,8 @@ WEAK = {
     "24 bytes": base64.b64encode(secrets.token_bytes(24)).decode(),
     "31 bytes": secrets.token_hex(31),
     "all digits in turn": "0123456789abcdef" * 4,
+    "the alphabet": "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGH",
+    "all digits twice": "00112233445566778899aabbccddeeff" * 2,
     "nothing": "",
 }
 

@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec.json import decode, encode
 
@@ -14,6 +16,7 @@ from handrail.model import Json
 
 MIN_KEY_BYTES = 32
 MIN_DIFFERENT, MIN_TRIPLES = 8, 26  # characters, and runs of three; a random key of 32 bytes has more of both
+MOST_ALIKE = 0.4  # of the steps from one byte to the next; in a random key less than a quarter are the same
 MAKES_ONE = "`handrail keys seal` prints a good one"
 _HEX, _BASE64 = re.compile(rb"[0-9a-fA-F]+"), re.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
 _NEVER_RANDOM = re.compile(rb"(?i)change.?me|passw[o0]rd|secret|default|example|qwerty|placeholder")
@@ -79,9 +82,11 @@ def key_flaw(key: bytes) -> str:
         material = len(key)
     if material < MIN_KEY_BYTES:
         return f"{material} bytes are too few for a key, {MIN_KEY_BYTES} are needed"
+    steps = Counter((after - before) % 256 for before, after in pairwise(key))
+    is_sequence = steps.most_common(1)[0][1] > MOST_ALIKE * len(key)
     triples = {key[at : at + 3] for at in range(len(key) - 2)}
-    if len({*key}) < MIN_DIFFERENT or len(triples) < MIN_TRIPLES or _NEVER_RANDOM.search(key):
-        return "a word, a default or a repetition is no key; it has to be random"
+    if is_sequence or len({*key}) < MIN_DIFFERENT or len(triples) < MIN_TRIPLES or _NEVER_RANDOM.search(key):
+        return "a word, a default, a sequence or a repetition is no key; it has to be random"
     return ""
 
 
