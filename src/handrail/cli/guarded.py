@@ -117,9 +117,8 @@ class Guarded:
     def deciders(self, server: Server | None) -> tuple[str, str]:
         """Who may approve a call over HTTP, and over standard input, by what is in force."""
         own = None if server is None else server.engine.guards.get("approvals")
-        by = (own or self.config.approvals).by
-        over_http = "another" if self.config.identities.verifier() is not None else "anyone"
-        return (over_http, "anyone") if by == "auto" else (by, by)
+        options = own or self.config.approvals
+        return options.deciders(self.config.identities.verifier() is not None), options.deciders(False)
 
     def self_approval(self, server: Server | None) -> list[str]:
         """A warning where callers with a name may approve their own calls."""

@@ -408,7 +408,7 @@ class Gate:
             client=call.client.name[:100],
             schema=entry.tool.input_schema,
             title=title_of(entry),
-            by=self._deciders(call),
+            by=self.desk.options.deciders(call.is_identified),
             remember=self.desk.options.remember,
             source=encode([self.served, entry.source]).decode(),
             description=inert("" if entry.tool.description is UNSET else entry.tool.description[:MAX_DESCRIPTION]),
@@ -443,15 +443,7 @@ class Gate:
     def promises(self, revision: Revision, client: ClientInfo, is_identified: bool) -> bool:
         """Whether the client leaves it to the server to ask its user about destructive tools, and the server can."""
         can_ask = "elicitation/create" in revision.questions and client.declares("elicitation.form")
-        return client.leaves_asking and can_ask and self._by(is_identified) in ("anyone", "caller")
-
-    def _deciders(self, call: Call) -> str:
-        """Who may decide about a call: where callers have names, not the one that calls, unless that was said."""
-        return self._by(call.is_identified)
-
-    def _by(self, is_identified: bool) -> str:
-        by = self.desk.options.by
-        return by if by != "auto" else "another" if is_identified else "anyone"
+        return client.leaves_asking and can_ask and self.desk.options.deciders(is_identified) in ("anyone", "caller")
 
     def _cleaner(self, call: Call) -> Callable[[str], str]:
         """What takes the secrets out of a text about a call, also those of its arguments."""

@@ -88,6 +88,10 @@ class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if not seconds(f"approvals.{name}", getattr(self, name)) < float("inf"):
                 raise ValueError(f"approvals.{name}: {getattr(self, name)!r} is not a number of seconds above 0")
 
+    def deciders(self, is_identified: bool) -> str:
+        """Return who may decide, as `by` names them: where callers have names, not the caller, unless that was said."""
+        return self.by if self.by != "auto" else "another" if is_identified else "anyone"
+
 
 class Asked(Struct, frozen=True):
     """A call, as far as its approval is concerned."""
