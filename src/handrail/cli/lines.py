@@ -25,7 +25,10 @@ def message(text: str) -> str:
 
 def set_off(text: str) -> str:
     """Mark the lines that begin as ours do, those with a colour too, or that would where a terminal breaks them."""
-    return _broken(_OURS.sub(CONTINUES.lstrip(), text), 0) if NAME in text else text
+    if NAME not in text:
+        return text
+    text = _OURS.sub(CONTINUES.lstrip(), text)
+    return _broken(text, 0) if sys.stdout.isatty() or sys.stderr.isatty() else text
 
 
 def _broken(text: str, indent: int) -> str:
