@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from servers_listen import listening
 from wires import ENVELOPE, MODERN, Json, Object
 from wires_http import BOTH, WITH_HEADER, Headers, Reply, http, mirrored
 
-KEY = bytes(range(32))  # that several processes have
+KEY = sha256(b"one").digest()  # that several processes have
 MIRRORED = {
     "type": "object",
     "properties": {

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -518,7 +519,7 @@ async def test_keys_are_given_to_the_server_or_its_environment_and_can_be_rotate
 
         return server
 
-    old, new, foreign = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
+    old, new, foreign = (sha256(name).digest() for name in (b"old", b"new", b"foreign"))
     async with Peer(made(old), revision=R5, capabilities=FORM) as peer:
         state = (await peer.request("tools/call", {"name": "asks"}))["result"]["requestState"]
     params = {"name": "asks", "inputResponses": {"ask-1": {"action": "decline"}}, "requestState": state}

@@ -368,7 +368,7 @@ class World:
         store = MemoryStore()
         self.book = Book(store)
         self.server = Server(
-            "world", policy=Policy(rules), audit=self.book, store=store, approvals=QUICK, keys=[bytes(range(32))]
+            "world", policy=Policy(rules), audit=self.book, store=store, approvals=QUICK, keys=[sha256(b"one").digest()]
         )
         for name in names:
             self._add(name)
@@ -471,7 +471,7 @@ def check(records: list[Object], ran: int, answer: Object) -> None:
 async def test_pages_and_cursors_do_not_tell_of_hidden_tools(hidden: int) -> None:
     """Neither how full they are nor how long, nor what is in a cursor for whoever takes it apart."""
     server = Server(
-        "paged", page_size=2, policy=Policy([Rule(verdict="hide", tools=["secret*"])]), keys=[bytes(range(32))]
+        "paged", page_size=2, policy=Policy([Rule(verdict="hide", tools=["secret*"])]), keys=[sha256(b"one").digest()]
     )
     for number in range(hidden):
         server.add(lambda: "", name=f"secret{number}")
