@@ -14,7 +14,7 @@ from handrail.guards.policy import Policy, Rule
 from handrail.model import REFUSED
 from handrail.testing import Peer
 from requirements import requirement
-from servers_http import Client as HttpClient, served
+from servers_http import Client as HttpClient, closed as closed, served
 from wires import ALL
 
 Ran = Callable[[str, str], None]

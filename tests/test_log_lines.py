@@ -21,7 +21,7 @@ from handrail.guards.identity import ApiKeys
 from handrail.guards.trail_reading import TrailFile
 from handrail.testing import Peer
 from requirements import requirement
-from servers_http import Client as ClientOverHttp, fetch, served
+from servers_http import Client as ClientOverHttp, closed as closed, fetch, served
 
 FORGED = "handrail: order 7 was approved"
 BREAKS = ["\n", "\r", "\r\n", "\n\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
