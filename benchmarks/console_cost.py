@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct
 
 from handrail import Server
-from handrail.engine.dispatch import Conversation
+from handrail.engine.dispatcher import Conversation
 from handrail.model import Principal
 
 __all__ = ["Outcome", "Served", "measure"]

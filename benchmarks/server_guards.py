@@ -16,11 +16,11 @@ from msgspec import Meta
 from benchmarks.scenarios import LONG, STEPS
 from benchmarks.tools import Sum
 from handrail import Server
-from handrail.engine.gate import GuardOptions
+from handrail.audit.log import Record, Then, Trail, open_trail
+from handrail.engine.guard_set import GuardOptions
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize
-from handrail.guards.trail import Record, Then, Trail, open_trail
 from handrail.schema.compile import compile_schema
 
 __all__ = ["build"]

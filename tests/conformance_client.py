@@ -14,7 +14,7 @@ import aiohttp
 
 from handrail.client import Client, Elicitation, allow
 from handrail.errors import PeerError
-from handrail.oauth.agent import OAuth
+from handrail.oauth.client import OAuth
 
 Object = dict[str, Any]
 

@@ -21,7 +21,7 @@ from handrail import (
     Text,
     ToolError,
 )
-from handrail.engine.ask import Question
+from handrail.engine.input_requests import Question
 from subject import PNG, WAV
 
 Object = dict[str, Any]

@@ -23,7 +23,9 @@ from typing import Any
 from patience import PATIENCE
 
 WARM = "subject handrail.client.client".split()
-WARM += [f"handrail.transports.{name}" for name in ("acceptor", "child", "http", "web")]  # else loaded when first used
+WARM += [
+    f"handrail.transports.{name}" for name in ("http1.server", "subprocess", "http.serve", "http_client")
+]  # else loaded when first used
 FUNCTION = re.compile(r"\w+:\w+")
 
 

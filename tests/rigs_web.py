@@ -14,8 +14,8 @@ from typing import Any
 
 from handrail.errors import PeerError
 from handrail.revisions import REVISIONS, Revision
-from handrail.transports.link import Link, Waiting
-from handrail.transports.web import Web
+from handrail.transports.base import Link, Waiting
+from handrail.transports.http_client import Web
 from patience import PATIENCE
 
 JSON = "application/json"

@@ -171,7 +171,7 @@ def tells_env(_: str) -> None:
 
 
 def holder(_: str) -> None:
-    from handrail.transports.child import Child
+    from handrail.transports.subprocess import Child
 
     class Ear:
         def __init__(self) -> None:

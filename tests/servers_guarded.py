@@ -25,19 +25,19 @@ from urllib.parse import urlsplit
 
 from msgspec import convert
 
-import handrail.engine.gate as gates
+import handrail.audit.log as trails
+import handrail.engine.guard_set as gates
 import handrail.engine.recording as recording
-import handrail.guards.trail as trails
 import handrail.stores.lane as lane
 from handrail import Call, Server
-from handrail.engine.approving import Agreement
-from handrail.engine.flight import Flight
+from handrail.approvals.queue import Approval, Approvals, Desk
+from handrail.audit.sqlite import SqliteTable
+from handrail.engine.approval_flow import Agreement
+from handrail.engine.inflight import Flight
 from handrail.engine.records import intent
-from handrail.guards.approval import Approval, Approvals, Desk
 from handrail.guards.identity import ApiKeys
 from handrail.guards.rates import Rates
-from handrail.guards.trail_sqlite import SqliteTable
-from handrail.transports.response import Response
+from handrail.transports.http.response import Response
 from patience import PATIENCE, cpu_of
 from wires import Wire
 

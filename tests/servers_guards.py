@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from handrail import Call, Server, ToolError, ToolResult
+from handrail.approvals.queue import Approvals
+from handrail.audit.log import TrailSettings
 from handrail.engine.pipeline import Handler
 from handrail.errors import Kind, Refused
-from handrail.guards.approval import Approvals
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
-from handrail.guards.trail import TrailSettings
 
 ACTS = "\x1b[31m\x07\x9b2J\u202e\u200b\U000e0041"
 SECRET = "hunter2-is-not-for-you"

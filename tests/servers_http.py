@@ -22,7 +22,7 @@ import uvicorn
 
 from checks import check_message, strict_json
 from handrail import Call, Server
-from handrail.transports.asgi import Endpoint
+from handrail.transports.http.endpoint import Endpoint
 from patience import PATIENCE
 from servers_listen import listening
 from wires import ENVELOPE, MODERN, Json, Object

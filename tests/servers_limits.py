@@ -12,7 +12,7 @@ from handrail import Call, Server, ToolResult
 from handrail.engine.pipeline import Handler
 from handrail.guards.limits import MemoryLimiter, Throttled
 from handrail.guards.rates import Rates, ToolRate
-from handrail.guards.shared_limits import StoreLimiter
+from handrail.guards.store_limits import StoreLimiter
 from handrail.stores.sqlite import SqliteStore
 
 HOUR = 3600

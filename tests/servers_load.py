@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from faults import HERE, put_away, until
 from handrail import Call, Limits, Server
-from handrail.transports.listen import HttpLimits
+from handrail.transports.http1.listen import HttpLimits
 from patience import PATIENCE, cpu_of, in_time
 from subject import Name, add_tools
 

@@ -19,8 +19,8 @@ from joserfc.jwk import ECKey
 from authorization_server import Home
 from handrail.errors import AuthorizationError
 from handrail.oauth import callback
-from handrail.oauth.agent import OAuth, open_browser
 from handrail.oauth.callback import Receiver
+from handrail.oauth.client import OAuth, open_browser
 from patience import PATIENCE
 from requirements import requirement
 

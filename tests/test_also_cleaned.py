@@ -9,7 +9,7 @@ import pytest
 
 from clients import ALL
 from handrail import Call, Client, EmbeddedResource, Server
-from handrail.client.answers import Elicitation
+from handrail.client.input_handlers import Elicitation
 from handrail.errors import LocalProtocolError
 from handrail.testing import Peer
 from requirements import requirement

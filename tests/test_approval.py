@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from clients import ALL, R0, R1, R2, R4, R5
 from handrail import Call, Limits, Principal, Server, Text, ToolError, ToolResult
+from handrail.approvals.queue import ApprovalError, Approvals, Desk
+from handrail.audit.reader import TrailFile
 from handrail.errors import RemoteProtocolError
-from handrail.guards.approval import ApprovalError, Approvals, Desk
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.trail_reading import TrailFile
 from handrail.stores import StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -574,7 +574,7 @@ async def called_and_cancelled(shop: Shop, peer: Peer, order: int) -> str:
 
 
 async def test_whoever_calls_and_cancels_asks_no_more_often_than_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.guards.approval.MAX_OPEN_EACH", 3)
+    monkeypatch.setattr("handrail.approvals.queue.MAX_OPEN_EACH", 3)
     store = MemoryStore(clock=lambda: shop.now)
     shop = Shop(approvals=Approvals(wait=0.05, by="operator"), store=store)
     shop.store = store

@@ -13,14 +13,14 @@ from msgspec import to_builtins
 
 from clients import ALL, R4, R5
 from handrail import Client, Principal, Server
-from handrail.guards.approval import ApprovalError, Approvals
+from handrail.approvals.queue import ApprovalError, Approvals
 from handrail.guards.identity import ApiKeys
-from handrail.guards.inert import MASK
 from handrail.guards.policy import Policy, Rule
 from handrail.jsonrpc import encode_sorted
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
 from handrail.testing import Peer
+from handrail.text.controls import MASK
 from requirements import requirement
 from servers_http import closed, served
 
@@ -231,7 +231,7 @@ async def test_p19_a_yes_is_bound_to_the_members_of_the_groups_that_rules_name(
 
 FILE = """
 from handrail import Server
-from handrail.guards.approval import Approvals
+from handrail.approvals.queue import Approvals
 from handrail.stores.memory import MemoryStore
 
 def serve(store):
@@ -279,8 +279,8 @@ async def test_p19_a_yes_is_bound_to_the_file_that_is_served_not_only_to_the_ser
 
 @requirement("P-19", everywhere=True)
 async def test_p19_callers_of_one_server_do_not_take_the_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.guards.approval.MAX_OPEN", 20)
-    monkeypatch.setattr("handrail.guards.approval.MAX_OPEN_EACH", 10)
+    monkeypatch.setattr("handrail.approvals.queue.MAX_OPEN", 20)
+    monkeypatch.setattr("handrail.approvals.queue.MAX_OPEN_EACH", 10)
     store = MemoryStore()
     busy, _ = shop(store, approvals=Approvals(by="operator", **HELD), rates=None)
     for who in ("ann", "bob"):

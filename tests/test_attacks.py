@@ -20,8 +20,8 @@ import pytest
 from faults import MODERN, call as message, text_of, until
 from handrail import Server
 from handrail.engine.eager import starter
-from handrail.transports.cycle import Cycle
-from handrail.transports.guarded import Guarded
+from handrail.transports.http1.connection import Guarded
+from handrail.transports.http1.request import Cycle
 from patience import PATIENCE
 from servers_listen import App, Message, Receive, Send, listening
 from test_listen import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from handrail import SchemaError, Server
-from handrail.engine.dispatch import MAX_BATCH
+from handrail.engine.dispatcher import MAX_BATCH
 from requirements import requirement
 from servers_calling import KEYWORDS, failure, said, until
 from subject import SECRET

@@ -16,10 +16,10 @@ from cli_runs import handrail
 from clients import ALL
 from handrail import Call, EmbeddedResource, Image, ResourceLink, Server, Text, ToolError, ToolResult
 from handrail.errors import RemoteProtocolError
-from handrail.guards.inert import inert
 from handrail.guards.sanitize import Sanitize
 from handrail.model import UNSET
 from handrail.testing import Peer
+from handrail.text.controls import inert
 from requirements import requirement
 
 Object = dict[str, Any]

@@ -18,9 +18,9 @@ import pytest
 
 from faults import gone, until
 from handrail.errors import PeerError, Sent, TransportError
-from handrail.transports import child as module
-from handrail.transports.child import Child
-from handrail.transports.link import Link, Waiting
+from handrail.transports import subprocess as module
+from handrail.transports.base import Link, Waiting
+from handrail.transports.subprocess import Child
 from patience import PATIENCE
 from requirements import requirement
 
@@ -504,7 +504,7 @@ async def test_nothing_is_left_open_or_running_after_many_rounds() -> None:
 @requirement("P-14")
 @pytest.mark.parametrize("shell", ["/bin/sh", "./no-such-shell"])
 async def test_without_a_guard_it_works_as_well(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.transports.guard._SHELL", shell)
+    monkeypatch.setattr("handrail.transports.subprocess_guard._SHELL", shell)
     before = set(children(os.getpid()))
     async with opened("echo") as (link, ear):
         assert len(set(children(os.getpid())) - before) == (2 if shell == "/bin/sh" else 1)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from handrail import Call, Server, Text, ToolResult
-from handrail.guards.inert import MASK
 from handrail.guards.sanitize import Sanitizer
 from handrail.testing import Peer
+from handrail.text.controls import MASK
 from requirements import requirement
 
 TOKEN = "ghp_" + "Z9y8X7w6V5" * 4

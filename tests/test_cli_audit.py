@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
-from handrail.client.state import CALLS, State
+from handrail.client.state_dir import CALLS, State
 from handrail.model import Object
 from handrail.stores.database import connect
 from requirements import requirement
@@ -185,7 +185,7 @@ server.run()
 def test_who_calls_nothing_opens_no_record(home: Path, words: list[str]) -> None:
     (home / "shop.py").write_text(SHOP)
     probe = f"import sys; from handrail.cli import main; main({words!r})"
-    probe += "; sys.exit('handrail.guards.trail' in sys.modules)"
+    probe += "; sys.exit('handrail.audit.log' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", probe], cwd=home, env=environment(home), timeout=SECONDS, stdout=subprocess.DEVNULL
     )

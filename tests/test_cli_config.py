@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cli_runs import COMMAND, Terminal, handrail
-from handrail.cli.hosts import _with_entry
-from handrail.client.entries import read_entries
+from handrail.cli.host_config import _with_entry
+from handrail.client.mcp_config import read_entries
 from handrail.model import Object
 from requirements import requirement
 

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from cli_runs import COMMAND, SECONDS, Terminal as RawTerminal, environment, handrail
-from handrail.guards.chain import verify
-from handrail.guards.trail_reading import TrailFile
+from handrail.audit.format import verify
+from handrail.audit.reader import TrailFile
 from requirements import requirement
 from test_cli_serve import Client
 from test_cli_terminal import Terminal, terminal as terminal

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import COMMAND, Terminal, handrail
-from handrail.cli.screen import Progress, Screen, json_text
+from handrail.cli.terminal import Progress, Screen, json_text
 from requirements import requirement
 
 COLOR = "\x1b[1m"
@@ -96,7 +96,7 @@ def test_a_sign_of_life_is_for_terminals(capsys: pytest.CaptureFixture[str]) -> 
 
 SPINS = """
 import sys
-from handrail.cli.screen import Screen
+from handrail.cli.terminal import Screen
 with Screen().progress("forecast") as progress:
     input()
     progress.update(1, 2, "half")
@@ -118,7 +118,7 @@ def test_a_terminal_shows_that_something_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("typed", "answer"), [("y\n", True), ("\n", False), ("\x04", False)], ids=ascii)
 def test_the_question_is_put_to_the_terminal_whatever_the_streams_are(tmp_path: Path, typed: str, answer: bool) -> None:
-    asks = "from handrail.cli.screen import Screen; open('answer', 'w').write(str(Screen().ask('Delete \\x1b[2J?')))"
+    asks = "from handrail.cli.terminal import Screen; open('answer', 'w').write(str(Screen().ask('Delete \\x1b[2J?')))"
     terminal = Terminal("/bin/sh", "-c", f'echo y | {sys.executable} -c "{asks}" > out 2> err', home=tmp_path)
     assert r"Delete \x1b[2J? [y/N] " in terminal.until("[y/N] ")
     terminal.type(typed)

@@ -22,8 +22,8 @@ import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
 from handrail import Client as McpClient
+from handrail.cli.load_server import Source
 from handrail.cli.reload import follow
-from handrail.cli.source import Source
 from handrail.model import Object
 from handrail.testing import Peer
 from patience import PATIENCE
@@ -193,7 +193,7 @@ def test_what_cannot_be_served_is_said_clearly(tmp_path: Path, target: str, sour
     done = handrail("serve", target, home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"handrail: {told}" in done.stderr
-    assert "cli/source.py" not in done.stderr, "a traceback is of the file, not of us"
+    assert "cli/load_server.py" not in done.stderr, "a traceback is of the file, not of us"
 
 
 def test_a_file_that_does_not_import_shows_its_own_lines(tmp_path: Path) -> None:

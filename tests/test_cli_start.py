@@ -16,8 +16,8 @@ import pytest
 from cli_runs import environment, handrail
 from handrail import __version__, errors
 from handrail.cli import main
-from handrail.cli.codes import Code, Usage, code_of
-from handrail.cli.verbs import parser
+from handrail.cli.exit_codes import Code, Usage, code_of
+from handrail.cli.parser import parser
 from patience import PATIENCE
 from requirements import requirement
 
@@ -143,7 +143,7 @@ def test_what_a_verb_raises_is_told_and_is_the_exit_code(
     def fails(*_: object) -> None:
         raise problem
 
-    monkeypatch.setattr("handrail.cli.hosts.run_config", fails)
+    monkeypatch.setattr("handrail.cli.host_config.run_config", fails)
     assert main(["config"]) == code
     assert words in capsys.readouterr().err
 

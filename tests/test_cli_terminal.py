@@ -215,7 +215,7 @@ def test_one_s_own_server_asks_once(
 def test_what_the_server_does_not_ask_is_asked_here(
     terminal: Terminal, tmp_path: Path, options: str, more: list[str]
 ) -> None:
-    imports = "from handrail.guards.approval import Approvals\nfrom handrail.guards.policy import Policy\n"
+    imports = "from handrail.approvals.queue import Approvals\nfrom handrail.guards.policy import Policy\n"
     (tmp_path / "server.py").write_text(imports + SERVER.replace("sanitize=None", f"sanitize=None{options}"))
     terminal.run("call", "server.py", "wipe", "folder=/srv/data", *more)
     assert 'folder = "/srv/data"' in terminal.until("Send it? [y/N]", "[y/N]")

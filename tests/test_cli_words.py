@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from handrail.cli.codes import Usage
-from handrail.cli.words import arguments, document
+from handrail.cli.arguments import arguments, document
+from handrail.cli.exit_codes import Usage
 from handrail.client.signature import describe, signature
-from handrail.guards.inert import inert
 from handrail.model import Json, Object
+from handrail.text.controls import inert
 from requirements import requirement
 
 WEATHER: Object = {

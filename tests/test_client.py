@@ -25,7 +25,7 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
-from handrail.transports.child import Child
+from handrail.transports.subprocess import Child
 from patience import PATIENCE
 from requirements import requirement
 from rigs import VERSION, HttpRig, Object, Rig, ordinary
@@ -92,7 +92,7 @@ async def test_any_ordinary_refusal_means_a_handshake(
 async def test_a_server_that_bears_no_questions_gets_a_handshake(
     open_rig: OpenRig, revision: str, transport: str, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.era.PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("handrail.client.negotiation.PROBE_SECONDS", 0.3)
     async with open_rig(script, revision, transport, revision="auto") as (client, heard):
         assert client.revision == revision
         assert (await client.call("echo", {"a": 1})).text == '{"a": 1}'
@@ -752,7 +752,7 @@ async def test_questions_without_end_are_an_error(open_rig: OpenRig, revision: s
 async def test_later_is_waited_for(
     open_rig: OpenRig, revision: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.remote.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("handrail.client.server_tools.FIRST_WAIT", 0.001)
     async with open_rig("says_later", revision, transport) as (client, heard):
         assert (await client.call("echo", {})).text == "ok"
         states = [each["params"].get("requestState") for each in heard.asked("tools/call")]
@@ -808,7 +808,7 @@ async def test_a_server_that_will_not_go_is_ended(
     open_rig: OpenRig, revision: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.client.targets.Child", partial(Child, grace=0.05))
-    monkeypatch.setattr("handrail.transports.child.TERM_SECONDS", 0.05)
+    monkeypatch.setattr("handrail.transports.subprocess.TERM_SECONDS", 0.05)
     async with open_rig("ignores_the_end", revision, transport) as (client, _):
         await client.tools()
         link = client.servers[next(iter(client.servers))].dialog.link

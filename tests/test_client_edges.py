@@ -29,8 +29,8 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
+from handrail.transports.base import Waiting
 from handrail.transports.inside import Inside
-from handrail.transports.link import Waiting
 from patience import PATIENCE
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary

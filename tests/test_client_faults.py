@@ -28,7 +28,7 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
-from handrail.transports.child import Child
+from handrail.transports.subprocess import Child
 from patience import PATIENCE, in_time
 from requirements import record_ran, requirement
 from rigs import VERSION, HttpRig, Object, Rig, command, ordinary
@@ -709,7 +709,7 @@ async def test_a_listener_that_fails_is_not_called_again_and_deafens_nobody(
 async def test_an_old_server_that_bears_no_probe_is_found(
     open_fault: OpenFault, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.era.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("handrail.client.negotiation.PROBE_SECONDS", 0.2)
 
     async def one(place: Place) -> None:
         async with within(PROMPTLY), open_fault(script, place, revision="auto") as (client, heard):
@@ -725,7 +725,7 @@ async def test_an_old_server_that_bears_no_probe_is_found(
 async def test_a_server_that_knows_neither_way_to_begin_is_given_up(
     open_fault: OpenFault, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.era.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("handrail.client.negotiation.PROBE_SECONDS", 0.2)
     clocks = Clocks(first=10, idle=10)
 
     async def one(place: Place) -> None:
@@ -759,7 +759,7 @@ async def test_over_http_a_probe_that_fails_says_nothing_about_the_era(
 async def test_a_new_server_that_refuses_the_handshake_before_it_answers_is_found(
     open_fault: OpenFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.era.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("handrail.client.negotiation.PROBE_SECONDS", 0.2)
 
     async def one(place: Place) -> None:
         async with open_fault("refuses_handshake_first", place, revision="auto") as (client, heard):
@@ -803,7 +803,7 @@ async def test_nobody_there_is_told_at_once(unused_tcp_port: int, ran: Callable[
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not end when asked to is not given the usual time."""
     monkeypatch.setitem(Child.__init__.__kwdefaults__, "grace", 0.2)  # type: ignore[arg-type]  # it has some
-    monkeypatch.setattr("handrail.transports.child.TERM_SECONDS", 0.2)
+    monkeypatch.setattr("handrail.transports.subprocess.TERM_SECONDS", 0.2)
 
 
 @requirement("P-14")

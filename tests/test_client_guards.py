@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from clients import R4, R5, OpenRig, open_rig
+from handrail.audit.format import verify
+from handrail.audit.log import open_trail
+from handrail.audit.reader import TrailFile
 from handrail.client import Client, Confirmation, allow
 from handrail.errors import ConfirmationRequired, Denied, InvalidResult, PeerError, Sent, TransportError, Unrecorded
-from handrail.guards.chain import verify
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.trail import open_trail
-from handrail.guards.trail_reading import TrailFile
 from requirements import requirement
 from rigs import Object, Rig, ordinary
 from rigs_client import destructive, is_call, never_answers, pulls_the_rug

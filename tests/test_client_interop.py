@@ -27,8 +27,8 @@ import pytest_asyncio
 from handrail.client import Client, Clocks, Elicitation, Log, Progress, Sampling, allow
 from handrail.errors import CallTimeout, ConfirmationRequired, RemoteProtocolError, Sent
 from handrail.model import EmbeddedResource, Image, ResourceLink
-from handrail.transports.child import Child
-from handrail.transports.web import Web
+from handrail.transports.http_client import Web
+from handrail.transports.subprocess import Child
 from patience import PATIENCE
 from requirements import record_ran, requirement
 

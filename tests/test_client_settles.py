@@ -253,7 +253,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def _no_pause_between_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has died several times is started again at once: the pause would use up the clocks."""
-    monkeypatch.setattr("handrail.client.dialog.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("handrail.client.connection.LONGEST_PAUSE", 0.01)
 
 
 @pytest.fixture(autouse=True)

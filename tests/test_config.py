@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from handrail import Server
+from handrail.approvals.queue import Approvals
+from handrail.audit.log import TrailSettings
 from handrail.config import NAME, Config, ConfigError, load, read
-from handrail.guards.approval import Approvals
 from handrail.guards.policy import Rule
 from handrail.guards.rates import Rates, ToolRate
-from handrail.guards.trail import TrailSettings
 from handrail.model import Principal
 from handrail.testing import Peer
 from requirements import requirement

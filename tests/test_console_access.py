@@ -16,12 +16,12 @@ from yarl import URL
 
 from cli_runs import handrail
 from handrail import Server
+from handrail.audit.format import TrailError
 from handrail.config import Console as Settings
-from handrail.console import Console, pages
+from handrail.console import Console, static_files as pages
 from handrail.console.access import ROLES, Access, Problem, new_code, token_in
 from handrail.console.routes import ROUTES, Route, find
 from handrail.engine.core import Limits
-from handrail.guards.chain import TrailError
 from patience import PATIENCE
 from requirements import requirement
 from rigs_console import Refused, Rig, consoled

@@ -13,17 +13,17 @@ from hypothesis import given, strategies as st
 
 from cli_runs import handrail
 from handrail import Server, ToolResult
-from handrail.console import Console, approving, streaming
+from handrail.approvals.edits import unmasked
+from handrail.approvals.grants import meets, narrow
+from handrail.approvals.queue import ApprovalError, Approvals
+from handrail.console import Console, approvals as approving, events as streaming
 from handrail.console.access import Session
 from handrail.errors import RemoteProtocolError
-from handrail.guards.approval import ApprovalError, Approvals
-from handrail.guards.editing import unmasked
-from handrail.guards.grants import meets, narrow
-from handrail.guards.inert import MASK, mask_secrets
 from handrail.guards.limits import ANONYMOUS
 from handrail.guards.policy import Policy, Rule
 from handrail.model import Principal
 from handrail.testing import Peer
+from handrail.text.controls import MASK, mask_secrets
 from patience import PATIENCE
 from requirements import requirement
 from rigs_console import Object, Page, Refused, Rig, consoled

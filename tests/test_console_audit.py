@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from handrail import Server, ToolError
-from handrail.console import auditing
-from handrail.guards import trail_reading
-from handrail.guards.chain import verify
-from handrail.guards.trail import TrailSettings, open_trail
-from handrail.guards.trail_reading import TrailFile
+from handrail.audit import reader as trail_reading
+from handrail.audit.format import verify
+from handrail.audit.log import TrailSettings, open_trail
+from handrail.audit.reader import TrailFile
+from handrail.console import audit as auditing
 from handrail.testing import Peer
 from requirements import requirement
 from rigs_console import Object, Page, Refused, Rig, consoled

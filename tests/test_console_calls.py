@@ -18,16 +18,16 @@ import pytest
 
 from cli_runs import COMMAND, environment
 from handrail import Call, Client, Server, ToolError
-from handrail.console import Console, streaming, tools
-from handrail.engine import watching
+from handrail.approvals.queue import Approvals
+from handrail.console import Console, events as streaming, tools
 from handrail.engine.core import Limits
-from handrail.engine.minutes import Minutes, p95
-from handrail.engine.watching import Feed
-from handrail.guards.approval import Approvals
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.rules import Rule
 from handrail.model import Principal
+from handrail.observe import activity as watching
+from handrail.observe.activity import Feed
+from handrail.observe.per_minute import Minutes, p95
 from handrail.stores import Put
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.guards.inert import inert
+from handrail.text.controls import inert
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = ROOT / "web" / "src" / "hidden.ts"

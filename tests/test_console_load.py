@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from handrail import Server
-from handrail.engine.dispatch import Conversation
+from handrail.engine.dispatcher import Conversation
 from handrail.model import Principal
 from handrail.testing import Peer
 from patience import PATIENCE

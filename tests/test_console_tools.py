@@ -13,8 +13,8 @@ import pytest
 
 from handrail import Server
 from handrail.errors import SchemaError, TransportError
-from handrail.guards.lock import Locked, lock_text
-from handrail.guards.pins import definition
+from handrail.guards.fingerprint import definition
+from handrail.guards.lockfile import Locked, lock_text
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize

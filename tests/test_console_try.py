@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from handrail import Audio, Call, EmbeddedResource, Image, ResourceLink, Server, Text, ToolError, ToolResult
-from handrail.console import shown, trying
-from handrail.guards.approval import Approvals
-from handrail.guards.inert import MASK
+from handrail.approvals.queue import Approvals
+from handrail.console import playground as trying, redact as shown
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.sanitize import Sanitize
 from handrail.revisions import REVISIONS
 from handrail.stores import StoreError
 from handrail.stores.memory import MemoryStore
+from handrail.text.controls import MASK
 from requirements import requirement
 from rigs_console import Object, Page, Refused, Rig, consoled
 

@@ -16,7 +16,7 @@ import pytest
 from authorization_server import Home
 from faults import put_away
 from handrail.errors import AuthorizationError
-from handrail.oauth.agent import OAuth
+from handrail.oauth.client import OAuth
 from handrail.oauth.credentials import FileCredentials, MemoryCredentials
 from handrail.oauth.flow import Grant, Registered, Token
 from patience import PATIENCE
@@ -235,7 +235,7 @@ async def home() -> AsyncIterator[Home]:
 
 PROCESS = """
 import asyncio, logging, sys
-from handrail.oauth.agent import OAuth
+from handrail.oauth.client import OAuth
 logging.basicConfig(level="DEBUG", format="%(message)s")
 url, folder, now = sys.argv[1:]
 print(asyncio.run(OAuth(folder=folder, clock=lambda: float(now)).headers(url)))

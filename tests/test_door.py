@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 
 from handrail import Server
-from handrail.engine.door_book import DoorBook
-from handrail.guards.chain import verify
+from handrail.audit.format import verify
+from handrail.audit.reader import TrailFile
+from handrail.engine.rejections import DoorBook
 from handrail.guards.identity import ApiKeys
-from handrail.guards.trail_reading import TrailFile
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import OPEN, Client, Desk, fetch, served

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from handrail.client.entries import MAX_BYTES, Entry, EntryError, known_files, load, parse, read_entries
-from handrail.client.state import Consents, State, StateError, state_folder, write_file
+from handrail.client.mcp_config import MAX_BYTES, Entry, EntryError, known_files, load, parse, read_entries
+from handrail.client.state_dir import Consents, State, StateError, state_folder, write_file
 from requirements import requirement
 
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")

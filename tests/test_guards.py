@@ -18,12 +18,12 @@ from hypothesis import given, settings, strategies as st
 from msgspec import to_builtins
 
 from handrail import Principal, Server
-from handrail.guards.chain import verify
-from handrail.guards.pins import fingerprint
+from handrail.audit.format import verify
+from handrail.audit.log import Record, Then
+from handrail.audit.reader import TrailFile
+from handrail.guards.fingerprint import fingerprint
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates
-from handrail.guards.trail import Record, Then
-from handrail.guards.trail_reading import TrailFile
 from handrail.metrics import MAX_APART
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from handrail import Call, Principal, Server, ToolResult
+from handrail.approvals.queue import Approvals
+from handrail.audit.reader import TrailFile
 from handrail.errors import RemoteProtocolError
-from handrail.guards.approval import Approvals
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitizer
-from handrail.guards.trail_reading import TrailFile
 from handrail.model import Text
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer

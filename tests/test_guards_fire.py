@@ -23,11 +23,11 @@ import pytest
 
 from clients import ALL, R1, R2, R3, R4, R5, P
 from faults import call, opening, until
-from handrail.guards.approval import ApprovalError, Approvals, Desk
-from handrail.guards.chain import verify
+from handrail.approvals.queue import ApprovalError, Approvals, Desk
+from handrail.audit.format import verify
+from handrail.audit.log import open_trail
+from handrail.audit.reader import TrailFile
 from handrail.guards.identity import ApiKeys
-from handrail.guards.trail import open_trail
-from handrail.guards.trail_reading import TrailFile
 from handrail.stores.sqlite import SqliteStore
 from patience import PATIENCE, SOAK, in_time
 from requirements import requirement

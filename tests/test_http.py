@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 
 from handrail import Call, Limits
-from handrail.engine.dispatch import Conversation
+from handrail.engine.dispatcher import Conversation
 from handrail.stores.memory import MemoryStore
-from handrail.transports.exchange import Exchange
+from handrail.transports.http.post import Exchange
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import (
@@ -449,7 +449,7 @@ async def test_an_answer_may_reach_another_endpoint_than_the_question_left(revis
 async def test_an_endpoint_that_heard_too_late_listens_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("handrail.transports.asgi.HEAR_AGAIN_SECONDS", 0)
+    monkeypatch.setattr("handrail.transports.http.endpoint.HEAR_AGAIN_SECONDS", 0)
     listening: asyncio.Queue[str] = asyncio.Queue()
 
     class Watched(MemoryStore):
@@ -895,7 +895,7 @@ async def test_a_question_of_2026_07_28_is_an_answer_not_a_request(modern: Clien
 async def test_streams_are_not_to_be_buffered_and_say_now_and_then_that_they_live(
     modern: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.response.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.transports.http.response.KEEP_ALIVE_SECONDS", 0.01)
     mark = fresh()
     for message in (
         modern.call("call", "held", {"mark": mark}, progressToken=mark),
@@ -916,8 +916,8 @@ async def test_streams_are_not_to_be_buffered_and_say_now_and_then_that_they_liv
 async def test_a_call_that_is_quiet_for_long_becomes_a_stream_that_says_it_lives(
     client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.response.KEEP_ALIVE_SECONDS", 0.01)
-    monkeypatch.setattr("handrail.transports.exchange.QUIET_SECONDS", 0.06)
+    monkeypatch.setattr("handrail.transports.http.response.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.transports.http.post.QUIET_SECONDS", 0.06)
     mark = fresh()
     reply = await client.post(client.call(1, "held", {"mark": mark}))
     assert reply.is_stream and not desk.ended[mark].is_set()
@@ -934,8 +934,8 @@ async def test_a_call_that_is_quiet_for_long_becomes_a_stream_that_says_it_lives
 async def test_a_quiet_call_stays_json_for_whoever_takes_nothing_else(
     client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.response.KEEP_ALIVE_SECONDS", 0.01)
-    monkeypatch.setattr("handrail.transports.exchange.QUIET_SECONDS", 0.06)
+    monkeypatch.setattr("handrail.transports.http.response.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.transports.http.post.QUIET_SECONDS", 0.06)
     mark, beside = fresh(), fresh()
     asking = asyncio.create_task(client.post(client.call(1, "held", {"mark": mark}), Accept="application/json"))
     await desk.wait(desk.begun[mark])
@@ -1446,7 +1446,7 @@ async def test_too_many_streams_are_refused_and_those_that_are_open_stay(
     first = await client.get()
     events = first.events()
     await anext(events)
-    monkeypatch.setattr("handrail.transports.listening.MAX_STREAMS", len(desk.endpoint.open))
+    monkeypatch.setattr("handrail.transports.http.streams.MAX_STREAMS", len(desk.endpoint.open))
     reply = await client.get()
     assert reply.status == 503 and reply.headers["retry-after"].isdigit()
     desk.grow(fresh("tool"))

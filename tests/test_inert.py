@@ -11,9 +11,9 @@ import unicodedata
 import pytest
 from hypothesis import given, strategies as st
 
-from handrail.guards import inert as module
-from handrail.guards.inert import MASK, inert, is_secret, mask, mask_secrets, mask_words, one_line
 from handrail.model import Object
+from handrail.text import controls as module
+from handrail.text.controls import MASK, inert, is_secret, mask, mask_secrets, mask_words, one_line
 from requirements import requirement
 
 CONTROLS = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")

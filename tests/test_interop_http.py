@@ -31,7 +31,7 @@ from starlette.responses import PlainTextResponse
 import subject
 import test_interop as stdio
 from handrail import Call, Server
-from handrail.transports.asgi import Endpoint
+from handrail.transports.http.endpoint import Endpoint
 from patience import PATIENCE
 from requirements import requirement
 from test_interop import (

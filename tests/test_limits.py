@@ -24,7 +24,7 @@ from handrail import Server
 from handrail.errors import Kind
 from handrail.guards.limits import Limiter, MemoryLimiter, Taken, Throttled, network
 from handrail.guards.rates import Rate, Rates, ToolRate
-from handrail.guards.shared_limits import StoreLimiter
+from handrail.guards.store_limits import StoreLimiter
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore

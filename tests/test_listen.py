@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from faults import gone, put_away, rounds, until
-from handrail.transports.cycle import Cycle
-from handrail.transports.listen import Address, HttpLimits
+from handrail.transports.http1.listen import Address, HttpLimits
+from handrail.transports.http1.request import Cycle
 from patience import PATIENCE, in_time
 from requirements import requirement
 from servers_listen import App, listening

@@ -16,9 +16,9 @@ import pytest
 
 from cli_runs import COMMAND, Terminal, handrail
 from handrail import Call, Client, Principal, Server, ToolError
+from handrail.audit.reader import TrailFile
 from handrail.errors import PeerError
 from handrail.guards.identity import ApiKeys
-from handrail.guards.trail_reading import TrailFile
 from handrail.testing import Peer
 from requirements import requirement
 from servers_http import Client as ClientOverHttp, closed as closed, fetch, served

@@ -25,14 +25,14 @@ from pydantic.alias_generators import to_camel
 
 import handrail
 from handrail import Call, Client, Clocks, Form, Limits, Principal, SchemaError, Server, ToolError
+from handrail.approvals.queue import Approvals
 from handrail.client import OAuth
 from handrail.errors import CallFailed, InvalidResult, LocalProtocolError
-from handrail.guards.approval import Approvals
 from handrail.guards.identity import ApiKeys
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize
-from handrail.oauth.verify import Introspection, JwtVerifier
+from handrail.oauth.resource_server import Introspection, JwtVerifier
 from handrail.testing import Peer
 from requirements import requirement
 
@@ -368,8 +368,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Object]] = {
     "handrail.guards.rates.Rates": (Rates, {}),
     "handrail.guards.sanitize.Sanitize": (Sanitize, {}),
     "handrail.guards.identity.ApiKeys": (ApiKeys, {"keys": {}}),
-    "handrail.oauth.verify.JwtVerifier": (JwtVerifier, {"issuer": "https://id.example", "audience": "a", "keys": {}}),
-    "handrail.oauth.verify.Introspection": (
+    "handrail.oauth.resource_server.JwtVerifier": (
+        JwtVerifier,
+        {"issuer": "https://id.example", "audience": "a", "keys": {}},
+    ),
+    "handrail.oauth.resource_server.Introspection": (
         Introspection,
         {
             "url": "https://id.example/ask",
@@ -396,12 +399,12 @@ MODULES = {
     "handrail.testing": None,
     "handrail.guards.policy": ["Policy", "Rule"],
     "handrail.guards.sanitize": ["Sanitize", "ToolSanitize"],
-    "handrail.guards.approval": ["Approvals"],
+    "handrail.approvals.queue": ["Approvals"],
     "handrail.guards.rates": ["Rates", "ToolRate", "Rate"],
     "handrail.guards.identity": ["ApiKeys"],
-    "handrail.guards.trail": ["TrailSettings"],
-    "handrail.guards.webhook": ["Webhook"],
-    "handrail.oauth.verify": None,
+    "handrail.audit.log": ["TrailSettings"],
+    "handrail.approvals.webhook": ["Webhook"],
+    "handrail.oauth.resource_server": None,
 }
 COLLECTIONS = (list, set, frozenset, tuple, dict, abc.Iterable, abc.Collection, abc.Sequence, abc.Set, abc.Mapping)
 
@@ -438,9 +441,14 @@ def collections_in(thing: Callable[..., Any]) -> list[str]:
     function = getattr(thing, "__init__") if inspect.isclass(thing) else thing  # noqa: B009  # which types do not allow
     struct = inspect.isclass(thing) and hasattr(thing, "__struct_fields__")
     spaces = {**vars(typing), **vars(abc), **vars(handrail), "Path": Path}
-    for module in ("handrail.guards.trail", "handrail.stores", "handrail.transports.asgi", "handrail.transports.http"):
+    for module in (
+        "handrail.audit.log",
+        "handrail.stores",
+        "handrail.transports.http.endpoint",
+        "handrail.transports.http.serve",
+    ):
         spaces |= vars(importlib.import_module(module))
-    for module in ("handrail.guards.policy", "handrail.guards.approval", "handrail.client.blocking"):
+    for module in ("handrail.guards.policy", "handrail.approvals.queue", "handrail.client.blocking"):
         spaces |= vars(importlib.import_module(module))
     hints = get_type_hints(thing if struct else function, localns=spaces, include_extras=True)
     found: list[str] = []

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from handrail import Call, Limits
-from handrail.engine.dispatch import Conversation
+from handrail.engine.dispatcher import Conversation
 from handrail.guards.identity import ApiKeys
 from handrail.stores.sqlite import SqliteStore
-from handrail.transports.exchange import Exchange
+from handrail.transports.http.post import Exchange
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import Client, Desk, closed, data, methods, rest, served, take, until
@@ -40,7 +40,7 @@ def of(*revisions: str) -> pytest.MarkDecorator:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pending stays so, also on a machine that has much to do."""
-    monkeypatch.setattr("handrail.transports.asgi.WATCH_SECONDS", PATIENCE)
+    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_SECONDS", PATIENCE)
 
 
 class Visitor(Client):
@@ -275,7 +275,7 @@ async def test_a_stream_that_began_when_the_call_was_pending_can_be_come_back_fo
 async def test_whoever_goes_while_a_call_is_pending_stops_it_only_without_a_session(
     revision: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.asgi.WATCH_SECONDS", 0.3)
+    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_SECONDS", 0.3)
     ran(revision, "http")
     desk = Desk()
     async with opened(desk, revision) as client:

@@ -17,14 +17,14 @@ from msgspec import UNSET, convert
 from clients import ALL, R1, R2, R3, R4, R5, OpenRig, P, open_rig
 from handrail.client import Client, Confirmation, ListedTool
 from handrail.errors import ConfirmationRequired, Denied, Sent
-from handrail.guards.changes import Change, changes, difference, kinds
-from handrail.guards.inert import inert
-from handrail.guards.lock import Locked, LockError, lock_text, read_lock
-from handrail.guards.look_alikes import look_alikes, looks
-from handrail.guards.pins import comparable, definition, fingerprint
+from handrail.guards.fingerprint import comparable, definition, fingerprint
+from handrail.guards.lockfile import Locked, LockError, lock_text, read_lock
+from handrail.guards.tool_diff import Change, changes, difference, kinds
 from handrail.model import Tool
 from handrail.revisions import REVISIONS
 from handrail.schema.compile import compile_schema
+from handrail.text.confusables import look_alikes, looks
+from handrail.text.controls import inert
 from patience import PATIENCE
 from requirements import requirement
 from rigs import Object, Rig, ordinary

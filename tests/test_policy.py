@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from msgspec import convert
 
-from handrail.guards.doubts import Known, settings_that_meet_nothing
+from handrail.guards.config_lint import Known, settings_that_meet_nothing
 from handrail.guards.policy import KEPT_PLANS, Decision, Facts, Policy, Rule, Verdict
 from handrail.guards.predicates import Predicate
 from handrail.guards.rates import Rates, ToolRate

@@ -15,11 +15,11 @@ import pytest
 
 from clients import ALL, R4, R5
 from handrail import Call, Server, ToolError
+from handrail.approvals.queue import Approval, Approvals
+from handrail.audit.reader import TrailFile
 from handrail.engine import preview as previews
 from handrail.errors import RemoteProtocolError, SchemaError
-from handrail.guards.approval import Approval, Approvals
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.trail_reading import TrailFile
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from requirements import requirement

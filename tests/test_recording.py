@@ -15,12 +15,12 @@ import pytest
 from msgspec import to_builtins
 
 from handrail import Call, Server
-from handrail.engine import flight
-from handrail.guards.approval import Approval, Approvals
+from handrail.approvals.queue import Approval, Approvals
+from handrail.audit.log import Record, Then, Trail, TrailError, open_trail
+from handrail.audit.reader import TrailFile
+from handrail.engine import inflight as flight
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
-from handrail.guards.trail import Record, Then, Trail, TrailError, open_trail
-from handrail.guards.trail_reading import TrailFile
 from handrail.model import Object, Principal
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore

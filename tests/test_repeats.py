@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings, strategies as st
 
-from handrail.protocol.http import Headers
-from handrail.transports import acceptor
-from handrail.transports.cycle import Cycle
-from handrail.transports.guarded import Guarded
-from handrail.transports.heads import Head as KnownHead
+from handrail.protocol.http_rules import Headers
+from handrail.transports.http1 import server as acceptor
+from handrail.transports.http1.connection import Guarded
+from handrail.transports.http1.head_cache import Head as KnownHead
+from handrail.transports.http1.request import Cycle
 from servers_http import until
 from servers_listen import listening
 

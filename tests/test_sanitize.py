@@ -19,8 +19,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 import seeds_data
-from handrail.guards import secrets
-from handrail.guards.inert import MASK, mask
 from handrail.guards.sanitize import (
     Blocked,
     Finding,
@@ -32,6 +30,8 @@ from handrail.guards.sanitize import (
 )
 from handrail.jsonrpc import encode
 from handrail.model import UNSET, Audio, Block, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult
+from handrail.text import secrets
+from handrail.text.controls import MASK, mask
 from requirements import requirement
 from subject import PNG, WAV
 

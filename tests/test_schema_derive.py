@@ -44,7 +44,7 @@ from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import UNSET, Audio, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import Signature, derive, form_for
-from handrail.schema.plain import plain
+from handrail.schema.jsonable import plain
 from requirements import requirement
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from handrail import Server
-from handrail.guards.approval import Approvals
+from handrail.approvals.queue import Approvals
 from handrail.guards.policy import Policy
 from handrail.model import Object
 from handrail.testing import Peer

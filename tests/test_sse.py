@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from handrail.errors import Refused
 from handrail.jsonrpc import Request
-from handrail.protocol.http import check_mirrors, check_parameters, mirror, mirrors
+from handrail.protocol.http_rules import check_mirrors, check_parameters, mirror, mirrors
 from handrail.protocol.sse import KEEP_ALIVE, Event, EventReader, event
 from requirements import requirement
 

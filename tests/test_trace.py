@@ -20,8 +20,8 @@ from handrail import Call, Limits, Server, Text, ToolError, ToolResult
 from handrail.protocol.trace import Trace, read
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
-from handrail.transports.asgi import Endpoint
-from handrail.transports.response import Receive, Scope, Send
+from handrail.transports.http.endpoint import Endpoint
+from handrail.transports.http.response import Receive, Scope, Send
 from patience import PATIENCE
 from servers_http import Client, closed as closed, fetch, served, until
 

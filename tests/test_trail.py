@@ -24,10 +24,10 @@ from hypothesis import given, strategies as st
 from msgspec import ValidationError, convert
 
 from cli_runs import Terminal, handrail
-from handrail.guards import trail as trails
-from handrail.guards.chain import BEGINNING, ORIGIN, Flaw, Link, Verdict, frame, link_of, records_in, verify
-from handrail.guards.trail import RESERVED_MEGABYTES, Trail, TrailError, TrailSettings, open_trail
-from handrail.guards.trail_reading import TrailFile
+from handrail.audit import log as trails
+from handrail.audit.format import BEGINNING, ORIGIN, Flaw, Link, Verdict, frame, link_of, records_in, verify
+from handrail.audit.log import RESERVED_MEGABYTES, Trail, TrailError, TrailSettings, open_trail
+from handrail.audit.reader import TrailFile
 from handrail.model import Object
 from handrail.stores import Delete, Put, StoreError
 from handrail.stores.database import MIGRATIONS
@@ -815,7 +815,7 @@ async def test_records_written_together_are_read_one_by_one_from_any_place(path:
 
 WRITE = """
 import asyncio, sys
-from handrail.guards.trail import TrailSettings, open_trail
+from handrail.audit.log import TrailSettings, open_trail
 async def main():
     path, name, n = sys.argv[1:]
     print("ready", flush=True)

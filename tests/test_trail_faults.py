@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from faults import HERE
-from handrail.guards.chain import verify
-from handrail.guards.trail_reading import TrailFile
+from handrail.audit.format import verify
+from handrail.audit.reader import TrailFile
 from patience import SOAK
 from requirements import requirement
 

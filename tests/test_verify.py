@@ -21,8 +21,8 @@ from joserfc.jws import JWSRegistry
 
 from handrail.guards.identity import Verifier
 from handrail.model import Object, Principal
-from handrail.oauth import verify as verify_module
-from handrail.oauth.verify import Introspection, JwtVerifier
+from handrail.oauth import resource_server as verify_module
+from handrail.oauth.resource_server import Introspection, JwtVerifier
 from patience import PATIENCE
 from requirements import requirement
 

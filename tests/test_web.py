@@ -27,12 +27,12 @@ import pytest
 from handrail import Server
 from handrail.client import Client, Clocks
 from handrail.errors import AuthorizationError, HttpRefused, Sent, TransportError
-from handrail.protocol.http import mirrors
+from handrail.protocol.http_rules import mirrors
 from handrail.protocol.sse import Event
 from handrail.revisions import REVISIONS
-from handrail.transports import stream as streams, web
-from handrail.transports.stream import EventStream
-from handrail.transports.web import Web
+from handrail.transports import http_body as streams, http_client as web
+from handrail.transports.http_body import EventStream
+from handrail.transports.http_client import Web
 from patience import PATIENCE
 from requirements import requirement
 from rigs_web import (
@@ -146,12 +146,12 @@ async def test_a_request_is_one_post_with_the_headers_it_needs(ran: Ran) -> None
 
 def test_without_aiohttp_one_sentence_says_what_to_install() -> None:
     code = (
-        "import sys\nsys.modules['aiohttp'] = None\nfrom handrail.transports.web import Web\n"
+        "import sys\nsys.modules['aiohttp'] = None\nfrom handrail.transports.http_client import Web\n"
         "try:\n    Web('http://a/')\nexcept ModuleNotFoundError as problem:\n    print(problem)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "python -m pip install 'uvicorn" in run.stdout
-    code = "import sys, handrail.transports.web\nprint('aiohttp' in sys.modules)"
+    code = "import sys, handrail.transports.http_client\nprint('aiohttp' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert run.stdout == "False\n"
 

@@ -20,10 +20,10 @@ import pytest
 from cli_runs import handrail
 from clients import R1, R4, R5
 from handrail import Principal, Server
+from handrail.approvals import webhook
+from handrail.approvals.queue import Approvals, Asked, Desk
+from handrail.approvals.webhook import Sender, Webhook
 from handrail.config import ConfigError, read
-from handrail.guards import webhook
-from handrail.guards.approval import Approvals, Asked, Desk
-from handrail.guards.webhook import Sender, Webhook
 from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore

@@ -18,8 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from handrail.audit.log import Trail, TrailSettings, open_trail
 from handrail.errors import HandrailError
-from handrail.guards.trail import Trail, TrailSettings, open_trail
 
 WORKERS = 16
 

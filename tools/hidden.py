@@ -1,4 +1,4 @@
-"""Write web/src/hidden.ts: the characters that act or hide, as guards/inert.py knows them, for the console's page.
+"""Write web/src/hidden.ts: the characters that act or hide, as text/controls.py knows them, for the console's page.
 
 python tools/hidden.py            writes the file
 python tools/hidden.py --check    says whether it is what it should be
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from handrail.guards import inert
+from handrail.text import controls as inert
 
 FILE = Path(__file__).parents[1] / "web" / "src" / "hidden.ts"
 
@@ -24,7 +24,7 @@ def text() -> str:
     first = inert._first(True).pattern
     each = f"{inert._NEEDLESS}|(?:(?![{inert._NEEDED}]){first})+"
     return (
-        "// Made by tools/hidden.py from src/handrail/guards/inert.py. Do not edit.\n\n"
+        "// Made by tools/hidden.py from src/handrail/text/controls.py. Do not edit.\n\n"
         "/** Finds whether a text has anything that acts or hides. */\n"
         f"export const FIRST = /{script(first)}/u;\n\n"
         "/** Finds each run of it; emoji and spelling keep what they need. */\n"
@@ -36,7 +36,7 @@ def main() -> int:
     if "--check" not in sys.argv:
         FILE.write_text(text(), encoding="utf-8")
     elif FILE.read_text(encoding="utf-8") != text():
-        print(f"{FILE.name} is not what guards/inert.py says: run python tools/hidden.py")
+        print(f"{FILE.name} is not what text/controls.py says: run python tools/hidden.py")
         return 1
     return 0
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handrail.client.client import Client
-    from handrail.client.flight import Clocks
-    from handrail.engine.ask import Answer, Form, Roots, Sample, Url
+    from handrail.client.inflight import Clocks
     from handrail.engine.call import Call
     from handrail.engine.core import Limits
+    from handrail.engine.input_requests import Answer, Form, Roots, Sample, Url
     from handrail.errors import HandrailError, Kind, Refused, RemoteProtocolError, SchemaError, ToolError
     from handrail.model import (
         Audio,
@@ -34,8 +34,15 @@ __all__ += ["Server", "Url"]
 __all__ += ["Audio", "EmbeddedResource", "Image", "ResourceLink", "Text", "Tool", "ToolResult"]
 __all__ += ["HandrailError", "Kind", "Refused", "RemoteProtocolError", "SchemaError", "ToolError"]
 
-_HOMES = ("errors", "model", "engine.ask", "engine.call", "engine.core", "server")  # each loads those before it anyway
-_CLIENT = {"Client": ("client.client",), "Clocks": ("client.flight",)}
+_HOMES = (
+    "errors",
+    "model",
+    "engine.input_requests",
+    "engine.call",
+    "engine.core",
+    "server",
+)  # each loads those before it anyway
+_CLIENT = {"Client": ("client.client",), "Clocks": ("client.inflight",)}
 
 
 def __getattr__(name: str) -> Any:

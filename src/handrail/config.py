@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import fields, replace
 
-from handrail.engine.gate import FILES_READ, GuardOptions
+from handrail.approvals.queue import Approvals
+from handrail.audit.log import DATABASES, TrailSettings
+from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.errors import HandrailError
-from handrail.guards.approval import Approvals
 from handrail.guards.identity import ApiKeys, Verifier
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
 from handrail.guards.rules import Rule
 from handrail.guards.sanitize import Sanitize
-from handrail.guards.trail import DATABASES, TrailSettings
 from handrail.schema.explain import closest
 
 __all__ = ["Access", "Audit", "Config", "ConfigError", "Console", "Http", "Identities", "Repair", "load"]
@@ -78,7 +78,7 @@ class Http(_Section, frozen=True):
 
 
 def _check_address(where: str, text: str) -> None:
-    from handrail.transports.listen import Address  # and a good deal more, which stdio does without
+    from handrail.transports.http1.listen import Address  # and a good deal more, which stdio does without
 
     try:
         Address.parse(text)
@@ -132,7 +132,7 @@ class Identities(_Section, frozen=True):
                 raise ValueError(f"identities.{problem}") from None
         if not self.issuer:
             return None
-        from handrail.oauth.verify import JwtVerifier
+        from handrail.oauth.resource_server import JwtVerifier
 
         return JwtVerifier(issuer=self.issuer, audience=self.audience, jwks_url=self.jwks_url)
 

@@ -17,27 +17,27 @@ from msgspec.structs import replace
 from handrail.engine.call import Call
 from handrail.engine.catalog import HINTS, Entry, annotations_of, make_entry
 from handrail.engine.core import Engine, ServerOptions
-from handrail.engine.gate import FILES_READ, GuardOptions
+from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
-from handrail.engine.reading_on import read_more
+from handrail.engine.truncation import read_more
 from handrail.errors import SchemaError
-from handrail.guards.pins import source_of
+from handrail.guards.fingerprint import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.oauth.fetch import post
 from handrail.options import collection, expect, seconds, shown, texts
 from handrail.other_names import NOT_HERE, also_known_as
 from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
-from handrail.transports.lifetime import Ready, run_to_the_end
 from handrail.transports.memory import Channel
+from handrail.transports.process.supervisor import Ready, run_to_the_end
 from handrail.transports.stdio import Pipe, explain_terminal, private_descriptors, script, take_descriptors
 
 if TYPE_CHECKING:
-    from handrail.guards.approval import Desk
+    from handrail.approvals.queue import Desk
     from handrail.stores import Store
-    from handrail.transports.asgi import Endpoint, EndpointOptions
-    from handrail.transports.http import HttpOptions
+    from handrail.transports.http.endpoint import Endpoint, EndpointOptions
+    from handrail.transports.http.serve import HttpOptions
 
 __all__ = ["Server"]
 
@@ -281,7 +281,7 @@ class Server:
     def asgi(self, *, store: Store | None = None, **options: Unpack[EndpointOptions]) -> Endpoint:
         """The server as an ASGI application, to be served or mounted anywhere."""
         from handrail.stores.memory import MemoryStore
-        from handrail.transports.asgi import Endpoint, EndpointOptions
+        from handrail.transports.http.endpoint import Endpoint, EndpointOptions
 
         check_options("asgi", options, EndpointOptions.__annotations__)  # a misspelt `auth` would let everybody in
         return Endpoint(self.engine, MemoryStore if store is None else store, **options)
@@ -294,8 +294,8 @@ class Server:
         """
         _warn_of_unused_settings()
         if http is not None:
-            from handrail.transports.http import run_endpoint
-            from handrail.transports.listen import CannotListen
+            from handrail.transports.http.serve import run_endpoint
+            from handrail.transports.http1.listen import CannotListen
 
             try:
                 run_endpoint(self.engine, http, options)

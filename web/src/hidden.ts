@@ -1,4 +1,4 @@
-// Made by tools/hidden.py from src/handrail/guards/inert.py. Do not edit.
+// Made by tools/hidden.py from src/handrail/text/controls.py. Do not edit.
 
 /** Finds whether a text has anything that acts or hides. */
 export const FIRST = /[\u{0}-\u{8}\u{b}-\u{1f}\u{7f}-\u{9f}\u{ad}\u{34f}\u{61c}\u{115f}\u{1160}\u{17b4}\u{17b5}\u{180b}-\u{180f}\u{200b}-\u{200f}\u{202a}-\u{202e}\u{2060}-\u{206f}\u{3164}\u{d800}-\u{dfff}\u{fdd0}-\u{fdef}\u{fe00}-\u{fe0f}\u{feff}\u{ffa0}\u{fff0}-\u{fffb}\u{fffe}\u{ffff}\u{13430}-\u{1343f}\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{1fffe}-\u{1ffff}\u{2fffe}-\u{2ffff}\u{3fffe}-\u{effff}\u{ffffe}-\u{fffff}\u{10fffe}-\u{10ffff}\u{c}\u{2028}\u{2029}\u{e000}-\u{f8ff}\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}]/u;

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from handrail import __version__
-from handrail.cli.codes import Code, Usage, code_of
-from handrail.cli.verbs import parser
+from handrail.cli.exit_codes import Code, Usage, code_of
+from handrail.cli.parser import parser
 from handrail.errors import CallTimeout, HandrailError
 
 __all__ = ["main"]
 
 _MODULES = {"list": "tools", "show": "tools", "call": "tools", "inspect": "tools"}
-_MODULES |= {"config": "hosts", "install": "hosts", "check": "deciding", "explain": "deciding"}
+_MODULES |= {"config": "host_config", "install": "host_config", "explain": "check"}
 """Where the verbs are that have no module of their own."""
 
 
@@ -61,7 +61,7 @@ def _run(words: list[str]) -> int:
     if args.verb is None:
         root.print_help(sys.stderr)
         return Code.USAGE
-    from handrail.cli.screen import Screen, hear_logs  # not for a help text
+    from handrail.cli.terminal import Screen, hear_logs  # not for a help text
 
     if args.verb != "serve":
         hear_logs()
@@ -77,14 +77,14 @@ def _run(words: list[str]) -> int:
 
 def _complain(problem: BaseException, as_json: bool) -> int:
     from handrail.cli.lines import message
-    from handrail.guards.inert import continued
+    from handrail.text.controls import continued
 
     code = code_of(problem)
     if isinstance(problem, CallTimeout):
         problem.hint = "--timeout gives it longer"
     text = str(problem) or code.says
     if as_json:
-        from handrail.cli.screen import json_text
+        from handrail.cli.terminal import json_text
 
         told = {"error": {"code": int(code), "kind": code.name.lower(), "message": text}}
         print(json_text(told), file=sys.stderr)

@@ -14,18 +14,18 @@ from shutil import get_terminal_size
 
 from msgspec import to_builtins
 
-from handrail.cli.codes import Code, Usage
-from handrail.cli.forms import aside
-from handrail.cli.guarded import Guarded
-from handrail.cli.screen import Screen
-from handrail.cli.words import document, seconds
-from handrail.client.state import state_folder
-from handrail.guards.approval import Approval, ApprovalError, Desk
-from handrail.guards.inert import inert, one_line
+from handrail.approvals.queue import Approval, ApprovalError, Desk
+from handrail.audit.log import DATABASES, open_trail
+from handrail.cli.arguments import document, seconds
+from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.guarded_server import Guarded
+from handrail.cli.prompts import aside
+from handrail.cli.terminal import Screen
+from handrail.client.state_dir import state_folder
 from handrail.guards.limits import LOCAL
-from handrail.guards.trail import DATABASES, open_trail
 from handrail.model import Object
 from handrail.stores.sqlite import SqliteStore
+from handrail.text.controls import inert, one_line
 
 if sys.platform != "win32":
     import pwd

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from handrail.cli.codes import Code, Usage
-from handrail.cli.screen import Screen, json_text
-from handrail.cli.words import seconds
-from handrail.client.state import CALLS, state_folder
-from handrail.guards.chain import BEGINNING, verify
-from handrail.guards.inert import inert, mask_secrets, one_line
-from handrail.guards.trail_reading import TrailFile
+from handrail.audit.format import BEGINNING, verify
+from handrail.audit.reader import TrailFile
+from handrail.cli.arguments import seconds
+from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.terminal import Screen, json_text
+from handrail.client.state_dir import CALLS, state_folder
 from handrail.model import Json, Object
+from handrail.text.controls import inert, mask_secrets, one_line
 
 __all__ = ["run_audit"]
 
@@ -79,7 +79,7 @@ def _paths(args: Namespace) -> list[Path]:
     made = state / CALLS
     if not args.what or args.files:
         return [Path(each) for each in args.files] or [made]
-    from handrail.cli.guarded import Guarded  # which needs all of a server
+    from handrail.cli.guarded_server import Guarded  # which needs all of a server
 
     served = Guarded(args).config.audit_file(state)
     if args.what == "verify" and not args.head and made.exists():

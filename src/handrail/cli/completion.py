@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Action, ArgumentParser, Namespace, _SubParsersAction
 
-from handrail.cli.codes import Code
-from handrail.cli.screen import Screen
-from handrail.cli.verbs import parser
+from handrail.cli.exit_codes import Code
+from handrail.cli.parser import parser
+from handrail.cli.terminal import Screen
 
 __all__ = ["run_completion"]
 

@@ -7,9 +7,9 @@ from argparse import Namespace
 
 from msgspec.json import decode
 
-from handrail.cli.codes import Code, Usage
-from handrail.cli.guarded import Guarded
-from handrail.cli.screen import Screen
+from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.guarded_server import Guarded
+from handrail.cli.terminal import Screen
 from handrail.console.access import ROLES, Access, new_code
 
 __all__ = ["run_console"]

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from handrail.cli.codes import Code, code_of
-from handrail.cli.reach import client, target_of
-from handrail.cli.screen import Screen
-from handrail.client.entries import Entry, EntryError
+from handrail.cli.connect import client, target_of
+from handrail.cli.exit_codes import Code, code_of
+from handrail.cli.terminal import Screen
+from handrail.client.mcp_config import Entry, EntryError
 from handrail.errors import HandrailError, PeerError
-from handrail.guards.inert import one_line
+from handrail.text.controls import one_line
 
 __all__ = ["run_doctor"]
 

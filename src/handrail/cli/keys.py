@@ -6,8 +6,8 @@ import re
 from argparse import Namespace
 from secrets import token_urlsafe
 
-from handrail.cli.codes import Code, Usage
-from handrail.cli.screen import Screen, json_text
+from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.terminal import Screen, json_text
 from handrail.guards.identity import ApiKeys
 
 __all__ = ["run_keys"]

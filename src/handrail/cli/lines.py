@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from handrail.guards.inert import CONTINUES, continued
+from handrail.text.controls import CONTINUES, continued
 
 __all__ = ["message", "set_off"]
 

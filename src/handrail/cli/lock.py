@@ -8,16 +8,16 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from handrail.cli.codes import Code, Usage
-from handrail.cli.reach import client
-from handrail.cli.screen import Screen
-from handrail.client.state import write_file
-from handrail.guards.changes import Change, changes, difference, kinds
-from handrail.guards.inert import mask_words, one_line
-from handrail.guards.lock import Locked, lock_text, read_lock
-from handrail.guards.look_alikes import look_alikes
-from handrail.guards.pins import comparable, definition
+from handrail.cli.connect import client
+from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.terminal import Screen
+from handrail.client.state_dir import write_file
+from handrail.guards.fingerprint import comparable, definition
+from handrail.guards.lockfile import Locked, lock_text, read_lock
+from handrail.guards.tool_diff import Change, changes, difference, kinds
 from handrail.model import Object
+from handrail.text.confusables import look_alikes
+from handrail.text.controls import mask_words, one_line
 
 __all__ = ["run_lock"]
 

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from handrail.cli.codes import Usage
-from handrail.cli.source import Source
+from handrail.cli.exit_codes import Usage
+from handrail.cli.load_server import Source
 from handrail.engine.call import Call
 from handrail.engine.pipeline import Handler
 from handrail.model import Tool, ToolResult

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from handrail.cli.codes import Code, Usage
-from handrail.cli.guarded import Guarded
+from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.guarded_server import Guarded
+from handrail.cli.load_server import Source
 from handrail.cli.reload import follow
-from handrail.cli.screen import Screen
-from handrail.cli.source import Source
+from handrail.cli.terminal import Screen
 from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError
-from handrail.guards.inert import inert
 from handrail.server import Server
-from handrail.transports.http import HttpOptions, run_endpoint
+from handrail.text.controls import inert
+from handrail.transports.http.serve import HttpOptions, run_endpoint
 from handrail.transports.stdio import explain_terminal
 
 if TYPE_CHECKING:

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from msgspec import MsgspecError, Struct, json as msgspec_json
 
-from handrail.cli.codes import Code, code_of
-from handrail.cli.reach import agreed, changed_lines, client
-from handrail.cli.screen import Screen, json_text
-from handrail.cli.words import arguments, document, unknown_tool
-from handrail.client.listing import ListedTool, Tools
+from handrail.cli.arguments import arguments, document, unknown_tool
+from handrail.cli.connect import agreed, changed_lines, client
+from handrail.cli.exit_codes import Code, code_of
+from handrail.cli.terminal import Screen, json_text
 from handrail.client.results import CallResult
 from handrail.client.signature import describe
-from handrail.client.state import CALLS, state_folder
+from handrail.client.state_dir import CALLS, state_folder
+from handrail.client.tools import ListedTool, Tools
 from handrail.errors import PeerError
-from handrail.guards.inert import inert, mask, mask_secrets, one_line
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
+from handrail.text.controls import inert, mask, mask_secrets, one_line
 
 __all__ = ["run_call", "run_inspect", "run_list", "run_show"]
 

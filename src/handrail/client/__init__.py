@@ -9,21 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handrail.client.answers import Elicitation, Sampling
     from handrail.client.blocking import BlockingClient
     from handrail.client.client import Client
     from handrail.client.consent import Confirmation, allow
-    from handrail.client.entries import Entry
-    from handrail.client.flight import Clocks, Log, Progress
-    from handrail.client.listing import ListedTool, Tools
+    from handrail.client.inflight import Clocks, Log, Progress
+    from handrail.client.input_handlers import Elicitation, Sampling
+    from handrail.client.mcp_config import Entry
     from handrail.client.results import CallResult
-    from handrail.oauth.agent import OAuth, open_browser
+    from handrail.client.tools import ListedTool, Tools
+    from handrail.oauth.client import OAuth, open_browser
 
 __all__ = ["BlockingClient", "CallResult", "Client", "Clocks", "Confirmation", "Elicitation", "Entry", "ListedTool"]
 __all__ += ["Log", "OAuth", "Progress", "Sampling", "Tools", "allow", "open_browser"]
 
-_HOMES = tuple(f"client.{each}" for each in "entries flight consent answers results client blocking".split())
-_HOMES += ("oauth.agent",)
+_HOMES = tuple(
+    f"client.{each}" for each in "mcp_config inflight consent input_handlers results client blocking".split()
+)
+_HOMES += ("oauth.client",)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,8 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar, overload
 
 from handrail.client.client import OTHER_NAMES, Client
-from handrail.client.listing import Tools
 from handrail.client.results import CallResult
+from handrail.client.tools import Tools
 from handrail.errors import Sent, TransportError
 from handrail.model import Object
 from handrail.other_names import also_known_as

@@ -17,30 +17,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
 from handrail import __version__
-from handrail.client.answers import Answers, Elicitation, Sampling
 from handrail.client.consent import Confirm
-from handrail.client.entries import Entry
-from handrail.client.flight import Clocks, Log, Progress
+from handrail.client.inflight import Clocks, Log, Progress
+from handrail.client.input_handlers import Answers, Elicitation, Sampling
 from handrail.client.known import Terms
-from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools
-from handrail.client.remote import Remote
+from handrail.client.mcp_config import Entry
 from handrail.client.results import CallResult
-from handrail.client.state import State
+from handrail.client.server_tools import Remote
+from handrail.client.state_dir import State
 from handrail.client.targets import Reach, Transport, targets
+from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.guards.inert import seen
-from handrail.guards.lock import read_lock
+from handrail.guards.lockfile import read_lock
 from handrail.model import Object
 from handrail.options import expect, mapping, shown
 from handrail.other_names import NOT_HERE, also_known_as
 from handrail.revisions.base import SERVER_INFO
 from handrail.schema.explain import closest
-from handrail.transports.web import Authorizer
+from handrail.text.controls import seen
+from handrail.transports.http_client import Authorizer
 
 if TYPE_CHECKING:
+    from handrail.audit.log import Trail
     from handrail.client.blocking import BlockingClient
     from handrail.guards.policy import Policy, Rule
-    from handrail.guards.trail import Trail
 
 log = logging.getLogger("handrail")
 

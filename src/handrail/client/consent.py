@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from handrail.client.listing import ListedTool
-from handrail.guards.changes import difference
+from handrail.client.tools import ListedTool
+from handrail.guards.tool_diff import difference
 from handrail.model import Object, Principal
 
 if TYPE_CHECKING:

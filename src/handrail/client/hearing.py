@@ -10,15 +10,15 @@ from typing import Protocol
 from msgspec import UNSET
 
 from handrail import jsonrpc
-from handrail.client.flight import Flight, Log, Progress, shown
+from handrail.client.inflight import Flight, Log, Progress, shown
 from handrail.errors import CallTimeout, PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.guards.inert import one_line
 from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode_answer, encode, read
 from handrail.model import Json, Object
 from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
 from handrail.revisions.base import SUBSCRIPTION
-from handrail.transports.link import Link, Waiting
+from handrail.text.controls import one_line
+from handrail.transports.base import Link, Waiting
 
 log = logging.getLogger("handrail")
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.json import encode
 
-from handrail.client.answers import Answers
+from handrail.client.connection import Dialog
 from handrail.client.consent import LOCAL, Confirm
-from handrail.client.dialog import Dialog
-from handrail.client.flight import Clocks, Log, after, until
-from handrail.client.listing import MAX_DESCRIPTION, ListedTool, Tools, hides
+from handrail.client.inflight import Clocks, Log, after, until
+from handrail.client.input_handlers import Answers
 from handrail.client.pins import LockedPins, Pins
-from handrail.client.state import State
+from handrail.client.state_dir import State
 from handrail.client.targets import Target
+from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools, hides
 from handrail.errors import InvalidResult, PeerError, RemoteProtocolError, SchemaError, Sent, TransportError
-from handrail.guards.lock import Locked
+from handrail.guards.lockfile import Locked
 from handrail.model import Json, Object
 from handrail.revisions import Revision
-from handrail.schema.plain import NotJson, plain
-from handrail.transports.link import Link
+from handrail.schema.jsonable import NotJson, plain
+from handrail.transports.base import Link
 
 if TYPE_CHECKING:
     from handrail.client.recording import Recorder

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 
-from handrail.client.listing import ListedTool
-from handrail.client.state import State
-from handrail.guards.inert import one_line
-from handrail.guards.lock import Locked
-from handrail.guards.pins import canonical, comparable, definition, fingerprint
+from handrail.client.state_dir import State
+from handrail.client.tools import ListedTool
+from handrail.guards.fingerprint import canonical, comparable, definition, fingerprint
+from handrail.guards.lockfile import Locked
 from handrail.model import Object
+from handrail.text.controls import one_line
 
 MAX_KEPT = 160_000  # characters of definitions, so that their file can always be read again
 

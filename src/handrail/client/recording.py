@@ -12,11 +12,11 @@ from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
 
-from handrail.client.remote import Calling
+from handrail.audit.format import TrailError, weighed
+from handrail.audit.log import Trail, open_trail
 from handrail.client.results import CallResult
+from handrail.client.server_tools import Calling
 from handrail.errors import HandrailError, Sent, Unrecorded
-from handrail.guards.chain import TrailError, weighed
-from handrail.guards.trail import Trail, open_trail
 from handrail.model import Object, Text
 
 log = logging.getLogger("handrail")

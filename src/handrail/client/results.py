@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeVar, cast
 from msgspec import UNSET, DecodeError, to_builtins
 from msgspec.json import decode
 
-from handrail.client.listing import ListedTool
+from handrail.client.tools import ListedTool
 from handrail.errors import CallFailed, InvalidResult, Refused
-from handrail.guards.inert import seen
 from handrail.jsonrpc import encode
 from handrail.model import REFUSED, RISK, SANITIZED, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.derive import reader_for
+from handrail.text.controls import seen
 
 T = TypeVar("T")
 Shape = Literal["anthropic", "openai", "text"]

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from handrail.guards.inert import inert, one_line
 from handrail.model import Json, Object
+from handrail.text.controls import inert, one_line
 
 __all__ = ["describe", "signature"]
 

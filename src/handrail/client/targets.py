@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from handrail.client.entries import Entry, EntryError, read_entries
+from handrail.client.mcp_config import Entry, EntryError, read_entries
 from handrail.errors import ConfirmationRequired, Denied
-from handrail.transports.child import Child
+from handrail.transports.base import Link
+from handrail.transports.http_client import Authorizer, Web
 from handrail.transports.inside import Inside
-from handrail.transports.link import Link
-from handrail.transports.web import Authorizer, Web
+from handrail.transports.subprocess import Child
 
 Transport = Literal["auto", "streamable", "sse"]
 

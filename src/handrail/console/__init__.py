@@ -23,25 +23,25 @@ from urllib.parse import parse_qsl, quote
 from msgspec import MsgspecError
 from msgspec.json import decode
 
+from handrail.audit.format import TrailError
 from handrail.config import Console as Settings
-from handrail.console import access, tools, trying
+from handrail.console import access, playground as trying, tools
 from handrail.console.access import CODE_SECONDS, Access, Download, Problem, Request, Session, cookie_name, new_code
+from handrail.console.events import Pulse
 from handrail.console.pins import pins
+from handrail.console.playground import Try
+from handrail.console.redact import Mask
 from handrail.console.routes import COMMANDS, find
-from handrail.console.shown import Mask
-from handrail.console.streaming import Pulse
-from handrail.console.trying import Try
-from handrail.guards.chain import TrailError
 from handrail.jsonrpc import encode
 from handrail.model import Object
-from handrail.protocol import http
-from handrail.protocol.http import Door, Headers
+from handrail.protocol import http_rules as http
+from handrail.protocol.http_rules import Door, Headers
 from handrail.revisions import Revision
 from handrail.server import Server
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
-from handrail.transports.listen import Address, HttpLimits
-from handrail.transports.response import Fields, Receive, Response, Scope, Send
+from handrail.transports.http.response import Fields, Receive, Response, Scope, Send
+from handrail.transports.http1.listen import Address, HttpLimits
 
 __all__ = ["Console"]
 
@@ -179,7 +179,7 @@ class Console:
             self.engine.catalog.watchers.add(watcher)
             stack.callback(self.engine.catalog.watchers.discard, watcher)
             if self._socket is not None:
-                from handrail.transports.acceptor import served
+                from handrail.transports.http1.server import served
 
                 serving = served(self, self._socket, limits=HttpLimits(), grace=GRACE_SECONDS)
                 await stack.enter_async_context(serving)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from handrail.config import ConsoleRole
 from handrail.jsonrpc import encode
 from handrail.model import Object
-from handrail.protocol.http import Headers
+from handrail.protocol.http_rules import Headers
 from handrail.stores import Put, Store
 
 __all__ = ["ROLES", "Access", "Download", "Problem", "Request", "Session", "new_code"]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from msgspec import MsgspecError
 from msgspec.json import decode
 
-from handrail.console import auditing
+from handrail.console import audit as auditing
 from handrail.console.access import Download, Problem, Request
 from handrail.engine.call import STAGES
 from handrail.engine.catalog import title_of
-from handrail.engine.seen import Line, Seen
-from handrail.guards.inert import one_line
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
+from handrail.observe.snapshot import Line, Seen
+from handrail.text.controls import one_line
 
 if TYPE_CHECKING:
     from handrail.console import Console

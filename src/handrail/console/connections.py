@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from handrail.engine.dispatch import Conversation
+from handrail.engine.dispatcher import Conversation
 from handrail.model import Object
 from handrail.protocol.connection import Connection
 

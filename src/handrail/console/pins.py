@@ -13,9 +13,9 @@ from msgspec import UNSET
 from msgspec.json import decode
 
 from handrail.engine.catalog import Entry
-from handrail.guards.changes import Change, changes
-from handrail.guards.lock import Locked, LockError, read_lock
-from handrail.guards.pins import comparable, definition, fingerprint
+from handrail.guards.fingerprint import comparable, definition, fingerprint
+from handrail.guards.lockfile import Locked, LockError, read_lock
+from handrail.guards.tool_diff import Change, changes
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.revisions import Revision

@@ -10,7 +10,16 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from handrail.console import approving, auditing, calls, pages, signing, streaming, tools, trying
+from handrail.console import (
+    approvals as approving,
+    audit as auditing,
+    calls,
+    events as streaming,
+    playground as trying,
+    sign_in as signing,
+    static_files as pages,
+    tools,
+)
 from handrail.console.access import Problem, Request
 from handrail.model import Object
 

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import decode
 
-from handrail.client.listing import MAX_DESCRIPTION, safe_icons
 from handrail.client.signature import signature
+from handrail.client.tools import MAX_DESCRIPTION, safe_icons
 from handrail.console.access import Download, Problem, Request
 from handrail.console.pins import Pins, keeping, pins
 from handrail.engine.catalog import Entry, title_of
-from handrail.engine.dispatch import Conversation
-from handrail.engine.minutes import Tally
+from handrail.engine.dispatcher import Conversation
 from handrail.errors import PeerError
-from handrail.guards.inert import inert, texts_in
+from handrail.guards.fingerprint import definition
 from handrail.guards.limits import ANONYMOUS, LOCAL
-from handrail.guards.look_alikes import look_alikes
-from handrail.guards.media import trouble
-from handrail.guards.pins import definition
 from handrail.guards.rates import Rate, Rates
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
+from handrail.observe.per_minute import Tally
 from handrail.revisions import Revision
 from handrail.schema.explain import closest
+from handrail.text.confusables import look_alikes
+from handrail.text.controls import inert, texts_in
+from handrail.text.media import trouble
 
 if TYPE_CHECKING:
     from handrail.console import Console

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
-from handrail.engine.ask import Answer, Form, NeedInput, Question, Roots, Sample, Url
+from handrail.approvals.queue import Approval
 from handrail.engine.catalog import Entry
+from handrail.engine.input_requests import Answer, Form, NeedInput, Question, Roots, Sample, Url
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
-from handrail.guards.approval import Approval
 from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding, changes, together
 from handrail.jsonrpc import Id
@@ -28,14 +28,14 @@ from handrail.other_names import NOT_HERE, also_known_as
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
-from handrail.schema.plain import plain
+from handrail.schema.jsonable import plain
 from handrail.schema.repair import Repair
 
 if TYPE_CHECKING:
+    from handrail.audit.log import Trail
     from handrail.engine.driving import Course
-    from handrail.engine.flight import Flight
-    from handrail.engine.watching import Feed
-    from handrail.guards.trail import Trail
+    from handrail.engine.inflight import Flight
+    from handrail.observe.activity import Feed
 
 STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
 """Of the pipeline, in its order."""

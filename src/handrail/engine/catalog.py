@@ -13,7 +13,7 @@ from msgspec.json import decode
 from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
-from handrail.guards.pins import fingerprint
+from handrail.guards.fingerprint import fingerprint
 from handrail.guards.rules import Facts
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool
@@ -21,7 +21,7 @@ from handrail.options import expect, shown
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive
 from handrail.schema.explain import closest
-from handrail.schema.plain import NotJson, plain
+from handrail.schema.jsonable import NotJson, plain
 
 if TYPE_CHECKING:
     from handrail.engine.preview import Preview

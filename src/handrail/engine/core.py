@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog
-from handrail.engine.counting import Observer, counted
 from handrail.engine.eager import Start, starter
-from handrail.engine.gate import Gate, GuardOptions, checked
+from handrail.engine.guard_set import Gate, GuardOptions, checked
+from handrail.engine.outcome import Observer, counted
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
-from handrail.engine.workers import Workers
+from handrail.engine.thread_pool import Workers
 from handrail.errors import Kind, missing_extra
 from handrail.metrics import Metrics
 from handrail.model import SERVER_ASKS, Object
@@ -29,7 +29,7 @@ from handrail.revisions.base import Fault, Identity, Welcome
 from handrail.schema.explain import check_options
 
 if TYPE_CHECKING:
-    from handrail.engine.watching import Feed
+    from handrail.observe.activity import Feed
 
 DEFAULT_PAGE = 1_000
 
@@ -163,7 +163,7 @@ class Engine:
     def watch(self) -> Feed:
         """Keep in view what goes on, from now on."""
         if self.feed is None:
-            from handrail.engine.watching import Feed  # which most servers do without
+            from handrail.observe.activity import Feed  # which most servers do without
 
             self.feed = Feed(lambda: self.clock())
         return self.feed
@@ -214,7 +214,7 @@ class Engine:
 
 def _spans(forms: Mapping[Kind, Fault]) -> Observer:
     try:
-        from handrail.engine.spans import spans
+        from handrail.observe.tracing import spans
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.split(".")[0] != "opentelemetry":
             raise

@@ -16,7 +16,7 @@ from handrail.model import ToolResult
 
 if TYPE_CHECKING:
     from handrail.engine.call import Call
-    from handrail.engine.flight import Flight
+    from handrail.engine.inflight import Flight
 
 __all__ = ["TASK", "Course"]
 

@@ -17,18 +17,18 @@ from typing import Any
 from msgspec import UNSET, MsgspecError
 from msgspec.json import decode as parse
 
-from handrail.engine.ask import questions_in
 from handrail.engine.call import Call
 from handrail.engine.catalog import Entry
 from handrail.engine.driving import TASK
-from handrail.engine.gate import Gate
-from handrail.engine.reading_on import read_more
-from handrail.engine.workers import Workers
+from handrail.engine.guard_set import Gate
+from handrail.engine.input_requests import questions_in
+from handrail.engine.thread_pool import Workers
+from handrail.engine.truncation import read_more
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, Problem, ResourceLink, Text, ToolResult
 from handrail.options import collection
-from handrail.schema.plain import NotJson, plain
+from handrail.schema.jsonable import NotJson, plain
 
 log = logging.getLogger("handrail")
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from handrail.engine.call import Call
-from handrail.engine.workers import Workers
+from handrail.engine.thread_pool import Workers
 from handrail.errors import Refused, SchemaError, ToolError
-from handrail.guards.inert import inert
 from handrail.model import Object
 from handrail.schema.derive import Invoke, derive
 from handrail.schema.explain import closest
-from handrail.schema.plain import plain
+from handrail.schema.jsonable import plain
+from handrail.text.controls import inert
 
 __all__ = ["Preview", "make_preview", "run_preview"]
 

@@ -6,7 +6,7 @@ from operator import sub
 from time import perf_counter_ns
 
 from handrail.engine.call import Call
-from handrail.engine.counting import ending
+from handrail.engine.outcome import ending
 from handrail.engine.records import Record, Stages, about
 from handrail.guards.sanitize import changes
 from handrail.model import Text, ToolResult

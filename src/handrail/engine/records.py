@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET, Struct, UnsetType, defstruct, field
 from msgspec.structs import replace
 
+from handrail.audit.format import Event, digest
 from handrail.engine.call import STAGES, Call
 from handrail.errors import Refused
-from handrail.guards.chain import Event, digest
-from handrail.guards.inert import mask_secrets
-from handrail.guards.secrets import Secrets
 from handrail.jsonrpc import Request, encode_sorted
 from handrail.model import Json
-from handrail.protocol.http import Headers
+from handrail.protocol.http_rules import Headers
 from handrail.protocol.trace import read as read_trace, read_headers
+from handrail.text.controls import mask_secrets
+from handrail.text.secrets import Secrets
 
 Stages = defstruct("Stages", [(name, int, 0) for name in STAGES], omit_defaults=True)
 """How long each took."""

@@ -1,3 +1,3 @@
 """Checks around a call, each one object with one job, each optional. The one for logs is on from the first import."""
 
-from handrail.guards import log_lines as log_lines
+from handrail.text import log_lines as log_lines

@@ -13,11 +13,11 @@ from msgspec import UNSET, MsgspecError, Struct
 from msgspec.json import decode as parse
 from msgspec.structs import replace
 
-from handrail.guards.inert import quiet, written_out
-from handrail.guards.media import active_svg, size_of, trouble
-from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
+from handrail.text.controls import quiet, written_out
+from handrail.text.media import active_svg, size_of, trouble
+from handrail.text.prefilter import Sight
 
 if TYPE_CHECKING:
     from handrail.guards.sanitize import Sanitize

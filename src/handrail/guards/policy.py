@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from msgspec import Struct, to_builtins
 from msgspec.json import encode
 
-from handrail.guards.doubts import Known, rules_that_meet_nothing
+from handrail.guards.config_lint import Known, rules_that_meet_nothing
 from handrail.guards.predicates import Answer, all_of, known
 from handrail.guards.rules import Compiled, Decision, Facts, Rule, Verdict, any_glob, compile_rule, hints
 from handrail.model import Object, Principal

@@ -30,7 +30,7 @@ from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.schema.compile import compile_schema
 from handrail.schema.explain import closest
-from handrail.schema.plain import plain
+from handrail.schema.jsonable import plain
 
 __all__ = ["Answer", "Predicate", "all_of", "first_step", "known", "reader"]
 

@@ -22,12 +22,12 @@ from msgspec.structs import asdict, replace
 
 from handrail.errors import HandrailError
 from handrail.guards.cleaning import FEARED, Cleaning, Finding, Kind
-from handrail.guards.inert import MASK, texts_in
-from handrail.guards.secrets import Secrets, lacks, secrets_in
-from handrail.guards.sight import Sight
 from handrail.jsonrpc import encode
 from handrail.model import Audio, Block, Image, Json, Text, ToolResult
 from handrail.options import expect, mapping
+from handrail.text.controls import MASK, texts_in
+from handrail.text.prefilter import Sight
+from handrail.text.secrets import Secrets, lacks, secrets_in
 
 __all__ = [
     "Blocked",

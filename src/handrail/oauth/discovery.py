@@ -16,7 +16,7 @@ from msgspec import Struct, ValidationError, convert
 
 from handrail.errors import AuthorizationError
 from handrail.model import Json
-from handrail.protocol.http import is_local
+from handrail.protocol.http_rules import is_local
 
 __all__ = ["Answer", "Ask", "Challenge", "Found", "ServerMetadata", "checked", "discover", "origin", "read_challenge"]
 

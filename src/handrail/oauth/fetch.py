@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from msgspec import json
 
 from handrail.errors import TransportError, missing_extra
-from handrail.protocol.http import is_sheltered
+from handrail.protocol.http_rules import is_sheltered
 
 if TYPE_CHECKING:
     from aiohttp import BaseConnector

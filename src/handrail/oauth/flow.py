@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from handrail.errors import GIVE_KEY, AuthorizationError, missing_extra
 from handrail.oauth.discovery import Answer, Ask, Authorize, Challenge, Flow, Found, Quiet, ServerMetadata, words
-from handrail.protocol.http import is_local
+from handrail.protocol.http_rules import is_local
 
 __all__ = ["Applicant", "Grant", "Registered", "Rejected", "Token"]
 

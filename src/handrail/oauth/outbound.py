@@ -18,7 +18,7 @@ from msgspec import json
 from handrail.errors import AuthorizationError, TransportError, missing_extra
 from handrail.oauth.discovery import Answer, Ask, checked
 from handrail.oauth.fetch import exchange
-from handrail.protocol.http import is_local
+from handrail.protocol.http_rules import is_local
 
 try:
     from aiohttp import TCPConnector

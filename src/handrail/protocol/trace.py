@@ -10,7 +10,7 @@ import re
 from msgspec import Struct
 
 from handrail.model import Json
-from handrail.protocol.http import Headers
+from handrail.protocol.http_rules import Headers
 
 MAX_CHARS = 8192
 MAX_MEMBERS = 32

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
-from handrail.revisions import levels, r2025_06_18
-from handrail.revisions.levels import BlockRules
-from handrail.revisions.reading import read_complete
+from handrail.revisions import downlevel as levels, r2025_06_18
+from handrail.revisions.decode import read_complete
+from handrail.revisions.downlevel import BlockRules
 
 _BLOCKS = BlockRules(drops=frozenset({"_meta", "icons"}))
 

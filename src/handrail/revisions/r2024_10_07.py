@@ -10,8 +10,8 @@ from handrail.errors import Kind, Refused
 from handrail.model import Json, Object, Text, ToolResult
 from handrail.revisions import base
 from handrail.revisions.base import Revision
-from handrail.revisions.levels import BlockRules, ask, blocks, declare, heard, tool
-from handrail.revisions.reading import flaws, read
+from handrail.revisions.decode import flaws, read
+from handrail.revisions.downlevel import BlockRules, ask, blocks, declare, heard, tool
 
 _BLOCKS = BlockRules(annotations=frozenset(), drops=frozenset({"_meta"}), inner=False)
 _INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from handrail.model import Object, ToolResult
 from handrail.revisions import r2024_10_07
 from handrail.revisions.base import explain, welcome
-from handrail.revisions.levels import BlockRules, blocks
+from handrail.revisions.downlevel import BlockRules, blocks
 
 BLOCKS = BlockRules(
     types=frozenset({"text", "image", "resource"}),

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from handrail.model import Object, Tool
-from handrail.revisions import levels, r2024_11_05
+from handrail.revisions import downlevel as levels, r2024_11_05
 from handrail.revisions.r2024_11_05 import BLOCKS
 
 

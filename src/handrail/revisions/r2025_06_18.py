@@ -8,9 +8,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from handrail.model import Object, ToolResult
-from handrail.revisions import base, levels, r2024_11_05, r2025_03_26
-from handrail.revisions.levels import BlockRules
-from handrail.revisions.reading import flaws
+from handrail.revisions import base, downlevel as levels, r2024_11_05, r2025_03_26
+from handrail.revisions.decode import flaws
+from handrail.revisions.downlevel import BlockRules
 
 TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta")
 

@@ -7,7 +7,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from handrail.errors import Kind
-from handrail.revisions import base, levels, r2025_06_18
+from handrail.revisions import base, downlevel as levels, r2025_06_18
 
 REVISION = replace(
     r2025_06_18.REVISION,

@@ -9,7 +9,7 @@ from handrail.errors import Kind
 from handrail.model import ClientInfo, Json, Object, ToolResult
 from handrail.revisions import base, r2025_11_25
 from handrail.revisions.base import Fault, Identity, Peer, Welcome
-from handrail.revisions.reading import flaws
+from handrail.revisions.decode import flaws
 
 
 class Envelope(base.Meta, kw_only=True):

@@ -20,7 +20,7 @@ from msgspec import json
 from handrail.errors import SchemaError
 from handrail.model import Json, Object, Problem
 from handrail.schema.explain import Rules, Targets, explain
-from handrail.schema.plain import keys_of, plain, pointer
+from handrail.schema.jsonable import keys_of, plain, pointer
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2_000

@@ -21,7 +21,7 @@ from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, defstruc
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import Json, Object
 from handrail.options import shown
-from handrail.schema import docstrings, models
+from handrail.schema import docstrings, pydantic_models as models
 from handrail.schema.types import Field, Types, is_record, options_of
 
 Invoke = Callable[[Object, Any], Any]

@@ -15,7 +15,7 @@ from jsonschema_rs import Validator
 from msgspec import Struct, json
 
 from handrail.model import Json, Object, Problem
-from handrail.schema.plain import pointer
+from handrail.schema.jsonable import pointer
 
 MAX_STEPS = 5_000
 MAX_TEXT = 400

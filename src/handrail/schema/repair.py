@@ -25,7 +25,7 @@ from handrail import jsonrpc
 from handrail.model import Json, Object, Problem
 from handrail.schema.compile import Checker
 from handrail.schema.explain import Walk
-from handrail.schema.plain import keys_of
+from handrail.schema.jsonable import keys_of
 
 MAX_REPAIRS = 64
 MAX_TRIED = 128

@@ -24,7 +24,7 @@ from msgspec import NODEFAULT, UNSET, Struct, UnsetType, structs
 
 from handrail.errors import SchemaError
 from handrail.model import Json, Object
-from handrail.schema.plain import plain
+from handrail.schema.jsonable import plain
 
 _SCALARS: dict[Any, Object] = {
     str: {"type": "string"},

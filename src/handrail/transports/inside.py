@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from handrail.errors import Sent, TransportError
-from handrail.transports.link import Ear, Link, Waiting
+from handrail.transports.base import Ear, Link, Waiting
 
 log = logging.getLogger("handrail")
 

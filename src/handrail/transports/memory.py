@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from handrail.engine.core import Engine
-from handrail.engine.dispatch import Conversation
+from handrail.engine.dispatcher import Conversation
 from handrail.errors import Kind, TransportError
 from handrail.model import Principal
 

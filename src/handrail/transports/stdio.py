@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Iterator
 
 from handrail.engine.core import Engine
-from handrail.engine.dispatch import Conversation
+from handrail.engine.dispatcher import Conversation
 from handrail.errors import Kind
-from handrail.guards.inert import inert
 from handrail.model import Principal
 from handrail.protocol.lines import Line, LineReader
+from handrail.text.controls import inert
 from handrail.transports.lingering import Lingering
 
 if sys.platform == "linux":

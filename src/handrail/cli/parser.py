@@ -1,0 +1,384 @@
+"""Every verb and option of the command line, in one place; what a verb does is the function `run_VERB` of a module."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import (
+    SUPPRESS,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,
+)
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from handrail.cli.exit_codes import Code, Usage
+
+__all__ = ["parser"]
+
+_TARGET = "a Python file, and the server in it if there are several"
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+_ADDRESS = re.compile(r"unix:.+|(?:[^/]*:)?[0-9]{1,5}")
+
+
+class Parser(ArgumentParser):
+    """Says what is wrong by an exception, so that `--json` and the exit code hold for that too."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := _CHOICE.search(message):
+            near = get_close_matches(found[1], found[2].replace("'", "").split(", "), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {found[2]}"
+            message = f"{message[: found.start()]}unknown: {found[1]!r}; {hint}"
+        if message.startswith("unrecognized arguments: -"):
+            near = get_close_matches(message.split()[2], self._option_string_actions, 1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        raise Usage(f"{message}; {self.prog} --help says more", self.format_usage())
+
+
+if TYPE_CHECKING:
+    _Choice = _SubParsersAction[Parser]
+else:
+    _Choice = _SubParsersAction
+
+
+class _Verbs(_Choice):
+    """Reads the words of a verb, values and options in any order, and tells a mistake with the verb's own usage."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        name, *words = values
+        verb = self.choices[name]
+        found, left = verb.parse_known_args(words)
+        if left:  # argparse thinks that no value can come after an option; to read them so costs a usage text
+            found = verb.parse_intermixed_args(words)
+        vars(namespace).update(vars(found), verb=name)
+
+
+_Verb = Callable[..., Parser]
+"""Makes a verb from its name, what it does, and examples."""
+
+
+def parser() -> Parser:
+    codes = "\n".join(f"  {code.value:<5} {code.says}" for code in Code)
+    root = Parser(
+        prog="handrail",
+        description="MCP tools you can hold on to.",
+        epilog=f"exit codes:\n{codes}\n\n`handrail VERB --help` has examples. NO_COLOR is honoured.",
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+    _everywhere(root, False, "auto")
+    root.add_argument("--version", action="store_true", help="print the version")
+    # With its own name, or it would be made from a usage text, which costs more than all the rest.
+    verbs: _SubParsersAction[Parser] = root.add_subparsers(
+        action=_Verbs, dest="verb", metavar="VERB", prog="handrail", title="verbs"
+    )
+
+    def verb(name: str, summary: str, *examples: str) -> Parser:
+        made = verbs.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog="\n  ".join(["examples:", *examples]),
+            formatter_class=_formatter,
+            allow_abbrev=False,
+        )
+        _everywhere(made, SUPPRESS, SUPPRESS)  # or what stands before the verb would be forgotten
+        return made
+
+    for group in (_serving, _calling, _configuring, _recorded, _deciding, _approving, _rest):
+        group(verb)
+    return root
+
+
+def _serving(verb: _Verb) -> None:
+    serve = verb(
+        "serve",
+        "serve the tools of a Python file",
+        "handrail serve weather.py                    one client over standard input and output",
+        "handrail serve weather.py:server --reload    and its tools follow the file while you edit it",
+        "handrail serve weather.py --http             http://127.0.0.1:8000/mcp",
+        "handrail serve weather.py --http 127.0.0.1:9000 --workers 4",
+        "handrail serve weather.py --console          and a page that shows its calls; it prints the link",
+        "handrail serve --config handrail.toml        with its guards, and the server it names",
+    )
+    serve.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
+    _configured(serve)
+    http = "serve over HTTP instead (127.0.0.1:8000)"
+    serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
+    serve.add_argument("--workers", type=_count, metavar="N", help="processes, with --http (1)")
+    console = "and a page that shows its calls, and lets you decide (127.0.0.1:7420)"
+    serve.add_argument(
+        "--console", nargs="?", const="", type=lambda text: text and _address(text), metavar="[HOST:]PORT", help=console
+    )
+    serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
+
+
+def _calling(verb: _Verb) -> None:
+    listing = verb(
+        "list",
+        "list the tools of a server",
+        "handrail list weather.py",
+        "handrail list https://example.org/mcp",
+        "handrail list 'npx -y @modelcontextprotocol/server-everything'",
+        "handrail list filesystem                a server of a host's configuration, by its name",
+    )
+    _reaching(listing)
+
+    show = verb("show", "show one tool as a function, with its documentation", "handrail show weather.py get_weather")
+    _reaching(show)
+    show.add_argument("tool", metavar="TOOL")
+
+    call = verb(
+        "call",
+        "call a tool, after showing what is sent",
+        "handrail call weather.py get_weather location=Paris units=metric",
+        'handrail call weather.py get_weather --arguments \'{"location": "Paris"}\'',
+        'echo \'{"location": "Paris"}\' | handrail call weather.py get_weather --arguments -',
+        "handrail call weather.py forecast place.lat=48.8 days:=3 note=@note.txt --json",
+    )
+    _reaching(call)
+    call.add_argument("tool", metavar="TOOL")
+    call.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON")
+    call.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON; -: standard input")
+    call.add_argument("--save", metavar="FOLDER", help="where pictures and sounds go (a new temporary folder)")
+
+    inspect = verb(
+        "inspect",
+        "show what a server is, what it can, and how long it takes",
+        "handrail inspect weather.py",
+        "handrail inspect https://example.org/mcp --wire    every message, with secrets masked",
+    )
+    _reaching(inspect)
+    inspect.add_argument("--wire", action="store_true", help="show every message")
+
+    doctor = verb(
+        "doctor",
+        "say why a server does not connect: each step, its verdict, and what to do",
+        "handrail doctor filesystem",
+        "handrail doctor 'python my_server.py'",
+    )
+    _reaching(doctor)
+
+
+def _configuring(verb: _Verb) -> None:
+    config = verb(
+        "config",
+        "list the servers that hosts on this machine are configured with, and what they miss",
+        "handrail config",
+        "handrail config .mcp.json --json",
+    )
+    config.add_argument("files", nargs="*", metavar="FILE", help="files to read instead of those of the usual hosts")
+
+    install = verb(
+        "install",
+        "write a server into the configuration of a host, after showing the difference",
+        "handrail install weather.py --host cursor",
+        "handrail install weather.py:server --host vscode --name weather",
+        "handrail install weather.py --host claude --file ./claude_desktop_config.json --yes",
+    )
+    install.add_argument("target", metavar="FILE[:OBJECT]", help=_TARGET)
+    hosts = ("claude", "claude-code", "cursor", "vscode", "windsurf")
+    install.add_argument("--host", choices=hosts, required=True, help="whose configuration")
+    install.add_argument("--name", help="of the entry (the server's own)")
+    install.add_argument("--file", metavar="PATH", help="the host's file, if it is not in the usual place")
+    install.add_argument("--yes", action="store_true", help="write without asking")
+
+
+def _recorded(verb: _Verb) -> None:
+    audit = verb(
+        "audit",
+        "show which tools were called from here",
+        "handrail audit                          the last 20 calls",
+        "handrail audit -f --server 'weather*'   and those to come",
+        "handrail audit --since 2h --outcome denied",
+        "handrail audit --tail 0 --export csv > calls.csv",
+        "handrail audit served                   the calls that `handrail serve` has answered",
+        "handrail audit verify                   whether the records of calls here are whole, and their heads",
+        "handrail audit verify trail.jsonl --head 5f3c…@1..2741,365d",
+        "handrail audit export broken.db --salvage > trail.jsonl",
+    )
+    what = "a trail: the calls a server has answered, whether it is whole, its records as they are"
+    audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
+    audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
+    _configured(audit)
+    audit.add_argument("--head", metavar="HEAD", help="verify: the head it had earlier, as it was printed")
+    audit.add_argument("--salvage", action="store_true", help="export: all that can be read of a damaged file")
+    audit.add_argument("--tail", type=_number, default=20, metavar="N", help="only the last N; 0: all (20)")
+    audit.add_argument("--server", metavar="GLOB", help="only calls of these servers")
+    audit.add_argument("--tool", metavar="GLOB", help="only calls of these tools")
+    audit.add_argument("--outcome", metavar="GLOB", help="only calls that ended so: ok, error, denied, …")
+    audit.add_argument("--since", metavar="TIME", help="2026-07-28, 2026-07-28T09:30, or 30m, 2h, 7d")
+    audit.add_argument("--export", choices=("json", "csv"), help="one document with all there is of each call")
+    audit.add_argument("-f", "--follow", action="store_true", help="go on with calls as they are made")
+
+
+def _deciding(verb: _Verb) -> None:
+    check = verb(
+        "check",
+        "say whether a configuration is right, what is in force, and from where",
+        "handrail check",
+        "handrail check --config handrail.toml weather.py    and whether its rules meet any tool",
+    )
+    check.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
+    _configured(check)
+
+    explain = verb(
+        "explain",
+        "say what each guard would do with a call, and which rule decides, without calling",
+        "handrail explain --as alice --server shop.py call cancel_order order=7",
+        "handrail explain --as bob --scope orders:write call cancel_order order=7 --json",
+    )
+    explain.add_argument("call", metavar="call", help="the word `call`")
+    explain.add_argument("tool", metavar="TOOL")
+    explain.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema")
+    explain.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON")
+    explain.add_argument("--as", dest="as_", default="local", metavar="WHO", help="the caller (local)")
+    explain.add_argument("--scope", action="append", default=[], metavar="SCOPE", help="one that the caller has")
+    explain.add_argument("--revision", default="2026-07-28", metavar="NAME", help="the caller speaks (2026-07-28)")
+    explain.add_argument("--server", metavar="FILE[:OBJECT]", help=_TARGET)
+    _configured(explain)
+
+
+def _approving(verb: _Verb) -> None:
+    approve = verb(
+        "approve",
+        "show the calls that wait for a person, and say yes or no",
+        "handrail approve                            all that waits, one after the other",
+        "handrail approve --watch                    and what is still to come",
+        "handrail approve 3f9a1c0b7d yes --remember 2h",
+        "handrail approve 3f9a1c0b7d yes --remember 2h --where 'amount={\"under\": 100}'",
+        "handrail approve 3f9a1c0b7d no --note 'wrong order'",
+        "handrail approve 3f9a1c0b7d edit --arguments '{\"order\": 8}'",
+        "handrail approve --remembered               what need not be asked again; --revoke ID ends it",
+        "handrail approve --audit calls.db           of a server that keeps its own audit",
+    )
+    approve.add_argument("id", nargs="?", metavar="ID")
+    approve.add_argument("answer", nargs="?", choices=("yes", "no", "edit"))
+    approve.add_argument("--note", metavar="TEXT", help="why; the caller is told")
+    approve.add_argument("--remember", metavar="TIME", help="do not ask again for the same call: 30m, 2h, 7d")
+    where = "with --remember: this argument need not be the same, but meet a condition as in a rule"
+    approve.add_argument("--where", action="append", default=[], metavar="NAME=JSON", help=where)
+    approve.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="to run with instead, with edit")
+    approve.add_argument("--watch", action="store_true", help="go on with those to come")
+    approve.add_argument("--remembered", action="store_true", help="list what is remembered")
+    approve.add_argument("--revoke", metavar="ID", help="forget something that is remembered")
+    approve.add_argument("--audit", metavar="FILE", help="a server's own: Server(audit=FILE) (what serve would use)")
+    _configured(approve)
+
+    console_verb = verb(
+        "console",
+        "make a link to the console of a server that runs, good once and for five minutes",
+        "handrail console                             of the one that runs",
+        "handrail console weather                     of the one of that name",
+        "handrail console --as grace --roles view,approve",
+    )
+    console_verb.add_argument("name", nargs="?", metavar="SERVER", help="the server's name, if several run")
+    console_verb.add_argument("--as", dest="as_", metavar="WHO", help="whom it signs in (as configured: local)")
+    console_verb.add_argument("--roles", metavar="A,B", help="of view, call, approve, manage (as configured: all)")
+    _configured(console_verb)
+
+
+def _rest(verb: _Verb) -> None:
+    keys = verb(
+        "keys",
+        "make an API key for a caller, or the key that seals cursors and sessions",
+        "handrail keys new ada --scopes orders:read,orders:write    and its lines for handrail.toml",
+        'export HANDRAIL_KEY="$(handrail keys seal)"                for servers that share sessions',
+    )
+    keys.add_argument("what", choices=("new", "seal"), help="an API key, or a key for HANDRAIL_KEY")
+    keys.add_argument("name", nargs="?", metavar="NAME", help="new: whose key it is")
+    keys.add_argument("--scopes", metavar="A,B", help="new: what its holder may be told apart by")
+
+    lock = verb(
+        "lock",
+        "write the tools of servers to a file, or say what has changed in them since",
+        "handrail lock weather.py https://example.org/mcp    into tools.lock, to be read and committed",
+        "handrail lock --check weather.py                    what is not as tools.lock has it; then the code is 5",
+        "handrail lock --check --yes                         every server in it, in a script",
+    )
+    _reaching(lock, several=True)
+    lock.add_argument("--check", action="store_true", help="write nothing, and show what has changed")
+    lock.add_argument("--file", default="tools.lock", metavar="PATH", help="the file (tools.lock)")
+
+    completion = verb(
+        "completion",
+        "print a script that completes verbs and options in a shell",
+        'eval "$(handrail completion bash)"    in ~/.bashrc; zsh likewise',
+        "handrail completion fish > ~/.config/fish/completions/handrail.fish",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="which one")
+
+
+def _configured(one: Parser) -> None:
+    text = "the guards' configuration (handrail.toml beside the server, or here, if there is one)"
+    one.add_argument("--config", metavar="FILE", help=text)
+    only = "with --config: also where another handrail.toml lies beside the server"
+    one.add_argument("--config-only", action="store_true", help=only)
+
+
+def _reaching(one: Parser, *, several: bool = False) -> None:
+    """The options of every verb that talks to a server."""
+    server = "an address, a .py or .json file, a command in quotes, or a name out of a configuration"
+    if several:
+        one.add_argument("servers", nargs="*", metavar="SERVER", help=f"{server} (those in the file)")
+    else:
+        one.add_argument("server", metavar="SERVER", help=server)
+    one.add_argument("--revision", default="auto", metavar="NAME", help="auto, legacy, or one revision (auto)")
+    one.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the most a call may take (600)")
+    one.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
+    one.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
+    key = "an API key or a token, over HTTP; @FILE: what it holds, -: standard input"
+    one.add_argument("--key", metavar="KEY", help=key)
+    one.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
+    one.add_argument(
+        "--trusted", action="store_true", help="believe what the server says of its tools, as of a FILE.py"
+    )
+    one.add_argument("--yes", action="store_true", help="agree to what is sent, for scripts; not to what a server asks")
+
+
+def _everywhere(one: Parser, json: bool | str, color: str) -> None:
+    one.add_argument("--json", action="store_true", default=json, help="print JSON, for programs")
+    one.add_argument("--color", choices=("auto", "always", "never"), default=color, help="colours (auto)")
+
+
+def _formatter(prog: str) -> RawDescriptionHelpFormatter:
+    # argparse would import shutil for the width, and that a good deal more.
+    columns = int(given) if (given := os.environ.get("COLUMNS", "")).isdecimal() else 0
+    if not columns and sys.stdout.isatty():
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    return RawDescriptionHelpFormatter(prog, width=max(columns or 100, 40) - 2)
+
+
+def _address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text):
+        raise ArgumentTypeError(f"{text!r} is not an address such as 127.0.0.1:8000 (FILE goes before --http)")
+    return f"127.0.0.1:{text}" if text.isdecimal() else text
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not found > 0:  # nor nan
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return found
+
+
+def _count(text: str) -> int:
+    if not (found := _number(text)):
+        raise ArgumentTypeError("0 is not a number above 0")
+    return found

@@ -1,0 +1,166 @@
+"""Answers to a server's questions in the middle of a call: forms, pages to visit, sampling, roots."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from handrail.errors import RemoteProtocolError, SchemaError
+from handrail.model import SERVER_ASKS, Json, Object
+from handrail.options import collection
+from handrail.revisions import Revision
+from handrail.schema.compile import compile_schema
+from handrail.text.controls import asked_secret, one_line
+
+log = logging.getLogger("handrail")
+
+_PAGE = re.compile(r"https?://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
+_BAD_PARAMS, _NOT_FOUND, _REJECTED = -32602, -32601, -1
+
+
+class Elicitation(Struct, frozen=True):
+    """A server wants to know something: by a form (`schema`), or by a page to visit (`url`).
+
+    Say who asks, show all of it, and let the person decline. Answer with the form's content, True for a page that was
+    opened, None to decline, "cancel" to go away.
+    """
+
+    server: str
+    message: str
+    schema: Object = {}
+    url: str = ""
+
+    @property
+    def warning(self) -> str:
+        """Why not to answer it: a server must not ask for a password or another secret by a form. "" if it does not."""
+        field = asked_secret(self.schema, self.message)
+        return f"{field!r} asks for a secret; servers must not ask for one by a form" if field else ""
+
+    @property
+    def defaults(self) -> Object:
+        """What the form proposes."""
+        fields = self.schema.get("properties")
+        known = fields.items() if type(fields) is dict else ()
+        return {name: field["default"] for name, field in known if type(field) is dict and "default" in field}
+
+
+class Sampling(Struct, frozen=True):
+    """A server wants a model's answer: the parameters as it sent them. Answer with a text, a whole result, or None."""
+
+    server: str
+    params: Object
+
+
+class Answers:
+    """The handlers a client was given, and what they make it capable of."""
+
+    def __init__(
+        self,
+        elicit: Callable[[Elicitation], Any] | None,
+        elicit_url: Callable[[Elicitation], Any] | None,
+        sample: Callable[[Sampling], Any] | None,
+        roots: Iterable[str | Path] | Callable[[], Any] | None,
+        server_asks: bool = False,
+    ) -> None:
+        self._elicit = {"form": elicit, "url": elicit_url}
+        self._sample = sample
+        self._roots = roots if roots is None or callable(roots) else collection("Client: roots", roots, "folders")
+        modes: Object = {mode: {} for mode, handler in self._elicit.items() if handler is not None}
+        self.capabilities: Object = {"elicitation": modes} if modes else {}
+        if server_asks:
+            self.capabilities["experimental"] = {SERVER_ASKS: {}}
+        if sample is not None:
+            self.capabilities["sampling"] = {}
+        if roots is not None:
+            self.capabilities["roots"] = {}
+
+    async def answer(self, server: str, method: str, params: Object, revision: Revision) -> Object:
+        """The answer to a question; RemoteProtocolError is the error the server gets instead."""
+        if method == "elicitation/create" and "elicitation" in self.capabilities:
+            return await self._form_or_page(server, params, revision)
+        if method == "sampling/createMessage" and self._sample is not None:
+            return _sampled(await said_by(self._sample, Sampling(server, params)))
+        if method == "roots/list" and self._roots is not None:
+            found = await said_by(self._roots) if callable(self._roots) else self._roots
+            return {"roots": [_root(each) for each in found]}
+        raise RemoteProtocolError(f"Nobody here answers {method[:100]}", code=_NOT_FOUND)
+
+    async def _form_or_page(self, server: str, params: Object, revision: Revision) -> Object:
+        mode, message = params.get("mode", "form"), params.get("message")
+        handler = self._elicit.get(mode) if type(mode) is str else None
+        declared = revision.declare(self.capabilities).get("elicitation")
+        if handler is None or type(message) is not str or declared is None or (mode == "url" and "url" not in declared):
+            raise RemoteProtocolError(f"Elicitation by {str(mode)[:60]!r} was not declared", code=_BAD_PARAMS)
+        if mode == "url":
+            url: Json = params.get("url")
+            if type(url) is not str or not _is_page(url):
+                raise RemoteProtocolError("Only plain https and http addresses are shown", code=_BAD_PARAMS)
+            return _decided(await said_by(handler, Elicitation(server, message, url=url)))
+        schema: Json = params.get("requestedSchema")
+        try:
+            check = compile_schema(schema, "requestedSchema")
+        except SchemaError as unusable:
+            raise RemoteProtocolError(str(unusable), code=_BAD_PARAMS) from None
+        question = Elicitation(server, message, schema)
+        if question.warning:
+            log.warning("server %s: elicitation: %s", one_line(server), one_line(question.warning, 200))
+        decided = _decided(await said_by(handler, question))
+        if decided["action"] == "accept":
+            decided["content"] = {**question.defaults, **decided.get("content", {})}
+            problems = check.problems(decided["content"])
+            if problems:
+                raise SchemaError("the answer to a form: " + "; ".join(each.text for each in problems))
+        return decided
+
+
+def _is_page(url: str) -> bool:
+    """An address that everybody reads in the same way: no backslashes, no user before the host."""
+    try:
+        parts = urlsplit(url)
+        return bool(_PAGE.fullmatch(url) and parts.hostname and parts.port != 0) and "@" not in parts.netloc
+    except ValueError:
+        return False
+
+
+def _decided(said: Any) -> Object:
+    if said is None or said is False or said == "decline":
+        return {"action": "decline"}
+    if said == "cancel":
+        return {"action": "cancel"}
+    if said is True:
+        return {"action": "accept"}
+    if isinstance(said, dict):
+        return {"action": "accept", "content": said}
+    raise TypeError(f"an elicitation handler gave {type(said).__name__}, not a dict, True, None or 'cancel'")
+
+
+def _sampled(said: Any) -> Object:
+    if said is None or said is False:
+        raise RemoteProtocolError("User rejected sampling request", code=_REJECTED)
+    if isinstance(said, str):
+        return {"role": "assistant", "content": {"type": "text", "text": said}, "model": "unknown"}
+    if isinstance(said, dict):
+        return said
+    raise TypeError(f"a sampling handler gave {type(said).__name__}, not a text, a dict or None")
+
+
+def _root(root: Any) -> Object:
+    if isinstance(root, dict):
+        return root
+    if isinstance(root, str) and "://" in root:
+        return {"uri": root}
+    path = Path(root).absolute()
+    return {"uri": path.as_uri(), "name": path.name}
+
+
+async def said_by(handler: Callable[..., Any], *args: Any) -> Any:
+    """What somebody answered who may take their time: a function, or a coroutine function."""
+    said = handler(*args)
+    return await said if inspect.isawaitable(said) else said

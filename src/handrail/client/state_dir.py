@@ -1,0 +1,131 @@
+"""What outlives a run: a private folder of our own, and what its user has agreed to in it (P-28)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from handrail.client.mcp_config import Entry
+from handrail.errors import HandrailError
+
+__all__ = ["CALLS", "Consents", "State", "StateError", "state_folder", "write_file"]
+
+CALLS = "calls.db"  # in the folder: the record of the calls that were made from the command line
+MAX_BYTES = 256 * 1024
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+
+
+class StateError(HandrailError):
+    """The folder, or a file in it, is not safe to use."""
+
+
+def state_folder(environ: Mapping[str, str], platform: str = sys.platform) -> Path:
+    """`$XDG_STATE_HOME/handrail`, else the platform's place for such files."""
+    if (given := environ.get("XDG_STATE_HOME", "")) and Path(given).is_absolute():  # relative ones count as unset
+        return Path(given) / "handrail"
+    home = Path(environ.get("USERPROFILE" if platform == "win32" else "HOME") or Path.home())
+    if platform == "win32":
+        return Path(environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "handrail"
+    if platform == "darwin":
+        return home / "Library" / "Application Support" / "handrail"
+    return home / ".local" / "state" / "handrail"
+
+
+class State:
+    """Small files in one private folder. It is made when it is first written to, and looked at each time it is used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str) -> Any:
+        """What a JSON file says; None if there is none, or it cannot be understood."""
+        if not self._is_there():
+            return None
+        with contextlib.suppress(FileNotFoundError, ValueError), (self.folder / name).open("rb") as file:
+            return json.loads(file.read(MAX_BYTES))
+        return None
+
+    def has(self, name: str) -> bool:
+        return self._is_there() and (self.folder / name).exists()
+
+    def write(self, name: str, value: Any) -> None:
+        """Replace a JSON file: whoever reads sees the old one or the new one."""
+        self.prepare()
+        write_file(self.folder / name, json.dumps(value, indent=1).encode() + b"\n")
+
+    def prepare(self) -> None:
+        """Make the folder, if it is not there."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+        self._is_there()
+
+    def _is_there(self) -> bool:
+        try:
+            found = self.folder.lstat()
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(found.st_mode):
+            raise StateError(f"{self.folder}: not a folder, or a link to one; move it away, or set XDG_STATE_HOME")
+        if sys.platform != "win32":  # where a profile's folders are its user's
+            if found.st_uid != os.geteuid():
+                raise StateError(f"{self.folder}: belongs to another user; move it away, or set XDG_STATE_HOME")
+            if found.st_mode & 0o022:
+                raise StateError(f"{self.folder}: others can write to it; chmod 700 {self.folder}")
+        return True
+
+
+class Consents:
+    """Which commands of configuration files may be started.
+
+    One file for each server of each configuration holds a hash of what was agreed to: whatever changes, asks again.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def agreed(self, entry: Entry) -> bool:
+        kept = self._state.read(self._name(entry))
+        return isinstance(kept, dict) and kept.get("digest") == digest(entry)
+
+    def agree(self, entry: Entry) -> None:
+        self._state.write(self._name(entry), {"server": entry.name, "source": entry.source, "digest": digest(entry)})
+
+    @staticmethod
+    def _name(entry: Entry) -> str:
+        return f"consent-{_hash([entry.source, entry.name])[:32]}.json"
+
+
+def digest(entry: Entry) -> str:
+    """SHA-256 of all that decides what is started, or connected to. Values that may be secret go in as hashes."""
+    hidden = [{name: _hash(text) for name, text in each.items()} for each in (entry.env, entry.headers)]
+    return _hash([entry.kind, list(entry.command), entry.url, entry.cwd, *hidden, entry.source])
+
+
+def _hash(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file whole or not at all; it is on the disk when this returns."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(beside, _NEW, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode != 0o600:
+            beside.chmod(mode)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,572 @@
+"""The guards of one server, as its calls meet them. Which comes when is up to the pipeline."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from secrets import token_hex
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from msgspec import UNSET, ValidationError, convert, to_builtins
+from msgspec.structs import replace
+
+from handrail.approvals.edits import unmasked
+from handrail.approvals.queue import Approvals, Asked, Desk
+from handrail.approvals.webhook import Post, Sender
+from handrail.audit.format import TrailError
+from handrail.engine.approval_flow import Agreement, used_up
+from handrail.engine.call import Call
+from handrail.engine.catalog import Catalog, Entry, title_of
+from handrail.engine.driving import TASK
+from handrail.engine.preview import run_preview
+from handrail.engine.records import intent
+from handrail.engine.thread_pool import Workers
+from handrail.engine.truncation import NAME, ReadingOn, offered, read_more, smallest_cap
+from handrail.errors import Kind, Refused
+from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Shares, Taken, Throttled, network
+from handrail.guards.policy import Policy, Rule, policy_of
+from handrail.guards.rates import Rates
+from handrail.guards.rules import Decision
+from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, changes, is_small, risk, secrets_in
+from handrail.jsonrpc import encode
+from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
+from handrail.options import collection, expect, shown, texts
+from handrail.revisions import Revision
+from handrail.schema.repair import repair
+from handrail.stores import Store, StoreError
+from handrail.stores.memory import MemoryStore
+from handrail.text.controls import inert, mask, mask_secrets, one_line
+from handrail.text.log_filter import keep_out_of_logs
+from handrail.text.secrets import Secrets
+
+if TYPE_CHECKING:
+    from handrail.audit.log import Trail, TrailSettings
+    from handrail.guards.store_limits import StoreLimiter
+    from handrail.stores.sqlite import SqliteStore
+
+log = logging.getLogger("handrail")
+
+FILES_READ: set[str] = set()
+"""Configuration files that this process has read, by their real paths: what lies beside a server and is not here is not
+in force."""
+
+REPAIRED = "io.handrail/repaired"
+_CLEANERS = 2  # threads in which large results are cleaned
+_PREVIEWERS = 4  # threads for previews: one that hangs takes none of those that tools run in
+MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question
+
+
+class GuardOptions(TypedDict, total=False):
+    """The guards of a server; what is not said is safe."""
+
+    policy: Policy | Sequence[Rule]  # who may call what (destructive tools ask, all others are allowed)
+    rates: Rates | None  # how often; None: as often as anybody likes
+    sanitize: Sanitize | None  # what may leave; None: whatever a tool returns
+    inspectors: Sequence[Inspector]  # of your own, for what leaves
+    secrets: Iterable[str]  # that must not leave, beside those of the environment
+    approvals: Approvals  # who is asked, and for how long
+    repair: bool  # read `"5"` as 5 where only that fits (False)
+    audit: str | Path | Trail | None  # a file for the record of each call: `.db` or `.jsonl`
+    trail: TrailSettings  # how that file is kept
+    audit_arguments: bool  # with their arguments, masked (False: with a digest of them)
+    store: Store | str | Path  # where approvals wait (a `.db` file), if not in the file of the audit
+
+
+_MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
+    "rates": ('Rates(principal="10/second") of handrail.guards.rates, or None for no limits', Rates),
+    "sanitize": ("Sanitize(…) of handrail.guards.sanitize, or None for none", Sanitize),
+    "approvals": ('Approvals(by="operator") of handrail.approvals.queue', Approvals),
+    "repair": ("True or False", bool),
+    "audit_arguments": ("True or False", bool),
+}
+
+
+def checked(options: GuardOptions, where: str) -> GuardOptions:
+    """Return guards as they are kept; TypeError where one is not what is meant. A list of rules becomes a policy."""
+    kept: dict[str, Any] = {**options}
+    for name, (meant, *kinds) in _MEANT.items():
+        if kept.get(name) is not None:
+            expect(f"{where}: {name}", kept[name], meant, *kinds)
+    if "policy" in kept:
+        kept["policy"] = policy_of(kept["policy"], f"{where}: policy")
+    if "secrets" in kept:
+        kept["secrets"] = frozenset(texts(f"{where}: secrets", kept["secrets"]))
+    if "inspectors" in kept:
+        kept["inspectors"] = collection(f"{where}: inspectors", kept["inspectors"], "functions (tool, result)")
+        for each in kept["inspectors"]:
+            if not callable(each):
+                raise TypeError(f"{where}: inspectors: expected functions (tool, result), got {shown(each)} among them")
+    # A trail, its settings and a store are told by what they can do: their modules need SQLite.
+    for name, verb, meant in (
+        ("audit", "hand", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
+        ("store", "commit", 'a file such as "state.db", or a Store'),
+        ("trail", "keep_days", "TrailSettings(…) of handrail.audit.log"),
+    ):
+        given = kept.get(name)
+        if given is not None and not hasattr(given, verb) and (name == "trail" or not isinstance(given, str | Path)):
+            raise TypeError(f"{where}: {name}: expected {meant}, got {shown(given)}")
+    return cast(GuardOptions, kept)
+
+
+_PROMISED = Decision("ask", "built in: destructive tools ask", "the tool is destructive, and the client has not asked")
+
+
+class Gate:
+    """Guards that are not there are None, and cost nothing."""
+
+    policy: Policy
+    limiter: Limiter | None  # of calls
+    others: MemoryLimiter | None  # of requests that are no calls
+    shares: Shares | None  # of the slots of tools, by caller
+    sanitizer: Sanitizer | None
+    secrets: frozenset[str]  # that are known
+    repairs: bool
+    masking: Secrets | None  # of arguments that are written down
+    desk: Desk
+    audits: bool
+    trail: Trail | None = None  # while the server serves
+    reading: ReadingOn | None = None  # while the server serves, and results may be cut
+    _sender: Sender | None = None
+    meeting: Store | None = None  # where the processes of one listener meet
+    _opened: SqliteStore | None = None
+    _counts: SqliteStore | None = None
+    _shared: StoreLimiter | None = None
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.name = name
+        self._clock = clock
+        self._options: GuardOptions = {}
+        self.served = ""  # the file the server is served from, where a command was given one
+        self.serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
+        self._cleaners = Workers(_CLEANERS)
+        self._previewers = Workers(_PREVIEWERS)
+
+    def configure(self, options: GuardOptions) -> None:
+        for name in ("rates", "sanitize", "approvals", "trail"):
+            try:  # as a file would be read: a misspelled word is an error
+                if (given := options.get(name)) is not None:
+                    convert(to_builtins(given), type(given))
+            except ValidationError as problem:
+                raise ValueError(f"{name}: {problem}") from None
+        self._options = options
+        self.policy = policy_of(options.get("policy"), "policy") or Policy(clock=self._clock)
+        self._ruled = not self.policy.is_open
+        rates = options.get("rates", Rates())
+        self.limiter = self.others = None if rates is None else MemoryLimiter(rates)
+        limited = [] if rates is None else [each for each in (rates.tool, *rates.tools.values()) if each.share]
+        self.shares = Shares(rates) if rates is not None and limited else None
+        webhook = (options.get("approvals") or Approvals()).webhook
+        signing = [webhook.secret()] if webhook.url else []
+        self.secrets = secrets_in(os.environ) | frozenset([*options.get("secrets", ()), *signing])
+        wanted = options.get("sanitize", Sanitize())
+        patterns = {} if wanted is None else wanted.patterns
+        keep_out_of_logs(self.secrets, patterns)
+        if wanted is None:
+            self.sanitizer = None
+        else:
+            self.sanitizer = Sanitizer(wanted, secrets=self.secrets, inspectors=options.get("inspectors", ()))
+        self.repairs = options.get("repair", False)
+        self.audits = options.get("audit") is not None
+        self._known = Secrets(self.secrets, patterns)
+        self.masking = self._known if options.get("audit_arguments") else None
+        self._place_desk(self._given_store)
+
+    async def open(self, post: Post) -> None:
+        """What has to be open while the server serves; `post` is how a webhook is asked."""
+        ours, numbers = token_hex(6), count(1)  # random bytes for each call would be a system call each
+        self.serial = lambda: f"{ours}{next(numbers)}"  # no two alike, whatever process they are in
+        audit, kept = self._options.get("audit"), self._options.get("store")
+        try:
+            store = self._open_store(kept) if isinstance(kept, str | Path) else kept
+            if isinstance(audit, str | Path):
+                store = self._open_trail(Path(audit), store)
+            else:
+                self.trail = audit
+                if audit is not None:
+                    if audit.store is None:
+                        raise ValueError("audit: this trail has no store to keep approvals in; open_trail(…, store=…)")
+                    store = audit.store
+                self._place_desk(store)
+        except (OSError, StoreError) as problem:
+            files = " and ".join(str(each) for each in (audit, kept) if isinstance(each, str | Path))
+            told = problem.strerror if isinstance(problem, OSError) else problem
+            raise StoreError(f"{files}: records and approvals cannot be kept there: {told}") from problem
+        self._count_together(store or self.meeting)
+        if self.desk.options.webhook.url:
+            self._sender = Sender(self.desk.options.webhook, self.desk, post)
+            self.desk.filed = self._sender.ask
+
+    def _count_together(self, store: Store | None) -> None:
+        rates = self._options.get("rates", Rates())
+        alone, together = (None, None) if rates is None else rates.divided()
+        if rates is None or alone is None or together is None:
+            return
+        if store is None and rates.shared:
+            raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
+        if store is None or (isinstance(store, MemoryStore) and not rates.shared):
+            return  # there is nobody to share them with
+        from handrail.guards.store_limits import StoreLimiter
+
+        if self._opened is not None and store is self._opened:  # counts need not wait for the disk
+            from handrail.stores.sqlite import SqliteStore
+
+            store = self._counts = SqliteStore(self._opened.path, durable=False, clock=self._clock)
+        self.limiter = self._shared = StoreLimiter(store, together, name=self.name, alone=MemoryLimiter(alone))
+
+    def read_on(self, catalog: Catalog, owner: Any) -> None:
+        """Let callers read on where results are cut, if any are."""
+        cap = smallest_cap(self._options.get("sanitize") or Sanitize())
+        if self.sanitizer is not None and cap and offered(catalog, owner):
+            self.reading = ReadingOn(self.name, cap, self._store)
+            self.sanitizer.keep = self.reading.keep
+
+    def end_reading(self, catalog: Catalog) -> None:
+        if self.reading is not None and self.sanitizer is not None:
+            self.reading = self.sanitizer.keep = None
+            if any(entry.invoke is read_more for entry in catalog.entries):  # also one that was switched off
+                catalog.remove(NAME)
+
+    def _open_trail(self, path: Path, store: Store | None) -> Store | None:
+        """With approvals in the same file, where that can be: then one transaction uses them up and records it."""
+        from handrail.audit.log import DATABASES, open_trail
+
+        settings = self._options.get("trail")
+        if path.suffix not in DATABASES:
+            kept = MemoryStore(clock=self._clock) if store is None else store
+            self.trail = open_trail(path, settings, store=kept, clock=self._clock)
+            self._place_desk(kept, shared=store is not None)
+            return store
+        if store is not None:
+            raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
+        opened = self._open_store(path)
+        self.trail = open_trail(opened, settings, clock=self._clock)
+        self._place_desk(opened)
+        return opened
+
+    def _open_store(self, path: str | Path) -> SqliteStore:
+        from handrail.stores.sqlite import SqliteStore
+
+        settings = self._options.get("trail")
+        durable = settings is None or settings.sync == "every-call"
+        self._opened = SqliteStore(path, durable=durable, clock=self._clock)
+        return self._opened
+
+    async def close(self) -> None:
+        if self._sender is not None:
+            await self._sender.close()
+            self._sender = None
+        if self._shared is not None:
+            await self._shared.close()
+            self._shared = None
+            self.limiter = self.others
+        if self._counts is not None:
+            await self._counts.close()
+            self._counts = None
+        trail, self.trail = self.trail, None
+        if trail is not None and trail is not self._options.get("audit"):
+            await trail.close()
+        if self._opened is not None:
+            await self._opened.close()
+            self._opened = None
+            self._place_desk(self._given_store)
+
+    @property
+    def store(self) -> Store:
+        """Where approvals are kept."""
+        return self._store
+
+    @property
+    def _given_store(self) -> Store | None:
+        store = self._options.get("store")
+        return None if isinstance(store, str | Path) else store  # a file is opened with the server
+
+    def _place_desk(self, store: Store | None, shared: bool = True) -> None:
+        options = self._options.get("approvals")
+        self._store = MemoryStore(clock=self._clock) if store is None else store
+        shared = (shared and store is not None) or bool(options and options.webhook.url)
+        hide = self._without_secrets
+        self.desk = Desk(self._store, options, trail=self.trail, clock=self._clock, shared=shared, hide=hide)
+
+    def _without_secrets(self, arguments: Object) -> Object:
+        """Arguments as they may be kept."""
+        return cast(Object, mask_secrets(self._known.hidden_in(arguments), self.secrets))
+
+    def decides(self, entry: Entry) -> bool:
+        """Whether there is anything to decide about it."""
+        return self._ruled or entry.facts.annotations.get("destructiveHint") is True
+
+    def hides(self, entry: Entry, principal: Principal, revision: Revision) -> bool:
+        policy = self.policy
+        return policy.hides_anything and policy.hides(principal, entry.facts, revision.name) is not None
+
+    def hidden(self, catalog: Catalog, principal: Principal, revision: Revision) -> frozenset[str]:
+        """The tools that are not there for this caller."""
+        if not self.policy.hides_anything:
+            return frozenset()
+        hides = self.policy.hides
+        return frozenset(each.tool.name for each in catalog if hides(principal, each.facts, revision.name))
+
+    def allow(self, principal: Principal, address: str, *, is_list: bool = False) -> Awaitable[Taken] | None:
+        """Another request than a call. What is given back is still to be `counted`."""
+        taken: Taken | Awaitable[Taken] = None
+        if self.others is not None:
+            taken = self.others.take(principal.id, "", address)
+        if taken is None and is_list and self._shared is not None:
+            taken = self._shared.take(principal.id, "", address)
+        if isinstance(taken, Throttled):
+            raise taken.refusal()
+        return taken if isinstance(taken, Awaitable) else None
+
+    def put_on_record(self, call: Call) -> None:
+        """From now on: whatever becomes of this call."""
+        if self.trail is None:
+            raise Refused(Kind.UNRECORDED, f"{call.name} was not called: nobody has opened the record of it")
+        call.trail, call.serial, call.marks = self.trail, self.serial(), [perf_counter_ns()]
+
+    async def entered(self, call: Call, taken: Taken | Awaitable[Taken]) -> Callable[[], None] | None:
+        """What gives the call's place back, if it was within the limits and takes one."""
+        if isinstance(taken, Awaitable):
+            if call.course is not None:
+                await TASK
+            try:
+                taken = await taken
+            except StoreError as problem:
+                raise _unrecorded(call, problem) from None
+        if isinstance(taken, Throttled):
+            raise taken.refusal()
+        return taken
+
+    async def reentered(self, call: Call) -> Callable[[], None] | None:
+        """As `entered`, for one that gave its place back while a person thought. Its rates it has met."""
+        if self.limiter is None:
+            return None
+        return await self.entered_by_share(call, partial(self.limiter.place, call.name))
+
+    async def entered_by_share(
+        self, call: Call, take: Callable[[], Taken | Awaitable[Taken]]
+    ) -> Callable[[], None] | None:
+        """As `entered`; a caller that has its share of the tool's slots is refused before anything is taken."""
+        share = None
+        if self.shares is not None:
+            share = self.shares.take(call.principal.id, call.name, call.address)
+        if isinstance(share, Throttled):
+            raise share.refusal()
+        try:
+            taken = take()
+            leave = None if taken is None else await self.entered(call, taken)
+        except BaseException:
+            if share is not None:
+                share()
+            raise
+        if share is None or leave is None:
+            return share or leave
+        return partial(_release, leave, share)
+
+    def repair(self, call: Call) -> None:
+        """Arguments that are not valid as they stand get the one reading they have."""
+        found = repair(call.entry.input, call.arguments) if self.repairs else None
+        if found is None:
+            raise call.entry.bad_arguments(call.arguments)
+        call.sent = call.arguments
+        call.arguments, call.repairs = found
+        told = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
+        log.info("tool %r: arguments read anew: %s", call.name, told)
+
+    def asks(self, call: Call) -> bool:
+        """Whether a person has to agree; what nobody can agree to is refused."""
+        who, facts = call.principal, call.entry.facts
+        call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
+        if decision.verdict == "deny":
+            allowed = self.policy.allowed(who, facts, decision, call.revision.name)
+            raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed {allowed}", readable=True)
+        if decision.verdict == "allow" and self._promised(call):
+            call.decision = decision = _PROMISED
+        if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
+            raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
+        return decision.verdict == "ask"
+
+    async def agree(self, call: Call) -> None:
+        """A person says yes, or has said so before: the approval is used up when the intent is written."""
+        if call.course is not None:
+            await TASK
+        entry, decision = call.entry, call.decision
+        assert decision is not None
+        asked = Asked(
+            server=self.name,
+            principal=_whose(call),
+            tool=call.name,
+            fingerprint=entry.fingerprint,
+            arguments=call.arguments,
+            policy=self.policy.version,
+            rule=decision.rule,
+            why=decision.why,
+            client=call.client.name[:100],
+            schema=entry.tool.input_schema,
+            title=title_of(entry),
+            by=self.desk.options.deciders(call.is_identified),
+            remember=self.desk.options.remember,
+            source=encode([self.served, entry.source]).decode(),
+            description=inert("" if entry.tool.description is UNSET else entry.tool.description[:MAX_DESCRIPTION]),
+        )
+        preview = None
+        if entry.preview is not None:
+            preview = partial(run_preview, entry.preview, call, self._previewers, self._cleaner(call))
+        try:
+            grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
+            if grant is not None:
+                call.agreed = f"remembered {grant.id}"
+                return
+            call.approval = approval = await Agreement(call, asked, self.desk, preview).reached()
+        except (TrailError, StoreError) as problem:
+            raise _unrecorded(call, problem) from None
+        if approval.edited is not None:
+            call.sent, call.shown = call.sent or call.arguments, call.arguments
+            misplaced: list[tuple[str, str]] = []
+            masked = self._without_secrets(call.shown)  # in the caller's order; what is kept is in another
+            call.arguments = unmasked(call.shown, masked, approval.edited, "", misplaced)
+            if misplaced or not entry.input.valid(call.arguments):
+                await self.desk.cancel(approval)
+                why = misplaced[0][1] if misplaced else entry.bad_arguments(call.arguments).text
+                raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
+            self.asks(call)  # whoever changed them has agreed
+
+    def _promised(self, call: Call) -> bool:
+        """Whether the client was told that a call like this is asked about, and so has not asked itself."""
+        is_destructive = call.entry.facts.annotations.get("destructiveHint") is True
+        return is_destructive and self.promises(call.revision, call.client, call.is_identified)
+
+    def promises(self, revision: Revision, client: ClientInfo, is_identified: bool) -> bool:
+        """Whether the client leaves it to the server to ask its user about destructive tools, and the server can."""
+        can_ask = "elicitation/create" in revision.questions and client.declares("elicitation.form")
+        return client.leaves_asking and can_ask and self.desk.options.deciders(is_identified) in ("anyone", "caller")
+
+    def _cleaner(self, call: Call) -> Callable[[str], str]:
+        """What takes the secrets out of a text about a call, also those of its arguments."""
+        known = self.secrets | set(_hidden(call.arguments, mask_secrets(call.arguments, self.secrets)))
+
+        def clean(text: str) -> str:
+            return mask(text if self.sanitizer is None else str(self.sanitizer.value(text)), known)
+
+        return clean
+
+    async def intend(self, call: Call) -> None:
+        """Write down what is about to be done, and use the approval up, in one step."""
+        changes = [self.desk.consuming(call.approval)] if call.approval is not None else []
+        call.intended = done = True  # whoever is cancelled while it is written may find it written
+        try:
+            if call.trail is None:
+                done = await self._store.commit(changes)
+            elif call.course is not None:
+                call.trail.hand(intent(call, self.masking), call.course)
+                await call.course
+            else:
+                done = await call.trail.write(intent(call, self.masking), changes)
+        except (TrailError, StoreError) as problem:
+            call.intended = False
+            raise _unrecorded(call, problem) from None
+        if not done:
+            call.intended = False
+            raise used_up(call.name)
+        if call.approval is not None:
+            await self.desk.tell(call.approval)
+
+    async def continued(self, call: Call) -> None:
+        """The tool has asked something by ending its try: the approval is good for the next one too."""
+        if call.approval is not None and call.revision.asks == "retry":
+            try:
+                ticket = await self.desk.continued(call.approval)
+            except (TrailError, StoreError) as problem:
+                log.error("tool %r has asked something: %s", call.name, problem)
+                text = f"{call.name} has asked something, which cannot be recorded now; the server's log says why"
+                raise Refused(Kind.UNRECORDED, text) from None
+            call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
+
+    async def cleaned(
+        self, call: Call, result: ToolResult, *, is_clean: bool = False, is_doubtful: bool = False
+    ) -> ToolResult:
+        """What may leave."""
+        if call.repairs:
+            told = [{"path": each.path, "sent": each.sent, "became": each.became} for each in call.repairs]
+            result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
+        if self.sanitizer is None or is_clean:
+            return result
+        sent, given, name = result.structured, result, call.entry.tool.name
+        if not is_doubtful and self.sanitizer.passes(name, result):
+            return result
+        if is_small(result):
+            walk = self.sanitizer.walk(name, result)
+        else:  # others do not wait for it
+            if call.course is not None:
+                await TASK
+            walk = await self._cleaners.run(partial(self.sanitizer.walk, name, result, copies=True))
+        result, findings = self.sanitizer.finish(name, walk)
+        if result is given and not findings:
+            return result
+        call.findings += findings
+        left, schema = result.structured, None if result.is_error else call.entry.output
+        if schema is not None and left is not sent and not schema.valid(left):
+            result = replace(result, structured=UNSET, is_error=True, content=[_UNFIT, *result.content])
+        reason = risk(findings) if findings else None
+        known = {} if result.meta is UNSET else result.meta
+        added: Object = {SANITIZED: changed} if (changed := changes(call.findings)) else {}
+        if reason is not None and RISK not in known:  # the author's own words win
+            added[RISK] = {"level": "dangerous", "reason": reason}
+        return replace(result, meta={**known, **added}) if added else result
+
+    async def cleaned_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
+        """What may leave of a progress or log message, or of a question, and what was found in it."""
+        if self.sanitizer is None:
+            return params, ()
+        if is_small(params):
+            return self.sanitizer.message(params)
+        made: tuple[Json, Sequence[Finding]] = await self._cleaners.run(
+            partial(self.sanitizer.message, params, copies=True)
+        )
+        return made
+
+    async def save_rest(self, call: Call, result: ToolResult) -> None:
+        """Put away what was cut off, for whoever wants to read on."""
+        assert self.reading is not None
+        reading, fresh = self.reading, self.reading.taken()
+        if call.course is not None:
+            await TASK
+        await reading.save(fresh, call.principal.id, result)
+
+
+_UNFIT = Text(
+    "The data of this result is withheld: something in it may not leave, and without that it does not fit the tool's"
+    " output schema. Here is the rest as text:"
+)
+
+
+def _hidden(real: Json, shown: Json) -> Iterator[str]:
+    """The texts that a mask hides."""
+    if type(real) is dict and type(shown) is dict:
+        for inner, seen in zip(real.values(), shown.values(), strict=False):
+            yield from _hidden(inner, seen)
+    elif type(real) is list and type(shown) is list:
+        for inner, seen in zip(real, shown, strict=False):
+            yield from _hidden(inner, seen)
+    elif real != shown:
+        yield real if type(real) is str else encode(real).decode()
+
+
+def _release(*places: Callable[[], None]) -> None:
+    for release in places:
+        release()
+
+
+def _whose(call: Call) -> str:
+    """Whose a yes is. Callers without a name are told apart by where they are: one's yes is not another's."""
+    who = call.principal.id
+    return f"{who} from {network(call.address)}" if who == ANONYMOUS else who
+
+
+def _unrecorded(call: Call, problem: Exception) -> Refused:
+    log.error("tool %r was not called: %s", call.name, problem)  # which names the file: that is not for a peer
+    return Refused(Kind.UNRECORDED, f"{call.name} was not called: it cannot be recorded now; the server's log says why")

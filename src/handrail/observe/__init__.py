@@ -1,0 +1,1 @@
+"""What calls do, as seen from outside: activity, snapshots, statistics, spans."""

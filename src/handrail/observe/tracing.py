@@ -1,0 +1,93 @@
+"""A span for each call, through OpenTelemetry: the one file that imports it, loaded when a server has `tracing=True`.
+
+Names and attributes are those of OpenTelemetry's conventions for MCP. Neither arguments nor results are in them, and no
+session id, which is as good as a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from opentelemetry import trace as otel
+from opentelemetry.context import Context
+
+from handrail import __version__
+from handrail.engine.call import Call
+from handrail.engine.outcome import Observer, ending
+from handrail.engine.pipeline import Handler
+from handrail.errors import Kind
+from handrail.model import ToolResult
+from handrail.protocol.trace import Trace
+from handrail.revisions.base import Fault
+
+MAX_ID_CHARS = 100
+_FINE = ("ok", "input_required")
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+def spans(forms: Mapping[Kind, Fault]) -> Observer:
+    """The span is the current one inside the call: whatever the tool does with OpenTelemetry belongs to it."""
+    tracer = otel.get_tracer("handrail", __version__)
+
+    def around(inner: Handler) -> Handler:
+        async def handle(call: Call) -> ToolResult:
+            parent, links = _parent(call)
+            with tracer.start_as_current_span(
+                f"tools/call {call.name}",
+                parent,
+                otel.SpanKind.SERVER,
+                _attributes(call),
+                links,
+                record_exception=False,  # its text may hold anything
+                set_status_on_exception=False,
+            ) as span:
+                try:
+                    result = await inner(call)
+                except BaseException as problem:
+                    _close(span, ending(call, problem), call.revision.faults, forms)
+                    raise
+                _close(span, ending(call, result), call.revision.faults, forms)
+                return result
+
+        return handle
+
+    return around
+
+
+def _parent(call: Call) -> tuple[Context | None, list[otel.Link]]:
+    """What `_meta` names, linked to what surrounds us; else what surrounds us; else what the headers name."""
+    around = otel.get_current_span().get_span_context()
+    if call.named_trace is not None:
+        return _context(call.named_trace), [otel.Link(around)] if around.is_valid else []
+    return None if around.is_valid or call.trace is None else _context(call.trace), []
+
+
+def _context(trace: Trace) -> Context:
+    state = otel.TraceState.from_header([trace.state])
+    known = otel.SpanContext(
+        int(trace.trace_id, 16), int(trace.parent_id, 16), True, otel.TraceFlags(trace.flags), state
+    )
+    return otel.set_span_in_context(otel.NonRecordingSpan(known))
+
+
+def _attributes(call: Call) -> dict[str, str]:
+    return {
+        "mcp.method.name": "tools/call",
+        "mcp.protocol.version": call.revision.name,
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": call.name,
+        "jsonrpc.request.id": str(call.id)[:MAX_ID_CHARS],
+        **({"network.protocol.name": "http"} if call.over_http else {}),
+        "network.transport": "tcp" if call.over_http else "pipe",
+    }
+
+
+def _close(span: otel.Span, how: str, faults: Mapping[Kind, Fault], forms: Mapping[Kind, Fault]) -> None:
+    if how in _FINE:
+        return
+    kind = _KINDS.get(how)
+    code = 0 if kind is None else (forms.get(kind) or faults[kind]).code  # 0: told as a result
+    if code:
+        span.set_attribute("rpc.response.status_code", str(code))
+    span.set_attribute("error.type", str(code) if code else how if how == "cancelled" else "tool_error")
+    span.set_status(otel.Status(otel.StatusCode.ERROR, how))

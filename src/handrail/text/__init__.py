@@ -1,0 +1,1 @@
+"""Untrusted text: control characters, secrets, confusable names, media."""

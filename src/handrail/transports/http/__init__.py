@@ -1,0 +1,1 @@
+"""The HTTP endpoint: any ASGI server can serve it."""

@@ -1,0 +1,331 @@
+"""The HTTP endpoint: one URL for every revision, as a plain ASGI application.
+
+The body of a request decides who is speaking: it names a stateless revision, or shakes hands, or belongs to a session.
+A request is answered as JSON when its answer is all there is to say, and with events as soon as there is more:
+progress, a question, or two quiet seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from random import uniform
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from msgspec.json import decode as parse
+
+from handrail.engine.core import Engine
+from handrail.engine.dispatcher import Conversation
+from handrail.engine.http_sessions import TOPIC, Sessions
+from handrail.engine.rejections import DoorBook
+from handrail.errors import HandrailError, Refused
+from handrail.guards.identity import Verifier
+from handrail.jsonrpc import encode
+from handrail.model import Principal
+from handrail.options import expect, shown
+from handrail.protocol import http_rules as http
+from handrail.protocol.connection import Connection
+from handrail.protocol.http_rules import Door, Headers
+from handrail.stores import Store, StoreError
+from handrail.transports.http.monitoring import Watch
+from handrail.transports.http.post import WATCH_SECONDS, Exchange, Post, Rest
+from handrail.transports.http.response import JSON, Fields, Receive, Scope, Send, Stream
+from handrail.transports.http.streams import Delete, Get
+
+if TYPE_CHECKING:
+    from handrail.transports.http1.request import Cycle
+
+log = logging.getLogger("handrail")
+
+ANONYMOUS = Principal("anonymous")
+LAST_SECONDS = 0.5
+HEAR_AGAIN_SECONDS = 1.0
+PAUSE_SECONDS = (0.1, 0.4)
+"""How long whoever comes too often waits to be told so: a flood goes no faster than its answers. Of no fixed length,
+else those who were refused together would come back together, and be in everybody's way."""
+
+_PREFLIGHT: Fields = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-max-age", b"600"),
+]
+_WELL_KNOWN = "/.well-known/oauth-protected-resource"
+_KINDS: dict[str, type[Exchange]] = {"GET": Get, "POST": Post, "DELETE": Delete}
+
+
+class EndpointOptions(TypedDict, total=False):
+    """How a server is reached over HTTP."""
+
+    path: str  # "/mcp"
+    hosts: Iterable[str]  # the names it answers to; unset: those of the local machine; "*": any
+    origins: Iterable[str]  # web pages that may talk to it, beside those of its own address
+    auth: Verifier  # who is calling; unset: anybody who comes through the door
+    legacy_stateless: bool  # serve clients of handshake revisions that have no session
+    metrics_token: str  # `/metrics` for whoever has it; unset: there is no such page
+    access_log: bool  # a line of JSON for each request, by the logger "handrail.access" (False)
+
+
+_MEANT = {
+    "path": ('a text such as "/mcp"', str),
+    "metrics_token": ("a text", str),
+    "legacy_stateless": ("True or False", bool),
+    "access_log": ("True or False", bool),
+}
+
+
+class Endpoint:
+    """The ASGI application of one server. All it keeps is about requests that are going on."""
+
+    def __init__(
+        self, engine: Engine, store: Store | Callable[[], Store], /, **options: Unpack[EndpointOptions]
+    ) -> None:
+        for option, (meant, kind) in _MEANT.items():
+            if options.get(option) is not None:
+                expect(f"http: {option}", options.get(option), meant, kind)
+        verifier = options.get("auth")
+        if verifier is not None and (isinstance(verifier, type) or not callable(getattr(verifier, "verify", None))):
+            raise TypeError(f"http: auth: expected a verifier such as ApiKeys({{…}}), got {shown(verifier)}")
+        self.engine = engine
+        self.path = options.get("path", "/mcp").rstrip("/")
+        self.door = Door(options.get("hosts", ()), options.get("origins", ()))
+        if self.door.any_host:
+            log.warning("http: any Host is answered: web pages can reach this server through names of their own")
+        self._kinds = _KINDS if engine.offer.handshake else {"POST": Post}
+        self.sessions: Sessions
+        self.legacy_stateless = options.get("legacy_stateless", False)
+        self.pipes: dict[str, Conversation] = {}  # of the transport of 2024, by the id in their address
+        self.open: set[Exchange] = set()  # requests that were not answered at once
+        self.tasks: set[asyncio.Task[None]] = set()  # of those, what outlives its request
+        self.calls: Counter[str] = Counter()  # of those, by principal
+        self.pending: dict[Post, float] = {}  # of those, which take no task before that time; the oldest first
+        self._looking = False
+        self.auth = options.get("auth")
+        self._book = DoorBook(engine.gate)
+        self.watch = Watch.wanted(engine, options)
+        self._store = store
+        self._stack: AsyncExitStack | None = None
+        self._beginning = asyncio.Lock()
+        self.stopping = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._lifespan(scope, receive, send)
+            return
+        if self._stack is None:
+            await self.begin()
+        if self.watch is None:
+            await self._exchange(scope, receive, send)
+        else:
+            await self.watch(self._exchange, scope, receive, send)
+
+    def at_once(self, cycle: Cycle, headers: Headers) -> bool:
+        """For a listener of ours: take a request that came whole, and see to its answer; False: just call."""
+        if self._stack is None or self.watch is not None:
+            return False
+        exchange = self._admit(cycle.scope, cycle.receive, cycle.send, headers)
+        exchange.cycle = cycle
+        work: Rest = None
+        if exchange.said is None:
+            if self.auth is not None or type(exchange) is not Post:
+                work = self._go_on(exchange)
+            else:
+                exchange.principal = ANONYMOUS
+                rest = exchange.accept(bytes(cycle.body))
+                if rest is not None or exchange.comes_too_often:
+                    work = self.end(exchange, rest)
+        if work is not None:
+            cycle.start(work)
+        elif exchange.said is not None:
+            exchange.part()
+            cycle.answer(*exchange.said)
+        return True
+
+    def expect(self, exchange: Post, loop: asyncio.AbstractEventLoop) -> None:
+        """Let a request wait for its answer, without a task if that comes soon."""
+        self.pending[exchange] = due = loop.time() + WATCH_SECONDS
+        if not self._looking:
+            self._looking = True
+            loop.call_at(due, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._looking, now = False, loop.time()
+        for exchange, due in list(self.pending.items()):
+            if due > now:  # there is one timer for all: few are still there when it is their time
+                self._looking = True
+                loop.call_at(due, self._look, loop)
+                break
+            exchange.tell()
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, twice = http.headers_of(scope["headers"])
+        await self._go_on(self._admit(scope, receive, send, headers, twice))
+
+    async def _go_on(self, exchange: Exchange) -> None:
+        if exchange.said is None and await self._identify(exchange):
+            if self.watch is not None:
+                self.watch.see(exchange)
+            await exchange.run()
+        await self._part(exchange)
+
+    async def end(self, exchange: Exchange, rest: Rest) -> None:
+        """Do what is left to do for a request, and write its answer."""
+        if rest is not None:
+            await rest
+        await self._part(exchange)
+
+    async def _part(self, exchange: Exchange) -> None:
+        if exchange not in self.open:  # else its call goes on without the caller
+            exchange.part()
+        if exchange.comes_too_often:
+            await asyncio.sleep(uniform(*PAUSE_SECONDS))
+        await exchange.close()
+
+    def _admit(self, scope: Scope, receive: Receive, send: Send, headers: Headers, twice: str = "") -> Exchange:
+        """A request that came through the door; what is not to be taken has its answer already."""
+        refusal = self.door.refusal(scope.get("scheme", "http"), headers)
+        if refusal or twice:  # and not told what it may read
+            exchange = Exchange(self, scope, receive, send, {})
+            why = refusal or f"The header {twice} stands twice"
+            exchange.text(403 if refusal else 400, why)
+            self._book.note(exchange.peer, "forbidden" if refusal else "invalid_request", why)
+            return exchange
+        root, path, kind = scope.get("root_path"), scope["path"], self._kinds.get(scope["method"], Exchange)
+        exchange = kind(self, scope, receive, send, headers)
+        if root:
+            path = path.removeprefix(root).rstrip("/") or self.path
+        if path != self.path or self.stopping or kind is Exchange:
+            self._turn_aside(exchange, path.rstrip("/"))
+        return exchange
+
+    async def _identify(self, exchange: Exchange) -> bool:
+        exchange.principal = ANONYMOUS
+        if self.auth is not None:
+            token = http.bearer(exchange.headers)
+            principal = await self.auth.verify(token) if token else None
+            if principal is None:
+                self._book.note(exchange.peer, "unauthenticated", "the token is not valid" if token else "no token")
+                try:
+                    self.engine.gate.allow(ANONYMOUS, exchange.peer)  # whoever guesses tokens guesses slowly
+                except Refused as refused:
+                    exchange.text(429, refused.text, [(b"retry-after", b"%d" % math.ceil(refused.retry_after))])
+                    return False
+                exchange.text(401, "A valid token is needed", [http.challenge(self.challenge(exchange))])
+                return False
+            exchange.principal = principal
+        return True
+
+    def _turn_aside(self, exchange: Exchange, path: str) -> None:
+        """Answer what is not a message, or not to be taken now."""
+        method, metadata = exchange.scope["method"], None if self.auth is None else self.auth.metadata
+        if path in ("/healthz", "/readyz"):
+            ready = path == "/healthz" or not self.stopping
+            exchange.text(200 if ready else 503, "ok" if ready else "stopping")
+        elif path == _WELL_KNOWN + self.path and metadata is not None:
+            exchange.whole(200, JSON, encode({"resource": exchange.here + self.path, **metadata}))
+        elif path not in (self.path, "/sse"):
+            exchange.text(404, "Not found")
+        elif method == "OPTIONS":
+            allowed = (b"access-control-allow-headers", http.preflight(exchange.headers))
+            exchange.whole(204, [*_PREFLIGHT, allowed], b"")
+        elif self.stopping:
+            exchange.refuse_to_begin()
+        elif method not in self._kinds:
+            exchange.text(405, "Method not allowed", [(b"allow", ", ".join(self._kinds).encode())])
+
+    def challenge(self, exchange: Exchange) -> dict[str, str]:
+        """What a caller that may not is told of how to get there."""
+        parts = {"error": "invalid_token"} if http.bearer(exchange.headers) else {}
+        if self.auth is not None and self.auth.metadata is not None:
+            parts["resource_metadata"] = f"{exchange.here}{_WELL_KNOWN}{self.path}"
+        return parts
+
+    async def begin(self) -> None:
+        """Enter the server's lifespan: by the lifespan of the application around us, or at the first request."""
+        async with self._beginning:
+            if self._stack is not None:
+                return
+            async with AsyncExitStack() as stack:
+                store = self._store
+                if callable(store):  # opened here, in the process and the loop that will use it
+                    store = store()
+                    stack.push_async_callback(store.close)
+                if self.auth is not None:
+                    stack.push_async_callback(self.auth.close)
+                self.engine.gate.meeting = store
+                if not self.engine.owner.is_serving:  # else whoever serves it decides when that ends
+                    await stack.enter_async_context(self.engine.owner.serving())
+                if self.watch is not None:
+                    await stack.enter_async_context(self.watch.sharing(store))
+                self.sessions = Sessions(self.engine, store)
+                listener = asyncio.create_task(self._hear())
+                stack.callback(listener.cancel)
+                self._stack = stack.pop_all()
+
+    async def stop(self) -> None:
+        """Tell every stream that no more will come, let calls end, and leave the lifespan."""
+        self.stopping = True
+        conversations = self._conversations()
+        for conversation in conversations:
+            conversation.end_subscriptions()
+        calls = [landing for each in conversations for landing in each.landings()]
+        if calls:
+            await asyncio.wait(calls, timeout=self.engine.limits.grace_seconds)
+        for conversation in self._conversations():
+            conversation.drop()
+        for exchange in list(self.open):
+            exchange.finish(None)
+        tasks = {each.task for each in self.open if each.task is not None}
+        if tasks:  # what they have to say last
+            await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        if self._stack is not None:
+            stack, self._stack = self._stack, AsyncExitStack()
+            await stack.aclose()
+
+    def _conversations(self) -> list[Conversation]:
+        return [each.conversation for each in self.open if each.conversation is not None]
+
+    def end_session(self, connection: Connection) -> None:
+        """Give up what is going on in a session that was ended."""
+        for exchange in list(self.open):
+            if exchange.conversation is not None and exchange.conversation.connection is connection:
+                exchange.conversation.drop()
+                exchange.finish(None)
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            raise ValueError(f"this application speaks HTTP, not {scope['type']}")
+        await receive()
+        try:
+            await self.begin()
+        except Exception as problem:
+            if not isinstance(problem, HandrailError):  # whose message says it all
+                log.exception("the server's lifespan failed")
+            await send({"type": "lifespan.startup.failed", "message": str(problem)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _hear(self) -> None:
+        """Messages that reached another process than the one in which somebody waits for them."""
+        while True:
+            try:
+                async with self.sessions.store.subscribe(TOPIC) as messages:
+                    async for message in messages:
+                        self._heard(*parse(message, type=tuple[str, bytes | None]))
+            except StoreError as problem:
+                log.warning("http: messages of other processes may be lost: %s", problem)
+                await asyncio.sleep(HEAR_AGAIN_SECONDS)
+
+    def _heard(self, name: str, body: bytes | None) -> None:
+        conversation, connection = self.pipes.get(name), self.sessions.live(name)
+        if conversation is None and connection is not None:
+            conversation = Conversation(self.engine, Stream(self.engine.limits), ANONYMOUS, connection)
+        if conversation is not None and body is not None:
+            conversation.say(conversation.receive(body) or None)
+        elif connection is not None:
+            self.end_session(connection)

@@ -1,0 +1,218 @@
+"""Every request as it is seen from outside: counted, told to the access log, and the numbers as a page for Prometheus.
+
+Workers share a port, so whichever is asked answers for all: each keeps its numbers in the store, every few seconds and
+whenever it is asked itself, so that no number goes back between two answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
+from msgspec.json import decode
+
+from handrail.engine.core import Engine
+from handrail.guards.identity import ApiKeys
+from handrail.jsonrpc import Notification, Request, encode
+from handrail.metrics import Metrics, Snapshot, text
+from handrail.model import Object
+from handrail.protocol import http_rules as http
+from handrail.protocol.http_rules import Door
+from handrail.protocol.trace import read, read_headers
+from handrail.revisions.base import VERSION
+from handrail.stores import Store, StoreError
+from handrail.transports.http.response import Receive, Response, Scope, Send
+
+log = logging.getLogger("handrail")
+access = logging.getLogger("handrail.access")
+
+SHARE_SECONDS, KEEP_SECONDS = 5.0, 15.0
+MAX_CHARS = 200
+GONE = 499  # in place of a status: the client went away before there was one
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_FIELDS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), (b"cache-control", b"no-store")]
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Visit(Struct, eq=False):
+    """One request, under `scope["handrail"]`."""
+
+    status: int = GONE
+    size: int = 0
+    streams: bool = False
+    exchange: Any = None
+
+
+class Watch:
+    """Stands between the listener and an endpoint; its page is part of that only if it has a token."""
+
+    def __init__(self, engine: Engine, page: Page | None, *, is_shown: bool = False, logs: bool = False) -> None:
+        self.page = page
+        self._engine = engine
+        self._metrics = Metrics() if page is None else page.metrics
+        self._is_shown = is_shown
+        self._logs = logs
+        if logs and access.level == logging.NOTSET:
+            access.setLevel(logging.INFO)
+
+    @classmethod
+    def wanted(cls, engine: Engine, options: Any) -> Watch | None:
+        """None if no option asks for it."""
+        token, logs, page = options.get("metrics_token"), options.get("access_log", False), None
+        if token is not None or options.get("metrics") is not None:
+            page = Page(engine, options.get("hosts", ()), token, shared=options.get("workers", 1) > 1)
+        return cls(engine, page, is_shown=token is not None, logs=logs) if page is not None or logs else None
+
+    def sharing(self, store: Store) -> AbstractAsyncContextManager[None]:
+        """Where workers tell each other of their numbers, if there are any."""
+        return nullcontext() if self.page is None or not self.page.shared else self.page.sharing(store)
+
+    def see(self, exchange: Any) -> None:
+        """Who serves a request: has a scope and a principal, and perhaps a message and a connection."""
+        if "handrail" in exchange.scope:
+            exchange.scope["handrail"].exchange = exchange
+
+    async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        visit, metrics, begun = Visit(), self._metrics, time.perf_counter()
+        if self._logs:
+            scope["handrail"] = visit
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self.page is not None and self._is_shown and path == "/metrics":
+            app = self.page
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                visit.status = message["status"]
+                visit.streams = (b"content-type", b"text/event-stream") in message["headers"]
+                metrics.streams.add(by=visit.streams)
+            else:
+                visit.size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await app(scope, receive, sending)
+        except Exception:
+            visit.status = 500 if visit.status == GONE else visit.status
+            raise
+        finally:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            metrics.streams.add(by=-visit.streams)
+            metrics.requests.add(method, str(visit.status))
+            if self._logs:
+                self._tell(visit, method, scope, time.perf_counter() - begun)
+
+    def _tell(self, visit: Visit, method: str, scope: Scope, seconds: float) -> None:
+        """Who, what and how it went: no query, token, argument or session id (P-34), nothing but plain ASCII (P-33)."""
+        known = {
+            "method": method,
+            "path": quote(scope["path"][:MAX_CHARS]),
+            "status": visit.status,
+            "bytes": visit.size,
+            "ms": round(seconds * 1000, 3),
+            **self._said(visit.exchange, http.headers_of(scope["headers"])[0]),
+        }
+        access.info("%s", json.dumps({name: value for name, value in known.items() if value is not None}))
+
+    def _said(self, exchange: Any, headers: http.Headers) -> Object:
+        message = getattr(exchange, "message", None)
+        params = message.params if isinstance(message, Request | Notification) else {}
+        name, meta = params.get("name"), params.get("_meta")
+        meta = meta if type(meta) is dict else {}
+        named, connection = meta.get(VERSION), getattr(exchange, "connection", None)
+        agreed = None if connection is None else connection.revision
+        trace = read(meta.get("traceparent")) or read_headers(headers)
+        return {
+            "principal": None if exchange is None else exchange.principal.id,
+            "mcp_method": "batch" if type(message) is list else getattr(message, "method", "")[:MAX_CHARS] or None,
+            "tool": name if type(name) is str and self._engine.catalog.get(name) is not None else None,
+            "revision": named if named in self._engine.offer.supported_stateless else agreed and agreed.name,
+            "trace": trace and trace.trace_id,
+        }
+
+
+class Page:
+    """`/metrics` as an ASGI application, under the server's names and those of this machine (P-22)."""
+
+    def __init__(self, engine: Engine, hosts: Iterable[str], token: str | None, *, shared: bool) -> None:
+        self.metrics = engine.count()
+        self.shared = shared  # several workers answer for each other
+        self._engine = engine
+        self._door = Door([*hosts, *_LOCAL])
+        self._keys = None if token is None else ApiKeys({"metrics": ApiKeys.hashed(token)})
+        self._store: Store | None = None
+        self._prefix = f"metrics:{secrets.token_hex(8)}:"  # the same in every worker of this server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"this application speaks HTTP, not {scope['type']}")
+        headers, twice = http.headers_of(scope["headers"])
+        refusal = self._door.refusal(scope.get("scheme", "http"), headers)
+        response = Response(scope, receive, send, {}, self._engine.limits)
+        if refusal or twice:
+            response.text(403 if refusal else 400, refusal or f"The header {twice} stands twice")
+        elif scope["path"].removeprefix(scope.get("root_path", "")) != "/metrics":
+            response.text(404, "Not found")
+        elif scope["method"] not in ("GET", "HEAD"):
+            response.text(405, "Method not allowed", [(b"allow", b"GET, HEAD")])
+        elif self._keys is not None and await self._keys.verify(http.bearer(headers)) is None:
+            response.text(401, "A valid token is needed", [http.challenge({})])
+        else:
+            response.whole(200, _FIELDS, await self._text())
+        await response.close()
+
+    @asynccontextmanager
+    async def sharing(self, store: Store) -> AsyncIterator[None]:
+        """Tell the other workers, for as long as this is entered."""
+        self._store = store
+        task = asyncio.create_task(self._keep_sharing(store))
+        try:
+            yield
+        finally:
+            self._store = None
+            task.cancel()
+            await asyncio.wait((task,))
+            with suppress(StoreError):
+                await store.delete(f"{self._prefix}{os.getpid()}")
+
+    async def _text(self) -> bytes:
+        if self._store is None:
+            return text([self._snapshot()])
+        await self._share(self._store)
+        return text([decode(value, type=Snapshot) for _, value in await self._store.scan(self._prefix)])
+
+    async def _keep_sharing(self, store: Store) -> None:
+        while True:
+            try:
+                await self._share(store)
+            except StoreError as problem:
+                log.warning("metrics: the other workers cannot be told: %s", problem)
+            await asyncio.sleep(SHARE_SECONDS)
+
+    async def _share(self, store: Store) -> None:
+        worker = str(os.getpid())
+        await store.put(self._prefix + worker, encode(self._snapshot(worker)), ttl=KEEP_SECONDS)
+
+    def _snapshot(self, worker: str = "") -> Snapshot:
+        metrics = self.metrics
+        metrics.tools.set(len(list(self._engine.catalog)))
+        metrics.cpu.values[()] = time.process_time()
+        if sys.platform == "linux":
+            fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            metrics.started.values.setdefault((), booted + int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+            metrics.memory.set(int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
+        return metrics.snapshot(worker)

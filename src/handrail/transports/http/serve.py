@@ -1,0 +1,71 @@
+"""A server on an address of its own: the endpoint behind the listener, in one process or several."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from handrail.engine.core import Engine
+from handrail.options import expect
+from handrail.schema.explain import check_options
+from handrail.stores import Store
+from handrail.stores.memory import MemoryStore
+from handrail.transports.http.endpoint import Endpoint, EndpointOptions
+from handrail.transports.http.monitoring import access
+from handrail.transports.http1.listen import HttpLimits, run_http
+
+
+class HttpOptions(EndpointOptions, total=False):
+    """How a server listens."""
+
+    store: str | Path  # a file for what must be shared and outlive a process; unset: in memory, or a temporary one
+    workers: int  # processes on one port (1)
+    certificate: str
+    key: str
+    http_limits: HttpLimits
+    metrics: str  # an address of its own for `/metrics`
+    ready: Callable[[str], None]  # told the URL when it listens; unset: it is printed to standard error
+
+
+def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> None:
+    """Serve until a signal comes."""
+    check_options("run", options, HttpOptions.__annotations__)
+    store, workers = options.get("store"), options.get("workers", 1)
+    expect("run: workers", workers, "a number of processes", int)
+    ready, metrics = options.get("ready", _print), options.get("metrics")
+    with ExitStack() as stack:
+        if store is None and workers > 1:  # they must know of each other's sessions
+            store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
+        endpoint = Endpoint(engine, _opener(store), **cast(EndpointOptions, options))
+        if options.get("access_log") and not access.hasHandlers():  # nobody has said where lines go
+            access.addHandler(logging.StreamHandler())
+        run_http(
+            endpoint,
+            address,
+            stop=endpoint.stop,
+            limits=options.get("http_limits", HttpLimits()),
+            grace=engine.limits.grace_seconds,
+            workers=workers,
+            certificate=options.get("certificate"),
+            key=options.get("key"),
+            ready=lambda url: ready(url + endpoint.path),
+            beside=(endpoint.watch.page, metrics) if metrics is not None and endpoint.watch is not None else None,
+        )
+
+
+def _opener(path: str | Path | None) -> Callable[[], Store]:
+    if path is None:
+        return MemoryStore
+    from handrail.stores.sqlite import SqliteStore
+
+    return partial(SqliteStore, path, durable=False)
+
+
+def _print(url: str) -> None:
+    print(f"Serving {url}", file=sys.stderr, flush=True)

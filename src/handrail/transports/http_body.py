@@ -1,0 +1,174 @@
+"""What comes back to a client over HTTP, within bounds: answers, refusals, and event streams to come back to."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from handrail.errors import HttpRefused, Sent, TransportError
+from handrail.jsonrpc import Response, decode_answer, error_flaw
+from handrail.protocol.sse import Event, EventReader
+from handrail.text.controls import one_line
+from handrail.transports.base import Ear, Waiting
+from handrail.transports.http_request import EVENTS, JSON, broken
+from handrail.transports.outbox import Outbox
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
+RETRY_SECONDS = 1.0  # where the server has not said how long to wait before coming back
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 300.0
+MAX_BACK_OFF_SECONDS = 30.0
+_SENDABLE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]{1,2048}")  # as the value of a header
+
+
+def media_type(response: ClientResponse) -> str:
+    kind = response.headers.get("Content-Type", "")
+    return kind if kind in (JSON, EVENTS) else kind.partition(";")[0].strip().lower()
+
+
+async def read_some(response: ClientResponse, limit: int) -> bytes:
+    """The body, or as much of it as comes, and stands before `limit`."""
+    pieces, size = [], 0
+    with contextlib.suppress(*broken()):
+        while size <= limit and (piece := await response.content.readany()):
+            pieces.append(piece)
+            size += len(piece)
+    return b"".join(pieces)[:limit]
+
+
+async def read_whole(response: ClientResponse, limit: int, ear: Ear, about: Waiting) -> bytes:
+    """The body, if it is not longer than `limit`."""
+    content = response.content
+    size = response.content_length or 0
+    body = b""
+    if size <= limit:
+        body = await content.readany()
+        if not content.at_eof():
+            pieces, size = [body], len(body)
+            while size <= limit and pieces[-1]:
+                ear.alive(about)
+                pieces.append(await content.readany())
+                size += len(pieces[-1])
+            body = b"".join(pieces)
+    if size > limit or len(body) > limit:
+        raise TransportError(f"an answer of over {limit:,} bytes", sent=Sent.UNKNOWN)
+    return body
+
+
+NOT_HERE = "Is this the address of an MCP server? The path is often /mcp"
+
+
+def is_error(body: bytes, about: Waiting) -> bool:
+    """Return whether `body` is a valid JSON-RPC error, about this request or about none.
+
+    Proxies and rate limiters answer `{"error": "rate limited"}` too; that is no message.
+    """
+    found = decode_answer(body)
+    return (
+        isinstance(found, Response)
+        and found.id in ("", about.id)  # "" stands for none
+        and error_flaw(found.error) == ""
+    )
+
+
+def refusal(response: ClientResponse, body: bytes) -> HttpRefused:
+    """What a status that says no means to a caller; `retry_after` has the seconds to wait, if the server knows."""
+    status, said, hint = response.status, "", ""
+    if status < 400:
+        said, hint = response.headers.get("Location", ""), "Redirects to other places are not followed"
+    elif media_type(response) in (JSON, "text/plain"):
+        said = body.decode("utf-8", "replace")
+    if status in (404, 405, 501):  # 501 is how plain file servers answer a POST
+        hint = NOT_HERE
+    wait = _seconds(response.headers.get("Retry-After", "")) if status in (429, 503) else None
+    if wait is not None:
+        hint = f"Try again in {wait:g} s"
+    text = f"HTTP {status}: {one_line(said, 200)}" if said else f"HTTP {status}"
+    sent = Sent.FAILED if status < 500 else Sent.UNKNOWN
+    return HttpRefused(text, status=status, body=body, retry_after=wait, sent=sent, hint=hint)
+
+
+def unanswered(status: int, what: str, body: bytes = b"") -> HttpRefused:
+    """A status that says yes, without an answer."""
+    return HttpRefused(f"HTTP {status} with {what}", status=status, body=body, sent=Sent.UNKNOWN, hint=NOT_HERE)
+
+
+def _seconds(text: str) -> float | None:
+    """What `Retry-After` says: seconds, or a date."""
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    try:
+        return max(0.0, round(parsedate_to_datetime(text).timestamp() - time.time()))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+class EventStream:
+    """Events as they come, and where we are among them, to come back to when a stream has broken."""
+
+    def __init__(self, limit: int) -> None:
+        self.last = ""  # the id of the last event that had one
+        self.pieces = 0  # that came
+        self._wait = RETRY_SECONDS
+        self._limit = limit
+        self._reader: EventReader | None = None
+        self._unread: list[Event] | None = None
+
+    def pause(self, fruitless: int) -> float:
+        """How long to wait before coming back, after so many times in vain."""
+        return min(self._wait * 2.0 ** min(fruitless, 10), max(self._wait, MAX_BACK_OFF_SECONDS))
+
+    async def opening(self, response: ClientResponse) -> Event | None:
+        """The first event of a response that says something; what came with it is handed over later."""
+        self._reader = EventReader(self._limit)
+        while piece := await response.content.readany():
+            events = [event for event in self._reader.feed(piece) if event.data]
+            if events:
+                self._unread = events[1:]
+                return events[0]
+        return None
+
+    async def hand_over(
+        self, response: ClientResponse, ear: Ear, about: Waiting | None, outbox: Outbox, *, is_only: bool = False
+    ) -> None:
+        """Tell `ear` what comes, until the answer to `about` was there, or the end.
+
+        Where it is the only stream there is, a sign of life on it counts for everything. What brings replies about is
+        read no faster than those can be posted.
+        """
+        reader, events = self._reader or EventReader(self._limit), self._unread
+        self._reader = self._unread = None
+        while True:
+            if events is None:
+                if not (piece := await response.content.readany()):
+                    return
+                events = reader.feed(piece)
+            self.pieces += 1
+            is_silent = True
+            for event in events:
+                self.note(event)
+                if event.too_long:
+                    why = f"an event of over {self._limit:,} bytes"
+                    if about is not None:
+                        raise TransportError(why, sent=Sent.UNKNOWN)
+                    ear.skipped(why, too_long=True)
+                elif event.data and event.name in ("", "message"):
+                    is_silent, before = False, outbox.added
+                    ear.hear(event.data, about)
+                    if about is not None and about.future.done():
+                        return
+                    if outbox.added != before:
+                        await outbox.room()
+            if is_silent and (is_only or about is not None):
+                ear.alive(about)
+            events = None
+
+    def note(self, event: Event) -> None:
+        if event.ident is not None:
+            self.last = event.ident if _SENDABLE.fullmatch(event.ident) else ""
+        if event.retry_ms is not None:
+            self._wait = min(max(event.retry_ms / 1000, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)

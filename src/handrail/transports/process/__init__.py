@@ -1,0 +1,1 @@
+"""Processes that serve: signals, parents, several workers."""

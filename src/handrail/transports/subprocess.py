@@ -1,0 +1,423 @@
+"""A server as a child process: lines to its standard input, lines from its standard output.
+
+It leads a process group of its own, and the whole group ends with it: what a server has forked does not outlive it. If
+we are killed ourselves a guard ends the group, because nothing but good manners makes a server leave when its input
+ends. What has left the group (a daemon) is out of reach. The loop has to be able to watch pipes: not on Windows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
+
+from msgspec import MsgspecError, Raw, json
+
+from handrail.errors import Sent, TransportError
+from handrail.protocol.lines import Line, LineReader
+from handrail.text.controls import inert
+from handrail.transports.base import Ear, Link, Waiting
+from handrail.transports.subprocess_guard import OURS, guard_group
+
+if sys.platform == "linux":
+    from fcntl import F_SETPIPE_SZ, fcntl
+
+log = logging.getLogger("handrail")
+
+DEFAULT_ENV = (
+    *"HOME LOGNAME PATH SHELL TERM USER LANG LC_* TMPDIR TZ".split(),
+    *"APPDATA COMSPEC LOCALAPPDATA PATHEXT SYSTEMDRIVE SYSTEMROOT TEMP TMP USERNAME USERPROFILE WINDIR".split(),
+)
+"""What a server gets of our environment. The rest may hold secrets that are not its business (P-28)."""
+
+MAX_UNSENT_BYTES = 16 * 1024 * 1024
+STALL_SECONDS = 30.0  # how long a server may take nothing of what waits for it
+STATUS_SECONDS = 0.5  # how long to wait for an exit status, once a pipe has been closed
+TERM_SECONDS = 1.0  # between asking a server to end and ending it
+KILL_SECONDS = 2.0  # only the kernel can make it take longer
+KEPT_LINES, KEPT_BYTES = 200, 64 * 1024  # of standard error
+MAX_WRITTEN = 512  # messages at once; the kernel takes 1,024
+_CHUNK, _PIPE_BYTES = 64 * 1024, 256 * 1024  # as in stdio.py
+
+_HINTS = {
+    errno.EACCES: "It has to be a file that you may execute (chmod +x)",
+    errno.EAGAIN: "There are too many processes",
+    errno.ENOENT: "Is it installed, and on PATH? In a script: is the program of the first line?",
+    errno.ENOEXEC: "A script needs a first line like #!/bin/sh, or its interpreter before it in the command",
+}
+_not_started = partial(TransportError, sent=Sent.NO, phase="connect")
+_text = partial(str, encoding="utf-8", errors="backslashreplace")
+
+
+class Child(Link):
+    """A link to a server that it starts, and ends.
+
+    `inherit_env` names what the server gets of our environment (`LC_*`: all that begin so), `env` what it gets besides.
+    `on_stderr` is called with each line the server writes on standard error; without it they are logged at level INFO.
+    `ear.lost` comes once, however it ends.
+    """
+
+    disconnect_cancels = False
+    news = 1
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        inherit_env: Iterable[str] = DEFAULT_ENV,
+        max_message_bytes: int = 4 * 1024 * 1024,
+        grace: float = 3.0,
+        on_stderr: Callable[[str], None] | None = None,
+    ) -> None:
+        if isinstance(command, str) or not command or not command[0]:
+            raise ValueError(f"command: a list of a program and its arguments, not {command!r}")
+        self._command = list(command)
+        self._env = dict(env or {})
+        self._inherit_env = tuple(inherit_env)
+        self._cwd, self._limit, self._grace, self._on_stderr = cwd, max_message_bytes, grace, on_stderr
+        if any("\0" in part for part in (*self._command, *self._env, *self._env.values(), os.fspath(cwd or ""))):
+            raise ValueError("command, env and cwd: no NUL characters")
+        if any(not name or "=" in name for name in self._env):
+            raise ValueError("env: a name is empty, or has = in it")
+        self._opened = self._closing = False
+        self._gone = asyncio.Event()
+        self._sink = self._source = self._errors = self._pidfd = -1  # -1: not open yet, or not any more
+        self._lines = LineReader(max_message_bytes)
+        self._error_lines = LineReader(KEPT_BYTES)
+        self._kept = bytearray()
+        self._printed = ""  # the last of what was no message
+        self._queue: deque[tuple[bytes | memoryview, Waiting | None]] = deque()
+        self._queued = 0  # bytes
+        self._together = False  # what is sent now is written at the end of the loop's turn, in one
+        self._stall: asyncio.TimerHandle | None = None  # runs while the server takes no more
+        self._status: asyncio.TimerHandle | None = None  # runs while only the exit status is waited for
+        self._problem: TransportError | None = None  # what `lost` was told
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._opened else None
+
+    @property
+    def returncode(self) -> int | None:
+        """As of `subprocess`: below zero the number of a signal; None while it runs."""
+        return self._process.returncode if self._opened else None
+
+    @property
+    def stderr(self) -> str:
+        """The last of what it wrote on standard error."""
+        return "\n".join(_text(self._kept).splitlines()[-KEPT_LINES:])
+
+    async def open(self, ear: Ear) -> None:
+        if self._opened or self._closing:
+            raise RuntimeError("a Child is opened once")
+        if os.name != "posix":
+            raise _not_started("child processes need pipes that the loop can watch", hint="On this system, use HTTP")
+        self._loop = asyncio.get_running_loop()
+        self._ear = ear
+        self._process = process = self._start()
+        self._opened = True
+        self._guard = guard_group(process.pid)
+        self._streams = [stream for stream in (process.stdin, process.stdout, process.stderr) if stream]
+        OURS.add(self._streams[0])
+        try:
+            self._sink, self._source, self._errors = (stream.fileno() for stream in self._streams)
+            for descriptor in (self._sink, self._source, self._errors):
+                os.set_blocking(descriptor, False)  # our end only
+                if sys.platform == "linux" and descriptor != self._errors:
+                    with contextlib.suppress(OSError):  # over the user's share of wide pipes
+                        fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
+            self._loop.add_reader(self._source, self._readable)
+            self._loop.add_reader(self._errors, self._errors_readable)
+            if sys.platform == "linux":
+                with contextlib.suppress(OSError):  # an old kernel, or a sandbox
+                    self._pidfd = os.pidfd_open(process.pid)
+            if self._pidfd >= 0:
+                self._loop.add_reader(self._pidfd, self._end)
+            else:
+                threading.Thread(target=self._wait, name="handrail-child", daemon=True).start()
+        except (OSError, RuntimeError) as problem:
+            self._problem = _not_started(f"the server cannot be watched: {problem}")
+            self._end()
+            raise self._problem from problem
+
+    def _start(self) -> Popen[bytes]:
+        begin = tuple(name[:-1] for name in self._inherit_env if name.endswith("*"))
+        env = {name: os.environ[name] for name in os.environ if name in self._inherit_env or name.startswith(begin)}
+        env |= self._env
+        try:
+            return Popen(
+                self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=self._cwd, env=env, start_new_session=True
+            )
+        except OSError as problem:
+            what, hint = f"{self._command[0]!r} cannot be started", _HINTS.get(problem.errno or 0, "")
+            if self._cwd is not None and problem.filename == self._cwd:
+                what, hint = f"cwd {str(self._cwd)!r} cannot be used", "It has to be a folder that you may enter"
+            raise _not_started(f"{what}: {problem.strerror}", hint=hint) from problem
+
+    # Out
+
+    def send(self, message: bytes, about: Waiting | None) -> None:
+        data = message + b"\n"
+        written = 0
+        if not self._queue and not self._together:
+            try:
+                written = os.write(self._sink, data)
+            except BlockingIOError:
+                pass
+            except OSError:  # the server has closed its input, or we have
+                self._unsendable(about)
+                return
+            if written and about is not None:
+                about.sent = Sent.UNKNOWN
+            if written == len(data):
+                return
+        elif self._queued + len(data) > MAX_UNSENT_BYTES:
+            if about is not None:
+                text = f"over {MAX_UNSENT_BYTES:,} bytes wait for the server to read them"
+                self._ear.lost(TransportError(text, sent=Sent.NO), about)
+            return
+        if self._together and not self._queue:
+            self._loop.call_soon(self._flush)
+        self._queue.append((memoryview(data)[written:] if written else data, about))
+        self._queued += len(data) - written
+        if self._stall is None and not self._together:
+            self._write_later()
+
+    def _write_later(self) -> None:
+        self._loop.add_writer(self._sink, self._flush)
+        self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
+
+    def give_up(self, about: Waiting) -> None:
+        if about.sent is Sent.NO:  # as its caller is told: so it must not leave later
+            self._queue = deque(entry for entry in self._queue if entry[1] is not about)
+            self._queued = sum(len(data) for data, _ in self._queue)
+            if not self._queue:
+                self._flush()
+
+    def _flush(self) -> None:
+        progress = False
+        while self._queue:
+            try:
+                written = os.writev(self._sink, [data for data, _ in islice(self._queue, MAX_WRITTEN)])
+            except BlockingIOError:
+                break
+            except OSError:
+                self._unsendable(None)
+                return
+            progress = True
+            self._queued -= written
+            while written > 0:
+                data, about = self._queue.popleft()
+                if about is not None:
+                    about.sent = Sent.UNKNOWN
+                if written < len(data):
+                    self._queue.appendleft((memoryview(data)[written:], about))
+                written -= len(data)
+        if not self._queue:
+            self._stop_writing()
+            if self._closing:
+                self._close_input()
+        elif self._stall is None:
+            self._write_later()
+        elif progress:
+            self._stall.cancel()
+            self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
+
+    def _stop_writing(self) -> None:
+        if self._stall is not None:
+            self._loop.remove_writer(self._sink)
+            self._stall.cancel()
+            self._stall = None
+
+    def _close_input(self) -> None:
+        """What is queued stays unsent."""
+        self._stop_writing()
+        self._queue.clear()
+        self._queued = 0
+        if self._sink >= 0:
+            self._sink = -1
+            self._streams[0].close()
+
+    def _unsendable(self, about: Waiting | None) -> None:
+        self._close_input()
+        if self._problem is None:
+            self._expect_exit("the server closed its input")  # `lost` is going to be for all
+        elif about is not None:
+            self._ear.lost(TransportError(self._problem.text, sent=Sent.NO, hint=self._problem.hint), about)
+
+    def _stalled(self) -> None:
+        self._lose(f"the server took nothing of what was sent for {STALL_SECONDS:g} s")
+        self._signal(signal.SIGKILL)
+
+    # In
+
+    def _readable(self) -> bool:
+        """Read once; whether there may be more."""
+        data = _read(self._source)
+        if data:
+            lines = self._lines.feed(data)
+            self._together = len(lines) > 1  # whoever waits for them may ask again, each at the same turn of the loop
+            self._take(lines)
+        elif data is not None:
+            self._output_ended()
+        return bool(data)
+
+    def _take(self, lines: list[Line]) -> None:
+        for line in lines if self._problem is None else ():
+            if line is None:
+                self._ear.skipped(f"a line of over {self._limit:,} bytes", too_long=True)
+            elif line[0] == 0x7B or line.lstrip()[:1] in (b"{", b"["):
+                self._ear.hear(line)
+            else:
+                self._printed = _text(line[:100])
+                self._ear.skipped(f"no message: {self._printed!r}")
+
+    def _output_ended(self) -> None:
+        if self._source >= 0:
+            self._loop.remove_reader(self._source)
+            self._source = -1
+            for line in self._lines.end():
+                if line is not None and not _is_whole(line):
+                    line = b"half a line: " + line
+                self._take([line])
+            self._expect_exit("the server closed its output")
+
+    def _errors_readable(self) -> bool:
+        """As `_readable`, of standard error."""
+        data = _read(self._errors)
+        if data:
+            self._kept += data
+            del self._kept[:-KEPT_BYTES]
+            self._tell(self._error_lines.feed(data))
+        elif data is not None and self._errors >= 0:
+            self._loop.remove_reader(self._errors)
+            self._errors = -1
+            self._tell(self._error_lines.end())
+        return bool(data)
+
+    def _tell(self, lines: list[Line]) -> None:
+        try:
+            for line in lines:
+                text = f"(a line of over {KEPT_BYTES:,} bytes)" if line is None else _text(line).rstrip("\r")
+                if self._on_stderr is not None:
+                    self._on_stderr(text)
+                elif log.isEnabledFor(logging.INFO):
+                    log.info("%s: standard error: %s", self._command[0], inert(text, lines=False))
+        except Exception:
+            log.exception("on_stderr failed, and is not called again")
+            self._on_stderr = None
+
+    # Its end
+
+    async def close(self) -> None:
+        """Close its input, wait, ask it to end, end it. When this is cancelled, the server is ended at once."""
+        self._closing = True
+        if not self._opened or self._gone.is_set():
+            return
+        try:
+            if not self._queue:
+                self._close_input()  # otherwise as soon as that is written
+            grace = self._grace if self._problem is None else 0.0  # it has broken off already, and lives
+            for seconds, then in ((grace, signal.SIGTERM), (TERM_SECONDS, signal.SIGKILL), (KILL_SECONDS, 0)):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await self._gone.wait()
+                    return
+                self._signal(then)
+        finally:
+            self._end()
+
+    def _wait(self) -> None:
+        """In a thread, where the loop cannot watch a process."""
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # now: later the number may be another's
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(OSError):  # nobody is left; on macOS also if only a zombie is
+                os.killpg(self._process.pid, number)
+
+    def _expect_exit(self, why: str) -> None:
+        """What only a dying server does was seen: wait a moment for its exit status, which says more."""
+        if self._status is None and not self._closing:
+            self._status = self._loop.call_later(STATUS_SECONDS, self._lose, why)
+
+    def _end(self) -> None:
+        """It has exited, or has to now: end all of its group, hand over what it has left, keep nothing open."""
+        if self._gone.is_set():
+            return
+        self._signal(signal.SIGKILL)  # until it is reaped, the number can be nobody else's
+        if self._guard is not None:
+            with self._guard:
+                self._guard.kill()  # while its input is open: it must never act on a number that is another's
+        with contextlib.suppress(TimeoutExpired):
+            self._process.wait(KILL_SECONDS)
+        self._close_input()
+        for read in (self._readable, self._errors_readable):
+            for _ in range(64):  # more than a pipe holds; a daemon may have the other end, and write for ever
+                if not read():
+                    break
+        self._output_ended()
+        code = self._process.returncode
+        signals = {-number: f"was ended by {number.name}" for number in signal.Signals}
+        self._lose(f"the server {signals.get(code or 0, f'exited with code {code}')}")
+        if self._errors >= 0:
+            self._loop.remove_reader(self._errors)
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        for stream in self._streams:
+            stream.close()
+        self._gone.set()
+
+    def _lose(self, text: str) -> None:
+        """Tell, once, that nothing more will come."""
+        if self._status is not None:
+            self._status.cancel()
+        if self._problem is None:
+            said = "" if self._on_stderr else _told("It said", self.stderr)  # else each line was shown already
+            hint = said or _told("It printed what is no message", self._printed)
+            text, hint = ("the link was closed", "") if self._closing else (text, hint)
+            self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=hint)
+            self._close_input()
+            self._ear.lost(self._problem)
+
+
+def _read(descriptor: int) -> bytes | None:
+    """Nothing at the end, None if there is nothing yet."""
+    try:
+        return os.read(descriptor, _CHUNK)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _is_whole(line: bytes | bytearray) -> bool:
+    """Whether the last line, which has no newline, is all there."""
+    with contextlib.suppress(MsgspecError, RecursionError):
+        json.decode(line, type=Raw)
+        return True
+    return False
+
+
+def _told(how: str, said: str) -> str:
+    """The last lines in one, with nothing in it that a terminal would obey (P-33)."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"{how}: {inert(' | '.join(lines[-5:])[-500:], lines=False)[-500:]}" if lines else ""
