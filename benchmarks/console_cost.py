@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct
 
 from handrail import Server
-from handrail.engine.dispatcher import Conversation
+from handrail.engine.dispatcher import Dispatcher
 from handrail.model import Principal
 
 __all__ = ["Outcome", "Served", "measure"]
@@ -269,7 +269,7 @@ async def feed() -> tuple[float, float]:
     return off, on
 
 
-def _conversation(*, has_feed: bool) -> Conversation:
+def _conversation(*, has_feed: bool) -> Dispatcher:
     server = Server("bench", rates=None)
 
     @server.tool
@@ -277,13 +277,13 @@ def _conversation(*, has_feed: bool) -> Conversation:
         return a + b
 
     if has_feed:
-        server.engine.watch()
-    made = Conversation(server.engine, Nowhere(), Principal("bench"))
+        server.engine.enable_feed()
+    made = Dispatcher(server.engine, Nowhere(), Principal("bench"))
     made.receive(_message("initialize", HELLO))
     return made
 
 
-def _hand_over(conversation: Conversation, over: asyncio.Future[float]) -> None:
+def _hand_over(conversation: Dispatcher, over: asyncio.Future[float]) -> None:
     message, begun = _message("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}), time.process_time()
     for _ in range(FEED_CALLS):
         conversation.receive(message)

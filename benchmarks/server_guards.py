@@ -16,7 +16,7 @@ from msgspec import Meta
 from benchmarks.scenarios import LONG, STEPS
 from benchmarks.tools import Sum
 from handrail import Server
-from handrail.audit.log import Record, Then, Trail, open_trail
+from handrail.audit.log import Callback, RecordBody, Trail, open_trail
 from handrail.engine.guard_set import GuardOptions
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
@@ -103,11 +103,11 @@ class Intents:
         self.write = trail.write
         self.close = trail.close
 
-    def hand(self, record: Record, then: Then | None = None) -> None:
+    def submit(self, record: RecordBody, callback: Callback | None = None) -> None:
         if getattr(record, "event", "") != "outcome":
-            self._trail.hand(record, then)
-        elif then is not None:
-            then(None)
+            self._trail.submit(record, callback)
+        elif callback is not None:
+            callback(None)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def open_rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     The script must be one of `rigs.SCRIPTS` to run over stdio. `prepare` may set up the rig beforehand, except there.
     """
 
-    monkeypatch.setattr("handrail.client.negotiation._old", set())  # a port may have been another rig's before
+    monkeypatch.setattr(
+        "handrail.client.negotiation._handshake_servers", set()
+    )  # a port may have been another rig's before
 
     @asynccontextmanager
     async def opened(

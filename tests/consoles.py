@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator
 from cli_runs import COMMAND, environment
 from handrail.client.blocking import BlockingClient
 from handrail.client.client import Client
-from handrail.console.access import Access, new_code
+from handrail.console.access import SessionStore, new_code
 from handrail.guards.identity import ApiKeys
 from handrail.stores.sqlite import SqliteStore
 from patience import PATIENCE
@@ -156,7 +156,7 @@ class Served:
         async def offer() -> None:
             store = SqliteStore(self.state)
             try:
-                await Access(store, server, time.time).offer(code, who, roles)
+                await SessionStore(store, server, time.time).add_code(code, who, roles)
             finally:
                 await store.close()
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from handrail.errors import PeerError
 from handrail.revisions import REVISIONS, Revision
-from handrail.transports.base import Link, Waiting
-from handrail.transports.http_client import Web
+from handrail.transports.base import ClientTransport, PendingRequest
+from handrail.transports.http_client import HttpClientTransport
 from patience import PATIENCE
 
 JSON = "application/json"
@@ -186,14 +186,14 @@ class Notes:
     """A conversation that settles a request with whatever comes in answer to it, and writes down the rest."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, Waiting | None]] = []
-        self.signs: list[Waiting | None] = []
-        self.losses: list[tuple[PeerError, Waiting | None]] = []
+        self.heard: list[tuple[Any, PendingRequest | None]] = []
+        self.signs: list[PendingRequest | None] = []
+        self.losses: list[tuple[PeerError, PendingRequest | None]] = []
         self.left_out: list[str] = []
-        self.waiting: dict[Any, Waiting] = {}
+        self.waiting: dict[Any, PendingRequest] = {}
         self._news = asyncio.Event()
 
-    def hear(self, message: bytes | bytearray, about: Waiting | None = None) -> None:
+    def on_message(self, message: bytes | bytearray, about: PendingRequest | None = None) -> None:
         try:
             said = json.loads(message)
         except ValueError:
@@ -207,11 +207,11 @@ class Notes:
                 waits.future.set_result(each)
         self._tell()
 
-    def alive(self, about: Waiting | None = None) -> None:
+    def on_activity(self, about: PendingRequest | None = None) -> None:
         self.signs.append(about)
         self._tell()
 
-    def lost(self, problem: PeerError, about: Waiting | None = None) -> None:
+    def on_failure(self, problem: PeerError, about: PendingRequest | None = None) -> None:
         self.losses.append((problem, about))
         for each in self.waiting.values() if about is None else [about]:
             if not each.future.done():
@@ -219,7 +219,7 @@ class Notes:
                 each.future.exception()  # seen: `losses` has it, whether or not the test waits for it
         self._tell()
 
-    def skipped(self, why: str, *, too_long: bool = False) -> None:
+    def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         self.left_out.append(f"{why}{' (too long)' if too_long else ''}")
         self._tell()
 
@@ -240,23 +240,23 @@ class Notes:
 class Talk:
     """A link, and who listens at it."""
 
-    def __init__(self, link: Web) -> None:
+    def __init__(self, link: HttpClientTransport) -> None:
         self.link = link
         self.notes = Notes()
         self._ids = 0
 
     def begin(
         self, method: str = "tools/call", params: Object | None = None, *, headers: Mapping[str, str] | None = None
-    ) -> Waiting:
+    ) -> PendingRequest:
         self._ids += 1
-        about = Waiting(self._ids, method, asyncio.get_running_loop().create_future())
+        about = PendingRequest(self._ids, method, asyncio.get_running_loop().create_future())
         about.headers.update(headers or {})
         message = {"jsonrpc": "2.0", "id": about.id, "method": method, "params": params or {}}
         self.notes.waiting[about.id] = about
         self.link.send(json.dumps(message).encode(), about)
         return about
 
-    async def settled(self, about: Waiting) -> Any:
+    async def settled(self, about: PendingRequest) -> Any:
         async with asyncio.timeout(PATIENCE):
             return await about.future
 
@@ -265,10 +265,10 @@ class Talk:
 
     async def shake_hands(self, revision: Revision = HANDSHAKE) -> None:
         await self.ask("initialize")
-        self.link.agreed(revision)
+        self.link.set_revision(revision)
         self.link.send(INITIALIZED, None)
 
-    async def problem(self, about: Waiting | None = None) -> PeerError:
+    async def problem(self, about: PendingRequest | None = None) -> PeerError:
         """Why a request failed."""
         about = about or self.begin()
         async with asyncio.timeout(PATIENCE):
@@ -283,8 +283,8 @@ class Talk:
 async def linked(url: str, **options: Any) -> AsyncIterator[Talk]:
     """A link that is open; afterwards it has left nothing behind."""
     before = asyncio.all_tasks()
-    talk = Talk(Web(url, **options))
-    link: Link = talk.link
+    talk = Talk(HttpClientTransport(url, **options))
+    link: ClientTransport = talk.link
     await link.open(talk.notes)
     try:
         yield talk

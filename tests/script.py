@@ -35,7 +35,7 @@ class Script:
             answer = jsonrpc.encode({**self._answers[method].pop(0), "id": ident})
         elif method == "initialize":
             agreed = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}}}
-            answer = jsonrpc.answer(ident, {**agreed, "serverInfo": {"name": "script", "version": "0"}})
+            answer = jsonrpc.response(ident, {**agreed, "serverInfo": {"name": "script", "version": "0"}})
         else:
             answer = jsonrpc.error(ident, -32601, f"Unknown method: {method}")
         for each in (answer, *map(jsonrpc.encode, self._notices)):

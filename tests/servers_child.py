@@ -171,24 +171,24 @@ def tells_env(_: str) -> None:
 
 
 def holder(_: str) -> None:
-    from handrail.transports.subprocess import Child
+    from handrail.transports.subprocess import SubprocessTransport
 
     class Ear:
         def __init__(self) -> None:
             self.first: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
-        def hear(self, message: bytes | bytearray, about: object = None) -> None:
+        def on_message(self, message: bytes | bytearray, about: object = None) -> None:
             self.first.set_result(json.loads(message))
 
-        def alive(self, about: object = None) -> None: ...
-        def lost(self, problem: Exception, about: object = None) -> None: ...
-        def skipped(self, why: str, *, too_long: bool = False) -> None: ...
+        def on_activity(self, about: object = None) -> None: ...
+        def on_failure(self, problem: Exception, about: object = None) -> None: ...
+        def on_discarded(self, why: str, *, too_long: bool = False) -> None: ...
 
     async def hold() -> None:
         said = []
         for behaviour in ["ignores_end", "ignores_everything", "never_reads", "ignores_end", "forks stays"]:
             ear = Ear()
-            await Child([sys.executable, "-S", __file__, *behaviour.split()]).open(ear)
+            await SubprocessTransport([sys.executable, "-S", __file__, *behaviour.split()]).open(ear)
             said.append(await ear.first)
         fork = os.fork()  # as `multiprocessing` does; it has all that we had open
         if fork == 0:

@@ -1,7 +1,7 @@
 """Guarded servers in processes of their own, which die where a test says: `python servers_guarded.py FD`.
 
 That process is a nursery: it has imported everything, and forks a server for each message of its socket, on the
-descriptors that come along. The tests use the rest: `Nursery` starts servers, `Pipe` talks to one.
+descriptors that come along. The tests use the rest: `Nursery` starts servers, `StdioConnection` talks to one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import handrail.engine.guard_set as gates
 import handrail.engine.recording as recording
 import handrail.stores.lane as lane
 from handrail import Call, Server
-from handrail.approvals.queue import Approval, Approvals, Desk
+from handrail.approvals.queue import Approval, ApprovalQueue, Approvals
 from handrail.audit.sqlite import SqliteTable
-from handrail.engine.approval_flow import Agreement
-from handrail.engine.inflight import Flight
-from handrail.engine.records import intent
+from handrail.engine.approval_flow import ApprovalFlow
+from handrail.engine.inflight import InFlightCalls
+from handrail.engine.records import intent_record
 from handrail.guards.identity import ApiKeys
 from handrail.guards.rates import Rates
-from handrail.transports.http.response import Response
+from handrail.transports.http.response import HttpResponse
 from patience import PATIENCE, cpu_of
 from wires import Wire
 
@@ -175,15 +175,15 @@ def _is_decided(args: Sequence[Any], found: Approval) -> bool:
 
 
 def _dies_once_decided() -> None:
-    _after(Desk, "decide")
-    _after(Desk, "wait", _is_decided)
+    _after(ApprovalQueue, "decide")
+    _after(ApprovalQueue, "wait", _is_decided)
 
 
 def _dies_before_the_intent() -> None:
-    async def intend(gate: gates.Gate, call: Call) -> None:
+    async def intend(gate: gates.GuardSet, call: Call) -> None:
         die()
 
-    put(gates.Gate, "intend", intend)
+    put(gates.GuardSet, "record_intent", intend)
 
 
 def _in_the_transaction(then: Callable[[], None]) -> None:
@@ -202,7 +202,7 @@ def _dies_before_the_answer() -> None:
     def land(*more: Any) -> None:
         die()
 
-    put(Flight, "_land", land)
+    put(InFlightCalls, "_on_recorded", land)
 
 
 def _dies_after_the_commit() -> None:
@@ -216,13 +216,13 @@ def _dies_after_the_commit() -> None:
 
 
 DEATHS: dict[str, Callable[[], None]] = {
-    "asked": lambda: _after(Desk, "claim"),
+    "asked": lambda: _after(ApprovalQueue, "find_or_create"),
     "decided": _dies_once_decided,
-    "agreed": lambda: _after(Agreement, "reached"),
+    "agreed": lambda: _after(ApprovalFlow, "run"),
     "intending": _dies_before_the_intent,
     "writing": lambda: _in_the_transaction(die),
     "written": _dies_after_the_commit,
-    "intended": lambda: _after(gates.Gate, "intend"),
+    "intended": lambda: _after(gates.GuardSet, "record_intent"),
     "done": lambda: None,  # the tool sees to it
     "recorded": _dies_before_the_answer,
 }
@@ -232,37 +232,37 @@ DEATHS: dict[str, Callable[[], None]] = {
 
 
 def _acts_before_its_intent() -> None:
-    inner = trails._Trail.hand
+    inner = trails._Trail.submit
 
-    def hand(trail: trails._Trail, record: Any, then: trails.Then | None = None) -> None:
+    def hand(trail: trails._Trail, record: Any, then: trails.Callback | None = None) -> None:
         if then is not None and record.event == "intent":
             inner(trail, record)
             then(None)
         else:
             inner(trail, record, then)
 
-    put(trails._Trail, "hand", hand)
+    put(trails._Trail, "submit", hand)
 
 
 def _answers_before_its_outcome() -> None:
-    def recorded(flight: Flight, call: Call, how: Any, answer: bytes) -> bytes:
+    def recorded(flight: InFlightCalls, call: Call, how: Any, answer: bytes) -> bytes:
         assert call.trail is not None
-        flight.loop.call_later(0.02, call.trail.hand, recording.ended(call, how))
+        flight.loop.call_later(0.02, call.trail.submit, recording.outcome_record(call, how))
         return answer
 
-    put(Flight, "_recorded", recorded)
+    put(InFlightCalls, "_record_outcome", recorded)
 
 
 def _uses_an_approval_twice() -> None:
-    async def intend(gate: gates.Gate, call: Call) -> None:
+    async def intend(gate: gates.GuardSet, call: Call) -> None:
         assert gate.trail is not None
-        call.intended = await gate.trail.write(intent(call, None))
+        call.intended = await gate.trail.write(intent_record(call, None))
 
-    put(gates.Gate, "intend", intend)
+    put(gates.GuardSet, "record_intent", intend)
 
 
 def _refuses_at_once() -> None:
-    put(Response, "comes_too_often", False)
+    put(HttpResponse, "comes_too_often", False)
 
 
 WRONGS: dict[str, Callable[[], None]] = {

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from handrail.transports.http1.listen import Address, HttpLimits, run_http, tls_context
-from handrail.transports.http1.server import served
+from handrail.transports.http1.server import serve_app
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -147,9 +147,9 @@ async def listening(
 ) -> AsyncIterator[str]:
     """The address of an application that is served in this loop."""
     place, tls = Address.parse(address), tls_context(certificate, key)
-    with place.listening() as found:
+    with place.listen() as found:
         stop = stop or app.stop
-        async with served(app, found, limits=HttpLimits(**limits), tls=tls, stop=stop, grace=grace):
+        async with serve_app(app, found, limits=HttpLimits(**limits), tls=tls, stop=stop, grace=grace):
             yield place.url(found, "http" if tls is None else "https")
 
 

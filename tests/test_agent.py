@@ -19,7 +19,7 @@ from joserfc.jwk import ECKey
 from authorization_server import Home
 from handrail.errors import AuthorizationError
 from handrail.oauth import callback
-from handrail.oauth.callback import Receiver
+from handrail.oauth.callback import RedirectListener
 from handrail.oauth.client import OAuth, open_browser
 from patience import PATIENCE
 from requirements import requirement
@@ -356,7 +356,7 @@ async def test_if_the_registered_port_is_taken_another_is_registered(
     assert await caller(folder=tmp_path / "x").call() == "Bearer access-2"
     (client,) = home.clients.values()
     clock.now += 4000
-    taken = Receiver(client.about["redirect_uris"][0])
+    taken = RedirectListener(client.about["redirect_uris"][0])
     await taken.start(any_port=False)
     assert await caller(folder=tmp_path / "x").call() == "Bearer access-4"
     await taken.close()
@@ -673,14 +673,14 @@ async def test_a_folder_others_can_use_is_refused_every_time(home: Home, clock: 
 
 
 @pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    it = Receiver("http://127.0.0.1:0/callback")
+async def receiver() -> AsyncIterator[RedirectListener]:
+    it = RedirectListener("http://127.0.0.1:0/callback")
     await it.start(any_port=False)
     yield it
     await it.close()
 
 
-async def said(receiver: Receiver, request: str) -> str:
+async def said(receiver: RedirectListener, request: str) -> str:
     """What comes back for `request`, in which {} is the host."""
     host = urlsplit(receiver.redirect).netloc
     async with asyncio.timeout(DEADLINE):
@@ -696,7 +696,7 @@ async def said(receiver: Receiver, request: str) -> str:
 
 
 @requirement("P-26")
-async def test_the_browser_is_told_that_it_arrived_and_nothing_else(receiver: Receiver) -> None:
+async def test_the_browser_is_told_that_it_arrived_and_nothing_else(receiver: RedirectListener) -> None:
     waiting = asyncio.create_task(receiver.wait("state"))
     await asyncio.sleep(0)
     answer = await said(receiver, "GET /callback?code=canary&state=state HTTP/1.1\r\nHost: {}\r\n\r\n")
@@ -730,7 +730,7 @@ async def test_the_browser_is_told_that_it_arrived_and_nothing_else(receiver: Re
 )
 @requirement("P-26")
 async def test_whoever_else_comes_is_refused_and_the_waiting_goes_on(
-    receiver: Receiver, request_: str, status: str
+    receiver: RedirectListener, request_: str, status: str
 ) -> None:
     waiting = asyncio.create_task(receiver.wait("state"))
     await asyncio.sleep(0)
@@ -741,7 +741,7 @@ async def test_whoever_else_comes_is_refused_and_the_waiting_goes_on(
 
 
 @requirement("P-26")
-async def test_p26_a_state_counts_once(receiver: Receiver) -> None:
+async def test_p26_a_state_counts_once(receiver: RedirectListener) -> None:
     waiting = asyncio.create_task(receiver.wait("state"))
     await asyncio.sleep(0)
     good = "GET /callback?code={n}&state=state HTTP/1.1\r\nHost: {}\r\n\r\n"
@@ -751,12 +751,12 @@ async def test_p26_a_state_counts_once(receiver: Receiver) -> None:
 
 
 @requirement("P-26")
-async def test_before_somebody_is_sent_away_nobody_can_come_back(receiver: Receiver) -> None:
+async def test_before_somebody_is_sent_away_nobody_can_come_back(receiver: RedirectListener) -> None:
     assert (await said(receiver, "GET /callback?code=x&state= HTTP/1.1\r\nHost: {}\r\n\r\n"))[9:12] == "400"
 
 
 async def test_the_receiver_is_gone_when_it_is_closed() -> None:
-    it = Receiver("http://127.0.0.1:0/callback")
+    it = RedirectListener("http://127.0.0.1:0/callback")
     await it.start(any_port=False)
     port = urlsplit(it.redirect).port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -771,16 +771,16 @@ async def test_the_receiver_is_gone_when_it_is_closed() -> None:
         await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_port_that_is_taken(receiver: Receiver) -> None:
+async def test_a_port_that_is_taken(receiver: RedirectListener) -> None:
     with pytest.raises(AuthorizationError, match=r"the browser cannot come back to .* Give another `redirect`"):
-        await Receiver(receiver.redirect).start(any_port=False)
-    other = Receiver(receiver.redirect)
+        await RedirectListener(receiver.redirect).start(any_port=False)
+    other = RedirectListener(receiver.redirect)
     await other.start(any_port=True)
     assert other.redirect != receiver.redirect
     await other.close()
 
 
-async def test_too_many_at_once_are_sent_away(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_at_once_are_sent_away(receiver: RedirectListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callback, "MAX_CONNECTIONS", 1)
     _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(receiver.redirect).port)
     assert await said(receiver, "GET / HTTP/1.1\r\nHost: {}\r\n\r\n") == ""

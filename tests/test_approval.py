@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from clients import ALL, R0, R1, R2, R4, R5
 from handrail import Call, Limits, Principal, Server, Text, ToolError, ToolResult
-from handrail.approvals.queue import ApprovalError, Approvals, Desk
+from handrail.approvals.queue import ApprovalError, ApprovalQueue, Approvals
 from handrail.audit.reader import TrailFile
 from handrail.errors import RemoteProtocolError
 from handrail.guards.policy import Policy, Rule
@@ -56,7 +56,7 @@ class Shop:
             return f"order {order} is cancelled"
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> ApprovalQueue:
         return self.server.approvals
 
     async def only(self) -> str:
@@ -306,7 +306,7 @@ async def test_p19_edited_arguments_that_nobody_could_check_are_checked_before_t
         assert (await peer.call("cancel", {"order": 7})).is_error
         [waiting] = await shop.desk.open()
         await shop.desk.cancel(waiting)
-        old = await shop.desk.claim(replace(waiting.asked, schema={}))
+        old = await shop.desk.find_or_create(replace(waiting.asked, schema={}))
         await shop.desk.decide(old.id, True, by="operator", edited={"order": "eight"})
         answer = await peer.call("cancel", {"order": 7})
     assert answer.is_error and "which are not valid" in answer.text

@@ -357,7 +357,7 @@ async def test_p34_a_secret_that_an_edit_repeats_or_brings_is_not_kept_for_later
     assert ran == [{"order": 8, "password": secret, "note": ""}]
     ident = await pending(server, {"order": 9})
     await server.approvals.decide(ident, True, by="operator", edited={"order": 9, "password": "another-horse"})
-    [last, _] = await server.approvals.lately(made.asked)
+    [last, _] = await server.approvals.recently_allowed(made.asked)
     assert last.arguments == {"order": 9, "password": MASK}
     await store.close()
     assert secret.encode() not in file.read_bytes()
@@ -418,7 +418,7 @@ async def test_p19_questions_and_grants_of_a_version_before_are_read_and_never_t
     server, cancelled = shop(store, approvals=Approvals(by="operator", **HELD))
     entry = server.engine.catalog.get("cancel")
     assert entry is not None
-    policy = server.engine.gate.policy.version
+    policy = server.engine.guard_set.policy.version
     now = server.approvals.now()
     asked = {**OLD_ASKED, "fingerprint": entry.fingerprint, "policy": policy}
     approval = {"asked": asked, "created": now, "expires": now + 900, "state": state, "by": "", "at": 0.0, "note": ""}

@@ -20,8 +20,8 @@ import pytest
 from faults import MODERN, call as message, text_of, until
 from handrail import Server
 from handrail.engine.eager import starter
-from handrail.transports.http1.connection import Guarded
-from handrail.transports.http1.request import Cycle
+from handrail.transports.http1.connection import Http1Connection
+from handrail.transports.http1.request import RequestResponseCycle
 from patience import PATIENCE
 from servers_listen import App, Message, Receive, Send, listening
 from test_listen import (
@@ -96,12 +96,12 @@ class Odd(App):
 
 def cycles() -> int:
     gc.collect()
-    return sum(isinstance(each, Cycle) for each in gc.get_objects())
+    return sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
 
 
 def connections() -> int:
     gc.collect()
-    return sum(isinstance(each, Guarded) for each in gc.get_objects())
+    return sum(isinstance(each, Http1Connection) for each in gc.get_objects())
 
 
 def port(url: str) -> int:

@@ -19,7 +19,7 @@ from handrail.errors import RemoteProtocolError
 from handrail.guards.sanitize import Sanitize
 from handrail.model import UNSET
 from handrail.testing import Peer
-from handrail.text.controls import inert
+from handrail.text.controls import escape
 from requirements import requirement
 
 Object = dict[str, Any]
@@ -275,7 +275,7 @@ def forbidden() -> str:
     """Every code point that acts on a screen or hides, with a letter before each; what JSON cannot carry left out."""
     category = unicodedata.category
     points = [chr(code) for code in range(0x110000) if category(chr(code)) in ("Cc", "Cf", "Co", "Zl", "Zp")]
-    return "".join(f"x{char}" for char in points if char not in "\n\t\r" and inert(f"x{char}") != f"x{char}")
+    return "".join(f"x{char}" for char in points if char not in "\n\t\r" and escape(f"x{char}") != f"x{char}")
 
 
 HIDDEN = frozenset(forbidden()) - {"x"}

@@ -19,8 +19,8 @@ import pytest
 from faults import gone, until
 from handrail.errors import PeerError, Sent, TransportError
 from handrail.transports import subprocess as module
-from handrail.transports.base import Link, Waiting
-from handrail.transports.subprocess import Child
+from handrail.transports.base import ClientTransport, PendingRequest
+from handrail.transports.subprocess import SubprocessTransport
 from patience import PATIENCE
 from requirements import requirement
 
@@ -38,11 +38,11 @@ class Ear:
         self.heard: list[Any] = []
         self.why: list[str] = []
         self.too_long = 0
-        self.problems: list[tuple[TransportError, Waiting | None]] = []
+        self.problems: list[tuple[TransportError, PendingRequest | None]] = []
         self.burst = self.largest_burst = 0  # messages in one turn of the loop
         self._changed = asyncio.Event()
 
-    def hear(self, message: bytes | bytearray, about: Waiting | None = None) -> None:
+    def on_message(self, message: bytes | bytearray, about: PendingRequest | None = None) -> None:
         assert self.lost_at_all is None, "heard after the end"
         self.heard.append(json.loads(message))
         if not self.burst:
@@ -53,14 +53,14 @@ class Ear:
     def _turned(self) -> None:
         self.largest_burst, self.burst = max(self.largest_burst, self.burst), 0
 
-    def alive(self, about: Waiting | None = None) -> None: ...
+    def on_activity(self, about: PendingRequest | None = None) -> None: ...
 
-    def lost(self, problem: PeerError, about: Waiting | None = None) -> None:
+    def on_failure(self, problem: PeerError, about: PendingRequest | None = None) -> None:
         assert isinstance(problem, TransportError)
         self.problems.append((problem, about))
         self._changed.set()
 
-    def skipped(self, why: str, *, too_long: bool = False) -> None:
+    def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         self.why.append(why)
         self.too_long += too_long
         self._changed.set()
@@ -87,12 +87,12 @@ class Ear:
         return self.lost_at_all
 
 
-def server(behaviour: str, **options: Any) -> Child:
-    return Child([sys.executable, "-S", PROGRAM, *behaviour.split()], **options)
+def server(behaviour: str, **options: Any) -> SubprocessTransport:
+    return SubprocessTransport([sys.executable, "-S", PROGRAM, *behaviour.split()], **options)
 
 
 @asynccontextmanager
-async def opened(behaviour: str, **options: Any) -> AsyncIterator[tuple[Child, Ear]]:
+async def opened(behaviour: str, **options: Any) -> AsyncIterator[tuple[SubprocessTransport, Ear]]:
     link, ear = server(behaviour, **options), Ear()
     await link.open(ear)
     try:
@@ -104,8 +104,8 @@ async def opened(behaviour: str, **options: Any) -> AsyncIterator[tuple[Child, E
         assert ear.lost_at_all is not None
 
 
-def request(number: int = 1) -> Waiting:
-    return Waiting(number, "tools/call", asyncio.get_running_loop().create_future())
+def request(number: int = 1) -> PendingRequest:
+    return PendingRequest(number, "tools/call", asyncio.get_running_loop().create_future())
 
 
 def children(parent: int) -> list[int]:
@@ -136,7 +136,7 @@ def watching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_lines_go_there_and_come_back_in_order() -> None:
     async with opened("echo") as (link, ear):
-        typed: Link = link
+        typed: ClientTransport = link
         for number in range(1000):
             typed.send(b'{"n":%d}' % number, None)
         await ear.message(999)
@@ -204,7 +204,7 @@ async def test_what_is_kept_of_standard_error_is_bounded_without_newlines_too() 
     told: list[str] = []
     async with opened(f"endless_stderr {MIB}", on_stderr=told.append) as (link, ear):
         await ear.end()
-    assert link.stderr == "x" * module.KEPT_BYTES
+    assert link.stderr == "x" * module.MAX_STDERR_BYTES
     assert told == ["(a line of over 65,536 bytes)"]
 
 
@@ -264,7 +264,7 @@ async def test_all_that_is_in_the_pipe_is_heard() -> None:
         assert [each["number"] for each in ear.heard] == [*range(150)]
 
 
-def wait_without_the_loop(link: Child) -> None:
+def wait_without_the_loop(link: SubprocessTransport) -> None:
     """Until it has exited; it fits into the pipe what it has to say."""
     os.waitid(os.P_PID, link.pid or 0, os.WEXITED | os.WNOWAIT)
 
@@ -350,8 +350,8 @@ async def test_what_nobody_waits_for_any_more_does_not_leave_later() -> None:
         requests = [request(number) for number in range(4)]
         for number, each in enumerate(requests):
             link.send(b'{"n":%d,"filled":"%b"}' % (number, b"x" * MIB), each)
-        link.give_up(requests[0])  # which has begun to leave
-        link.give_up(requests[2])
+        link.cancel(requests[0])  # which has begun to leave
+        link.cancel(requests[2])
         os.kill(ready["ready"], signal.SIGUSR1)
         await ear.message(3)
         assert [each["n"] for each in ear.heard[1:]] == [0, 1, 3]
@@ -397,7 +397,7 @@ async def test_a_server_is_not_lost_for_what_was_given_up(monkeypatch: pytest.Mo
             link.send(b"x" * 4095, waiting := request())
             if waiting.sent is Sent.NO:
                 break
-        link.give_up(waiting)
+        link.cancel(waiting)
         other.send(b"x" * MIB, None)
         assert "took nothing" in (await clock.end()).text
         assert ear.problems == []
@@ -495,7 +495,7 @@ async def test_nothing_is_left_open_or_running_after_many_rounds() -> None:
                 link.send(b"{}", None)
                 await ear.until(lambda: ear.heard or ear.lost_at_all)
         with pytest.raises(TransportError):
-            await Child(["./no-such-program"]).open(Ear())
+            await SubprocessTransport(["./no-such-program"]).open(Ear())
     await until(lambda: state()[2] == 0, "the threads have ended")
     assert state() == before
 
@@ -560,7 +560,7 @@ async def test_when_we_are_killed_no_server_is_left_nor_what_it_forked(how: str)
 )
 def test_a_command_that_cannot_be_one_is_refused(command: Sequence[str], options: Any) -> None:
     with pytest.raises(ValueError, match=r"command|env|cwd"):
-        Child(command, **options)
+        SubprocessTransport(command, **options)
 
 
 @pytest.mark.parametrize(
@@ -582,7 +582,7 @@ async def test_what_cannot_be_started_says_why(what: str, complaint: str, tmp_pa
         program.write_text("echo hello\n")
         program.chmod(0o644 if what == "not executable" else 0o755)
     command = ["no-such-program" if what == "not on PATH" else "./program"]
-    link = Child(command, cwd=tmp_path / "nowhere" if what == "no such folder" else tmp_path)
+    link = SubprocessTransport(command, cwd=tmp_path / "nowhere" if what == "no such folder" else tmp_path)
     with pytest.raises(TransportError, match=complaint) as caught:
         await link.open(ear := Ear())
     assert caught.value.sent is Sent.NO
@@ -638,7 +638,7 @@ async def test_a_server_gets_what_it_is_given_and_nothing_else(tmp_path: Path, m
     command = [sys.executable, "-S", PROGRAM, "tells_env", *arguments, "a\nb", ""]
     inner, outer = os.pipe()
     os.set_inheritable(outer, True)
-    link, ear = Child(command, env={"GIVEN": "ä", "HOME": "/elsewhere"}, cwd=tmp_path, grace=0), Ear()
+    link, ear = SubprocessTransport(command, env={"GIVEN": "ä", "HOME": "/elsewhere"}, cwd=tmp_path, grace=0), Ear()
     await link.open(ear)
     try:
         said = await ear.message()

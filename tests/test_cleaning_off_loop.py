@@ -161,9 +161,9 @@ def test_what_is_looked_at_in_another_thread_is_what_leaves() -> None:
     """An author's code may change its own objects meanwhile."""
     data: dict[str, Any] = {"list": [{"a": "b"}], "secret": TOKEN}
     given = ToolResult([Text(json.dumps(data, indent=1))], structured=data, meta={"m": {"n": 1}})
-    walk = Sanitizer().walk("tool", given, copies=True)
-    assert isinstance(walk.made, ToolResult)
+    walk = Sanitizer().scan("tool", given, copies=True)
+    assert isinstance(walk.outcome, ToolResult)
     data["list"][0]["a"] = TOKEN
-    assert walk.made.structured == {"list": [{"a": "b"}], "secret": f"ghp_{MASK}"}
-    assert json.loads(walk.made.text) == walk.made.structured
-    assert walk.made.meta == given.meta and walk.made.meta is not given.meta
+    assert walk.outcome.structured == {"list": [{"a": "b"}], "secret": f"ghp_{MASK}"}
+    assert json.loads(walk.outcome.text) == walk.outcome.structured
+    assert walk.outcome.meta == given.meta and walk.outcome.meta is not given.meta

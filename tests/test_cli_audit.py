@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
-from handrail.client.state_dir import CALLS, State
+from handrail.client.state_dir import CALLS_FILE, StateDirectory
 from handrail.model import Object
 from handrail.stores.database import connect
 from requirements import requirement
@@ -34,14 +34,14 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def state(home: Path) -> State:
-    return State(home / "state" / "handrail")
+def state(home: Path) -> StateDirectory:
+    return StateDirectory(home / "state" / "handrail")
 
 
-def append(state: State, *lines: Object | bytes) -> None:
+def append(state: StateDirectory, *lines: Object | bytes) -> None:
     """Put lines in, whatever they are: what a trail would not write can still be found in one."""
     state.prepare()
-    with closing(connect(str(state.folder / CALLS), durable=False)) as db:
+    with closing(connect(str(state.folder / CALLS_FILE), durable=False)) as db:
         (last,) = db.execute("SELECT count(*) FROM audit").fetchone()
         for number, line in enumerate(lines, last + 1):
             text = line if isinstance(line, bytes) else json.dumps({**line, "number": number}).encode()
@@ -59,7 +59,7 @@ def tools(home: Path, *words: str) -> list[str]:
 
 
 @requirement("APP-13", everywhere=True)
-def test_calls_are_shown_one_a_line(home: Path, state: State) -> None:
+def test_calls_are_shown_one_a_line(home: Path, state: StateDirectory) -> None:
     assert audit(home).stdout == ""
     append(state, record("forecast", arguments={"city": "Paris", "api_key": "canary"}))
     append(state, record("delete", event="refusal", outcome="denied", agreed="", seconds=None))
@@ -72,7 +72,7 @@ def test_calls_are_shown_one_a_line(home: Path, state: State) -> None:
 
 
 @requirement("APP-13", everywhere=True)
-def test_calls_are_filtered(home: Path, state: State) -> None:
+def test_calls_are_filtered(home: Path, state: StateDirectory) -> None:
     now = datetime.now(UTC)
     append(state, record("old_a"))
     append(state, record("old_b", server="files", outcome="error"))
@@ -92,13 +92,13 @@ def test_calls_are_filtered(home: Path, state: State) -> None:
     assert audit(home, "--since", "yesterday").returncode == 2
 
 
-def test_the_last_twenty_are_shown_unless_told_otherwise(home: Path, state: State) -> None:
+def test_the_last_twenty_are_shown_unless_told_otherwise(home: Path, state: StateDirectory) -> None:
     append(state, *(record(f"t{i}") for i in range(25)))
     assert len(tools(home)) == 20
     assert len(tools(home, "--tail", "0")) == 25
 
 
-def test_an_intent_and_an_outcome_are_one_call(home: Path, state: State) -> None:
+def test_an_intent_and_an_outcome_are_one_call(home: Path, state: StateDirectory) -> None:
     intents = [record("first", event="intent", call="1"), record("killed", event="intent", call="2", agreed="allowed")]
     append(state, {"event": "opened"}, *intents, {"event": "outcome", "call": "1", "outcome": "tool_error"})
     done = audit(home, "--json")
@@ -107,7 +107,7 @@ def test_an_intent_and_an_outcome_are_one_call(home: Path, state: State) -> None
     assert shown[0]["outcome"] == "tool_error" and shown[1]["outcome"].startswith("unknown")
 
 
-def test_lines_that_are_no_records_are_skipped(home: Path, state: State) -> None:
+def test_lines_that_are_no_records_are_skipped(home: Path, state: StateDirectory) -> None:
     append(state, record("first"), b"nonsense", b"[1]", b"\xff\xfe", b"[" * 100_000, record("second"))
     done = audit(home, "--json")
     assert [json.loads(line)["tool"] for line in done.stdout.splitlines()] == ["first", "second"]
@@ -117,10 +117,10 @@ def test_lines_that_are_no_records_are_skipped(home: Path, state: State) -> None
 @requirement("P-16", everywhere=True)
 @pytest.mark.parametrize("words", [[], ["--json"], ["--export", "json"], ["--export", "csv"], ["-f"]], ids=" ".join)
 def test_p16_a_damaged_trail_is_shown_as_far_as_it_can_be_read_and_said_to_be_damaged(
-    home: Path, state: State, words: list[str]
+    home: Path, state: StateDirectory, words: list[str]
 ) -> None:
     append(state, *(record(f"tool{i}", arguments={"text": "x" * 5_000}) for i in range(50)))
-    calls = state.folder / CALLS
+    calls = state.folder / CALLS_FILE
     data = calls.read_bytes()
     calls.write_bytes(data[: len(data) // 2] + bytes(8192) + data[len(data) // 2 + 8192 :])
     for target in ([], ["served", str(calls)]) if words != ["-f"] else ([],):
@@ -152,7 +152,7 @@ def test_p16_what_was_called_from_here_can_be_verified(home: Path) -> None:
     (home / "shop.py").write_text(SHOP)
     assert handrail("call", "shop.py", "price", "item=pear", "--yes", home=home).returncode == 0
     assert handrail("call", "shop.py", "price", "item=plum", home=home).returncode == 5
-    calls = home / ".local/state/handrail" / CALLS
+    calls = home / ".local/state/handrail" / CALLS_FILE
     good = handrail("audit", "verify", home=home)
     assert (good.returncode, good.stderr) == (0, "") and "good: 5 records" in good.stdout
     exported = handrail("audit", "export", str(calls), home=home).stdout
@@ -190,11 +190,11 @@ def test_who_calls_nothing_opens_no_record(home: Path, words: list[str]) -> None
         [sys.executable, "-c", probe], cwd=home, env=environment(home), timeout=SECONDS, stdout=subprocess.DEVNULL
     )
     assert done.returncode == 0
-    assert not [*home.rglob(CALLS)]
+    assert not [*home.rglob(CALLS_FILE)]
 
 
 @requirement("APP-13", everywhere=True)
-def test_calls_are_exported(home: Path, state: State) -> None:
+def test_calls_are_exported(home: Path, state: StateDirectory) -> None:
     append(state, record("=cmd|'/c calc'!A1", arguments={"token": "canary", "n": 1}))
     append(state, record('"quoted", and\nmore'))
     found = json.loads(audit(home, "--export", "json").stdout)
@@ -208,7 +208,7 @@ def test_calls_are_exported(home: Path, state: State) -> None:
 
 
 @requirement("P-33", "APP-08", everywhere=True)
-def test_what_was_recorded_cannot_act(home: Path, state: State) -> None:
+def test_what_was_recorded_cannot_act(home: Path, state: StateDirectory) -> None:
     evil = "\x1b[2J\u202e\x9b\x7f\n"
     names = ("time", "server", "tool", "outcome", "revision", "arguments_digest")
     append(state, {**dict.fromkeys(names, evil), "event": "outcome", "arguments": {evil: evil}, "seconds": evil})
@@ -218,7 +218,7 @@ def test_what_was_recorded_cannot_act(home: Path, state: State) -> None:
     assert len(audit(home).stdout.splitlines()) == 2
 
 
-def test_calls_are_followed_as_they_are_made(home: Path, state: State) -> None:
+def test_calls_are_followed_as_they_are_made(home: Path, state: StateDirectory) -> None:
     process = subprocess.Popen(
         [*COMMAND, "audit", "-f", "--json", "--tool", "[!x]*"],
         stdout=subprocess.PIPE,

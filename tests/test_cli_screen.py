@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import COMMAND, Terminal, handrail
-from handrail.cli.terminal import Progress, Screen, json_text
+from handrail.cli.terminal import Screen, Spinner, json_text
 from requirements import requirement
 
 COLOR = "\x1b[1m"
@@ -68,7 +68,7 @@ def test_json_is_ascii_alone() -> None:
 
 
 def test_progress_says_how_far_it_is() -> None:
-    progress = Progress("forecast\x1b[2J", None)
+    progress = Spinner("forecast\x1b[2J", None)
     assert progress.line(0) == r"⠋ forecast\x1b[2J 0 s"
     assert progress.line(12.3)[2:] == r"forecast\x1b[2J 12 s"
     progress.update(3)
@@ -79,7 +79,7 @@ def test_progress_says_how_far_it_is() -> None:
     assert "100%" in progress.line(0)
     progress.update(5, 0)
     assert progress.line(0).endswith(" 5")
-    progress = Progress("x" * 200, None)
+    progress = Spinner("x" * 200, None)
     progress.update(1, 3, "y" * 200)
     assert len(progress.line(99999)) < 80
 
@@ -89,7 +89,7 @@ def test_a_sign_of_life_is_for_terminals(capsys: pytest.CaptureFixture[str]) -> 
         progress.update(1, 2)
     assert capsys.readouterr() == ("", "")
     seen = io.StringIO()
-    with Progress("x", seen):
+    with Spinner("x", seen):
         pass
     assert seen.getvalue().endswith("\r\x1b[2K"), "and it goes away"
 

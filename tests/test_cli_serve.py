@@ -22,8 +22,8 @@ import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
 from handrail import Client as McpClient
-from handrail.cli.load_server import Source
-from handrail.cli.reload import follow
+from handrail.cli.load_server import ServerFile
+from handrail.cli.reload import reloading_server
 from handrail.model import Object
 from handrail.testing import Peer
 from patience import PATIENCE
@@ -314,8 +314,8 @@ def test_tools_follow_the_file_and_the_client_is_told(file: Path) -> None:
 
 
 async def test_a_tool_that_an_operator_has_switched_off_stays_off_when_its_file_is_read_again(file: Path) -> None:
-    source, read_again = Source(str(file)), asyncio.Event()
-    server = follow(source, source.load(), lambda note: read_again.set())
+    source, read_again = ServerFile(str(file)), asyncio.Event()
+    server = reloading_server(source, source.load(), lambda note: read_again.set())
     async with Peer(server) as peer:
         server.engine.catalog.switch("forecast", on=False)
         await asyncio.to_thread(file.write_text, SERVER + "\n@server.tool\ndef tides() -> str:\n    return 'low'\n")

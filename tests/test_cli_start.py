@@ -16,8 +16,8 @@ import pytest
 from cli_runs import environment, handrail
 from handrail import __version__, errors
 from handrail.cli import main
-from handrail.cli.exit_codes import Code, Usage, code_of
-from handrail.cli.parser import parser
+from handrail.cli.exit_codes import ExitCode, UsageError, exit_code_for
+from handrail.cli.parser import build_parser
 from patience import PATIENCE
 from requirements import requirement
 
@@ -32,7 +32,7 @@ def test_the_version_is_told_to_people_and_programs(tmp_path: Path) -> None:
 def test_the_help_names_every_verb_and_every_exit_code(tmp_path: Path) -> None:
     done = handrail("--help", home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    for word in (*VERBS, *(f"  {code.value} " for code in Code), *(code.says for code in Code)):
+    for word in (*VERBS, *(f"  {code.value} " for code in ExitCode), *(code.description for code in ExitCode)):
         assert word in done.stdout
 
 
@@ -52,7 +52,7 @@ def test_the_help_of_a_verb_has_examples_that_parse(verb: str, capsys: pytest.Ca
     ]
     assert commands or verb == "completion"
     for words in commands:
-        assert parser().parse_args(words).verb == verb
+        assert build_parser().parse_args(words).verb == verb
 
 
 @requirement("APP-18", everywhere=True)
@@ -63,11 +63,11 @@ def test_the_help_of_a_verb_has_examples_that_parse(verb: str, capsys: pytest.Ca
 )
 def test_a_wrong_command_line_ends_with_its_own_code_and_words(tmp_path: Path, words: list[str]) -> None:
     done = handrail(*words, home=tmp_path)
-    assert (done.returncode, done.stdout) == (Code.USAGE, "")
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
     assert done.stderr.startswith("usage: handrail")
     assert "--help says more" in done.stderr
     told = handrail(*words, "--json", home=tmp_path)
-    assert (told.returncode, told.stdout) == (Code.USAGE, "")
+    assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
     assert json.loads(told.stderr)["error"]["kind"] == "usage"
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_command_line_ends_with_its_own_code_and_words(tmp_path: Path, w
     ],
 )
 def test_values_can_come_after_options(line: str, values: dict[str, object]) -> None:
-    found = vars(parser().parse_args(line.split()))
+    found = vars(build_parser().parse_args(line.split()))
     assert {name: found[name] for name in values} == values
 
 
@@ -94,7 +94,7 @@ def test_values_can_come_after_options(line: str, values: dict[str, object]) -> 
 @pytest.mark.parametrize("line", ["call F T --yess a=1", "list F G", "audit --jsn", "lock A --file F --chek B"])
 def test_a_mistake_is_told_with_the_usage_of_its_verb(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     verb = line.split()[0]
-    assert main(line.split()) == Code.USAGE
+    assert main(line.split()) == ExitCode.USAGE
     told = capsys.readouterr().err
     assert told.startswith(f"usage: handrail {verb} ") and f"handrail {verb} --help says more" in told
 
@@ -104,7 +104,7 @@ def test_every_way_to_end_has_a_code_of_its_own() -> None:
     codes = {
         errors.CallFailed("x", result=SimpleNamespace(refused="")): 1,
         errors.CallFailed("x", result=SimpleNamespace(refused="forbidden")): 5,
-        Usage("x"): 2,
+        UsageError("x"): 2,
         errors.SchemaError("x"): 2,
         errors.RemoteProtocolError("x"): 3,
         errors.InvalidResult("x", result={}): 3,
@@ -120,8 +120,8 @@ def test_every_way_to_end_has_a_code_of_its_own() -> None:
         ZeroDivisionError(): 70,
         KeyboardInterrupt(): 130,
     }
-    assert {each: code_of(each).value for each in codes} == codes
-    assert {*codes.values(), 0} == {code.value for code in Code}, "and each code is used"
+    assert {each: exit_code_for(each).value for each in codes} == codes
+    assert {*codes.values(), 0} == {code.value for code in ExitCode}, "and each code is used"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ print(*set(sys.modules) - before, file=sys.stderr)
 def test_the_reference_names_every_verb_and_every_end() -> None:
     page = (Path(__file__).parent.parent / "docs" / "reference" / "cli.md").read_text("utf-8")
     assert [verb for verb in VERBS if f"| `{verb}" not in page] == []
-    assert [code for code in Code if f"| {code.value} | {code.says.split(',')[0]}" not in page] == []
+    assert [code for code in ExitCode if f"| {code.value} | {code.description.split(',')[0]}" not in page] == []
 
 
 # Completion

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from handrail.cli.arguments import arguments, document
-from handrail.cli.exit_codes import Usage
+from handrail.cli.arguments import parse_arguments, parse_document
+from handrail.cli.exit_codes import UsageError
 from handrail.client.signature import describe, signature
 from handrail.model import Json, Object
-from handrail.text.controls import inert
+from handrail.text.controls import escape
 from requirements import requirement
 
 WEATHER: Object = {
@@ -87,7 +87,7 @@ WEATHER: Object = {
     ],
 )
 def test_words_become_what_the_schema_says(words: str, made: Object) -> None:
-    assert arguments(words.split(), WEATHER) == made
+    assert parse_arguments(words.split(), WEATHER) == made
 
 
 @pytest.mark.parametrize(
@@ -120,57 +120,57 @@ def test_words_become_what_the_schema_says(words: str, made: Object) -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_its_key_and_what_is_wanted(words: str, told: str) -> None:
-    with pytest.raises(Usage) as caught:
-        arguments(words.split(" "), WEATHER)
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(words.split(" "), WEATHER)
     assert told in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
 
 def test_all_that_is_wrong_is_said_at_once_and_what_is_missing() -> None:
-    with pytest.raises(Usage) as caught:
-        arguments(["days=x", "wind=x"], WEATHER)
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(["days=x", "wind=x"], WEATHER)
     assert len(str(caught.value).splitlines()) == 2
-    with pytest.raises(Usage, match=r"^missing: city, days$"):
-        arguments([], WEATHER | {"required": ["city", "days"]})
+    with pytest.raises(UsageError, match=r"^missing: city, days$"):
+        parse_arguments([], WEATHER | {"required": ["city", "days"]})
 
 
 def test_a_schema_that_says_nothing_takes_anything() -> None:
-    assert arguments(["a=1", "b.c:=2"], {"type": "object"}) == {"a": "1", "b": {"c": 2}}
+    assert parse_arguments(["a=1", "b.c:=2"], {"type": "object"}) == {"a": "1", "b": {"c": 2}}
     open_schema = {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}
-    assert arguments(["b=1"], open_schema) == {"b": 1}
-    with pytest.raises(Usage, match="has no argument"):
-        arguments(["b=1"], {"properties": {"a": {}}})
+    assert parse_arguments(["b=1"], open_schema) == {"b": 1}
+    with pytest.raises(UsageError, match="has no argument"):
+        parse_arguments(["b=1"], {"properties": {"a": {}}})
 
 
 def test_a_schema_that_goes_round_in_circles_ends() -> None:
     loop: Object = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}] * 2}}}
-    assert arguments(["a=1"], loop) == {"a": "1"}
-    assert arguments(["a=1"], {"properties": {"a": {"$ref": "#/properties/a"}}}) == {"a": "1"}
-    with pytest.raises(Usage, match="a: its items are arrays without end"):
-        arguments(["a=1"], {"properties": {"a": {"type": "array", "items": {"$ref": "#/properties/a"}}}})
+    assert parse_arguments(["a=1"], loop) == {"a": "1"}
+    assert parse_arguments(["a=1"], {"properties": {"a": {"$ref": "#/properties/a"}}}) == {"a": "1"}
+    with pytest.raises(UsageError, match="a: its items are arrays without end"):
+        parse_arguments(["a=1"], {"properties": {"a": {"type": "array", "items": {"$ref": "#/properties/a"}}}})
 
 
 def test_files_are_read_where_a_word_says_so(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("a\nb", "utf-8")
     (tmp_path / "place").write_text('{"lat": 1}', "utf-8")
     note, place = tmp_path / "note", tmp_path / "place"
-    assert arguments([f"city=@{note}", f"place:=@{place}"], WEATHER) == {"city": "a\nb", "place": {"lat": 1}}
+    assert parse_arguments([f"city=@{note}", f"place:=@{place}"], WEATHER) == {"city": "a\nb", "place": {"lat": 1}}
     (tmp_path / "latin").write_bytes(b"\xff")
-    with pytest.raises(Usage, match="not a text in UTF-8"):
-        arguments([f"city=@{tmp_path / 'latin'}"], WEATHER)
-    with pytest.raises(Usage, match="over 4,194,304 bytes"):
-        arguments(["city=@/dev/zero"], WEATHER)
+    with pytest.raises(UsageError, match="not a text in UTF-8"):
+        parse_arguments([f"city=@{tmp_path / 'latin'}"], WEATHER)
+    with pytest.raises(UsageError, match="over 4,194,304 bytes"):
+        parse_arguments(["city=@/dev/zero"], WEATHER)
 
 
 def test_a_whole_document_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert document('{"a": 1}') == {"a": 1}
+    assert parse_document('{"a": 1}') == {"a": 1}
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b'{"a": 3}')))
-    assert document("-") == {"a": 3}
+    assert parse_document("-") == {"a": 3}
     (tmp_path / "x").write_text('{"a": 2}')
-    assert document(f"@{tmp_path / 'x'}") == {"a": 2}
+    assert parse_document(f"@{tmp_path / 'x'}") == {"a": 2}
     for text in ("[1]", "x", "-1"):
-        with pytest.raises(Usage, match="the arguments: "):
-            document(text)
+        with pytest.raises(UsageError, match="the arguments: "):
+            parse_document(text)
 
 
 values = st.one_of(
@@ -184,7 +184,7 @@ values = st.one_of(
 
 @given(values)
 def test_what_json_says_arrives_as_it_is(value: Json) -> None:
-    assert arguments([f"free:={json.dumps(value)}"], WEATHER) == {"free": value}
+    assert parse_arguments([f"free:={json.dumps(value)}"], WEATHER) == {"free": value}
 
 
 @given(
@@ -195,7 +195,7 @@ def test_what_json_says_arrives_as_it_is(value: Json) -> None:
 )
 def test_what_is_written_plainly_comes_back(days: int, height: float, wind: bool, city: str) -> None:
     words = [f"days={days}", f"height={height!r}", f"wind={str(wind).lower()}", f"city={city}"]
-    made = arguments(words, WEATHER)
+    made = parse_arguments(words, WEATHER)
     assert made == {"days": days, "height": height, "wind": wind, "city": city}
     assert math.copysign(1, made["height"]) == math.copysign(1, height)
 
@@ -278,7 +278,7 @@ def test_nothing_a_tool_says_of_itself_can_act() -> None:
         "annotations": {"readOnlyHint": EVIL},
     }
     shown = describe(evil)
-    assert inert(shown) == shown
+    assert escape(shown) == shown
     assert not {"\x1b", "\x07", "\r", "\x9b", "\u202e", "\U000e0041"} & set(shown)
     assert "declared" not in shown
 
@@ -300,5 +300,5 @@ odd = st.recursive(
 def test_whatever_a_server_sends_can_be_shown_and_asked_for(tool: Object, schema: Json) -> None:
     describe({**tool, "inputSchema": schema})
     for words in (["name=x"], ["type.items=1", "name=[1]"], ["name={", "name=1"]):
-        with contextlib.suppress(Usage):
-            arguments(words, schema if isinstance(schema, dict) else {"properties": {"name": schema}})
+        with contextlib.suppress(UsageError):
+            parse_arguments(words, schema if isinstance(schema, dict) else {"properties": {"name": schema}})

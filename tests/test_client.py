@@ -25,7 +25,7 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
-from handrail.transports.subprocess import Child
+from handrail.transports.subprocess import SubprocessTransport
 from patience import PATIENCE
 from requirements import requirement
 from rigs import VERSION, HttpRig, Object, Rig, ordinary
@@ -752,7 +752,7 @@ async def test_questions_without_end_are_an_error(open_rig: OpenRig, revision: s
 async def test_later_is_waited_for(
     open_rig: OpenRig, revision: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.server_tools.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("handrail.client.server_tools.FIRST_WAIT_SECONDS", 0.001)
     async with open_rig("says_later", revision, transport) as (client, heard):
         assert (await client.call("echo", {})).text == "ok"
         states = [each["params"].get("requestState") for each in heard.asked("tools/call")]
@@ -807,12 +807,12 @@ async def test_only_harmless_icons_are_shown(open_rig: OpenRig, revision: str, t
 async def test_a_server_that_will_not_go_is_ended(
     open_rig: OpenRig, revision: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.targets.Child", partial(Child, grace=0.05))
+    monkeypatch.setattr("handrail.client.targets.SubprocessTransport", partial(SubprocessTransport, grace=0.05))
     monkeypatch.setattr("handrail.transports.subprocess.TERM_SECONDS", 0.05)
     async with open_rig("ignores_the_end", revision, transport) as (client, _):
         await client.tools()
-        link = client.servers[next(iter(client.servers))].dialog.link
-        assert isinstance(link, Child) and link.returncode is None
+        link = client.servers[next(iter(client.servers))].connection.transport
+        assert isinstance(link, SubprocessTransport) and link.returncode is None
     assert link.returncode == -signal.SIGKILL
 
 

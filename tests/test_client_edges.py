@@ -29,8 +29,8 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
-from handrail.transports.base import Waiting
-from handrail.transports.inside import Inside
+from handrail.transports.base import PendingRequest
+from handrail.transports.inside import MemoryTransport
 from patience import PATIENCE
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary
@@ -307,7 +307,7 @@ async def test_a_name_leads_to_the_server_that_listed_it() -> None:
     one.tools, two.tools = [{"name": "b.read"}], [{"name": "read"}]
     client = Client({"mcpServers": {"a": {"command": "true"}, "a.b": {"command": "true"}}})
     for target, rig in zip(client._targets, (one, two), strict=True):
-        target.make = partial(Inside, rig)
+        target.make_transport = partial(MemoryTransport, rig)
     async with client:
         tools = await client.tools()
         assert [tool.server for tool in tools] == ["a.b"]
@@ -343,9 +343,9 @@ async def test_in_memory_what_is_said_not_to_have_been_sent_does_not_leave_later
             return Channel()
 
     notes = Notes()
-    link = Inside(Ending())
+    link = MemoryTransport(Ending())
     await link.open(notes)
-    waiting = [Waiting(number, "tools/call", asyncio.get_running_loop().create_future()) for number in (1, 2)]
+    waiting = [PendingRequest(number, "tools/call", asyncio.get_running_loop().create_future()) for number in (1, 2)]
     notes.waiting = {each.id: each for each in waiting}
     for each in waiting:
         link.send(str(each.id).encode(), each)

@@ -28,7 +28,7 @@ from handrail.errors import (
     Sent,
     TransportError,
 )
-from handrail.transports.subprocess import Child
+from handrail.transports.subprocess import SubprocessTransport
 from patience import PATIENCE, in_time
 from requirements import record_ran, requirement
 from rigs import VERSION, HttpRig, Object, Rig, command, ordinary
@@ -802,7 +802,7 @@ async def test_nobody_there_is_told_at_once(unused_tcp_port: int, ran: Callable[
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not end when asked to is not given the usual time."""
-    monkeypatch.setitem(Child.__init__.__kwdefaults__, "grace", 0.2)  # type: ignore[arg-type]  # it has some
+    monkeypatch.setitem(SubprocessTransport.__init__.__kwdefaults__, "grace", 0.2)  # type: ignore[arg-type]  # it has some
     monkeypatch.setattr("handrail.transports.subprocess.TERM_SECONDS", 0.2)
 
 
@@ -814,8 +814,8 @@ async def test_noise_on_standard_output_is_left_out(open_fault: OpenFault) -> No
             for _ in range(3):
                 await is_fine(client)
             (server,) = client.servers.values()
-            assert "a line of a log" in " ".join(server.dialog.skips) or "not a message" in " ".join(
-                server.dialog.skips
+            assert "a line of a log" in " ".join(server.connection.discard_reasons) or "not a message" in " ".join(
+                server.connection.discard_reasons
             )
 
     await at_all(STDIO, one)
@@ -842,7 +842,7 @@ async def test_the_last_answer_of_a_server_needs_no_newline(open_fault: OpenFaul
             await client.tools()
             assert (await client.call("echo", {"bad": True})).text == "ok"
             (server,) = client.servers.values()
-            await until(lambda: server.dialog.dead is not None, "the server has died")
+            await until(lambda: server.connection.failure is not None, "the server has died")
             await is_fine(client)
 
     await at_all(STDIO, one)
@@ -880,7 +880,7 @@ async def test_a_server_that_has_broken_off_is_not_waited_for(
     open_fault: OpenFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has closed its input, so the end of that will not make it leave; the next one is started at once."""
-    monkeypatch.setitem(Child.__init__.__kwdefaults__, "grace", 10 * PATIENCE)  # type: ignore[arg-type]  # it has some
+    monkeypatch.setitem(SubprocessTransport.__init__.__kwdefaults__, "grace", 10 * PATIENCE)  # type: ignore[arg-type]  # it has some
 
     async def one(place: Place) -> None:
         async with open_fault("closes_input", place) as (client, _):
@@ -919,7 +919,7 @@ async def test_a_server_that_keeps_dying_is_not_started_without_end(open_fault: 
                         client.call("echo", {"bad": True}), place, TransportError, Sent.UNKNOWN, "tools/call echo"
                     )
             (server,) = client.servers.values()
-            server.dialog.clocks = Clocks(connect=0.5)  # less than the pause before the next start
+            server.connection.clocks = Clocks(connect=0.5)  # less than the pause before the next start
             call = client.call("echo", {"bad": True})
             error = await refused(call, place, TransportError, Sent.NO, "connect", "ended 3 times within a minute")
             assert error.hint == ""
@@ -1017,7 +1017,7 @@ async def test_a_call_that_was_asked_back_was_sent_whatever_became_of_its_answer
 
     async def elicit(_: object) -> Object:
         (server,) = clients[0].servers.values()
-        await until(lambda: server.dialog.dead is not None, "the server has died")
+        await until(lambda: server.connection.failure is not None, "the server has died")
         return {}
 
     knows = {"FLAG": str(tmp_path / "broken")}
@@ -1108,7 +1108,7 @@ async def test_pages_that_trickle_in_end_by_the_total_clock(open_fault: OpenFaul
         clocks = Clocks(connect=PATIENCE, first=PATIENCE, idle=PATIENCE, total=0.8)
         async with open_fault("slow_pages", place) as (client, _):
             (server,) = client.servers.values()
-            server.dialog.clocks = clocks
+            server.connection.clocks = clocks
             async with within(clocks.total + 1):
                 error = await refused(client.tools(), place, CallTimeout, Sent.UNKNOWN, "tools/list")
             assert error.clock == "total"

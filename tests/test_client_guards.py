@@ -148,7 +148,7 @@ async def test_a_server_that_is_gone_is_on_record_as_not_called(file: Path) -> N
         rig.die()
         for _ in range(5):
             await asyncio.sleep(0)
-        assert not client.servers["rig"].dialog.is_open
+        assert not client.servers["rig"].connection.is_open
         with pytest.raises(PeerError) as caught:
             await client.call("echo", {})
         assert caught.value.sent is Sent.NO

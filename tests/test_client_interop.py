@@ -27,8 +27,8 @@ import pytest_asyncio
 from handrail.client import Client, Clocks, Elicitation, Log, Progress, Sampling, allow
 from handrail.errors import CallTimeout, ConfirmationRequired, RemoteProtocolError, Sent
 from handrail.model import EmbeddedResource, Image, ResourceLink
-from handrail.transports.http_client import Web
-from handrail.transports.subprocess import Child
+from handrail.transports.http_client import HttpClientTransport
+from handrail.transports.subprocess import SubprocessTransport
 from patience import PATIENCE
 from requirements import record_ran, requirement
 
@@ -192,11 +192,11 @@ async def connected(target: Any, **options: Any) -> AsyncIterator[Client]:
     before = asyncio.all_tasks()
     async with Client(target, **{"timeout": PATIENCE, **options}) as client:
         link = link_of(client)
-        group = link.pid if isinstance(link, Child) else None
+        group = link.pid if isinstance(link, SubprocessTransport) else None
         yield client
         link = link_of(client)  # the one it has ended with
     assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()
-    if isinstance(link, Child):
+    if isinstance(link, SubprocessTransport):
         assert group == link.pid  # it was not started a second time on the way
         assert link.returncode == 0, link.stderr
         assert list(processes_of(group)) == []
@@ -204,7 +204,7 @@ async def connected(target: Any, **options: Any) -> AsyncIterator[Client]:
 
 def link_of(client: Client) -> Any:
     [remote] = client.servers.values()
-    return remote.dialog.link
+    return remote.connection.transport
 
 
 def processes_of(group: int | None) -> Iterator[int]:
@@ -442,7 +442,7 @@ async def test_a_session_ends_with_its_client(peers: Peers, server: str, request
     url = peers.url(server, "http")
     async with connected(url, revision="legacy") as client:
         link = link_of(client)
-        assert isinstance(link, Web) and link.session
+        assert isinstance(link, HttpClientTransport) and link.session
         await client.tools()
         session = link.session
     headers = {"Mcp-Session-Id": session, "MCP-Protocol-Version": R4, "Accept": "application/json, text/event-stream"}

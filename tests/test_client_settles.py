@@ -253,7 +253,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def _no_pause_between_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has died several times is started again at once: the pause would use up the clocks."""
-    monkeypatch.setattr("handrail.client.connection.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("handrail.client.connection.MAX_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -415,7 +415,8 @@ async def main():
     clients = [Client(each, revision="2025-11-25") for each in json.loads(sys.argv[1])]
     await asyncio.gather(*(each.__aenter__() for each in clients))
     await asyncio.gather(*(each.tools() for each in clients))
-    print(json.dumps([remote.dialog.link.pid for each in clients for remote in each.servers.values()]), flush=True)
+    pids = [remote.connection.transport.pid for each in clients for remote in each.servers.values()]
+    print(json.dumps(pids), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())

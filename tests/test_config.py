@@ -10,7 +10,7 @@ import pytest
 from handrail import Server
 from handrail.approvals.queue import Approvals
 from handrail.audit.log import TrailSettings
-from handrail.config import NAME, Config, ConfigError, load, read
+from handrail.config import FILE_NAME, Config, ConfigError, load, read
 from handrail.guards.policy import Rule
 from handrail.guards.rates import Rates, ToolRate
 from handrail.model import Principal
@@ -72,7 +72,7 @@ kept = {{ keep_days = 7 }}
 
 
 def write(folder: Path, text: str) -> Path:
-    path = folder / NAME
+    path = folder / FILE_NAME
     path.write_text(text)
     return path
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_meant_is_an_error_that_says_where(tmp_path: Path, text: 
 def test_a_wrong_value_is_told_by_its_place_with_what_would_be_right(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(given)
-    assert str(caught.value).startswith(f"{NAME}: {told}")
+    assert str(caught.value).startswith(f"{FILE_NAME}: {told}")
 
 
 def test_a_file_that_is_not_there_or_too_long_is_an_error(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_file_that_is_not_there_or_too_long_is_an_error(tmp_path: Path) -> Non
         load(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="more than"):
         load(write(tmp_path, "#" * 1_100_000))
-    path = tmp_path / NAME
+    path = tmp_path / FILE_NAME
     path.write_bytes(b'[server]\ntarget = "\xff"')
     with pytest.raises(ConfigError, match="not TOML"):
         load(path)

@@ -17,10 +17,10 @@ from yarl import URL
 from cli_runs import handrail
 from handrail import Server
 from handrail.audit.format import TrailError
-from handrail.config import Console as Settings
+from handrail.config import ConsoleSettings as Settings
 from handrail.console import Console, static_files as pages
-from handrail.console.access import ROLES, Access, Problem, new_code, token_in
-from handrail.console.routes import ROUTES, Route, find
+from handrail.console.access import ROLES, ApiError, SessionStore, new_code, token_from_cookies
+from handrail.console.routes import ROUTES, Route, find_route
 from handrail.engine.core import Limits
 from patience import PATIENCE
 from requirements import requirement
@@ -71,7 +71,7 @@ class Visitor:
 
     async def sign_in(self, *roles: str) -> Visitor:
         code = new_code()
-        await self.rig.console.access.offer(code, "ada", roles)
+        await self.rig.console.sessions.add_code(code, "ada", roles)
         status, headers, body = await self.ask("POST", "/api/sign-in", {"code": code}, JSON)
         assert status == 200, body
         self.headers = {"cookie": headers["set-cookie"].split(";")[0]}
@@ -213,9 +213,9 @@ async def test_what_is_not_a_route_is_not_there(method: str, path: str, status: 
 
 
 async def test_names_in_a_path_may_hold_anything() -> None:
-    assert find("POST", "/api/tools/a%2Fb%20c/switch")[1] == {"name": "a/b c"}
-    with pytest.raises(Problem):
-        find("POST", "/api/tools/a/b/switch")
+    assert find_route("POST", "/api/tools/a%2Fb%20c/switch")[1] == {"name": "a/b c"}
+    with pytest.raises(ApiError):
+        find_route("POST", "/api/tools/a/b/switch")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"text"', b'{"code": 5}', b"{}"])
@@ -291,7 +291,7 @@ async def test_a_page_gets_files_of_its_own_build_or_none(
 
 @requirement("P-23")
 async def test_a_start_link_is_good_once(rig: Rig) -> None:
-    visitor, body = Visitor(rig), {"code": rig.console.code}
+    visitor, body = Visitor(rig), {"code": rig.console.start_code}
     status, headers, said = await visitor.ask("POST", "/api/sign-in", body, JSON)
     assert status == 200
     assert re.fullmatch(
@@ -305,7 +305,7 @@ async def test_a_start_link_is_good_once(rig: Rig) -> None:
 
 @requirement("P-23")
 async def test_of_two_who_use_a_link_at_once_one_gets_in(rig: Rig) -> None:
-    body = {"code": rig.console.code}
+    body = {"code": rig.console.start_code}
     both = await asyncio.gather(*(Visitor(rig).ask("POST", "/api/sign-in", body, JSON) for _ in range(5)))
     assert sorted(status for status, _, _ in both) == [200, 403, 403, 403, 403]
 
@@ -313,34 +313,34 @@ async def test_of_two_who_use_a_link_at_once_one_gets_in(rig: Rig) -> None:
 @requirement("P-23")
 async def test_a_start_link_is_good_for_five_minutes(rig: Rig, now: list[float]) -> None:
     now[0] += 301
-    status, _, said = await Visitor(rig).ask("POST", "/api/sign-in", {"code": rig.console.code}, JSON)
+    status, _, said = await Visitor(rig).ask("POST", "/api/sign-in", {"code": rig.console.start_code}, JSON)
     assert status == 403 and b"5 minutes" in said
 
 
 async def test_a_used_link_stays_used_when_a_worker_begins_again(rig: Rig) -> None:
     console = rig.console
-    await console.access.redeem(console.code)
-    await console.access.offer(console.code, "local", ROLES)
-    with pytest.raises(Problem, match="used before"):
-        await console.access.redeem(console.code)
+    await console.sessions.redeem(console.start_code)
+    await console.sessions.add_code(console.start_code, "local", ROLES)
+    with pytest.raises(ApiError, match="used before"):
+        await console.sessions.redeem(console.start_code)
 
 
 async def test_a_link_is_for_one_server(rig: Rig) -> None:
     async with consoled(Server("other", store=rig.console.store)) as other:
-        with pytest.raises(Problem, match="another server"):
-            await other.console.access.redeem(rig.console.code)
+        with pytest.raises(ApiError, match="another server"):
+            await other.console.sessions.redeem(rig.console.start_code)
 
 
 async def test_what_is_kept_of_a_code_and_a_session_is_a_hash(rig: Rig) -> None:
-    token, _ = await rig.console.access.redeem(rig.console.code)
+    token, _ = await rig.console.sessions.redeem(rig.console.start_code)
     kept = repr(await rig.console.store.scan("console-"))
-    assert "console-session:" in kept and token not in kept and rig.console.code not in kept
+    assert "console-session:" in kept and token not in kept and rig.console.start_code not in kept
 
 
 async def test_the_configuration_says_whom_the_link_signs_in() -> None:
     settings = Settings(principal="grace", roles=["view", "approve"])
     async with consoled(Server("shop"), settings=settings) as rig:
-        _, session = await rig.console.access.redeem(rig.console.code)
+        _, session = await rig.console.sessions.redeem(rig.console.start_code)
         assert (session.who, session.roles) == ("grace", frozenset({"view", "approve"}))
 
 
@@ -373,13 +373,13 @@ async def test_a_session_ends_after_a_week_however_often_it_is_used(rig: Rig, no
 
 @requirement("P-23")
 async def test_whoever_was_signed_in_by_the_settings_has_the_roles_they_have_now(rig: Rig) -> None:
-    access, store = rig.console.access, rig.console.store
-    token, session = await access.redeem(rig.console.code)
+    access, store = rig.console.sessions, rig.console.store
+    token, session = await access.redeem(rig.console.start_code)
     assert session.roles == frozenset(ROLES)
-    await access.offer("by hand", "bob", ["view", "approve"])
+    await access.add_code("by hand", "bob", ["view", "approve"])
     other, _ = await access.redeem("by hand")
-    later = Access(store, rig.console.server.name, rig.console.clock, ["view"])  # it was started again
-    assert [found and found.roles for found in (await later.session(token), await later.session(other))] == [
+    later = SessionStore(store, rig.console.server.name, rig.console.clock, ["view"])  # it was started again
+    assert [found and found.roles for found in (await later.find_session(token), await later.find_session(other))] == [
         frozenset({"view"}),
         frozenset({"view", "approve"}),
     ]
@@ -400,10 +400,10 @@ async def test_whoever_signs_out_is_out_and_so_are_their_streams(rig: Rig) -> No
 
 
 async def test_a_session_of_one_server_is_none_of_another(rig: Rig) -> None:
-    token, _ = await rig.console.access.redeem(rig.console.code)
+    token, _ = await rig.console.sessions.redeem(rig.console.start_code)
     async with consoled(Server("other", store=rig.console.store)) as other:
-        assert await other.console.access.session(token) is None
-        assert await rig.console.access.session(token) is not None
+        assert await other.console.sessions.find_session(token) is None
+        assert await rig.console.sessions.find_session(token) is not None
 
 
 async def test_what_somebody_does_at_the_console_is_on_record(tmp_path: Path) -> None:
@@ -420,11 +420,11 @@ async def test_a_link_stays_good_while_signing_in_cannot_be_recorded(tmp_path: P
     async with consoled(Server("shop", audit=tmp_path / "audit.db")) as rig:
         trail, rig.console.gate.trail = rig.console.gate.trail, Full()  # type: ignore[assignment]
         visitor = Visitor(rig)
-        status, _, said = await visitor.ask("POST", "/api/sign-in", {"code": rig.console.code}, JSON)
+        status, _, said = await visitor.ask("POST", "/api/sign-in", {"code": rig.console.start_code}, JSON)
         assert status == 503 and "same link" in json.loads(said)["error"]
         rig.console.gate.trail = trail
-        assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.code}, JSON))[0] == 200
-        assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.code}, JSON))[0] == 403
+        assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.start_code}, JSON))[0] == 200
+        assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.start_code}, JSON))[0] == 403
 
 
 async def test_whoever_signs_out_is_out_though_it_cannot_be_recorded(tmp_path: Path) -> None:
@@ -460,8 +460,8 @@ def test_handrail_console_needs_one_that_runs(tmp_path: Path) -> None:
 )
 def test_cookies_of_other_servers_of_this_machine_do_not_sign_anybody_out(others: str) -> None:
     for line in (f"{others}; handrail-console-1=token; b=2", f"handrail-console-1=token;{others}"):
-        assert token_in({b"cookie": line.encode("latin-1")}, "handrail-console-1") == "token"
-    assert token_in({b"cookie": others.encode("latin-1")}, "handrail-console-1") == ""
+        assert token_from_cookies({b"cookie": line.encode("latin-1")}, "handrail-console-1") == "token"
+    assert token_from_cookies({b"cookie": others.encode("latin-1")}, "handrail-console-1") == ""
 
 
 async def test_a_socket_in_the_file_system_has_no_port_and_does(tmp_path: Path) -> None:
@@ -469,6 +469,6 @@ async def test_a_socket_in_the_file_system_has_no_port_and_does(tmp_path: Path) 
     with console.listening(f"unix:{path}"):
         async with console.server.serving(), console.serving():
             connector = aiohttp.UnixConnector(path)
-            sign_in: dict[str, Any] = {"url": "http://localhost/api/sign-in", "json": {"code": console.code}}
+            sign_in: dict[str, Any] = {"url": "http://localhost/api/sign-in", "json": {"code": console.start_code}}
             async with aiohttp.ClientSession(connector=connector) as session, session.post(**sign_in) as answer:
                 assert answer.status == 200 and "handrail-console-0=" in answer.headers["set-cookie"]

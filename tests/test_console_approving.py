@@ -13,11 +13,11 @@ from hypothesis import given, strategies as st
 
 from cli_runs import handrail
 from handrail import Server, ToolResult
-from handrail.approvals.edits import unmasked
-from handrail.approvals.grants import meets, narrow
+from handrail.approvals.edits import unmask
+from handrail.approvals.grants import meets_condition, suggest_conditions
 from handrail.approvals.queue import ApprovalError, Approvals
 from handrail.console import Console, approvals as approving, events as streaming
-from handrail.console.access import Session
+from handrail.console.access import ConsoleSession
 from handrail.errors import RemoteProtocolError
 from handrail.guards.limits import ANONYMOUS
 from handrail.guards.policy import Policy, Rule
@@ -66,8 +66,8 @@ async def asked(
             waiting = (await (page or watcher).get("approvals"))["open"]
             yield next(each for each in waiting if each["id"] == heard["id"]), call
         finally:
-            for left in await rig.console.gate.desk.open():  # else the server waits for the call
-                await rig.console.gate.desk.decide(left.id, False, by="the end of the test")
+            for left in await rig.console.gate.approval_queue.open():  # else the server waits for the call
+                await rig.console.gate.approval_queue.decide(left.id, False, by="the end of the test")
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
 
@@ -372,17 +372,17 @@ async def test_a_condition_that_this_call_does_not_meet_is_refused(rig: Rig) -> 
 def test_a_suggested_beginning_covers_its_like_and_nothing_that_leads_elsewhere(
     value: str, others: list[str], not_others: list[str]
 ) -> None:
-    [(_, matching)] = narrow({"it": value})
+    [(_, matching)] = suggest_conditions({"it": value})
     for each in (value, *others):
-        assert meets("it", matching["it"], {"it": each}), each
+        assert meets_condition("it", matching["it"], {"it": each}), each
     for each in not_others:
-        assert not meets("it", matching["it"], {"it": each}), each
+        assert not meets_condition("it", matching["it"], {"it": each}), each
 
 
 @pytest.mark.parametrize("value", ["plain", "/x", "../etc/passwd", "https://x", "a b/c", "", True, None, -1, [1], {}])
 def test_nothing_narrow_is_suggested_where_nothing_is(value: Any) -> None:
-    assert narrow({"it": value}) == []
-    assert narrow({"order_id": 7, "orderId": 7}) == []
+    assert suggest_conditions({"it": value}) == []
+    assert suggest_conditions({"order_id": 7, "orderId": 7}) == []
 
 
 @given(
@@ -392,8 +392,8 @@ def test_nothing_narrow_is_suggested_where_nothing_is(value: Any) -> None:
     )
 )
 def test_whatever_is_suggested_covers_the_call_it_was_suggested_for(arguments: Object) -> None:
-    for _, matching in narrow(arguments):
-        assert all(meets(name, condition, arguments) for name, condition in matching.items())
+    for _, matching in suggest_conditions(arguments):
+        assert all(meets_condition(name, condition, arguments) for name, condition in matching.items())
 
 
 JSON = st.recursive(
@@ -411,12 +411,12 @@ JSON = st.recursive(
 def test_what_was_not_edited_is_what_it_was(real: Object) -> None:
     problems: list[tuple[str, str]] = []
     shown = mask_secrets(real)
-    made = unmasked(real, shown, shown, "", problems)
+    made = unmask(real, shown, shown, "", problems)
     assert made == real and problems == []
     for name in shown:
         if shown[name] == MASK:
             problems = []
-            unmasked(real, shown, {**shown, "other": [shown[name]]}, "", problems)
+            unmask(real, shown, {**shown, "other": [shown[name]]}, "", problems)
             assert [path for path, _ in problems] == ["/other/0"]
 
 
@@ -441,7 +441,7 @@ async def test_nobody_by_name_does_not_count_as_another_than_nobody_by_name(tmp_
 def test_a_secret_of_one_item_does_not_go_over_to_another(edited: list[Object], where: str) -> None:
     real = [{"to": "A", "token": "a's own"}, {"to": "B", "token": "b's own"}]
     problems: list[tuple[str, str]] = []
-    made: Any = unmasked(real, mask_secrets(real), edited, "", problems)
+    made: Any = unmask(real, mask_secrets(real), edited, "", problems)
     assert " ".join(path for path, _ in problems) == where
     assert where or made == [real[0], edited[1]]
 
@@ -457,7 +457,7 @@ async def test_whoever_tries_a_tool_is_not_told_the_secrets_of_the_last_call(tmp
         await page.post("try", tool="cancel_order", arguments={"order_id": 7, "token": "other-one"})
         question = await page.event("try", kind="question")
         assert f'token: "{MASK}", was "{MASK}"' in question["question"]["message"]
-        ident = rig.console.feed.kept[-1].id
+        ident = rig.console.feed.recent[-1].id
         assert "first-one" not in str(await page.get(f"calls/{ident}"))
         await page.post(f"try/{question['id']}/cancel")
 
@@ -531,13 +531,13 @@ async def test_the_tools_own_error_reaches_the_caller_after_a_yes(rig: Rig) -> N
 async def test_a_card_that_takes_long_to_make_is_told_all_the_same(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     made, late = approving.card, asyncio.Event()
 
-    async def slow(console: Console, session: Session, ident: str) -> Object | None:
+    async def slow(console: Console, session: ConsoleSession, ident: str) -> Object | None:
         if not late.is_set():
             late.set()
             await asyncio.sleep(0.1)  # the stream has had other things to do meanwhile, ten times over
         return await made(console, session, ident)
 
-    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.01)
     monkeypatch.setattr(approving, "card", slow)
     page = await rig.page()
     await page.listen()

@@ -121,8 +121,8 @@ async def test_a_filter_that_is_no_number_is_refused(rig: Rig) -> None:
 
 
 async def test_a_request_reads_only_so_much_and_says_where_to_go_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "MAX_READ", 3)
-    monkeypatch.setattr(auditing, "AHEAD", 1)
+    monkeypatch.setattr(auditing, "MAX_READ_RECORDS", 3)
+    monkeypatch.setattr(auditing, "READ_AHEAD_RECORDS", 1)
     page = await rig.page()
     first = await page.get("audit", event="opened")
     assert first["records"] == [] and first["next"]

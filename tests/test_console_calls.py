@@ -26,8 +26,8 @@ from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.rules import Rule
 from handrail.model import Principal
 from handrail.observe import activity as watching
-from handrail.observe.activity import Feed
-from handrail.observe.per_minute import Minutes, p95
+from handrail.observe.activity import ActivityFeed
+from handrail.observe.per_minute import MinuteStats, p95
 from handrail.stores import Put
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -90,8 +90,8 @@ class Shop:
             return "at last"
 
     @property
-    def feed(self) -> Feed:
-        return self.server.engine.watch()
+    def feed(self) -> ActivityFeed:
+        return self.server.engine.enable_feed()
 
 
 async def row_of(page: Page, tool: str, state: str) -> Object:
@@ -208,7 +208,7 @@ async def test_calls_of_one_batch_are_shown_with_their_own_arguments() -> None:
         async with asyncio.timeout(PATIENCE):
             while shop.feed.totals[0] < len(batch):
                 await page.event("tick")
-        stories = [await page.get(f"calls/{seen.id}") for seen in shop.feed.kept]
+        stories = [await page.get(f"calls/{seen.id}") for seen in shop.feed.recent]
     shown = [(story["row"]["tool"], story["arguments"]) for story in stories]
     assert sorted(shown, key=str) == sorted(given, key=str)
 
@@ -291,7 +291,7 @@ async def test_a_call_that_is_no_longer_kept_is_told_from_the_audit(tmp_path: Pa
         row = await row_of(page, "add", "done")
         kept = await page.get(f"calls/{row['id']}")
         assert kept["source"] == "memory" and [each["event"] for each in kept["records"]] == ["intent", "outcome"]
-        rig.console.feed._kept.clear()
+        rig.console.feed._ring.clear()
         story = await page.get(f"calls/{row['id']}")
         assert story["source"] == "audit" and story["row"]["outcome"] == "ok" and story["row"]["tool"] == "add"
         assert "arguments" not in story and "result" not in story and story["wire"] == []
@@ -421,9 +421,12 @@ async def test_the_last_500_calls_are_kept() -> None:
     async with Peer(shop.server) as peer:
         for number in range(520):
             await peer.call("quick", {"text": str(number)})
-    kept = feed.kept
+    kept = feed.recent
     assert len(kept) == watching.RING_CALLS == 500
-    assert [json.loads(seen.asked)["params"]["arguments"]["text"] for seen in (kept[0], kept[-1])] == ["20", "519"]
+    assert [json.loads(seen.raw_request)["params"]["arguments"]["text"] for seen in (kept[0], kept[-1])] == [
+        "20",
+        "519",
+    ]
     assert feed.totals[0] == 520 and feed.find(kept[0].id) is kept[0]
 
 
@@ -433,8 +436,8 @@ async def test_what_is_kept_is_at_most_16_mib_of_wire() -> None:
     async with Peer(shop.server) as peer:
         for _ in range(12):
             await peer.call("quick", {"text": "x" * 1_000_000})
-            assert sum(seen.weight for seen in feed.kept) <= watching.RING_BYTES
-    assert 1 < len(feed.kept) < 12, "the oldest went first"
+            assert sum(seen.memory_bytes for seen in feed.recent) <= watching.RING_BYTES
+    assert 1 < len(feed.recent) < 12, "the oldest went first"
     assert feed.totals[0] == 12
 
 
@@ -457,10 +460,10 @@ async def test_what_was_never_sent_counts_too() -> None:
     async with Peer(shop.server) as peer:
         for _ in range(6):
             assert (await peer.call("huge", {})).is_error
-        assert len(feed.kept) <= 2
+        assert len(feed.recent) <= 2
         for _ in range(6):
             await peer.call("chatty", {})
-        assert len(feed.kept) <= 3 and max(len(data) for _, _, data in feed.kept[-1].logs) < 100_000
+        assert len(feed.recent) <= 3 and max(len(data) for _, _, data in feed.recent[-1].logs) < 100_000
 
 
 class Odd:
@@ -503,7 +506,7 @@ async def test_nothing_is_held_on_to_but_what_is_shown() -> None:
     async with Peer(shop.server) as peer:
         shop.feed  # noqa: B018
         await peer.call("add", {"a": 1, "b": 2})
-        [seen] = shop.feed.kept
+        [seen] = shop.feed.recent
         assert seen.call is None and not shop.feed.running
 
 
@@ -526,7 +529,7 @@ async def test_every_call_is_counted_once_however_it_ends() -> None:
         "fail": (5, 5),
         "crash": (2, 2),
     }
-    assert feed.minutes.now.calls == 21 and feed.minutes.now.errors == 7
+    assert feed.minutes.current.calls == 21 and feed.minutes.current.errors == 7
     assert not feed.running
 
 
@@ -537,7 +540,7 @@ async def test_who_looks_on_does_not_come_between_a_call_and_its_answer(caplog: 
         raise RuntimeError("nobody can look")
 
     async with Peer(shop.server, timeout=PATIENCE) as peer:
-        shop.feed.news = news
+        shop.feed.on_change = news
         assert (await peer.call("add", {"a": 1, "b": 2})).text == "3"
         assert (await peer.request("tools/call", {"name": "nothing"}))["error"]["code"] == -32602
         held = asyncio.create_task(peer.call("hold"))
@@ -555,17 +558,17 @@ async def test_clients_that_share_a_pipe_are_told_apart() -> None:
             "io.modelcontextprotocol/clientInfo": {"name": "new", "version": "1"},
             "io.modelcontextprotocol/clientCapabilities": {},
         }
-        shop.server.engine.watch()
+        shop.server.engine.enable_feed()
         for each in ({}, meta, {}, meta):
             await old.request("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}, "_meta": each})
     revisions = ["2025-11-25", "2026-07-28"] * 2
-    assert [each.revision for each in shop.feed.kept] == revisions
-    assert [each.client == "new" for each in shop.feed.kept] == [False, True] * 2
+    assert [each.revision for each in shop.feed.recent] == revisions
+    assert [each.client == "new" for each in shop.feed.recent] == [False, True] * 2
 
 
 async def test_a_caller_is_known_with_the_scopes_of_its_last_call() -> None:
     shop = Shop()
-    shop.server.engine.watch()
+    shop.server.engine.enable_feed()
     for scopes in (frozenset({"read"}), frozenset({"read", "admin"})):
         async with Peer(shop.server, principal=Principal("ann", scopes=scopes)) as peer:
             await peer.call("add", {"a": 1, "b": 2})
@@ -573,37 +576,37 @@ async def test_a_caller_is_known_with_the_scopes_of_its_last_call() -> None:
 
 
 def test_what_ends_a_little_before_its_minute_takes_nothing_away() -> None:
-    minutes = Minutes(600.0)
+    minutes = MinuteStats(600.0)
     minutes.count(630.0, [1] * 3)
     minutes.count(660.1, [1] * 2)
     minutes.count(659.9, [1])
-    assert (minutes.now.at, minutes.now.calls) == (660, 3)
+    assert (minutes.current.start, minutes.current.calls) == (660, 3)
     minutes.roll(720.0)
-    assert [(each.at, each.calls) for each in minutes.past] == [(600, 3), (660, 3)]
+    assert [(each.start, each.calls) for each in minutes.past] == [(600, 3), (660, 3)]
     minutes.count(610.0, [1])  # a clock that was set back
     minutes.roll(800.0)
-    assert [(each.at, each.calls) for each in minutes.past] == [(600, 1), (660, 0), (720, 0)]
+    assert [(each.start, each.calls) for each in minutes.past] == [(600, 1), (660, 0), (720, 0)]
 
 
 def test_minutes_pass_also_while_nothing_happens() -> None:
-    minutes = Minutes(600.0)
+    minutes = MinuteStats(600.0)
     minutes.count(610.0, [100_000_000])
     minutes.count(659.9, [100_000_000], errors=1)
-    assert (minutes.now.at, minutes.now.calls, minutes.now.errors) == (600, 2, 1) and not minutes.past
-    assert minutes.roll(905.0).at == 900
-    assert [(each.at, each.calls) for each in minutes.past] == [(600, 2), (660, 0), (720, 0), (780, 0), (840, 0)]
+    assert (minutes.current.start, minutes.current.calls, minutes.current.errors) == (600, 2, 1) and not minutes.past
+    assert minutes.roll(905.0).start == 900
+    assert [(each.start, each.calls) for each in minutes.past] == [(600, 2), (660, 0), (720, 0), (780, 0), (840, 0)]
     minutes.roll(905.0 + 7200)
-    assert len(minutes.past) == 60 and minutes.past[-1].at == 8040
+    assert len(minutes.past) == 60 and minutes.past[-1].start == 8040
     minutes.roll(300.0)  # a clock that was set back
-    assert minutes.now.at == 300
+    assert minutes.current.start == 300
 
 
 @pytest.mark.parametrize("seconds", [0.000_02, 0.001, 0.25, 3.0, 500.0])
 def test_p95_is_right_to_about_a_tenth(seconds: float) -> None:
-    minutes = Minutes(0.0)
-    assert p95(minutes.now.times) == 0.0
+    minutes = MinuteStats(0.0)
+    assert p95(minutes.current.times) == 0.0
     minutes.count(1.0, [round(seconds * 1e9)] * 96 + [round(100 * seconds * 1e9)] * 4)
-    assert p95(minutes.now.times) == pytest.approx(seconds, rel=0.13)
+    assert p95(minutes.current.times) == pytest.approx(seconds, rel=0.13)
 
 
 # The stream
@@ -612,16 +615,16 @@ def test_p95_is_right_to_about_a_tenth(seconds: float) -> None:
 async def test_nothing_is_told_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "WATCH_SECONDS", 0.3)
     monkeypatch.setattr(streaming, "RENEW_SECONDS", 0.1)
-    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.1)
     shop = Shop()
     async with consoled(shop.server) as rig, Peer(shop.server) as peer:
-        pulse, feed = rig.console.pulse, rig.console.feed
+        pulse, feed = rig.console.publisher, rig.console.feed
 
         def looks() -> bool:
-            return feed.news is not None
+            return feed.on_change is not None
 
         await peer.call("add", {"a": 1, "b": 2})
-        assert not looks() and pulse.ticks == 0 and not feed.fresh
+        assert not looks() and pulse.ticks == 0 and not feed.unread
         page = await rig.page()
         await page.listen()
         await peer.call("add", {"a": 1, "b": 2})
@@ -633,7 +636,7 @@ async def test_nothing_is_told_while_nobody_looks(monkeypatch: pytest.MonkeyPatc
                 await peer.tools()
         ticks = pulse.ticks
         await peer.call("add", {"a": 1, "b": 2})
-        assert not feed.fresh and pulse.ticks == ticks
+        assert not feed.unread and pulse.ticks == ticks
         assert feed.totals[0] == 3, "counted, whoever looks"
 
 
@@ -661,7 +664,7 @@ async def test_a_change_of_the_tools_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_health_is_told_in_words_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.05)
     monkeypatch.setattr(streaming, "RENEW_SECONDS", 0.1)
     shop = Shop()
     async with watched(shop) as (_, page, peer):
@@ -716,7 +719,7 @@ async def test_refusals_are_counted_by_caller_and_reason() -> None:
 async def test_figures_are_of_the_last_sixty_seconds_and_told_when_time_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.05)
     now = [1_000_030.0]  # in the middle of a minute
     shop = Shop()
     shop.server.engine.clock = lambda: now[0]
@@ -785,7 +788,7 @@ async def test_connections_appear_and_go() -> None:
 
 
 async def test_who_goes_is_gone_from_the_page_although_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.05)
     now = [1_000_000.0]
     shop = Shop()
     shop.server.engine.clock = lambda: now[0]
@@ -824,7 +827,7 @@ async def test_two_who_say_the_same_of_themselves_are_two_if_they_shook_hands() 
 async def beside(first: Rig, shop: Shop, shared: Path) -> AsyncIterator[Console]:
     """The console of another worker of the same server."""
     second = Console(shop.server, workers=2, shared=shared)
-    second.name = first.console.name
+    second.instance_id = first.console.instance_id
     async with shop.server.serving(), second.serving():
         second.worker = "second"
         yield second
@@ -872,12 +875,12 @@ async def test_a_stream_that_waits_for_a_worker_ends_when_it_is_to(
     monkeypatch.setattr(streaming, "GREET_SECONDS", PATIENCE)
     async with consoled(Shop().server, workers=2, shared=tmp_path / "console.sqlite") as rig:
         page, watching = await rig.page(), asyncio.Event()
-        monkeypatch.setattr(rig.console.pulse, "watch", watching.set)
+        monkeypatch.setattr(rig.console.publisher, "activate", watching.set)
         reading = asyncio.create_task(page._read())
         async with asyncio.timeout(PATIENCE / 2):
             await watching.wait()  # it was greeted by the one worker there is
             if how == "stopped":
-                rig.console.pulse.end()
+                rig.console.publisher.close()
             else:
                 await page.post("sign-out")
             await reading
@@ -887,7 +890,7 @@ async def test_calls_of_a_worker_that_was_killed_do_not_run_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "LOST_SECONDS", 0.5)
-    monkeypatch.setattr(streaming, "SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.1)
     store = MemoryStore()
     one, two = Shop(store=store), Shop(store=store)
     shared = tmp_path / "console.sqlite"
@@ -959,7 +962,7 @@ async def test_a_worker_that_begins_later_has_the_switches_as_they_are(tmp_path:
         page = await rig.page()
         for tool, on in (("add", False), ("fail", False), ("fail", True), ("crash", False), ("crash", True)):
             await page.post(f"tools/{tool}/switch", on=on)
-        gone = [Put(f"{tools.SWITCH}a{number:04}", b"false") for number in range(1_000)]  # tools there were once
+        gone = [Put(f"{tools.SWITCH_PREFIX}a{number:04}", b"false") for number in range(1_000)]  # tools there were once
         assert await rig.console.topics.commit(gone)
         async with beside(rig, two, shared), Peer(two.server) as there:
             names = {each.name for each in await there.tools()}

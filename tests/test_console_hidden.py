@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.text.controls import inert
+from handrail.text.controls import escape
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = ROOT / "web" / "src" / "hidden.ts"
@@ -60,7 +60,7 @@ def test_p33_the_page_shows_what_the_terminal_shows() -> None:
     node = subprocess.run(
         ["node", "-e", SHOW, HIDDEN], input=json.dumps(texts), capture_output=True, text=True, check=True
     )
-    assert json.loads(node.stdout) == [inert(text) for text in texts]
+    assert json.loads(node.stdout) == [escape(text) for text in texts]
 
 
 def test_the_built_page_asks_nobody_else() -> None:

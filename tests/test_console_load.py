@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from handrail import Server
-from handrail.engine.dispatcher import Conversation
+from handrail.engine.dispatcher import Dispatcher
 from handrail.model import Principal
 from handrail.testing import Peer
 from patience import PATIENCE
@@ -41,13 +41,13 @@ async def test_a_flood_is_counted_exactly_and_told_in_few_events() -> None:
                     break
         assert events < CALLS / 20, "ten a second, however many calls there are"
         assert shown <= 20 * events and found["minute"]["calls"] <= CALLS
-        assert len(rig.console.feed.kept) == 500
+        assert len(rig.console.feed.recent) == 500
 
 
 async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None:
     """A tool may call an application in its own process, which then answers before the tool goes on."""
     server = Server("nested", rates=None)
-    feed = server.engine.watch()
+    feed = server.engine.enable_feed()
 
     @server.tool
     async def inner(number: int) -> int:
@@ -60,14 +60,14 @@ async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None
         answers.append(within.receive(_call("nothing", {})))
         return b" ".join(each or b"later" for each in answers).decode()
 
-    within = Conversation(server.engine, Nowhere(), Principal("inside"))
+    within = Dispatcher(server.engine, Nowhere(), Principal("inside"))
     within.receive(_message("initialize", HELLO))
     async with Peer(server) as peer:
         answer = await peer.call("outer", {})
         await peer.call("inner", {"number": 4})
     assert '"result":1' in answer.text and '"result":2' in answer.text
     assert feed.totals == (6, 0, 2) and not feed.running
-    assert [(seen.number, seen.tool, seen.outcome) for seen in feed.kept] == [
+    assert [(seen.number, seen.tool, seen.outcome) for seen in feed.recent] == [
         (2, "inner", "ok"),
         (3, "inner", "ok"),
         (4, "inner", "bad_arguments"),
@@ -76,7 +76,7 @@ async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None
         (6, "inner", "ok"),
     ]
     assert {name: each.calls for name, each in feed.tools.items()} == {"inner": 4, "outer": 1}
-    assert all(seen.answer and seen.seconds > 0 for seen in feed.kept)
+    assert all(seen.answer and seen.seconds > 0 for seen in feed.recent)
 
 
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "within", "version": "1"}}

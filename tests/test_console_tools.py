@@ -14,7 +14,7 @@ import pytest
 from handrail import Server
 from handrail.errors import SchemaError, TransportError
 from handrail.guards.fingerprint import definition
-from handrail.guards.lockfile import Locked, lock_text
+from handrail.guards.lockfile import LockedServer, lock_text
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize
@@ -214,7 +214,7 @@ async def test_a_lock_beside_the_served_file_says_what_tools_should_be(tmp_path:
     agreed = {each.name: definition(each) for each in server.tools if each.name != "refund"}
     agreed["add"] = {**agreed["add"], "description": "Add two numbers."}
     newest = server.engine.offer.newest.name
-    (tmp_path / "tools.lock").write_text(lock_text({"shop": Locked("shop.py", newest, agreed)}), "utf-8")
+    (tmp_path / "tools.lock").write_text(lock_text({"shop": LockedServer("shop.py", newest, agreed)}), "utf-8")
     async with consoled(server, source=tmp_path / "shop.py") as rig:
         page = await rig.page()
         found = await tools(page)
@@ -319,7 +319,7 @@ async def test_nothing_that_is_not_public_is_asked_for_an_icon(url: str) -> None
     canary = await asyncio.start_server(visited, "127.0.0.1", 0)
     async with canary:
         with pytest.raises(TransportError):
-            await outbound.fetched(url.format(canary.sockets[0].getsockname()[1]), resolve=here)
+            await outbound.fetch_public(url.format(canary.sockets[0].getsockname()[1]), resolve=here)
     assert visitors == []
 
 

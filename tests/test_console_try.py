@@ -269,7 +269,7 @@ async def test_a_page_to_visit_is_shown_whole_and_goes_on_when_somebody_says_so(
     ],
 )
 def test_what_is_odd_about_an_address_is_said(url: str, warning: str) -> None:
-    found = trying.page_of(url)
+    found = trying.describe_url(url)
     assert found["host"] in url
     assert any(warning in each for each in found["warnings"]) if warning else found["warnings"] == []
 
@@ -302,7 +302,7 @@ async def test_a_destructive_tool_waits_for_an_approval_like_any_other_call(tmp_
 
 
 async def test_so_many_tries_at_once_and_no_more(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = [(await page.post("try", tool="hold"))["id"] for _ in range(trying.MAX_TRIES_EACH)]
+    begun = [(await page.post("try", tool="hold"))["id"] for _ in range(trying.MAX_RUNS_PER_SESSION)]
     with pytest.raises(Refused, match="under way") as refused:
         await page.post("try", tool="hold")
     assert refused.value.status == 429
@@ -310,7 +310,7 @@ async def test_so_many_tries_at_once_and_no_more(page: Page, monkeypatch: pytest
         await page.post(f"try/{ident}/cancel")
         await page.event("try", id=ident, kind="done")
     assert "result" in await tried(page, "fail")
-    monkeypatch.setattr(trying, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(trying, "MAX_RUN_SECONDS", 0.1)
     late = await tried(page, "hold")
     assert late["error"]["kind"] == "timeout"
 
@@ -330,7 +330,7 @@ async def test_tries_end_with_the_session() -> None:
 
 
 async def test_no_try_outlives_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying, "MOST_SECONDS", 0.2)  # of a session that was there for a week already
+    monkeypatch.setattr(trying, "MAX_SESSION_SECONDS", 0.2)  # of a session that was there for a week already
     async with consoled(shop()) as rig:
         page = await rig.page()
         await page.listen()
@@ -369,7 +369,7 @@ async def test_a_try_that_the_store_fails_ends_with_an_error_that_says_what_to_d
         store.fails = ()
         begun = await page.post("try", tool="hold", revision=revision)
         store.fails = ("console-",)
-        await rig.console.command("untry", {"id": begun["id"]})
+        await rig.console.send_command("untry", {"id": begun["id"]})
         done = await page.event("try", id=begun["id"], kind="done")
         assert "Cancelled" in done["error"]["message"]
         store.fails = ()
@@ -381,14 +381,14 @@ async def test_tries_end_with_the_console() -> None:
         page = await rig.page()
         await page.post("try", tool="hold")
         feed = rig.console.feed
-    assert not feed.running and not rig.console.tries
+    assert not feed.running and not rig.console.runs
 
 
 # What is shown of results
 
 
 def block(rig: Rig, result: ToolResult) -> Object:
-    found: Object = rig.console.hide.result(result)["blocks"][0]
+    found: Object = rig.console.redactor.result(result)["blocks"][0]
     return found
 
 
@@ -408,32 +408,38 @@ async def test_secrets_are_masked_wherever_they_stand_also_where_a_text_is_cut(r
         b64encode(b"xx swordfish-1").decode(): "3dvc",
     }
     for secret, part in telling.items():
-        for at in (0, shown.MAX_TEXT - 10, shown.MAX_TEXT - 6, shown.MAX_TEXT + 5, 2 * shown.MAX_TEXT):
-            text = "." * at + f" {secret} " + "." * 2 * shown.MAX_TEXT
+        for at in (
+            0,
+            shown.MAX_TEXT_CHARS - 10,
+            shown.MAX_TEXT_CHARS - 6,
+            shown.MAX_TEXT_CHARS + 5,
+            2 * shown.MAX_TEXT_CHARS,
+        ):
+            text = "." * at + f" {secret} " + "." * 2 * shown.MAX_TEXT_CHARS
             told = block(rig, ToolResult([Text(text)]))
-            assert told["cut"] and told["bytes"] == len(text) and len(told["text"]) <= shown.MAX_TEXT + 100
+            assert told["cut"] and told["bytes"] == len(text) and len(told["text"]) <= shown.MAX_TEXT_CHARS + 100
             assert part not in told["text"], at
-            assert part.encode() not in rig.console.hide.block(ToolResult([Text(text)]), 0)
+            assert part.encode() not in rig.console.redactor.block(ToolResult([Text(text)]), 0)
     value = {"password": "hunter2", "list": [{"token": 7}, "swordfish-1"], "plain": "B-123456", "pass B-123456": 1}
-    made = rig.console.hide.small(value)
+    made = rig.console.redactor.bounded_value(value)
     assert made == {"password": MASK, "list": [{"token": MASK}, MASK], "plain": MASK, f"pass {MASK}": 1}
 
 
 async def test_the_wire_is_shown_byte_for_byte_but_for_its_secrets(rig: Rig) -> None:
     plain = b'{"jsonrpc": "2.0",  "id":1.0}'
-    assert rig.console.hide.wire(plain) == {"text": plain.decode(), "bytes": len(plain), "cut": False}
-    odd = rig.console.hide.wire(b'{"password":"a\\"b swordfish","x":1}')
+    assert rig.console.redactor.wire_message(plain) == {"text": plain.decode(), "bytes": len(plain), "cut": False}
+    odd = rig.console.redactor.wire_message(b'{"password":"a\\"b swordfish","x":1}')
     assert odd["text"] == '{"password":"****","x":1}'
-    assert "swordfish-1" not in rig.console.hide.wire(b"not JSON: swordfish-1")["text"]
-    large = rig.console.hide.wire(b'["' + b"x" * 100_000 + b'"]')
-    assert large["cut"] and large["bytes"] == 100_004 and len(large["text"]) == shown.MAX_TEXT
+    assert "swordfish-1" not in rig.console.redactor.wire_message(b"not JSON: swordfish-1")["text"]
+    large = rig.console.redactor.wire_message(b'["' + b"x" * 100_000 + b'"]')
+    assert large["cut"] and large["bytes"] == 100_004 and len(large["text"]) == shown.MAX_TEXT_CHARS
 
 
 @requirement("APP-08", "P-33")
 async def test_a_text_that_is_nested_deeper_than_it_can_be_walked_is_shown_as_text(rig: Rig) -> None:
     for depth in (100, 990, 5_000):
         text = "[" * depth + '"password=hunter22"' + "]" * depth
-        told = rig.console.hide.result(ToolResult([Text(text)]))["blocks"][0]["text"]
+        told = rig.console.redactor.result(ToolResult([Text(text)]))["blocks"][0]["text"]
         assert told.startswith("[[[") and "hunter22" not in told
 
 
@@ -441,14 +447,14 @@ async def test_a_text_that_is_nested_deeper_than_it_can_be_walked_is_shown_as_te
 async def test_large_results_are_cut_and_can_be_had_whole(rig: Rig) -> None:
     picture = PNG + bytes(20 * 1024 * 1024)
     large = ToolResult([Text("x" * 20_000_000), Image(data=picture, mime_type="image/png")], {"x": "y" * 100_000})
-    told = rig.console.hide.result(large)
+    told = rig.console.redactor.result(large)
     assert len(json.dumps(told)) < 200_000 and told["bytes"] > 40_000_000
     assert [each["cut"] for each in told["blocks"]] == [True, True] and told["blocks"][1]["data"] == ""
     assert told["structured"] == "100,008 bytes of JSON, too much to be shown here"
-    assert rig.console.hide.block(large, 1) == picture
+    assert rig.console.redactor.block(large, 1) == picture
     for index in (2, -1):
         with pytest.raises(LookupError):
-            rig.console.hide.block(large, index)
+            rig.console.redactor.block(large, index)
 
 
 @requirement("APP-15", everywhere=True)
@@ -486,7 +492,7 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         ],
         meta={"io.handrail/risk": {"level": "dangerous", "reason": "from the web"}},
     )
-    told = rig.console.hide.result(result)
+    told = rig.console.redactor.result(result)
     kept = {name: value for name, value in notes.items() if name != "other"}
     none: Object = {}
     assert told["risk"] == "from the web" and told["meta"] and not told["is_error"]
@@ -514,5 +520,5 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         {"type": "resource", "uri": "note://2", "mime": "", "bytes": 4, "cut": True, "notes": none},
         {"type": "other", "json": {"type": "strange", "password": MASK}, "notes": none},
     ]
-    whole = [rig.console.hide.block(result, index) for index in range(5)]
+    whole = [rig.console.redactor.block(result, index) for index in range(5)]
     assert whole[2] == b"n" and whole[3] == b"1234" and b"hunter2" not in whole[4]

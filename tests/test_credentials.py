@@ -18,20 +18,22 @@ from faults import put_away
 from handrail.errors import AuthorizationError
 from handrail.oauth.client import OAuth
 from handrail.oauth.credentials import FileCredentials, MemoryCredentials
-from handrail.oauth.flow import Grant, Registered, Token
+from handrail.oauth.flow import ClientRegistration, Token, TokenGrant
 from patience import PATIENCE
 from requirements import requirement
 
 NOW = 1_800_000_000.0
 KEY = "https://mcp.example/mcp\nclient"
-GRANT = Grant(
+GRANT = TokenGrant(
     "https://id.example",
     "https://mcp.example/mcp",
     "https://id.example/token",
-    Registered("client", "canary-secret", "client_secret_basic", "http://127.0.0.1:1/callback", NOW),
+    ClientRegistration("client", "canary-secret", "client_secret_basic", "http://127.0.0.1:1/callback", NOW),
     Token("canary-access", "canary-refresh", ("a",), ("a", "b"), NOW + 1, NOW + 2),
 )
-ENDLESS = Grant(GRANT.issuer, GRANT.resource, GRANT.token_endpoint, Registered("client"), Token("canary-access"))
+ENDLESS = TokenGrant(
+    GRANT.issuer, GRANT.resource, GRANT.token_endpoint, ClientRegistration("client"), Token("canary-access")
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions are the promise")
 
@@ -53,7 +55,7 @@ def saved_file(folder: Path) -> Path:
 
 @pytest.mark.parametrize("grants", [[GRANT], [ENDLESS, GRANT], []])
 @requirement("P-26")
-def test_what_was_saved_is_loaded(kept: FileCredentials, grants: list[Grant]) -> None:
+def test_what_was_saved_is_loaded(kept: FileCredentials, grants: list[TokenGrant]) -> None:
     stores: list[FileCredentials | MemoryCredentials] = [kept, MemoryCredentials()]
     for store in stores:
         assert store.load(KEY) == []
@@ -189,7 +191,7 @@ def test_a_save_that_fails_leaves_what_was_there(
 
 
 async def test_one_at_a_time_holds_the_lock(folder: Path) -> None:
-    first, second = FileCredentials(folder), FileCredentials(folder, patience=0)
+    first, second = FileCredentials(folder), FileCredentials(folder, lock_seconds=0)
     async with first.lock(KEY):
         async with second.lock("another key"):
             pass

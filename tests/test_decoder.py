@@ -171,7 +171,7 @@ def test_requests_are_read_the_same_in_the_short_way(text: str, request: str) ->
     assert difference(data) == ""
     spaced = data.replace(b"{", b"{ ", 1)  # which is not what we would write
     assert repr(jsonrpc.decode(data)) == repr(jsonrpc.decode(spaced)) or isinstance(
-        jsonrpc.decode(data), jsonrpc.Refusal
+        jsonrpc.decode(data), jsonrpc.InvalidMessage
     )
 
 
@@ -189,7 +189,7 @@ def test_answers_are_read_the_same_in_the_short_way(text: str, answer: str) -> N
         data = answer.replace("?", text).encode()
     except UnicodeEncodeError:
         assume(False)
-    assert repr(jsonrpc.decode_answer(data)) == repr(jsonrpc.decode(data))
+    assert repr(jsonrpc.decode_response(data)) == repr(jsonrpc.decode(data))
 
 
 @requirement("P-01", "P-02", everywhere=True)
@@ -211,7 +211,7 @@ def test_changed_messages_are_read_as_the_oracle_reads_them(
 @given(st.sampled_from(VALID), st.data())
 def test_every_beginning_of_a_message_is_refused(message: bytes, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(message) - 1))
-    assert isinstance(jsonrpc.decode(message[:cut]), jsonrpc.Refusal)
+    assert isinstance(jsonrpc.decode(message[:cut]), jsonrpc.InvalidMessage)
     assert difference(message[:cut]) == ""
 
 
@@ -234,7 +234,7 @@ def test_depth_is_counted_alike(levels: int, kind: tuple[bytes, bytes], core: by
 @pytest.mark.parametrize("kind", [(b"[", b"]"), (b'{"a":', b"}")])
 def test_bottomless_texts_are_refused(levels: int, kind: tuple[bytes, bytes]) -> None:
     for data in (kind[0] * levels, kind[0] * levels + b"1" + kind[1] * levels, kind[1] * levels):
-        assert isinstance(jsonrpc.decode(data), jsonrpc.Refusal)
+        assert isinstance(jsonrpc.decode(data), jsonrpc.InvalidMessage)
 
 
 SHAPES = [

@@ -17,7 +17,7 @@ import pytest_asyncio
 from handrail import Server
 from handrail.audit.format import verify
 from handrail.audit.reader import TrailFile
-from handrail.engine.rejections import DoorBook
+from handrail.engine.rejections import RejectionLog
 from handrail.guards.identity import ApiKeys
 from patience import PATIENCE
 from requirements import requirement
@@ -613,14 +613,14 @@ async def test_p30_a_flood_at_the_door_fills_no_disk(tmp_path: Path) -> None:
     """Also one from many addresses; what was left out is counted."""
     server = Server("shop", audit=tmp_path / "calls.jsonl")
     now = [0]
-    book = DoorBook(server.engine.gate, clock=lambda: now[0])
+    book = RejectionLog(server.engine.guard_set, clock=lambda: now[0])
     async with server.serving():
         for number in range(2_000):
-            book.note(f"192.0.2.{number % 2}", "unauthenticated", "no token")
+            book.add(f"192.0.2.{number % 2}", "unauthenticated", "no token")
         for number in range(2_000):
-            book.note(f"198.51.{number % 250}.{number // 250}", "unauthenticated", "no token")
+            book.add(f"198.51.{number % 250}.{number // 250}", "unauthenticated", "no token")
         now[0] += 60_000_000_000
-        book.note("203.0.113.1", "forbidden", "no such host")
+        book.add("203.0.113.1", "forbidden", "no such host")
     told = records(tmp_path / "calls.jsonl")
     assert len(told) == 101
     assert Counter(each["from"] for each in told)["192.0.2.0"] == 10
@@ -630,4 +630,4 @@ async def test_p30_a_flood_at_the_door_fills_no_disk(tmp_path: Path) -> None:
 async def test_without_an_audit_nothing_is_written_of_it() -> None:
     server = Server("shop")
     async with server.serving():
-        DoorBook(server.engine.gate).note("192.0.2.1", "forbidden", "no such host")
+        RejectionLog(server.engine.guard_set).add("192.0.2.1", "forbidden", "no such host")

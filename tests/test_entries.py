@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from handrail.client.mcp_config import MAX_BYTES, Entry, EntryError, known_files, load, parse, read_entries
-from handrail.client.state_dir import Consents, State, StateError, state_folder, write_file
+from handrail.client.mcp_config import MAX_BYTES, EntryError, ServerEntry, host_config_files, load, parse, read_entries
+from handrail.client.state_dir import Consents, StateDirectory, StateError, state_folder, write_file
 from requirements import requirement
 
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 
 
-def one(value: Any, **environ: str) -> Entry:
+def one(value: Any, **environ: str) -> ServerEntry:
     (entry,) = read_entries({"mcpServers": {"x": value}}, environ)
     return entry
 
@@ -46,24 +46,24 @@ def test_a_command_and_addresses_are_read() -> None:
         }
     }
     assert read_entries(document, {}) == [
-        Entry(name="files", kind="stdio", command=("npx", "-y", "files", "/tmp"), env={"LEVEL": "2"}, cwd="/srv"),
-        Entry(name="web", kind="http", url="https://example.com/mcp", headers={"Authorization": "Bearer x"}),
-        Entry(name="old", kind="sse", url="http://localhost:1/sse", disabled=True),
-        Entry(name="surf", kind="http", url="https://example.com/mcp"),
-        Entry(name="stream", kind="http", url="https://example.com/mcp"),
+        ServerEntry(name="files", kind="stdio", command=("npx", "-y", "files", "/tmp"), env={"LEVEL": "2"}, cwd="/srv"),
+        ServerEntry(name="web", kind="http", url="https://example.com/mcp", headers={"Authorization": "Bearer x"}),
+        ServerEntry(name="old", kind="sse", url="http://localhost:1/sse", disabled=True),
+        ServerEntry(name="surf", kind="http", url="https://example.com/mcp"),
+        ServerEntry(name="stream", kind="http", url="https://example.com/mcp"),
     ]
 
 
 def test_the_form_of_vs_code_and_a_bare_entry_are_read() -> None:
     assert [each.name for each in read_entries({"servers": {"a": {"command": "b"}}, "inputs": []}, {})] == ["a"]
-    assert read_entries({"command": "b"}, {}) == [Entry(name="server", kind="stdio", command=("b",))]
+    assert read_entries({"command": "b"}, {}) == [ServerEntry(name="server", kind="stdio", command=("b",))]
 
 
 def test_a_file_is_where_its_commands_start_from(tmp_path: Path) -> None:
     file = tmp_path / "weather.json"
     file.write_text('\ufeff{"command": "./run", "cwd": "sub"}', "utf-8")
     assert read_entries(file, {}) == [
-        Entry(name="weather", kind="stdio", command=("./run",), cwd=str(tmp_path / "sub"), source=str(file))
+        ServerEntry(name="weather", kind="stdio", command=("./run",), cwd=str(tmp_path / "sub"), source=str(file))
     ]
     (tmp_path / ".vscode").mkdir()
     inside = tmp_path / ".vscode" / "mcp.json"
@@ -251,7 +251,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_usual_places(platform: str, environ: dict[str, str], first: tuple[str, str]) -> None:
-    places = [(host, path.as_posix()) for host, path in known_files(environ, platform, Path("/project"))]
+    places = [(host, path.as_posix()) for host, path in host_config_files(environ, platform, Path("/project"))]
     assert places[0] == first
     assert ("vscode", "/project/.vscode/mcp.json") in places
     assert {host for host, _ in places} >= {"claude-code", "cursor", "vscode", "windsurf"}
@@ -271,7 +271,7 @@ def test_the_folder_is_where_the_platform_keeps_such_files() -> None:
 def test_folder_and_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        state = State(tmp_path / "a" / "handrail")
+        state = StateDirectory(tmp_path / "a" / "handrail")
         assert state.read("x.json") is None
         assert not state.folder.exists(), "reading makes nothing"
         state.write("x.json", {"a": 1})
@@ -286,7 +286,7 @@ def test_folder_and_files_are_private_whatever_the_umask(tmp_path: Path) -> None
 @requirement("P-28", everywhere=True)
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, mode: int) -> None:
-    state = State(tmp_path / "handrail")
+    state = StateDirectory(tmp_path / "handrail")
     state.write("x.json", 1)
     state.folder.chmod(mode)
     for use in (lambda: state.read("x.json"), lambda: state.write("x.json", 2)):
@@ -297,11 +297,11 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, mode: int
 @posix
 @requirement("P-28", everywhere=True)
 def test_a_folder_of_somebody_else_or_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = State(tmp_path / "handrail")
+    state = StateDirectory(tmp_path / "handrail")
     state.write("x.json", 1)
     (tmp_path / "link").symlink_to(state.folder)
     with pytest.raises(StateError, match="a link"):
-        State(tmp_path / "link").read("x.json")
+        StateDirectory(tmp_path / "link").read("x.json")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StateError, match="belongs to another user"):
         state.read("x.json")
@@ -330,7 +330,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
-    state = State(tmp_path / "handrail")
+    state = StateDirectory(tmp_path / "handrail")
     state.write("x.json", 1)
     (state.folder / "x.json").write_bytes(b"{\xff")
     assert state.read("x.json") is None
@@ -339,11 +339,11 @@ def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
 # Consent
 
 
-ENTRY = Entry(
+ENTRY = ServerEntry(
     name="files", kind="stdio", command=("npx", "-y", "files"), env={"KEY": "v"}, cwd="/srv", source="/home/me/mcp.json"
 )
-WEB = Entry(name="web", kind="http", url="https://x", headers={"Authorization": "a"}, source="/home/me/mcp.json")
-CHANGES: dict[str, tuple[Entry, dict[str, Any]]] = {
+WEB = ServerEntry(name="web", kind="http", url="https://x", headers={"Authorization": "a"}, source="/home/me/mcp.json")
+CHANGES: dict[str, tuple[ServerEntry, dict[str, Any]]] = {
     "program": (ENTRY, {"command": ("npx2", "-y", "files")}),
     "argument": (ENTRY, {"command": ("npx", "-y", "files", "--all")}),
     "border of arguments": (ENTRY, {"command": ("npx", "-y files")}),
@@ -358,22 +358,22 @@ CHANGES: dict[str, tuple[Entry, dict[str, Any]]] = {
 
 @requirement("P-28", everywhere=True)
 @pytest.mark.parametrize(("entry", "change"), CHANGES.values(), ids=CHANGES)
-def test_what_was_agreed_to_holds_until_it_changes(tmp_path: Path, entry: Entry, change: dict[str, Any]) -> None:
-    consents = Consents(State(tmp_path / "handrail"))
-    assert not consents.agreed(entry)
-    consents.agree(entry)
-    assert Consents(State(tmp_path / "handrail")).agreed(entry), "also in the next process"
+def test_what_was_agreed_to_holds_until_it_changes(tmp_path: Path, entry: ServerEntry, change: dict[str, Any]) -> None:
+    consents = Consents(StateDirectory(tmp_path / "handrail"))
+    assert not consents.has_consent(entry)
+    consents.add(entry)
+    assert Consents(StateDirectory(tmp_path / "handrail")).has_consent(entry), "also in the next process"
     other = replace(entry, **change)
-    assert not consents.agreed(other)
-    consents.agree(other)
-    assert consents.agreed(other)
-    assert consents.agreed(entry) is ("source" in change), "the last that was agreed to counts, for each file"
+    assert not consents.has_consent(other)
+    consents.add(other)
+    assert consents.has_consent(other)
+    assert consents.has_consent(entry) is ("source" in change), "the last that was agreed to counts, for each file"
 
 
 @requirement("P-28", "P-34", everywhere=True)
 def test_a_consent_keeps_no_secret_and_cannot_be_a_path(tmp_path: Path) -> None:
-    state = State(tmp_path / "handrail")
-    Consents(state).agree(replace(ENTRY, name="../../evil", env={"KEY": "canary-1"}, command=("x", "canary-2")))
+    state = StateDirectory(tmp_path / "handrail")
+    Consents(state).add(replace(ENTRY, name="../../evil", env={"KEY": "canary-1"}, command=("x", "canary-2")))
     (file,) = state.folder.iterdir()
     assert "canary" not in file.read_text()
     assert [each.name for each in tmp_path.iterdir()] == ["handrail"]

@@ -21,17 +21,17 @@ from msgspec.structs import replace
 from handrail.errors import AuthorizationError
 from handrail.model import Object
 from handrail.oauth.discovery import (
-    Answer,
-    Ask,
-    Authorize,
+    AuthorizationRequest,
     Challenge,
-    Found,
+    Discovered,
+    FlowRequest,
+    FlowResponse,
     ServerMetadata,
-    checked,
     discover,
     read_challenge,
+    validate_url,
 )
-from handrail.oauth.flow import Applicant, Grant, Registered, Rejected, Token
+from handrail.oauth.flow import AuthorizationServerError, ClientRegistration, OAuthClient, Token, TokenGrant
 from requirements import requirement
 
 T = TypeVar("T")
@@ -52,14 +52,14 @@ SERVER: Object = {
     "token_endpoint_auth_methods_supported": ["none", "client_secret_basic"],
 }
 TOKEN: Object = {"access_token": "access", "token_type": "Bearer", "expires_in": 3600}
-CLIENT = Registered("client", redirect=REDIRECT)
+CLIENT = ClientRegistration("client", redirect=REDIRECT)
 
 Documents = dict[str, Any]
 
 
-def applicant(**more: Any) -> Applicant:
+def applicant(**more: Any) -> OAuthClient:
     numbers = count(1)
-    return Applicant(clock=lambda: NOW, random=lambda: f"random-{next(numbers)}-{'x' * 43}", **more)
+    return OAuthClient(clock=lambda: NOW, random=lambda: f"random-{next(numbers)}-{'x' * 43}", **more)
 
 
 def walk(flow: Generator[Any, Any, T], documents: Documents) -> tuple[T, list[str]]:
@@ -71,13 +71,13 @@ def walk(flow: Generator[Any, Any, T], documents: Documents) -> tuple[T, list[st
             url = flow.send(reply).url
             asked.append(url)
             found = documents.get(url, 404)
-            reply = Answer(found) if isinstance(found, int) else Answer(200, found)
+            reply = FlowResponse(found) if isinstance(found, int) else FlowResponse(200, found)
     except StopIteration as end:
         result: T = end.value
         return result, asked
 
 
-def found(**server: Any) -> Found:
+def found(**server: Any) -> Discovered:
     return walk(discover(URL, Challenge()), {f"{RESOURCE_AT}/mcp": RESOURCE, SERVER_AT: SERVER | server})[0]
 
 
@@ -93,17 +93,17 @@ def steps(flow: Generator[Any, Any, T], *replies: Any) -> tuple[T, list[Any]]:
     raise AssertionError(f"the flow goes on: {taken[-1]!r}")
 
 
-def back(redirect: str = REDIRECT, **more: str | None) -> Callable[[Authorize], str]:
+def back(redirect: str = REDIRECT, **more: str | None) -> Callable[[AuthorizationRequest], str]:
     """The user agrees, and is sent back with `more`, or without what is None."""
 
-    def go(step: Authorize) -> str:
+    def go(step: AuthorizationRequest) -> str:
         said = {"code": "the-code", "state": step.state, "iss": ISSUER} | more
         return f"{redirect}?{urlencode({name: value for name, value in said.items() if value is not None})}"
 
     return go
 
 
-def code_flow(me: Applicant | None = None, **server: Any) -> Generator[Any, Any, Grant]:
+def code_flow(me: OAuthClient | None = None, **server: Any) -> Generator[Any, Any, TokenGrant]:
     return (me or applicant()).authorize(found(**server), CLIENT, REDIRECT, ("read",))
 
 
@@ -181,15 +181,15 @@ def test_a_long_challenge_is_read_in_linear_time() -> None:
 @requirement("P-26", "P-27")
 def test_a_url_that_is_not_plain_https_is_neither_asked_nor_opened(url: str) -> None:
     with pytest.raises(AuthorizationError, match="https is needed"):
-        checked(url, "it", local=True)
+        validate_url(url, "it", local=True)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "http://localhost/x", "http://[::1]:8000/"])
 @requirement("P-26", "P-27")
 def test_http_is_for_this_machine_and_a_server_on_it(url: str) -> None:
-    assert checked(url, "it", local=True) == url
+    assert validate_url(url, "it", local=True) == url
     with pytest.raises(AuthorizationError, match="https is needed"):
-        checked(url, "it", local=False)
+        validate_url(url, "it", local=False)
 
 
 # The resource
@@ -375,7 +375,7 @@ def test_a_server_in_trouble_is_not_taken_for_one_of_2025_03_26() -> None:
 
 @requirement("CLI-42", "P-26")
 def test_a_client_registers_for_the_redirect_it_will_use() -> None:
-    answer = Answer(201, {"client_id": "made", "client_secret": "unasked"})
+    answer = FlowResponse(201, {"client_id": "made", "client_secret": "unasked"})
     client, (step,) = steps(applicant().register(found(), REDIRECT, None), answer)
     assert (step.url, step.headers) == (f"{ISSUER}/register", {"Content-Type": "application/json"})
     assert json.loads(step.data) == {
@@ -399,7 +399,7 @@ def test_a_client_registers_for_the_redirect_it_will_use() -> None:
 )
 @requirement("CLI-42")
 def test_a_client_registers_with_a_method_the_server_offers(offered: list[str] | None, asked: str) -> None:
-    answer = Answer(201, {"client_id": "made", "client_secret": "secret"})
+    answer = FlowResponse(201, {"client_id": "made", "client_secret": "secret"})
     flow = applicant().register(found(token_endpoint_auth_methods_supported=offered), REDIRECT, None)
     client, (step,) = steps(flow, answer)
     assert json.loads(step.data)["token_endpoint_auth_method"] == client.method == asked
@@ -408,13 +408,15 @@ def test_a_client_registers_with_a_method_the_server_offers(offered: list[str] |
 def test_a_server_that_says_nothing_of_methods_means_the_usual_one() -> None:
     at = found(token_endpoint_auth_methods_supported=None)
     for made, method in (({}, "none"), ({"client_secret": "secret"}, "client_secret_basic")):
-        client, (step,) = steps(applicant().register(at, REDIRECT, None), Answer(201, {"client_id": "made", **made}))
+        client, (step,) = steps(
+            applicant().register(at, REDIRECT, None), FlowResponse(201, {"client_id": "made", **made})
+        )
         assert (json.loads(step.data)["token_endpoint_auth_method"], client.method) == ("none", method)
 
 
 def test_the_method_the_server_registered_counts() -> None:
     made = {"client_id": "made", "client_secret": "secret", "token_endpoint_auth_method": "client_secret_post"}
-    client, _ = steps(applicant().register(found(), REDIRECT, None), Answer(201, made))
+    client, _ = steps(applicant().register(found(), REDIRECT, None), FlowResponse(201, made))
     assert (client.secret, client.method) == ("secret", "client_secret_post")
 
 
@@ -423,11 +425,11 @@ def test_a_client_is_who_the_user_says_before_who_a_document_says_before_who_it_
     supported = found(client_id_metadata_document_supported=True)
     document = "https://app.example/client.json"
 
-    def registered(me: Applicant, at: Found) -> str:
+    def registered(me: OAuthClient, at: Discovered) -> str:
         flow = me.register(at, REDIRECT, CLIENT)
         with pytest.raises(StopIteration) as end:
             next(flow)
-        client: Registered = end.value.value
+        client: ClientRegistration = end.value.value
         return client.id
 
     assert registered(applicant(client_id="mine", metadata_url=document), supported) == "mine"
@@ -438,10 +440,10 @@ def test_a_client_is_who_the_user_says_before_who_a_document_says_before_who_it_
 
 @requirement("P-26")
 def test_a_registration_counts_for_its_redirect_and_until_its_secret_expires() -> None:
-    other = Registered("old", redirect="http://127.0.0.1:4001/callback")
-    over = Registered("old", "secret", "client_secret_basic", REDIRECT, NOW)
+    other = ClientRegistration("old", redirect="http://127.0.0.1:4001/callback")
+    over = ClientRegistration("old", "secret", "client_secret_basic", REDIRECT, NOW)
     for known in (other, over):
-        client, _ = steps(applicant().register(found(), REDIRECT, known), Answer(200, {"client_id": "new"}))
+        client, _ = steps(applicant().register(found(), REDIRECT, known), FlowResponse(200, {"client_id": "new"}))
         assert client.id == "new"
 
 
@@ -459,17 +461,21 @@ def test_if_any_port_will_do_the_registered_one_is_taken() -> None:
         ({"code_challenge_methods_supported": None}, None, "PKCE"),
         (
             {},
-            Answer(400, {"error": "invalid_redirect_uri", "error_description": "No."}),
+            FlowResponse(400, {"error": "invalid_redirect_uri", "error_description": "No."}),
             r"invalid_redirect_uri \(No\.",
         ),
-        ({}, Answer(403), "status 403"),
-        ({}, Answer(201, {"client_secret": "x"}), "cannot be read"),
-        ({}, Answer(201), "cannot be read"),
-        ({}, Answer(201, {"client_id": "x", "token_endpoint_auth_method": "client_secret_basic"}), "without a secret"),
+        ({}, FlowResponse(403), "status 403"),
+        ({}, FlowResponse(201, {"client_secret": "x"}), "cannot be read"),
+        ({}, FlowResponse(201), "cannot be read"),
+        (
+            {},
+            FlowResponse(201, {"client_id": "x", "token_endpoint_auth_method": "client_secret_basic"}),
+            "without a secret",
+        ),
     ],
 )
 @requirement("CLI-42")
-def test_a_registration_that_fails(server: Object, answer: Answer | None, complaint: str) -> None:
+def test_a_registration_that_fails(server: Object, answer: FlowResponse | None, complaint: str) -> None:
     with pytest.raises(AuthorizationError, match=complaint):
         steps(applicant().register(found(**server), REDIRECT, None), *([answer] if answer else []))
 
@@ -479,7 +485,7 @@ def test_a_registration_that_fails(server: Object, answer: Answer | None, compla
 
 @requirement("CLI-42", "P-26")
 def test_a_code_is_asked_for_and_exchanged() -> None:
-    grant, (ask, exchange) = steps(code_flow(), back(), Answer(200, TOKEN | {"refresh_token": "refresh"}))
+    grant, (ask, exchange) = steps(code_flow(), back(), FlowResponse(200, TOKEN | {"refresh_token": "refresh"}))
     said = dict(parse_qsl(urlsplit(ask.url).query))
     verifier = exchange.data["code_verifier"]
     assert ask.url.startswith(f"{ISSUER}/authorize?")
@@ -504,13 +510,13 @@ def test_a_code_is_asked_for_and_exchanged() -> None:
         "client_id": "client",
     }
     token = Token("access", "refresh", ("read",), ("read",), NOW + 3570, NOW + 3600)
-    assert grant == Grant(ISSUER, URL, f"{ISSUER}/token", CLIENT, token)
+    assert grant == TokenGrant(ISSUER, URL, f"{ISSUER}/token", CLIENT, token)
 
 
 @requirement("P-26")
 def test_every_request_has_its_own_state_and_verifier() -> None:
     me = applicant()
-    first, second = (steps(code_flow(me), back(), Answer(200, TOKEN))[1] for _ in range(2))
+    first, second = (steps(code_flow(me), back(), FlowResponse(200, TOKEN))[1] for _ in range(2))
     assert first[0].state != second[0].state
     assert first[1].data["code_verifier"] != second[1].data["code_verifier"]
 
@@ -519,11 +525,11 @@ def test_every_request_has_its_own_state_and_verifier() -> None:
 def test_an_answer_to_an_earlier_request_is_refused() -> None:
     me, kept = applicant(), []
 
-    def remembered(step: Authorize) -> str:
+    def remembered(step: AuthorizationRequest) -> str:
         kept.append(back()(step))
         return kept[0]
 
-    steps(code_flow(me), remembered, Answer(200, TOKEN))
+    steps(code_flow(me), remembered, FlowResponse(200, TOKEN))
     with pytest.raises(AuthorizationError, match="`state`"):
         steps(code_flow(me), kept[0])
 
@@ -563,7 +569,7 @@ def test_what_comes_back_names_the_authorization_server_that_was_asked(announced
     """The table of 2026-07-28, Authorization Response Validation."""
     flow = code_flow(authorization_response_iss_parameter_supported=announced)
     if iss == ISSUER or (iss is None and not announced):
-        steps(flow, back(iss=iss), Answer(200, TOKEN))
+        steps(flow, back(iss=iss), FlowResponse(200, TOKEN))
         return
     with pytest.raises(AuthorizationError, match="authorization server"):
         steps(flow, back(iss=iss))
@@ -585,7 +591,7 @@ def test_p26_without_s256_nobody_is_asked(methods: list[str] | None) -> None:
 
 def test_the_query_of_an_authorization_endpoint_cannot_speak_for_us() -> None:
     flow = code_flow(authorization_endpoint=f"{ISSUER}/authorize?tenant=1&redirect_uri=https://evil.example&state=x")
-    _, (ask, _) = steps(flow, back(), Answer(200, TOKEN))
+    _, (ask, _) = steps(flow, back(), FlowResponse(200, TOKEN))
     said = parse_qs(urlsplit(ask.url).query)
     assert said["tenant"] == ["1"]
     assert said["redirect_uri"] == [REDIRECT] and said["state"] == [ask.state]
@@ -603,22 +609,22 @@ def test_an_authorization_server_without_endpoints(field: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        (Answer(200, TOKEN | {"token_type": "mac"}), "not a bearer token"),
-        (Answer(200, TOKEN | {"token_type": "DPoP"}), "not a bearer token"),
-        (Answer(200, {"access_token": "access"}), "cannot be read"),
-        (Answer(200, TOKEN | {"access_token": 7 * [1]}), "cannot be read"),
-        (Answer(200, TOKEN | {"access_token": ""}), "does not look like one"),
-        (Answer(200, TOKEN | {"access_token": "a\r\nCookie: x"}), "does not look like one"),
-        (Answer(200, TOKEN | {"access_token": "a" * 20_000}), "too long"),
-        (Answer(200, TOKEN | {"refresh_token": "a b"}), "does not look like one"),
-        (Answer(200), "cannot be read"),
-        (Answer(302, TOKEN), "does not give a token: status 302"),
-        (Answer(400, {"error": "invalid_grant"}), "invalid_grant"),
-        (Answer(500), "status 500"),
+        (FlowResponse(200, TOKEN | {"token_type": "mac"}), "not a bearer token"),
+        (FlowResponse(200, TOKEN | {"token_type": "DPoP"}), "not a bearer token"),
+        (FlowResponse(200, {"access_token": "access"}), "cannot be read"),
+        (FlowResponse(200, TOKEN | {"access_token": 7 * [1]}), "cannot be read"),
+        (FlowResponse(200, TOKEN | {"access_token": ""}), "does not look like one"),
+        (FlowResponse(200, TOKEN | {"access_token": "a\r\nCookie: x"}), "does not look like one"),
+        (FlowResponse(200, TOKEN | {"access_token": "a" * 20_000}), "too long"),
+        (FlowResponse(200, TOKEN | {"refresh_token": "a b"}), "does not look like one"),
+        (FlowResponse(200), "cannot be read"),
+        (FlowResponse(302, TOKEN), "does not give a token: status 302"),
+        (FlowResponse(400, {"error": "invalid_grant"}), "invalid_grant"),
+        (FlowResponse(500), "status 500"),
     ],
 )
 @requirement("CLI-42", "P-26")
-def test_an_answer_that_is_no_bearer_token_is_refused(answer: Answer, complaint: str) -> None:
+def test_an_answer_that_is_no_bearer_token_is_refused(answer: FlowResponse, complaint: str) -> None:
     with pytest.raises(AuthorizationError, match=complaint):
         steps(code_flow(), back(), answer)
 
@@ -635,20 +641,20 @@ def test_an_answer_that_is_no_bearer_token_is_refused(answer: Answer, complaint:
     ],
 )
 def test_a_token_is_renewed_shortly_before_it_expires(said: Object, renew_at: float, expires_at: float) -> None:
-    grant, _ = steps(code_flow(), back(), Answer(200, TOKEN | said))
+    grant, _ = steps(code_flow(), back(), FlowResponse(200, TOKEN | said))
     assert (grant.token.renew_at, grant.token.expires_at) == (renew_at, expires_at)
 
 
 def test_the_scope_that_was_granted_is_known() -> None:
-    grant, _ = steps(code_flow(), back(), Answer(200, TOKEN | {"scope": "other"}))
+    grant, _ = steps(code_flow(), back(), FlowResponse(200, TOKEN | {"scope": "other"}))
     assert (grant.token.asked, grant.token.granted) == (("read",), ("other",))
 
 
 @pytest.mark.parametrize("echo", ["the-code", "random-2-" + "x" * 43])
 @requirement("P-26", "P-34")
 def test_an_authorization_server_that_repeats_a_secret_is_not_quoted(echo: str) -> None:
-    answer = Answer(400, {"error": "invalid_grant", "error_description": f"{echo} is not good"})
-    with pytest.raises(Rejected, match=r"invalid_grant$") as raised:
+    answer = FlowResponse(400, {"error": "invalid_grant", "error_description": f"{echo} is not good"})
+    with pytest.raises(AuthorizationServerError, match=r"invalid_grant$") as raised:
         steps(code_flow(), back(), answer)
     assert raised.value.error == "invalid_grant"
 
@@ -663,9 +669,9 @@ def test_an_authorization_server_that_repeats_a_secret_is_not_quoted(echo: str) 
 )
 @requirement("CLI-42")
 def test_a_client_shows_who_it_is_in_one_way(method: str, header: str | None, fields: Object) -> None:
-    client = Registered("a/b", "c:d e", method, REDIRECT)
+    client = ClientRegistration("a/b", "c:d e", method, REDIRECT)
     flow = applicant().authorize(found(), client, REDIRECT, ())
-    _, (_, exchange) = steps(flow, back(), Answer(200, TOKEN))
+    _, (_, exchange) = steps(flow, back(), FlowResponse(200, TOKEN))
     shown = exchange.headers.get("Authorization")
     assert (shown and b64decode(shown.removeprefix("Basic ")).decode()) == header
     shown_fields = {name: value for name, value in exchange.data.items() if name.startswith("client_")}
@@ -684,13 +690,13 @@ def test_a_client_shows_who_it_is_in_one_way(method: str, header: str | None, fi
 def test_a_client_with_a_secret_uses_a_method_the_server_offers(offered: list[str] | None, chosen: str) -> None:
     me = applicant(client_id="mine", client_secret="secret")
     at = found(token_endpoint_auth_methods_supported=offered)
-    grant, (step,) = steps(me.client_credentials(at, ()), Answer(200, TOKEN))
-    assert grant.client == Registered("mine", method=chosen)  # the secret stays with the user
+    grant, (step,) = steps(me.client_credentials(at, ()), FlowResponse(200, TOKEN))
+    assert grant.client == ClientRegistration("mine", method=chosen)  # the secret stays with the user
     assert ("Authorization" in step.headers) == (chosen == "client_secret_basic")
 
 
 def test_a_method_we_do_not_have_is_named() -> None:
-    flow = applicant().authorize(found(), Registered("client", method="tls_client_auth"), REDIRECT, ())
+    flow = applicant().authorize(found(), ClientRegistration("client", method="tls_client_auth"), REDIRECT, ())
     with pytest.raises(AuthorizationError, match="tls_client_auth"):
         steps(flow, back())
 
@@ -698,7 +704,7 @@ def test_a_method_we_do_not_have_is_named() -> None:
 @requirement("CLI-42")
 def test_client_credentials_with_a_secret() -> None:
     me = applicant(client_id="mine", client_secret="secret")
-    grant, (step,) = steps(me.client_credentials(found(), ("a", "b")), Answer(200, TOKEN))
+    grant, (step,) = steps(me.client_credentials(found(), ("a", "b")), FlowResponse(200, TOKEN))
     assert step.data == {"grant_type": "client_credentials", "resource": URL, "scope": "a b"}
     assert grant.token.access == "access"
     with pytest.raises(AuthorizationError, match="client_secret or private_key"):
@@ -709,7 +715,7 @@ def test_client_credentials_with_a_secret() -> None:
 def test_client_credentials_with_a_signed_assertion() -> None:
     key = ECKey.generate_key("P-256")
     me = applicant(client_id="mine", private_key=key.as_pem(private=True).decode(), signing_algorithm="ES256")
-    _, (step,) = steps(me.client_credentials(found(), ()), Answer(200, TOKEN))
+    _, (step,) = steps(me.client_credentials(found(), ()), FlowResponse(200, TOKEN))
     said = jwt.decode(step.data["client_assertion"], key, algorithms=["ES256"])
     assert step.data["client_assertion_type"] == "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
     assert said.claims | {"jti": ""} == {
@@ -750,14 +756,14 @@ def test_without_joserfc_a_sentence_says_what_to_install(monkeypatch: pytest.Mon
 # Refresh
 
 
-def held(**token: Any) -> Grant:
+def held(**token: Any) -> TokenGrant:
     first = Token("old", "refresh-1", ("read",), ("read",), NOW, NOW)
-    return Grant(ISSUER, URL, f"{ISSUER}/token", CLIENT, replace(first, **token))
+    return TokenGrant(ISSUER, URL, f"{ISSUER}/token", CLIENT, replace(first, **token))
 
 
 @requirement("CLI-42", "P-26")
 def test_a_refresh_goes_to_the_issuer_of_the_token_and_takes_the_next_one() -> None:
-    answer = Answer(200, TOKEN | {"refresh_token": "refresh-2"})
+    answer = FlowResponse(200, TOKEN | {"refresh_token": "refresh-2"})
     grant, (step,) = steps(applicant().refresh(held()), answer)
     assert step.url == f"{ISSUER}/token"
     assert step.data == {
@@ -770,14 +776,17 @@ def test_a_refresh_goes_to_the_issuer_of_the_token_and_takes_the_next_one() -> N
 
 
 def test_a_refresh_token_that_is_not_replaced_stays() -> None:
-    grant, _ = steps(applicant().refresh(held(granted=("less",))), Answer(200, TOKEN))
+    grant, _ = steps(applicant().refresh(held(granted=("less",))), FlowResponse(200, TOKEN))
     assert (grant.token.refresh, grant.token.granted) == ("refresh-1", ("less",))
 
 
 @requirement("P-34")
 def test_a_refresh_that_is_refused_says_why_and_not_what() -> None:
-    with pytest.raises(Rejected, match="invalid_grant") as raised:
-        steps(applicant().refresh(held()), Answer(400, {"error": "invalid_grant", "error_description": "refresh-1?"}))
+    with pytest.raises(AuthorizationServerError, match="invalid_grant") as raised:
+        steps(
+            applicant().refresh(held()),
+            FlowResponse(400, {"error": "invalid_grant", "error_description": "refresh-1?"}),
+        )
     assert raised.value.error == "invalid_grant"
     assert "refresh-1" not in str(raised.value)
 
@@ -785,19 +794,19 @@ def test_a_refresh_that_is_refused_says_why_and_not_what() -> None:
 @pytest.mark.parametrize(
     ("answer", "is_verdict"),
     [
-        (Answer(400, {"error": "invalid_grant"}), True),
-        (Answer(400), True),
-        (Answer(401), True),
-        (Answer(503), False),
-        (Answer(502, "<html>"), False),
-        (Answer(429), False),
-        (Answer(302), False),
+        (FlowResponse(400, {"error": "invalid_grant"}), True),
+        (FlowResponse(400), True),
+        (FlowResponse(401), True),
+        (FlowResponse(503), False),
+        (FlowResponse(502, "<html>"), False),
+        (FlowResponse(429), False),
+        (FlowResponse(302), False),
     ],
 )
-def test_trouble_on_the_way_is_no_verdict_on_a_refresh_token(answer: Answer, is_verdict: bool) -> None:
+def test_trouble_on_the_way_is_no_verdict_on_a_refresh_token(answer: FlowResponse, is_verdict: bool) -> None:
     with pytest.raises(AuthorizationError) as raised:
         steps(applicant().refresh(held()), answer)
-    assert isinstance(raised.value, Rejected) == is_verdict
+    assert isinstance(raised.value, AuthorizationServerError) == is_verdict
 
 
 # Scopes
@@ -828,21 +837,21 @@ def test_the_scopes_that_are_asked_for(
         SERVER_AT: SERVER | {"scopes_supported": offered},
     }
     at, _ = walk(discover(URL, Challenge()), documents)
-    assert applicant().wanted(challenge, at, held) == asked
+    assert applicant().scopes_to_request(challenge, at, held) == asked
 
 
 @requirement("P-26")
 def test_no_more_is_asked_for_than_the_user_allows() -> None:
     me = applicant(scopes=("a",))
-    assert me.wanted(Challenge(scopes=("a", "b")), found(), ()) == ("a",)
+    assert me.scopes_to_request(Challenge(scopes=("a", "b")), found(), ()) == ("a",)
     with pytest.raises(AuthorizationError, match=r"wants the scope 'b'. Add it to `scopes`"):
-        me.wanted(Challenge(scopes=("a", "b"), error="insufficient_scope"), found(), ("a",))
+        me.scopes_to_request(Challenge(scopes=("a", "b"), error="insufficient_scope"), found(), ("a",))
 
 
 @requirement("CLI-42")
 def test_for_offline_access_the_user_is_asked_again() -> None:
     flow = applicant().authorize(found(), CLIENT, REDIRECT, ("a", "offline_access"))
-    _, (ask, _) = steps(flow, back(), Answer(200, TOKEN))
+    _, (ask, _) = steps(flow, back(), FlowResponse(200, TOKEN))
     assert parse_qs(urlsplit(ask.url).query)["prompt"] == ["consent"]
 
 
@@ -852,6 +861,11 @@ def test_for_offline_access_the_user_is_asked_again() -> None:
 @requirement("P-34")
 def test_nothing_shows_its_secrets() -> None:
     me = applicant(client_id="mine", client_secret="canary", private_key="canary", signing_algorithm="ES256")
-    grant = Grant(ISSUER, URL, f"{ISSUER}/token", Registered("id", "canary"), Token("canary", "canary"))
-    shown = [me, grant, Answer(200, {"access_token": "canary"}), Ask(URL, {"code": "canary"}, {"x": "canary"})]
-    assert "canary" not in repr([*shown, Authorize("https://x?state=canary", "canary", ISSUER)])
+    grant = TokenGrant(ISSUER, URL, f"{ISSUER}/token", ClientRegistration("id", "canary"), Token("canary", "canary"))
+    shown = [
+        me,
+        grant,
+        FlowResponse(200, {"access_token": "canary"}),
+        FlowRequest(URL, {"code": "canary"}, {"x": "canary"}),
+    ]
+    assert "canary" not in repr([*shown, AuthorizationRequest("https://x?state=canary", "canary", ISSUER)])

@@ -19,12 +19,12 @@ from msgspec import to_builtins
 
 from handrail import Principal, Server
 from handrail.audit.format import verify
-from handrail.audit.log import Record, Then
+from handrail.audit.log import Callback, RecordBody
 from handrail.audit.reader import TrailFile
 from handrail.guards.fingerprint import fingerprint
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates
-from handrail.metrics import MAX_APART
+from handrail.metrics import MAX_LABEL_SETS
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -345,17 +345,17 @@ class Book:
         self.records: list[Object] = []
         self.store: Store | None = store
 
-    async def write(self, record: Record, changes: Sequence[Put | Delete] = ()) -> bool:
+    async def write(self, record: RecordBody, changes: Sequence[Put | Delete] = ()) -> bool:
         assert self.store is not None
         done = await self.store.commit(changes) if changes else True
         if done:
-            self.hand(record)
+            self.submit(record)
         return done
 
-    def hand(self, record: Record, then: Then | None = None) -> None:
+    def submit(self, record: RecordBody, callback: Callback | None = None) -> None:
         self.records.append(to_builtins(record))
-        if then is not None:
-            then(None)
+        if callback is not None:
+            callback(None)
 
     async def close(self) -> None: ...
 
@@ -577,7 +577,7 @@ async def test_p15_a_call_cancelled_while_its_intent_is_written_has_an_outcome()
     writing = asyncio.Event()
 
     class Slow(Book):
-        def hand(self, record: Record, then: Then | None = None) -> None:
+        def hand(self, record: RecordBody, callback: Callback | None = None) -> None:
             self.records.append(to_builtins(record))
             writing.set()
 
@@ -626,21 +626,21 @@ async def test_p25_the_cursor_of_another_is_refused_in_memory_too(revision: str)
 @requirement("SRV-614", everywhere=True)
 async def test_stages_and_callers_are_counted() -> None:
     world = World([Rule(verdict="deny", tools=["beta"])])
-    metrics = world.server.engine.count()
+    metrics = world.server.engine.enable_metrics()
     async with Peer(world.server, principal=Principal("alice")) as peer:
         for name, arguments in [("alpha", {"count": 1}), ("beta", {"count": 1}), ("alpha", {}), ("nothing", {})]:
             await peer.request("tools/call", {"name": name, "arguments": arguments})
     outcomes = ["ok", "forbidden", "bad_arguments", "unknown_tool"]
-    assert metrics.callers.values == {("alice", outcome): 1 for outcome in outcomes}
+    assert metrics.caller_calls.values == {("alice", outcome): 1 for outcome in outcomes}
     counts = {key: sum(row[:-1]) for key, row in metrics.stages.rows.items()}
     begun = {"middleware": 2, "limit": 2, "end": 2}  # one of each tool was refused
     alpha = {**begun, "validate": 1, "approve": 1, "intent": 1, "run": 1, "sanitize": 1}
     beta = {"middleware": 1, "limit": 1, "validate": 1, "end": 1}
     expected = {("alpha", stage): count for stage, count in alpha.items()}
     assert counts == expected | {("beta", stage): count for stage, count in beta.items()}
-    assert sum(metrics.waits.rows["alice",][:-1]) == 3
+    assert sum(metrics.caller_seconds.rows["alice",][:-1]) == 3
     stages = sum(row[-1] for row in metrics.stages.rows.values())
-    assert stages == pytest.approx(metrics.waits.rows["alice",][-1])  # nothing of a call is in none of them
+    assert stages == pytest.approx(metrics.caller_seconds.rows["alice",][-1])  # nothing of a call is in none of them
     lines = [line for page in metrics.snapshot().values() for line in page]
     assert any(line.startswith('handrail_caller_calls_total{caller="alice",outcome="ok"} 1') for line in lines)
     assert any(line.startswith('handrail_stage_seconds_count{tool="alpha",stage="limit"} 2') for line in lines)
@@ -649,28 +649,28 @@ async def test_stages_and_callers_are_counted() -> None:
 @requirement("P-30", everywhere=True)
 async def test_p30_callers_without_end_are_counted_as_one() -> None:
     world = World([])
-    metrics = world.server.engine.count()
+    metrics = world.server.engine.enable_metrics()
     async with world.server.serving():
-        for number in range(MAX_APART + 50):
+        for number in range(MAX_LABEL_SETS + 50):
             async with Peer(world.server, revision=R5, principal=Principal(f"caller-{number}")) as peer:
                 await peer.request("tools/call", {"name": "nothing", "arguments": {}})
-    assert len(metrics.callers.values) == MAX_APART + 1
-    assert metrics.callers.values["", "unknown_tool"] == 50
+    assert len(metrics.caller_calls.values) == MAX_LABEL_SETS + 1
+    assert metrics.caller_calls.values["", "unknown_tool"] == 50
 
 
 @requirement("P-30", everywhere=True)
 async def test_p30_tools_without_end_are_counted_as_one() -> None:
     server = Server("busy")
-    metrics = server.engine.count()
+    metrics = server.engine.enable_metrics()
     async with Peer(server) as peer:
-        for number in range(MAX_APART + 5):
+        for number in range(MAX_LABEL_SETS + 5):
             server.add(lambda: "", name=f"tool-{number}", inline=True)
             await peer.call(f"tool-{number}")
             server.remove(f"tool-{number}")
-    assert len(metrics.calls.values) == len(metrics.seconds.rows) == MAX_APART + 1
-    assert metrics.calls.values["", "ok"] == sum(metrics.seconds.rows["",][:-1]) == 5
+    assert len(metrics.calls.values) == len(metrics.call_seconds.rows) == MAX_LABEL_SETS + 1
+    assert metrics.calls.values["", "ok"] == sum(metrics.call_seconds.rows["",][:-1]) == 5
     tools = {tool for tool, _ in metrics.stages.rows}
-    assert "" in tools and len(metrics.stages.rows) < MAX_APART + 10
+    assert "" in tools and len(metrics.stages.rows) < MAX_LABEL_SETS + 10
 
 
 @requirement("P-30", "SRV-603", everywhere=True)

@@ -23,7 +23,7 @@ import pytest
 
 from clients import ALL, R1, R2, R3, R4, R5, P
 from faults import call, opening, until
-from handrail.approvals.queue import ApprovalError, Approvals, Desk
+from handrail.approvals.queue import ApprovalError, ApprovalQueue, Approvals
 from handrail.audit.format import verify
 from handrail.audit.log import open_trail
 from handrail.audit.reader import TrailFile
@@ -164,12 +164,12 @@ class Person:
 
 
 @asynccontextmanager
-async def desk_of(place: Place) -> AsyncIterator[Desk]:
+async def desk_of(place: Place) -> AsyncIterator[ApprovalQueue]:
     """A desk of this process on the same file."""
     store = SqliteStore(place.state)
     trail = open_trail(store)
     try:
-        yield Desk(store, Approvals(), trail=trail)
+        yield ApprovalQueue(store, Approvals(), trail=trail)
     finally:
         await trail.close()
         await store.close()
@@ -364,7 +364,7 @@ async def test_p19_calls_that_two_processes_hold_for_one_yes_run_once(
     ran(revision, "stdio")
 
 
-async def asked_of(desk: Desk, order: int) -> str:
+async def asked_of(desk: ApprovalQueue, order: int) -> str:
     async with asyncio.timeout(PATIENCE), desk._store.subscribe("approvals") as news:
         while True:
             for each in await desk.open():

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from handrail import Call, Limits
-from handrail.engine.dispatcher import Conversation
+from handrail.engine.dispatcher import Dispatcher
 from handrail.stores.memory import MemoryStore
 from handrail.transports.http.post import Exchange
 from patience import PATIENCE
@@ -449,7 +449,7 @@ async def test_an_answer_may_reach_another_endpoint_than_the_question_left(revis
 async def test_an_endpoint_that_heard_too_late_listens_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("handrail.transports.http.endpoint.HEAR_AGAIN_SECONDS", 0)
+    monkeypatch.setattr("handrail.transports.http.endpoint.RESUBSCRIBE_SECONDS", 0)
     listening: asyncio.Queue[str] = asyncio.Queue()
 
     class Watched(MemoryStore):
@@ -463,7 +463,7 @@ async def test_an_endpoint_that_heard_too_late_listens_again(
         events = (await client.post(client.call(1, "asks"))).events()
         ident = data((await take(events))[0])["id"]
         with monkeypatch.context() as patched:
-            patched.setattr("handrail.stores.topics.MAX_WAITING", 0)
+            patched.setattr("handrail.stores.topics.MAX_QUEUED_MESSAGES", 0)
             await store.publish(await listening.get(), b"one too many")
         await asyncio.wait_for(asyncio.gather(*(listening.get() for _ in range(3))), PATIENCE)
         client.url = second
@@ -739,7 +739,7 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(client: Client
     ]
 
     def alive() -> int:
-        return sum(isinstance(each, Exchange | Conversation | Call) for each in gc.get_objects())
+        return sum(isinstance(each, Exchange | Dispatcher | Call) for each in gc.get_objects())
 
     for message in messages:
         await (await client.post(message)).body()
@@ -1346,12 +1346,12 @@ async def test_at_the_address_of_a_stream_that_was_left_nothing_runs(desk: Desk,
     for message in (opening, call):
         assert (await fetch(client.url, "POST", kind, json.dumps(message).encode())).status == 202
     await take(events, 2)
-    before, open_before = desk.ran["echo"], len(desk.endpoint.pipes)
+    before, open_before = desk.ran["echo"], len(desk.endpoint.sse_streams)
     body = json.dumps(call).encode()
     assert (await fetch(client.url + "x", "POST", kind, body)).status == 404
     assert (await fetch(client.url.replace("sessionId", "sessionid"), "POST", kind, body)).status == 400
     reply.close()
-    await until(lambda: len(desk.endpoint.pipes) < open_before)
+    await until(lambda: len(desk.endpoint.sse_streams) < open_before)
     assert (await fetch(client.url, "POST", kind, body)).status in (202, 404)
     assert (await (await Client(desk.url, R4).open()).ask(client.message(1, "ping")))[0] == 200
     assert desk.ran["echo"] == before

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from handrail.model import Object
 from handrail.text import controls as module
-from handrail.text.controls import MASK, inert, is_secret, mask, mask_secrets, mask_words, one_line
+from handrail.text.controls import MASK, escape, is_secret, mask, mask_secrets, mask_words, one_line
 from requirements import requirement
 
 CONTROLS = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -55,7 +55,7 @@ def acting() -> list[str]:
 def test_every_character_that_acts_or_hides_is_written_out(around: str, kept: str) -> None:
     every = [char for char in acting() if char not in f"\n\t{kept}"]  # those have tests of their own
     assert len(every) > 137_000  # most of them private use
-    shown = inert(around + around.join(every) + around)
+    shown = escape(around + around.join(every) + around)
     assert set(shown) & set(every) == set()
     assert shown.count("<U+") + shown.count("\\") == len(every)
 
@@ -68,7 +68,7 @@ def test_everything_else_is_left_alone() -> None:
         for code in range(sys.maxunicode + 1)
         if unicodedata.category(chr(code)) != "Cn"
         and chr(code) not in hidden
-        and inert(f"a{chr(code)}b") != f"a{chr(code)}b"
+        and escape(f"a{chr(code)}b") != f"a{chr(code)}b"
     ]
     assert changed == []
 
@@ -94,7 +94,7 @@ def test_everything_else_is_left_alone() -> None:
     ],
 )
 def test_what_acts_is_shown(text: str, shown: str) -> None:
-    assert inert(text) == shown
+    assert escape(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_what_acts_is_shown(text: str, shown: str) -> None:
     ],
 )
 def test_ordinary_text_of_any_script_stays(text: str) -> None:
-    assert inert(text) == text
+    assert escape(text) == text
 
 
 @requirement("P-33", everywhere=True)
 @given(anything | nasty)
 def test_twice_is_once_and_nothing_is_left_that_acts(text: str) -> None:
-    shown = inert(text)
-    assert inert(shown) == shown
+    shown = escape(text)
+    assert escape(shown) == shown
     shown.encode()  # no half character is left
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b]", shown)
 
@@ -127,14 +127,14 @@ def test_twice_is_once_and_nothing_is_left_that_acts(text: str) -> None:
 @requirement("P-33", everywhere=True)
 @given(anything | nasty)
 def test_a_record_of_a_log_is_one_line(text: str) -> None:
-    assert len(f"{inert(text, lines=False)}.".splitlines()) == 1
+    assert len(f"{escape(text, lines=False)}.".splitlines()) == 1
 
 
 @given(anything | nasty, st.integers(5, 30))
 def test_one_line_is_one_line_of_that_length(text: str, limit: int) -> None:
     line = one_line(text, limit)
     assert len(line) <= limit
-    assert inert(line, lines=False) == line or line.endswith("…")
+    assert escape(line, lines=False) == line or line.endswith("…")
     assert len(f"{line}.".splitlines()) == 1
 
 
@@ -160,7 +160,7 @@ LONG = [
 @pytest.mark.parametrize("text", LONG, ids=lambda text: ascii(text[:12]))
 def test_a_megabyte_takes_no_more_than_a_moment(text: str) -> None:
     began = time.process_time()
-    inert(text)
+    escape(text)
     mask(text)
     assert time.process_time() - began < 10  # it takes 0.3 s; in a square of the length it would be hours
 

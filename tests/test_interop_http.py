@@ -489,7 +489,7 @@ async def test_the_lifespan_can_be_a_part_of_the_applications(framework: str) ->
 
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        await endpoint.begin()
+        await endpoint.startup()
         yield
         await endpoint.stop()
         little.diary.append("left")

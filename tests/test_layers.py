@@ -168,7 +168,10 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
     ("module", "source"),
     [
         ("handrail.engine.call", "import asyncio\nfrom handrail.engine.catalog import Catalog\nasync def f(): ..."),
-        ("handrail.engine.call", "from handrail.revisions import Revision\nfrom handrail.revisions.base import Fault"),
+        (
+            "handrail.engine.call",
+            "from handrail.revisions import Revision\nfrom handrail.revisions.base import ErrorMapping",
+        ),
         ("handrail.revisions.r2025_06_18", "from handrail.revisions import r2025_03_26"),
         ("handrail.revisions.pocket", "from handrail.revisions.r2025_06_18 import REVISION"),
         ("handrail.stores.memory", "import asyncio, time\nasync def f(): ..."),

@@ -22,7 +22,7 @@ from msgspec.json import decode, encode
 
 from handrail import Server
 from handrail.errors import Kind
-from handrail.guards.limits import Limiter, MemoryLimiter, Taken, Throttled, network
+from handrail.guards.limits import Admission, Limiter, MemoryLimiter, Throttled, network
 from handrail.guards.rates import Rate, Rates, ToolRate
 from handrail.guards.store_limits import StoreLimiter
 from handrail.stores import Append, Delete, Put, Store, StoreError
@@ -58,7 +58,7 @@ class Clock:
         self.now += math.ceil(seconds * SECOND)
 
 
-async def ask(limiter: Limiter, principal: str, tool: str = "tool", address: str = "") -> Taken:
+async def ask(limiter: Limiter, principal: str, tool: str = "tool", address: str = "") -> Admission:
     answer = limiter.take(principal, tool, address)
     return await answer if isinstance(answer, Awaitable) else answer
 
@@ -252,8 +252,8 @@ async def test_a_call_costs_what_its_tool_costs(make: Make, clock: Clock) -> Non
 async def test_a_slot_by_itself_costs_nothing_but_itself(make: Make) -> None:
     limiter = await make(principal="1/hour", tools={"slow": {"concurrent": 1}})
 
-    async def place(tool: str) -> Taken:
-        answer = limiter.place(tool)
+    async def place(tool: str) -> Admission:
+        answer = limiter.take_slot(tool)
         return await answer if isinstance(answer, Awaitable) else answer
 
     for _ in range(3):
@@ -1004,7 +1004,7 @@ async def test_srv603_workers_share_the_limits_that_were_set_without_an_audit(tm
 def test_srv603_what_is_built_in_is_counted_by_each_process(given: dict[str, Any], together: Any) -> None:
     """A call that nobody has set a limit for asks no file."""
     made = convert(given, Rates)
-    alone, shared = made.divided()
+    alone, shared = made.split()
     rates = shared and [each.rate for each in shared.tools.values()]
     assert (shared and (shared.principal, shared.address, shared.lists, rates)) == together
     if shared is None:
@@ -1019,9 +1019,9 @@ def test_srv603_what_is_built_in_is_counted_by_each_process(given: dict[str, Any
 
 async def test_srv603_a_call_without_a_limit_asks_no_store(clock: Clock) -> None:
     store = Interfering(clock)
-    alone, together = convert({"tools": {"mail": {"rate": "2/hour"}}}, Rates).divided()
+    alone, together = convert({"tools": {"mail": {"rate": "2/hour"}}}, Rates).split()
     assert together is not None
-    limiter = StoreLimiter(store, together, alone=MemoryLimiter(alone, clock=clock), clock=clock)
+    limiter = StoreLimiter(store, together, local_limiter=MemoryLimiter(alone, clock=clock), clock=clock)
     assert [limiter.take("alice", "look") for _ in range(5_000)] == [None] * 5_000 and store.asked == 0
     assert isinstance(limiter.take("alice", "look"), Throttled)  # a flood is still told as such
     clock.advance(1)

@@ -25,7 +25,7 @@ def read(pieces: list[bytes], limit: int) -> Lines:
     lines: Lines = []
     for piece in pieces:
         lines += reader.feed(piece)
-    return lines + reader.end()
+    return lines + reader.flush()
 
 
 def expected(stream: bytes, limit: int) -> Lines:

@@ -24,7 +24,7 @@ import pytest
 
 from faults import gone, put_away, rounds, until
 from handrail.transports.http1.listen import Address, HttpLimits
-from handrail.transports.http1.request import Cycle
+from handrail.transports.http1.request import RequestResponseCycle
 from patience import PATIENCE, in_time
 from requirements import requirement
 from servers_listen import App, listening
@@ -214,7 +214,7 @@ async def test_few_pipelined_requests_are_in_memory_at_a_time() -> None:
         sending = asyncio.create_task(wire.send(get("echo") * 500_000))
         done, _ = await asyncio.wait((sending,), timeout=0.5)
         assert not done
-        assert sum(isinstance(each, Cycle) for each in gc.get_objects()) < 1000
+        assert sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects()) < 1000
         wire.writer.transport.abort()
         await sending
 

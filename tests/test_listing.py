@@ -320,7 +320,7 @@ async def test_a_cursor_that_is_not_ours_or_too_old_is_refused(open_wire: Open) 
     foreign: list[Json] = [
         *(ours[:at] + ("A" if ours[at] != "A" else "B") + ours[at + 1 :] for at in range(len(ours))),
         *("", "x", "2", ours + "A", ours + "=", ours[:-1], ours[1:], ours.swapcase(), f" {ours}", "é", "\x00"),
-        other_key.close("tools/list", "local", 2, 2**40),
+        other_key.seal("tools/list", "local", 2, 2**40),
         *(None, 2, True, [ours], {"cursor": ours}),
     ]
     if wire.stateless:  # sealed with the right key, for another purpose

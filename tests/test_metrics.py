@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from faults import put_away
 from handrail import Call, Principal, Server, ToolError
 from handrail.guards.identity import ApiKeys
-from handrail.metrics import BUCKETS, Metrics, text
+from handrail.metrics import BUCKETS, Metrics, render
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import Client, Desk, closed as closed, fetch, served, until
@@ -294,7 +294,7 @@ def test_any_label_is_read_back(values: dict[str, int]) -> None:
     metrics = Metrics()
     for tool, count in values.items():
         metrics.calls.add(tool, "ok", by=count)
-    page = Page(text([metrics.snapshot()]).decode())
+    page = Page(render([metrics.snapshot()]).decode())
     assert {tool: page.get("handrail_calls_total", tool=tool, outcome="ok") for tool in values} == values
 
 
@@ -302,8 +302,8 @@ def test_any_label_is_read_back(values: dict[str, int]) -> None:
 def test_a_histogram_counts_up_to_and_with_its_bounds(observed: list[float]) -> None:
     metrics = Metrics()
     for seconds in observed:
-        metrics.seconds.observe(seconds, "a")
-    page = Page(text([metrics.snapshot()]).decode())
+        metrics.call_seconds.observe(seconds, "a")
+    page = Page(render([metrics.snapshot()]).decode())
     for bound in BUCKETS:
         wanted = sum(seconds <= bound for seconds in observed)
         assert (page.get("handrail_call_seconds_bucket", tool="a", le=str(bound)) or 0) == wanted
@@ -315,7 +315,7 @@ def test_workers_stand_side_by_side() -> None:
     one.calls.add("a", "ok")
     two.calls.add("a", "ok", by=2)
     two.calls.add("b", "ok")
-    page = Page(text([one.snapshot("1"), two.snapshot("2")]).decode())
+    page = Page(render([one.snapshot("1"), two.snapshot("2")]).decode())
     assert page.get("handrail_calls_total", tool="a", outcome="ok", worker="2") == 2
     assert page.total("handrail_calls_total") == 4
 
@@ -519,7 +519,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 def test_nobody_watches_unless_asked() -> None:
     server = outcomes()
-    assert server.asgi().watch is None and server.engine.metrics is None
+    assert server.asgi().monitor is None and server.engine.metrics is None
 
 
 async def test_there_is_no_access_log_unless_wanted(lines: Lines) -> None:

@@ -390,8 +390,9 @@ ELSEWHERE = {
     # Values that come from others: a tool's answer, and what clients and callers read. What a tool gives is checked
     # when it has given it, see below.
     *"Text Image Audio ResourceLink EmbeddedResource ToolResult Tool ClientInfo Answer".split(),
-    *"Elicitation Sampling Confirmation CallResult Finding Approval Asked Facts Decision".split(),
-    *"Tools ListedTool Entry Desk Sanitizer BlockingClient Call ToolError Refused RemoteProtocolError".split(),
+    *"Elicitation Sampling Confirmation CallResult Finding Approval ApprovalRequest Facts Decision".split(),
+    *"Tools ListedTool ServerEntry ApprovalQueue Sanitizer BlockingClient".split(),
+    *"Call ToolError Refused RemoteProtocolError".split(),
 }
 MODULES = {
     "handrail": None,

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from handrail.errors import AuthorizationError
-from handrail.oauth.discovery import Answer, Ask
-from handrail.oauth.outbound import Outbound, Resolve, kind_of
+from handrail.oauth.discovery import FlowRequest, FlowResponse
+from handrail.oauth.outbound import Outbound, Resolve, address_kind
 from requirements import requirement
 
 PUBLIC = "93.184.215.14"
@@ -82,7 +82,7 @@ def book(**hosts: str | Sequence[str]) -> tuple[Resolve, list[str]]:
 )
 @requirement("P-27")
 def test_the_kinds_of_addresses(kind: str, addresses: str) -> None:
-    assert {address: kind_of(address) for address in addresses.split()} == dict.fromkeys(addresses.split(), kind)
+    assert {address: address_kind(address) for address in addresses.split()} == dict.fromkeys(addresses.split(), kind)
 
 
 @pytest.mark.parametrize("server", [PUBLIC, "127.0.0.1", f"{PUBLIC} 10.0.0.1", "169.254.169.254", "10.0.0.1"])
@@ -91,7 +91,7 @@ def test_the_kinds_of_addresses(kind: str, addresses: str) -> None:
 async def test_a_name_that_leads_where_no_server_may_send_us(stranger: Stranger, server: str, address: str) -> None:
     resolve, _ = book(mcp=server, evil=address)
     with pytest.raises(AuthorizationError, match="no server may send us there"):
-        await Outbound(SERVER, resolve=resolve).ask(Ask(f"https://evil.example:{stranger.port}/x"))
+        await Outbound(SERVER, resolve=resolve).send(FlowRequest(f"https://evil.example:{stranger.port}/x"))
     assert stranger.asked == []
 
 
@@ -109,7 +109,7 @@ async def test_private_addresses_are_for_servers_that_have_one(
 
     monkeypatch.setattr(type(asyncio.get_running_loop()), "sock_connect", connect)
     with pytest.raises(AuthorizationError):
-        await Outbound(SERVER, resolve=resolve).ask(Ask("https://inside.example/x"))
+        await Outbound(SERVER, resolve=resolve).send(FlowRequest("https://inside.example/x"))
     assert connected == ([("10.0.0.2", 443)] if is_asked else [])
 
 
@@ -121,7 +121,7 @@ async def test_private_addresses_are_for_servers_that_have_one(
 async def test_an_address_in_the_url_is_checked_like_one_that_was_looked_up(stranger: Stranger, url: str) -> None:
     resolve, asked = book(mcp=PUBLIC)
     with pytest.raises(AuthorizationError, match="no server may send us there"):
-        await Outbound(SERVER, resolve=resolve).ask(Ask(url.format(stranger.port)))
+        await Outbound(SERVER, resolve=resolve).send(FlowRequest(url.format(stranger.port)))
     assert (stranger.asked, asked) == ([], ["mcp.example"])
 
 
@@ -132,7 +132,7 @@ async def test_odd_spellings_of_an_address_lead_nowhere(stranger: Stranger, host
         return [PUBLIC] if name == "mcp.example" else ["127.0.0.1"]  # as the C library has it
 
     with pytest.raises(AuthorizationError):
-        await Outbound(SERVER, resolve=resolve).ask(Ask(f"https://{host}:{stranger.port}/"))
+        await Outbound(SERVER, resolve=resolve).send(FlowRequest(f"https://{host}:{stranger.port}/"))
     assert stranger.asked == []
 
 
@@ -147,7 +147,7 @@ async def test_p27_one_bad_address_among_good_ones_is_enough(monkeypatch: pytest
 
     monkeypatch.setattr(type(asyncio.get_running_loop()), "sock_connect", connect)
     with pytest.raises(AuthorizationError, match="no server may send us there"):
-        await Outbound(SERVER, resolve=resolve).ask(Ask("https://evil.example/x"))
+        await Outbound(SERVER, resolve=resolve).send(FlowRequest("https://evil.example/x"))
     assert connected == []
 
 
@@ -170,7 +170,7 @@ async def test_p27_a_resolver_that_changes_its_answer_changes_nothing(monkeypatc
     outbound = Outbound(SERVER, resolve=resolve)
     for complaint in ("ClientConnectorError", "no server may send us there"):
         with pytest.raises(AuthorizationError, match=complaint):
-            await outbound.ask(Ask("https://evil.example/x"))
+            await outbound.send(FlowRequest("https://evil.example/x"))
     assert connected == [(PUBLIC, 443)]
     assert asked == ["mcp.example", "evil.example", "evil.example"]
 
@@ -179,8 +179,8 @@ async def test_p27_a_resolver_that_changes_its_answer_changes_nothing(monkeypatc
 async def test_http_to_this_machine_is_for_a_server_on_it(stranger: Stranger) -> None:
     resolve, _ = book(mcp=PUBLIC)
     with pytest.raises(AuthorizationError, match="https is needed"):
-        await Outbound(SERVER, resolve=resolve).ask(Ask(stranger.url))
-    assert await Outbound("http://localhost:1/mcp").ask(Ask(stranger.url)) == Answer(200, {})
+        await Outbound(SERVER, resolve=resolve).send(FlowRequest(stranger.url))
+    assert await Outbound("http://localhost:1/mcp").send(FlowRequest(stranger.url)) == FlowResponse(200, {})
     assert len(stranger.asked) == 1
 
 
@@ -190,15 +190,15 @@ async def test_localhost_is_this_machine_and_nothing_else() -> None:
         return [PUBLIC]
 
     with pytest.raises(AuthorizationError, match="its address is public"):
-        await Outbound("http://localhost:1/mcp", resolve=resolve).ask(Ask("http://localhost:2/x"))
+        await Outbound("http://localhost:1/mcp", resolve=resolve).send(FlowRequest("http://localhost:2/x"))
 
 
 @requirement("P-26", "P-27")
 async def test_what_is_asked_is_all_that_is_said(stranger: Stranger) -> None:
     outbound = Outbound(stranger.url)
-    await outbound.ask(Ask(f"{stranger.url}/get"))
-    await outbound.ask(Ask(f"{stranger.url}/form", {"a": "b c"}, {"Authorization": "Basic x"}))
-    await outbound.ask(Ask(f"{stranger.url}/json", b'{"a":["b"]}', {"Content-Type": "application/json"}))
+    await outbound.send(FlowRequest(f"{stranger.url}/get"))
+    await outbound.send(FlowRequest(f"{stranger.url}/form", {"a": "b c"}, {"Authorization": "Basic x"}))
+    await outbound.send(FlowRequest(f"{stranger.url}/json", b'{"a":["b"]}', {"Content-Type": "application/json"}))
     get, form, json = stranger.asked
     assert get.startswith("GET /get HTTP/1.1\r\n") and "Authorization" not in get and "Cookie" not in get
     assert form.startswith("POST /form ") and form.endswith("\r\n\r\na=b+c") and "Authorization: Basic x" in form
@@ -210,7 +210,7 @@ async def test_what_is_asked_is_all_that_is_said(stranger: Stranger) -> None:
 async def test_p27_a_redirect_is_not_followed(stranger: Stranger, to: str) -> None:
     target = to.format(stranger.url)
     stranger.answer = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
-    assert await Outbound(stranger.url).ask(Ask(stranger.url)) == Answer(302)
+    assert await Outbound(stranger.url).send(FlowRequest(stranger.url)) == FlowResponse(302)
     assert len(stranger.asked) == 1
 
 
@@ -232,7 +232,7 @@ ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 async def test_no_answer_is_too_long_for_us(stranger: Stranger, answer: bytes, more: bytes, complaint: str) -> None:
     stranger.answer, stranger.more = answer, more
     with pytest.raises(AuthorizationError, match=complaint):
-        await Outbound(stranger.url).ask(Ask(stranger.url))
+        await Outbound(stranger.url).send(FlowRequest(stranger.url))
 
 
 @requirement("P-27")
@@ -247,14 +247,14 @@ async def test_an_answer_that_does_not_come_is_not_waited_for(stranger: Stranger
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/"
         with pytest.raises(AuthorizationError, match="Timeout"):
-            await Outbound(url, deadline=0.01).ask(Ask(url))
+            await Outbound(url, deadline=0.01).send(FlowRequest(url))
         await never.wait()
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[" * 30_000, b"\xff\xfe", b""])
 async def test_an_answer_that_is_no_json_has_no_body(stranger: Stranger, body: bytes) -> None:
     stranger.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    assert await Outbound(stranger.url).ask(Ask(stranger.url)) == Answer(200)
+    assert await Outbound(stranger.url).send(FlowRequest(stranger.url)) == FlowResponse(200)
 
 
 async def test_a_host_nobody_knows_is_named() -> None:
@@ -262,4 +262,4 @@ async def test_a_host_nobody_knows_is_named() -> None:
         raise OSError(-2, "Name or service not known")
 
     with pytest.raises(AuthorizationError, match=r"id\.example was asked in the course of authorization"):
-        await Outbound(SERVER, resolve=resolve).ask(Ask("https://id.example/x"))
+        await Outbound(SERVER, resolve=resolve).send(FlowRequest("https://id.example/x"))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from handrail import Call, Limits
-from handrail.engine.dispatcher import Conversation
+from handrail.engine.dispatcher import Dispatcher
 from handrail.guards.identity import ApiKeys
 from handrail.stores.sqlite import SqliteStore
 from handrail.transports.http.post import Exchange
@@ -40,7 +40,7 @@ def of(*revisions: str) -> pytest.MarkDecorator:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pending stays so, also on a machine that has much to do."""
-    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_SECONDS", PATIENCE)
+    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_DELAY_SECONDS", PATIENCE)
 
 
 class Visitor(Client):
@@ -170,7 +170,7 @@ async def test_a_call_that_waits_leaves_nothing_for_the_garbage_collector(revisi
     desk = Desk()
 
     def alive() -> int:
-        return sum(isinstance(each, Exchange | Conversation | Call) for each in gc.get_objects())
+        return sum(isinstance(each, Exchange | Dispatcher | Call) for each in gc.get_objects())
 
     async with opened(desk, revision) as client:
         await (await client.post(client.call(1, "later"))).body()
@@ -275,7 +275,7 @@ async def test_a_stream_that_began_when_the_call_was_pending_can_be_come_back_fo
 async def test_whoever_goes_while_a_call_is_pending_stops_it_only_without_a_session(
     revision: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_SECONDS", 0.3)
+    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_DELAY_SECONDS", 0.3)
     ran(revision, "http")
     desk = Desk()
     async with opened(desk, revision) as client:
@@ -310,7 +310,7 @@ async def test_an_answer_for_whoever_has_gone_goes_nowhere(revision: str, ran: R
         await until(lambda: exchange.cycle is not None and exchange.cycle.complete)
         desk.gates["mark"].set()
         await until(lambda: is_over(desk))
-        assert not exchange.cycle.is_begun
+        assert not exchange.cycle.is_started
 
 
 @of(R4)

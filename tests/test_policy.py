@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 from msgspec import convert
 
-from handrail.guards.config_lint import Known, settings_that_meet_nothing
-from handrail.guards.policy import KEPT_PLANS, Decision, Facts, Policy, Rule, Verdict
+from handrail.guards.config_lint import LintedTool, lint_settings
+from handrail.guards.policy import MAX_PLANS, Decision, Facts, Policy, Rule, Verdict
 from handrail.guards.predicates import Predicate
 from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize, ToolSanitize
@@ -793,9 +793,9 @@ def test_a_tool_that_takes_the_place_of_another_is_judged_anew() -> None:
 def test_memory_is_bounded() -> None:
     policy, tool = Policy(), Facts("x")
     before = sys.getrefcount(tool)
-    for number in range(2 * KEPT_PLANS + 10):
+    for number in range(2 * MAX_PLANS + 10):
         policy.decide(Principal(f"user-{number}"), tool, {}, NOW)
-    assert sys.getrefcount(tool) - before <= KEPT_PLANS
+    assert sys.getrefcount(tool) - before <= MAX_PLANS
 
 
 def test_decisions_are_shared() -> None:
@@ -864,12 +864,12 @@ def test_rules_that_match_every_call_are_pointed_out(rules: list[Rule], expected
 
 ORDERS = {"type": "object", "properties": {"order": {"type": "integer"}, "amount": {"type": "number"}}}
 KNOWN = [
-    Known("cancel_order", frozenset({"orders"}), ORDERS),
-    Known("refund", frozenset({"money"}), ORDERS),
-    Known("free", frozenset(), {"type": "object", "allOf": []}),
-    Known("open", frozenset({"open"}), {**ORDERS, "additionalProperties": {"type": "string"}}),
-    Known("any", frozenset({"open"}), {"type": "object"}),
-    Known("none", frozenset(), {"type": "object", "additionalProperties": False}),
+    LintedTool("cancel_order", frozenset({"orders"}), ORDERS),
+    LintedTool("refund", frozenset({"money"}), ORDERS),
+    LintedTool("free", frozenset(), {"type": "object", "allOf": []}),
+    LintedTool("open", frozenset({"open"}), {**ORDERS, "additionalProperties": {"type": "string"}}),
+    LintedTool("any", frozenset({"open"}), {"type": "object"}),
+    LintedTool("none", frozenset(), {"type": "object", "additionalProperties": False}),
 ]
 
 
@@ -905,7 +905,7 @@ def test_what_a_rule_names_and_no_tool_has_is_pointed_out(given: Object, expecte
 def test_limits_and_cleaning_for_no_tool_are_pointed_out() -> None:
     rates = Rates(tools={"refun": ToolRate(concurrent=1), "cancel_*": ToolRate()})
     sanitize = Sanitize(tools={"free": ToolSanitize(), "mail_*": ToolSanitize()})
-    assert [*settings_that_meet_nothing(rates, sanitize, KNOWN), *settings_that_meet_nothing(None, None, KNOWN)] == [
+    assert [*lint_settings(rates, sanitize, KNOWN), *lint_settings(None, None, KNOWN)] == [
         "limits.tools: 'refun' matches no tool; did you mean 'refund'?",
         "sanitize.tools: 'mail_*' matches no tool",
     ]

@@ -114,7 +114,7 @@ async def test_p34_a_preview_does_not_show_what_is_masked_in_the_arguments() -> 
 @requirement("P-34", everywhere=True)
 @pytest.mark.parametrize("padding", [" ", "\u200b", "password=hunter2hunter2\n"])
 async def test_p34_a_preview_that_is_cut_shows_no_part_of_a_secret(padding: str) -> None:
-    begins = (padding * previews.MAX_READ)[: previews.MAX_READ - 10]
+    begins = (padding * previews.MAX_CLEANED_CHARACTERS)[: previews.MAX_CLEANED_CHARACTERS - 10]
     made = await question(shop(lambda order: f"{begins} canary-8d1f2c and more", secrets=["canary-8d1f2c"]))
     assert "canary" not in made.preview
 
@@ -173,7 +173,7 @@ async def test_a_preview_that_fails_says_so_and_the_call_can_be_approved(
     preview: Any, shown: str, revision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "no answer" in shown:
-        monkeypatch.setattr(previews, "SECONDS", 0.01)
+        monkeypatch.setattr(previews, "TIMEOUT_SECONDS", 0.01)
     server = shop(preview)
     arguments = {"order": {"number": 7, "lines": []}}
     async with Peer(server, revision=revision, capabilities={"elicitation": {}}) as peer:
@@ -185,7 +185,7 @@ async def test_a_preview_that_fails_says_so_and_the_call_can_be_approved(
 
 
 async def test_previews_that_hang_leave_the_threads_of_tools_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previews, "SECONDS", 0.01)
+    monkeypatch.setattr(previews, "TIMEOUT_SECONDS", 0.01)
     ends = threading.Event()
     server = shop(lambda order: ends.wait(60), workers=2)
 
@@ -257,16 +257,16 @@ async def test_a_caller_waits_or_has_left() -> None:
     server = shop(plain, approvals=Approvals(wait=30, by="operator"))
     arguments, desk = {"order": {"number": 7, "lines": []}}, server.approvals
     async with Peer(server, revision=R4, timeout=60) as peer:
-        async with server.engine.gate.store.subscribe("approvals") as news:
+        async with server.engine.guard_set.store.subscribe("approvals") as news:
             call = asyncio.create_task(peer.call("cancel", arguments))
             await anext(news)
         (question,) = await desk.open()
-        assert await desk.is_attended(question)
+        assert await desk.is_caller_waiting(question)
         await desk.decide(question.id, True, by="operator")
         assert not (await call).is_error
-        assert not await desk.is_attended(question)
+        assert not await desk.is_caller_waiting(question)
     server.guard(approvals=HELD)
     async with Peer(server, revision=R4) as peer:
         assert "Call it again" in (await peer.call("cancel", arguments)).text
         (question,) = await server.approvals.open()
-        assert not await server.approvals.is_attended(question)
+        assert not await server.approvals.is_caller_waiting(question)

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from handrail import Call, Server
 from handrail.approvals.queue import Approval, Approvals
-from handrail.audit.log import Record, Then, Trail, TrailError, open_trail
+from handrail.audit.log import Callback, RecordBody, Trail, TrailError, open_trail
 from handrail.audit.reader import TrailFile
 from handrail.engine import inflight as flight
 from handrail.guards.policy import Policy, Rule
@@ -25,7 +25,7 @@ from handrail.model import Object, Principal
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
-from handrail.transports.stdio import Pipe
+from handrail.transports.stdio import StdioConnection
 from patience import PATIENCE
 from requirements import requirement
 
@@ -42,25 +42,25 @@ class Disk:
     def __init__(self) -> None:
         self.store: Store | None = MemoryStore()
         self.records: list[Object] = []
-        self.waiting: asyncio.Queue[tuple[Object, Then]] = asyncio.Queue()
+        self.waiting: asyncio.Queue[tuple[Object, Callback]] = asyncio.Queue()
 
-    async def write(self, record: Record, changes: Sequence[Put | Delete] = ()) -> bool:
+    async def write(self, record: RecordBody, changes: Sequence[Put | Delete] = ()) -> bool:
         assert self.store is not None
         if changes and not await self.store.commit(changes):
             return False
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.hand(record, lambda problem: done.set_exception(problem) if problem else done.set_result(None))
+        self.submit(record, lambda problem: done.set_exception(problem) if problem else done.set_result(None))
         await done
         return True
 
-    def hand(self, record: Record, then: Then | None = None) -> None:
+    def submit(self, record: RecordBody, callback: Callback | None = None) -> None:
         self.records.append(to_builtins(record))
-        if then is not None:
-            self.waiting.put_nowait((self.records[-1], then))
+        if callback is not None:
+            self.waiting.put_nowait((self.records[-1], callback))
 
     async def close(self) -> None: ...
 
-    async def next(self, event: str) -> Then:
+    async def next(self, event: str) -> Callback:
         async with asyncio.timeout(PATIENCE):
             record, then = await self.waiting.get()
         assert record["event"] == event
@@ -231,7 +231,7 @@ async def test_p15_whoever_ends_the_server_has_the_answers_that_are_on_their_way
     os.write(requests, b"".join(json.dumps({"jsonrpc": "2.0", **each}).encode() + b"\n" for each in messages))
     os.close(requests)
     async with bench.server.serving():
-        await Pipe(bench.server.engine, source, sink, Principal("local")).serve()
+        await StdioConnection(bench.server.engine, source, sink, Principal("local")).serve()
     os.close(sink)
     told = {json.loads(line)["id"]: json.loads(line) for line in os.read(answers, 1 << 20).splitlines()}
     os.close(answers)
@@ -266,11 +266,11 @@ async def test_refusals_that_are_spread_out_share_the_way_to_the_disk(
     await trail.write({"event": "intent", "call": "0"})
     counted = Counted(trail, monkeypatch)
     for number in range(10):
-        trail.hand({"event": "refusal", "call": str(number)})
+        trail.submit({"event": "refusal", "call": str(number)})
         await turns()
     assert counted.batches == []
     await trail.write({"event": "outcome", "call": "0"})  # takes them along, and they come first
-    trail.hand({"event": "refusal", "call": "last"})
+    trail.submit({"event": "refusal", "call": "last"})
     await trail.close()
     assert counted.batches == [11, 1]
     told = [json.loads(line)["event"] for _, line in TrailFile(tmp_path / name).lines()]
@@ -280,7 +280,7 @@ async def test_refusals_that_are_spread_out_share_the_way_to_the_disk(
 async def test_a_refusal_by_itself_is_written_soon(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     trail = open_trail(file)
-    trail.hand({"event": "refusal", "call": "a"})
+    trail.submit({"event": "refusal", "call": "a"})
     async with asyncio.timeout(PATIENCE):
         while not file.read_bytes():  # noqa: ASYNC110  # nobody waits for it: that is the point
             await asyncio.sleep(0.01)
@@ -295,13 +295,13 @@ async def test_whoever_fails_when_told_keeps_nobody_else_waiting(
     def fails(problem: TrailError | None) -> None:
         raise ValueError("of its own")
 
-    trail.hand({"event": "intent", "call": "1"}, fails)
+    trail.submit({"event": "intent", "call": "1"}, fails)
     async with asyncio.timeout(PATIENCE):
         assert await trail.write({"event": "intent", "call": "2"})
     await trail.close()
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
     late: asyncio.Future[TrailError | None] = asyncio.get_running_loop().create_future()
-    trail.hand({"event": "intent", "call": "3"}, late.set_result)
+    trail.submit({"event": "intent", "call": "3"}, late.set_result)
     assert "was closed" in str(await late)
 
 

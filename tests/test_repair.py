@@ -18,7 +18,7 @@ from handrail.errors import SchemaError
 from handrail.model import Json, Object
 from handrail.schema.compile import Checker, compile_schema
 from handrail.schema.derive import derive
-from handrail.schema.repair import MAX_REPAIRS, MAX_TRIED, Repair, repair
+from handrail.schema.repair import MAX_REPAIRS, MAX_TRIED, RepairedArgument, repair
 from repair_corpus import BIG, INTEGER, INTEGERS, NESTED, NUMBER, OBJECT, READ, REFUSED, STRING, VALID, either, record
 from requirements import requirement
 
@@ -40,7 +40,7 @@ def exact(value: Json) -> str:
     return repr(value)
 
 
-def repaired(checker: Checker, arguments: Object) -> tuple[Object, tuple[Repair, ...]] | None:
+def repaired(checker: Checker, arguments: Object) -> tuple[Object, tuple[RepairedArgument, ...]] | None:
     """What `repair` gives, after a look at what must always hold."""
     before = copy.deepcopy(arguments)
     result = repair(checker, arguments)
@@ -67,7 +67,7 @@ def test_the_one_lossless_reading_is_taken(schema: Json, sent: Json, read: Json)
     checker = checker_of(schema)
     assert not checker.valid({"it": sent})
     result = repaired(checker, {"it": sent})
-    assert exact(result) == exact(({"it": read}, (Repair("/it", kind(sent), kind(read)),)))
+    assert exact(result) == exact(({"it": read}, (RepairedArgument("/it", kind(sent), kind(read)),)))
 
 
 @requirement("SRV-601")
@@ -103,7 +103,7 @@ def test_valid_values_stay_as_they_are(schema: Json, values: tuple[Json, ...]) -
         assert result[0] is arguments
         assert result[1] == ()
         both = repaired(beside, {"it": value, "n": "5"})
-        assert exact(both) == exact(({"it": value, "n": 5}, (Repair("/n", "string", "integer"),)))
+        assert exact(both) == exact(({"it": value, "n": 5}, (RepairedArgument("/n", "string", "integer"),)))
 
 
 # --- what else is promised
@@ -142,7 +142,7 @@ def test_the_same_text_at_two_places_is_not_one_object_afterwards() -> None:
 
 def test_numbers_of_many_digits_and_odd_values_raise_nothing() -> None:
     checker = checker_of(STRING)
-    assert repaired(checker, {"it": 10**999}) == ({"it": str(10**999)}, (Repair("/it", "integer", "string"),))
+    assert repaired(checker, {"it": 10**999}) == ({"it": str(10**999)}, (RepairedArgument("/it", "integer", "string"),))
     for odd in (10**1000, -(10**5000), float("inf"), float("nan")):
         assert repair(checker, {"it": odd}) is None
 

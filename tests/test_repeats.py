@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, assume, example, given, settings, strategies
 
 from handrail.protocol.http_rules import Headers
 from handrail.transports.http1 import server as acceptor
-from handrail.transports.http1.connection import Guarded
-from handrail.transports.http1.head_cache import Head as KnownHead
-from handrail.transports.http1.request import Cycle
+from handrail.transports.http1.connection import Http1Connection
+from handrail.transports.http1.head_cache import CachedHead as KnownHead
+from handrail.transports.http1.request import RequestResponseCycle
 from servers_http import until
 from servers_listen import listening
 
@@ -99,7 +99,7 @@ class Parsed(Plain):
 class AtOnce(Plain):
     """As our own endpoint: what came whole is answered without a task."""
 
-    def at_once(self, cycle: Cycle, headers: Headers) -> bool:
+    def at_once(self, cycle: RequestResponseCycle, headers: Headers) -> bool:
         scope = cycle.scope
         if scope["path"] == "/slow":
             return False
@@ -109,11 +109,11 @@ class AtOnce(Plain):
             return True
         scope.update(state={"given": 1}, asgi=ASGI.copy())
         self.note(scope, list(headers.items()), bytes(cycle.body))
-        cycle.answer(200, [], b"")
+        cycle.respond(200, [], b"")
         return True
 
 
-class Watched(Guarded):
+class Watched(Http1Connection):
     """A connection that tells how far it is."""
 
     sent = 0  # by the test
@@ -132,18 +132,18 @@ class Watched(Guarded):
         self.is_lost = True
         super().connection_lost(exc)
 
-    def _learn(self, data: bytes) -> None:
+    def _cache_head(self, data: bytes) -> None:
         if not self._app.is_parsed:
-            super()._learn(data)
+            super()._cache_head(data)
 
-    def _repeat(self, head: KnownHead, digits: bytes, body: bytes) -> None:
+    def _serve_cached(self, head: KnownHead, digits: bytes, body: bytes) -> None:
         self._app.repeated += 1
-        super()._repeat(head, digits, body)
+        super()._serve_cached(head, digits, body)
 
     def rests(self) -> bool:
         """Whether there is nothing left to do for it."""
         over = self.is_lost or self.transport.is_closing() or self._refusal is not None
-        return (over or self.got == self.sent) and not self._held and not self._is_busy()
+        return (over or self.got == self.sent) and not self._buffered and not self._is_busy()
 
 
 class Outcome(NamedTuple):
@@ -216,7 +216,7 @@ def statuses_in(answers: bytes) -> list[int]:
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
-        patch.setattr(acceptor, "Guarded", Watched)
+        patch.setattr(acceptor, "Http1Connection", Watched)
 
         async def made() -> None: ...
 

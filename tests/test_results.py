@@ -380,7 +380,7 @@ def test_what_a_revision_can_say_comes_back_the_same(revision: str) -> None:
 
     @given(results(revision))
     def there_and_back(result: ToolResult) -> None:
-        message = strict_json(jsonrpc.answer(1, dialect.result(result, False)))
+        message = strict_json(jsonrpc.response(1, dialect.result(result, False)))
         if revision != R0:
             check_message(_named(message), revision, "tools/call")
         assert dialect.read(message["result"]) == result
@@ -401,7 +401,7 @@ def _named(message: Object) -> Object:
 def test_a_value_wrapped_for_an_older_revision_is_not_unwrapped_by_guessing(value: Json) -> None:
     result = ToolResult([], value)
     for name in (R3, R4, P):
-        message = strict_json(jsonrpc.answer(1, REVISIONS[name].result(result, True)))
+        message = strict_json(jsonrpc.response(1, REVISIONS[name].result(result, True)))
         assert REVISIONS[name].read(message["result"]).structured == {"result": value}
 
 

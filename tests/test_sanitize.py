@@ -428,10 +428,10 @@ def test_p34_no_quick_look_misses_what_a_search_finds(token: str, company: str, 
     text = f"{company}{before}{token}{after}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "_no_token", lambda text: False)
-        masked, _ = secrets.Secrets().masked([text])
-    assert secrets.Secrets().masked([text])[0] == masked
+        masked, _ = secrets.Secrets().mask_texts([text])
+    assert secrets.Secrets().mask_texts([text])[0] == masked
     if masked != [text]:
-        assert not DEFAULT.passes("tool", ToolResult([Text(text)]))
+        assert not DEFAULT.is_clean("tool", ToolResult([Text(text)]))
 
 
 @requirement("P-34", everywhere=True)
@@ -653,7 +653,7 @@ def test_p34_a_pattern_of_whole_texts_holds_for_each_text_of_a_result(pattern: s
         ToolResult([Text("1234")], meta=data),
         ToolResult([Text("no")], is_error=True, data=data),
     ):
-        assert not by.passes("tool", result, mirrored=result.structured is not UNSET)
+        assert not by.is_clean("tool", result, mirrored=result.structured is not UNSET)
         assert "1234" not in [*strings(by.clean("tool", result)[0])]
 
 
@@ -839,7 +839,7 @@ def counted() -> tuple[dict[str, str], Sanitizer]:
         kept[f"h-{len(kept)}"] = rest
         return f"h-{len(kept) - 1}"
 
-    return kept, Sanitizer(Sanitize(max_text=1_000, max_result=2_500), keep=keep)
+    return kept, Sanitizer(Sanitize(max_text=1_000, max_result=2_500), store_remainder=keep)
 
 
 @requirement("SRV-604", everywhere=True)
@@ -1129,7 +1129,7 @@ def test_p33_p34_what_a_quick_look_lets_pass_has_nothing_in_it(value: Json, mirr
         result = ToolResult([Text(encode(value).decode())], value)
     except (msgspec.MsgspecError, UnicodeEncodeError):
         return  # which no tool can have returned
-    if GUARDED.passes("tool", result, mirrored):
+    if GUARDED.is_clean("tool", result, mirrored):
         assert WALKED.clean("tool", result) == (result, ())
 
 

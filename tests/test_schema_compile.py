@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from handrail.errors import SchemaError
 from handrail.model import Json, Object
-from handrail.schema.compile import compile_schema, sensitive
+from handrail.schema.compile import compile_schema, sensitive_properties
 from handrail.schema.explain import closest
 from requirements import requirement
 
@@ -570,7 +570,7 @@ def test_headers_lead_to_the_properties_they_mirror() -> None:
     schema["properties"]["x-mcp-header"] = {"type": "string"}
     headers = compile_schema(schema, WHERE).headers
     assert headers == {"Region": ("region",), "Page-Size": ("page", "size"), "Dry": ("dry",)}
-    assert sensitive(headers) == []
+    assert sensitive_properties(headers) == []
 
 
 STRING = {"type": "string", "x-mcp-header": "A"}
@@ -626,7 +626,7 @@ def test_a_header_against_the_rules_is_refused(schema: Object, complaint: str) -
 )
 def test_headers_that_sound_like_secrets_are_named(name: str, header: str, warned: bool) -> None:
     schema = arguments(**{name: {"type": "string", "x-mcp-header": header}, "secret": {"type": "string"}})
-    assert sensitive(compile_schema(schema, WHERE).headers) == ([name] if warned else [])
+    assert sensitive_properties(compile_schema(schema, WHERE).headers) == ([name] if warned else [])
 
 
 # --- generated schemas and values

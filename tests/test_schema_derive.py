@@ -44,7 +44,7 @@ from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import UNSET, Audio, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import Signature, derive, form_for
-from handrail.schema.jsonable import plain
+from handrail.schema.jsonable import to_jsonable
 from requirements import requirement
 
 if TYPE_CHECKING:
@@ -1035,7 +1035,7 @@ def test_results_have_open_schemas_of_any_root(hint: Any, schema: Object) -> Non
 )
 def test_a_returned_value_fits_the_schema_of_its_type(hint: Any, value: Any) -> None:
     checker = compile_schema(giving(hint), "output_schema", any_root=True)
-    assert checker.problems(plain(value)) == []
+    assert checker.problems(to_jsonable(value)) == []
 
 
 # --- forms
@@ -1154,7 +1154,7 @@ class Text2(str):
     ],
 )
 def test_values_as_plain_json(value: Any, expected: Json) -> None:
-    got = plain(value)
+    got = to_jsonable(value)
     assert got == expected
     assert type(got) is type(expected)
     assert msgspec.json.decode(msgspec.json.encode(got)) == expected
@@ -1162,7 +1162,7 @@ def test_values_as_plain_json(value: Any, expected: Json) -> None:
 
 def test_what_is_plain_already_is_not_copied() -> None:
     value = {"a": [1, {"b": "x"}]}
-    assert plain(value) is value
+    assert to_jsonable(value) is value
 
 
 def endless() -> Json:
@@ -1198,7 +1198,7 @@ def endless() -> Json:
 )
 def test_what_has_no_json_form_is_named_with_its_place(value: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
-        plain(value)
+        to_jsonable(value)
 
 
 json_values = st.recursive(
@@ -1220,7 +1220,7 @@ json_values = st.recursive(
 @settings(max_examples=300)
 def test_plain_is_strict_json_or_an_error(value: Any) -> None:
     try:
-        got = plain(value)
+        got = to_jsonable(value)
     except ValueError:
         return
     assert msgspec.json.decode(msgspec.json.encode(got)) == got
@@ -1313,7 +1313,7 @@ def test_what_validates_binds(hint: Any, data: st.DataObject) -> None:
         arrived = signature.invoke({"x": value}, None)
         # Nothing is lost on the way in: said again, the value still fits, and what was sent is in it.
         assert fits(hint, arrived)
-        again = plain(arrived)
+        again = to_jsonable(arrived)
         assert checker.valid({"x": again})
         assert contains(again, value)
 

@@ -514,7 +514,7 @@ async def test_what_middleware_makes_of_a_result_keeps_the_promises_of_the_tool(
 ) -> None:
     server = Server("spoilt", sanitize=sanitize, audit=tmp_path / "audit.db")
     if watched:
-        server.engine.watch()
+        server.engine.enable_feed()
 
     @server.tool
     async def add(a: int, b: int) -> Sum:
@@ -687,7 +687,7 @@ async def test_the_pool_of_workers_is_bounded() -> None:
         assert [mark for mark, _ in texts] == [str(at) for at in range(6)]
         assert len({thread for _, thread in texts}) <= 2
         assert most == 2
-        await settled(lambda: server.engine.workers.busy == 0)
+        await settled(lambda: server.engine.thread_pool.busy == 0)
 
 
 async def test_a_blocking_tool_that_ignores_its_cancellation_keeps_its_place_and_is_counted() -> None:
@@ -708,7 +708,7 @@ async def test_a_blocking_tool_that_ignores_its_cancellation_keeps_its_place_and
         """Needs a worker."""
         return "quick"
 
-    workers = server.engine.workers
+    workers = server.engine.thread_pool
     async with Peer(server) as peer:
         given_up = await peer.call("stubborn")
         assert given_up.is_error

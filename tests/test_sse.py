@@ -12,8 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from handrail.errors import Refused
 from handrail.jsonrpc import Request
-from handrail.protocol.http_rules import check_mirrors, check_parameters, mirror, mirrors
-from handrail.protocol.sse import KEEP_ALIVE, Event, EventReader, event
+from handrail.protocol.http_rules import check_mirrored_headers, check_param_headers, encode_header, mirrored_headers
+from handrail.protocol.sse import KEEP_ALIVE, EventReader, ServerSentEvent, encode_event
 from requirements import requirement
 
 BESIDE = 16 * 1024  # what an event may hold beside its data
@@ -34,15 +34,15 @@ PIECE = st.one_of(
 )
 
 
-def read(pieces: list[bytes], limit: int = 1024) -> list[Event]:
+def read(pieces: list[bytes], limit: int = 1024) -> list[ServerSentEvent]:
     reader = EventReader(limit)
     return [each for piece in pieces for each in reader.feed(piece)]
 
 
-def expected(stream: bytes, limit: int) -> list[Event]:
+def expected(stream: bytes, limit: int) -> list[ServerSentEvent]:
     """What the whole stream says, read in one go, as the specification words it."""
     *lines, unfinished = re.split(rb"\r\n|\r|\n", stream.removeprefix(b"\xef\xbb\xbf"))
-    events: list[Event] = []
+    events: list[ServerSentEvent] = []
     data: list[bytes] = []
     ident: str | None = None
     name, size, skipping = "", 0, False
@@ -54,7 +54,7 @@ def expected(stream: bytes, limit: int) -> list[Event]:
     for line in lines:
         if not line:
             if not skipping and (data or ident is not None or retry is not None):
-                events.append(Event(b"\n".join(data), ident, name, retry))
+                events.append(ServerSentEvent(b"\n".join(data), ident, name, retry))
             data, ident, name, retry, size, skipping = [], None, "", None, 0, False
         if not line or line.startswith(b":") or skipping:
             continue
@@ -72,10 +72,10 @@ def expected(stream: bytes, limit: int) -> list[Event]:
         elif field == b"retry" and re.fullmatch(rb"[0-9]{1,15}", value):
             retry = int(value)
         if is_too_long():
-            events.append(Event(b"", ident, name, retry, too_long=True))
+            events.append(ServerSentEvent(b"", ident, name, retry, too_long=True))
             skipping = True
     if not skipping and not unfinished.startswith(b":") and size + len(unfinished) > limit + BESIDE:
-        events.append(Event(b"", ident, name, retry, too_long=True))
+        events.append(ServerSentEvent(b"", ident, name, retry, too_long=True))
     return events
 
 
@@ -107,41 +107,44 @@ EVENTS = st.builds(
 
 @given(st.lists(EVENTS, max_size=8), st.data())
 def test_what_our_server_writes_is_what_is_read(sent: list[dict[str, Any]], data: st.DataObject) -> None:
-    stream = b"".join(KEEP_ALIVE + event(**each) for each in sent)
+    stream = b"".join(KEEP_ALIVE + encode_event(**each) for each in sent)
     reader = EventReader(1024)
     got = [each for piece in cut(stream, data) for each in reader.feed(piece)]
-    assert [(each.data, each.ident or "", each.name, each.retry_ms or 0) for each in got] == [
+    assert [(each.data, each.event_id or "", each.name, each.retry_ms or 0) for each in got] == [
         tuple(each.values()) for each in sent
     ]
-    assert reader.comments == len(sent)
+    assert reader.comment_count == len(sent)
 
 
 @pytest.mark.parametrize(
     ("stream", "events"),
     [
-        (b"data: a\n\ndata: b\r\n\r\ndata: c\r\rdata: d\n\r", [Event(b"a"), Event(b"b"), Event(b"c"), Event(b"d")]),
-        (b"\xef\xbb\xbfdata: a\n\n", [Event(b"a")]),
+        (
+            b"data: a\n\ndata: b\r\n\r\ndata: c\r\rdata: d\n\r",
+            [ServerSentEvent(b"a"), ServerSentEvent(b"b"), ServerSentEvent(b"c"), ServerSentEvent(b"d")],
+        ),
+        (b"\xef\xbb\xbfdata: a\n\n", [ServerSentEvent(b"a")]),
         (b"\n\xef\xbb\xbfdata: a\n\n", []),  # at the start only
-        (b"data:a\ndata: b\ndata\ndata:  c\n\n", [Event(b"a\nb\n\n c")]),
-        (b"data\n\n", [Event(b"")]),
-        (b"data: \x0ba\x0cb\xc2\x85c\xe2\x80\xa8\n\n", [Event(b"\x0ba\x0cb\xc2\x85c\xe2\x80\xa8")]),
+        (b"data:a\ndata: b\ndata\ndata:  c\n\n", [ServerSentEvent(b"a\nb\n\n c")]),
+        (b"data\n\n", [ServerSentEvent(b"")]),
+        (b"data: \x0ba\x0cb\xc2\x85c\xe2\x80\xa8\n\n", [ServerSentEvent(b"\x0ba\x0cb\xc2\x85c\xe2\x80\xa8")]),
         (b": a comment\n:\n\n\n\n", []),
-        (b"id: 5\n\n", [Event(ident="5")]),
-        (b"id\n\n", [Event(ident="")]),
-        (b"id: a\0b\ndata: x\n\n", [Event(b"x")]),
-        (b"retry: 500\n\n", [Event(retry_ms=500)]),
-        (b"retry: 0500\n\n", [Event(retry_ms=500)]),
-        (b"data: a\r\ndata: b\r\n\r\n", [Event(b"a\nb")]),
-        (b"retry: 999999999999999\n\n", [Event(retry_ms=999_999_999_999_999)]),
+        (b"id: 5\n\n", [ServerSentEvent(event_id="5")]),
+        (b"id\n\n", [ServerSentEvent(event_id="")]),
+        (b"id: a\0b\ndata: x\n\n", [ServerSentEvent(b"x")]),
+        (b"retry: 500\n\n", [ServerSentEvent(retry_ms=500)]),
+        (b"retry: 0500\n\n", [ServerSentEvent(retry_ms=500)]),
+        (b"data: a\r\ndata: b\r\n\r\n", [ServerSentEvent(b"a\nb")]),
+        (b"retry: 999999999999999\n\n", [ServerSentEvent(retry_ms=999_999_999_999_999)]),
         (b"retry: 9999999999999999\nretry: " + b"9" * 5000 + b"\n\n", []),
         (b"retry: 5e2\nretry: +5\nretry: \xc2\xb2\nretry:\n\n", []),
-        (b"event: endpoint\ndata: /x\n\ndata: y\n\n", [Event(b"/x", name="endpoint"), Event(b"y")]),
-        (b"event: ping\n\ndata: y\n\n", [Event(b"y")]),
+        (b"event: endpoint\ndata: /x\n\ndata: y\n\n", [ServerSentEvent(b"/x", name="endpoint"), ServerSentEvent(b"y")]),
+        (b"event: ping\n\ndata: y\n\n", [ServerSentEvent(b"y")]),
         (b"Data: x\n data: y\nfoo\n\n", []),
         (b"id: 1\ndata: unfinished\n", []),
     ],
 )
-def test_the_rules_of_the_format(stream: bytes, events: list[Event]) -> None:
+def test_the_rules_of_the_format(stream: bytes, events: list[ServerSentEvent]) -> None:
     assert read([stream]) == events
     assert read([stream[n : n + 1] for n in range(len(stream))]) == events
 
@@ -150,12 +153,12 @@ def test_the_rules_of_the_format(stream: bytes, events: list[Event]) -> None:
 @pytest.mark.parametrize("ending", [b"\n", b"\r", b"\r\n"])
 def test_an_event_at_the_limit_passes_and_one_byte_more_is_marked_and_skipped(ending: bytes) -> None:
     after = b"data: next" + ending * 2
-    for size, wanted in ((64, Event(b"x" * 64, "1")), (65, Event(b"", "1", too_long=True))):
+    for size, wanted in ((64, ServerSentEvent(b"x" * 64, "1")), (65, ServerSentEvent(b"", "1", too_long=True))):
         whole = b"id: 1" + ending + b"data: " + b"x" * size + ending + b"data: more"[: (size > 64) * 10] + ending * 2
-        assert read([whole + after], 64) == [wanted, Event(b"next")]
+        assert read([whole + after], 64) == [wanted, ServerSentEvent(b"next")]
     lines = (b"data: " + b"x" * 20 + ending) * 9 + ending + after
     for pieces in ([lines], [lines[n : n + 1] for n in range(len(lines))]):
-        assert read(pieces, 64) == [Event(too_long=True), Event(b"next")]
+        assert read(pieces, 64) == [ServerSentEvent(too_long=True), ServerSentEvent(b"next")]
 
 
 def test_an_event_without_end_is_told_while_it_comes_and_not_held() -> None:
@@ -166,10 +169,10 @@ def test_an_event_without_end_is_told_while_it_comes_and_not_held() -> None:
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert got == [Event(too_long=True)]
+    assert got == [ServerSentEvent(too_long=True)]
     assert held < 8 * 1024
     assert peak < 64 * 1024
-    assert reader.feed(b"\n\ndata: next\n\n") == [Event(b"next")]
+    assert reader.feed(b"\n\ndata: next\n\n") == [ServerSentEvent(b"next")]
 
 
 @pytest.mark.parametrize("start", [b":", b"data: x\n:", b"\xef\xbb\xbf:"])
@@ -185,7 +188,7 @@ def test_a_comment_without_end_is_not_held_and_not_too_long(start: bytes) -> Non
     assert got == []
     assert held < 8 * 1024
     assert reader.feed(b"\ndata: y\n\n")[0].data.endswith(b"y")
-    assert reader.comments == 1
+    assert reader.comment_count == 1
 
 
 def test_the_time_is_linear_in_the_bytes() -> None:
@@ -230,7 +233,7 @@ INTEGERS = st.integers(-(2**53) + 1, 2**53 - 1)
 )
 @requirement("CLI-08", everywhere=True)
 def test_a_text_as_the_value_of_a_header(text: str, value: str) -> None:
-    assert mirror(text) == value
+    assert encode_header(text) == value
 
 
 @pytest.mark.parametrize(
@@ -246,21 +249,21 @@ def test_a_text_as_the_value_of_a_header(text: str, value: str) -> None:
 @requirement("CLI-08", everywhere=True)
 def test_the_method_and_the_name_are_mirrored(method: str, params: dict[str, Any], name: str | None) -> None:
     wanted = {"Mcp-Method": method} | ({} if name is None else {"Mcp-Name": name})
-    assert mirrors(method, params, {}) == wanted
+    assert mirrored_headers(method, params, {}) == wanted
 
 
 @requirement("CLI-09", everywhere=True)
 def test_arguments_are_mirrored_and_null_and_absent_ones_are_not() -> None:
     arguments = {"text": "x", "count": -7.0, "dry": True, "place": {"city": "Zürich"}, "null": None, "list": [1]}
     places = {**PLACES, "Null": ("null",), "List": ("list",), "Deep": ("text", "x"), "Half": ("half",)}
-    got = mirrors("tools/call", {"name": "a", "arguments": arguments | {"half": 0.5}}, places)
+    got = mirrored_headers("tools/call", {"name": "a", "arguments": arguments | {"half": 0.5}}, places)
     assert {name: value for name, value in got.items() if name.startswith("Mcp-Param-")} == {
         "Mcp-Param-Text": "x",
         "Mcp-Param-Count": "-7",
         "Mcp-Param-Dry": "true",
         "Mcp-Param-City": "=?base64?WsO8cmljaA==?=",
     }
-    assert mirrors("tools/call", {"name": "a"}, places) == {"Mcp-Method": "tools/call", "Mcp-Name": "a"}
+    assert mirrored_headers("tools/call", {"name": "a"}, places) == {"Mcp-Method": "tools/call", "Mcp-Name": "a"}
 
 
 @requirement("CLI-08", "CLI-09", everywhere=True)
@@ -270,12 +273,12 @@ def test_a_server_finds_in_the_headers_what_the_body_says(
 ) -> None:
     arguments = {"text": text, "count": count, "dry": dry, "place": {"city": city}}
     params = {"name": name, "arguments": arguments}
-    made = mirrors("tools/call", params, PLACES)
+    made = mirrored_headers("tools/call", params, PLACES)
     assert all(re.fullmatch(r"[\t\x20-\x7e]*", value) for value in made.values())
     # As they arrive: blanks at the edges are not part of a value.
     headers = {key.lower().encode(): value.strip(" \t").encode() for key, value in made.items()}
-    check_mirrors(Request(1, "tools/call", params), headers)
-    check_parameters(PLACES, arguments, headers)
+    check_mirrored_headers(Request(1, "tools/call", params), headers)
+    check_param_headers(PLACES, arguments, headers)
     if city is not None:
         with pytest.raises(Refused):
-            check_parameters(PLACES, arguments | {"place": {"city": city + "x"}}, headers)
+            check_param_headers(PLACES, arguments | {"place": {"city": city + "x"}}, headers)

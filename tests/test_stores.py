@@ -29,7 +29,7 @@ from faults import put_away, until
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
-from handrail.stores.topics import MAX_WAITING
+from handrail.stores.topics import MAX_QUEUED_MESSAGES
 from patience import PATIENCE
 
 DEADLINE = 5 * int(PATIENCE)
@@ -339,7 +339,9 @@ async def test_too_slow_a_listener_is_told_and_the_others_go_on(store: Store) ->
             numbers = [b"%d" % i for i in range(start, start + 600)]
             await asyncio.gather(*(store.publish("t", number) for number in numbers))
             assert [await anext(quick) for _ in numbers] == numbers
-        assert [await anext(slow) for _ in range(MAX_WAITING)] == [b"%d" % i for i in range(MAX_WAITING)]
+        assert [await anext(slow) for _ in range(MAX_QUEUED_MESSAGES)] == [
+            b"%d" % i for i in range(MAX_QUEUED_MESSAGES)
+        ]
         with pytest.raises(StoreError, match="too slow"):
             await anext(slow)
         await store.publish("t", b"more")

@@ -25,7 +25,17 @@ from msgspec import ValidationError, convert
 
 from cli_runs import Terminal, handrail
 from handrail.audit import log as trails
-from handrail.audit.format import BEGINNING, ORIGIN, Flaw, Link, Verdict, frame, link_of, records_in, verify
+from handrail.audit.format import (
+    BEGINNING,
+    ORIGIN,
+    ChainPosition,
+    Defect,
+    VerifyReport,
+    frame,
+    position_of,
+    records_in,
+    verify,
+)
 from handrail.audit.log import RESERVED_MEGABYTES, Trail, TrailError, TrailSettings, open_trail
 from handrail.audit.reader import TrailFile
 from handrail.model import Object
@@ -96,7 +106,7 @@ def change(path: Path, how: Callable[[bytes], bytes]) -> None:
     path.write_bytes(how(path.read_bytes()))
 
 
-def good(path: Path, head: str = "") -> Verdict:
+def good(path: Path, head: str = "") -> VerifyReport:
     verdict = verify(read(path), head=head)
     assert (verdict.flaw, verdict.torn) == (None, 0)
     return verdict
@@ -109,7 +119,7 @@ async def test_what_is_written_is_there_in_order(path: Path) -> None:
     async with opened(path) as trail:
         assert await trail.write(intent(1, text="é\n\u2028")) is True
         assert await asyncio.gather(*(trail.write(intent(i)) for i in range(2, 100))) == [True] * 98
-        trail.hand({"event": "refused", "call": "100"})
+        trail.submit({"event": "refused", "call": "100"})
     assert calls(path) == [str(i) for i in range(1, 101)]
     records = [json.loads(line) for _, line in read(path)]
     assert [record["number"] for record in records] == list(range(1, 102))
@@ -138,7 +148,7 @@ async def test_a_second_writer_goes_on_with_the_chain(path: Path) -> None:
 async def test_a_trail_nobody_writes_to_has_no_records(path: Path) -> None:
     async with opened(path):
         pass
-    assert good(path) == Verdict(records=0)
+    assert good(path) == VerifyReport(records=0)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +417,7 @@ async def test_a_full_file_is_followed_by_another_that_goes_on_with_the_chain(tm
     good(path)
     (tmp_path / "trail.1.jsonl").unlink()
     verdict = verify(read(path))
-    assert verdict.flaw == Flaw(BEGINNING, 1, f"it begins with record 12; {MISSING}, and no record says why")
+    assert verdict.flaw == Defect(BEGINNING, 1, f"it begins with record 12; {MISSING}, and no record says why")
     assert verdict.bad == 1, "what is left can be checked without it"
     good(path, verdict.noted)
     change(tmp_path / "trail.2.jsonl", lambda data: b"".join(data.splitlines(True)[:-1]))
@@ -485,14 +495,14 @@ async def test_p16_trails_of_earlier_versions_are_read_checked_and_gone_on_with(
     assert [line for _, line in read(path)][: len(before)] == before and calls(path)[-1] == "next"
     for head in (HASH[name], old.noted):
         assert good(path, head=head).noted.startswith(f"{good(path).head}@{old.first}..")
-    assert [*TrailFile(path).salvaged()][: len(before)] == before
+    assert [*TrailFile(path).salvage()][: len(before)] == before
     code, shown, _ = audit(tmp_path, "verify", str(path), "--head", HASH[name])
     assert code == 0 and "good" in shown
 
 
 def appended(lines: Lines, *bodies: Object) -> Lines:
     """As somebody who has the file can: the chain has no secret."""
-    end = link_of(lines[-1][1])
+    end = position_of(lines[-1][1])
     assert end is not None
     made, _ = frame([json.dumps(each).encode() for each in bodies], b"0" * 16, Clock.now, end)
     return [*lines, *(("made up", line + b"\n") for line in made)]
@@ -524,7 +534,7 @@ async def test_p16_a_noted_head_shows_that_the_beginning_was_deleted_behind_a_ma
             await trail.write(intent(i))
     lines = read(path)
     head = getattr(verify(lines), "noted" if noted == "noted" else "head")
-    gone = link_of(lines[4][1])
+    gone = position_of(lines[4][1])
     assert gone is not None
     left = lines[5:]
     if claims is not None:
@@ -678,7 +688,7 @@ async def test_p15_a_file_that_is_gone_is_made_anew_and_a_record_says_so(
 @requirement("P-16", everywhere=True)
 @pytest.mark.parametrize("number", [1, 3, 1000])
 async def test_p16_a_record_planted_in_a_result_is_not_salvaged(path: Path, number: int) -> None:
-    before = Link(number - 1, b"0" * 64)
+    before = ChainPosition(number - 1, b"0" * 64)
     planted, _ = frame([b'{"event":"outcome","call":"planted"}'] * 3, b"0" * 16, Clock.now, before)
     texts = [b"\n".join([b"", *planted, b""]), planted[0], b"\x05\0\x07\xc3\xa9\x20\0\0\0\0\0\0" + planted[0]]
     store = SqliteStore(path if path.suffix == ".db" else path.with_name("store.db"))
@@ -694,11 +704,11 @@ async def test_p16_a_record_planted_in_a_result_is_not_salvaged(path: Path, numb
 
 def _salvage_damaged(path: Path) -> None:
     lines = [line for _, line in read(path)]
-    assert [*TrailFile(path).salvaged()] == lines
+    assert [*TrailFile(path).salvage()] == lines
     data = path.read_bytes()
     for at in (0, len(data) // 3, len(data) // 2, len(data) * 9 // 10):
         path.write_bytes(data[:at] + b"\xa5" * 100 + data[at + 100 :])
-        salvaged = [*TrailFile(path).salvaged()]
+        salvaged = [*TrailFile(path).salvage()]
         assert set(salvaged) <= set(lines) and len(salvaged) > 150
 
 
@@ -724,7 +734,7 @@ async def test_p17_a_full_disk_refuses_and_the_next_write_goes_on(path: Path) ->
             for i in (2, 3):
                 with pytest.raises(TrailError, match=rf"{path.name}: .*; nothing was recorded"):
                     await trail.write(intent(i))
-            trail.hand({"event": "refused", "call": "4"})
+            trail.submit({"event": "refused", "call": "4"})
             await asyncio.gather(*(trail.write(intent(i)) for i in (5, 6)), return_exceptions=True)
         await trail.write(intent(7))
     assert calls(path) == ["1", "7"]
@@ -767,7 +777,7 @@ async def test_notes_that_are_too_many_are_counted(path: Path, monkeypatch: pyte
     monkeypatch.setattr(trails, "MAX_NOTES", 10)
     async with opened(path) as trail:
         for i in range(25):
-            trail.hand({"event": "refused", "call": str(i)})
+            trail.submit({"event": "refused", "call": str(i)})
         await trail.write(intent("x"))
         await trail.write(intent("y"))
     assert events(path) == ["opened", "gap", *["refused"] * 10, "intent", "intent"]
@@ -778,14 +788,14 @@ async def test_what_was_missed_is_told_at_the_latest_when_the_trail_is_closed(pa
     async with opened(path, fail_open=True) as trail:
         with full_disk():
             await trail.write(intent(1))
-    trail.hand({"event": "refused"})
+    trail.submit({"event": "refused"})
     assert events(path) == ["opened", "gap"]
 
 
 def test_records_of_a_loop_that_has_ended_do_not_hold_up_another(path: Path) -> None:
     async def hand() -> Trail:
         trail = open_trail(path)
-        trail.hand(intent(1), lambda problem: None)
+        trail.submit(intent(1), lambda problem: None)
         return trail
 
     async def go_on(trail: Trail) -> None:
@@ -923,7 +933,7 @@ async def test_p16_all_that_is_left_of_a_damaged_database_is_exported(tmp_path: 
         target.write_bytes(broken)
         code, shown, _ = audit(tmp_path, "verify", str(target))
         assert code == 2 and "export --salvage" in shown, name
-        salvaged = [*TrailFile(target).salvaged()]
+        salvaged = [*TrailFile(target).salvage()]
         assert {n for n, line in enumerate(lines) if line not in salvaged} <= lost, name
         assert set(salvaged) <= set(lines), name
     assert [line + b"\n" for _, line in records_in(b"junk".join(lines))] == lines
@@ -947,7 +957,7 @@ async def test_p17_the_last_space_is_for_calls_that_have_begun(path: Path, is_op
         return left[0]
 
     store = SqliteStore(path) if path.suffix == ".db" else None
-    trail = open_trail(store or path, TrailSettings(fail_open=is_open), free=free)
+    trail = open_trail(store or path, TrailSettings(fail_open=is_open), free_bytes=free)
     assert await trail.write(intent(1))
     left[0] -= 1
     for _ in range(2):
@@ -971,7 +981,7 @@ async def test_p17_calls_that_share_the_way_share_the_look_at_the_disk(tmp_path:
         looks[folder] += 1
         return 10**9
 
-    trail = open_trail(tmp_path / "trail.jsonl", free=free)
+    trail = open_trail(tmp_path / "trail.jsonl", free_bytes=free)
     await asyncio.gather(*(trail.write(intent(i)) for i in range(100)))
     await trail.close()
     assert looks.total() <= 2

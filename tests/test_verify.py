@@ -512,11 +512,11 @@ async def test_a_remembered_token_ends_with_its_exp(verifier: JwtVerifier, clock
 async def test_what_is_remembered_is_bounded_and_holds_no_token(
     verifier: JwtVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_module, "MAX_KNOWN", 5)
+    monkeypatch.setattr(verify_module, "MAX_CACHED_TOKENS", 5)
     made = [token(jti=number) for number in range(20)]
     for each in made:
         assert await verifier.verify(each) == ALICE
-    known = verifier._known
+    known = verifier._cache
     assert list(known) == [hashlib.sha256(each.encode()).digest() for each in made[-5:]]
 
 

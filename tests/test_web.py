@@ -27,12 +27,12 @@ import pytest
 from handrail import Server
 from handrail.client import Client, Clocks
 from handrail.errors import AuthorizationError, HttpRefused, Sent, TransportError
-from handrail.protocol.http_rules import mirrors
-from handrail.protocol.sse import Event
+from handrail.protocol.http_rules import mirrored_headers
+from handrail.protocol.sse import ServerSentEvent
 from handrail.revisions import REVISIONS
 from handrail.transports import http_body as streams, http_client as web
 from handrail.transports.http_body import EventStream
-from handrail.transports.http_client import Web
+from handrail.transports.http_client import HttpClientTransport
 from patience import PATIENCE
 from requirements import requirement
 from rigs_web import (
@@ -99,7 +99,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_address_that_cannot_be_used_is_refused_when_it_is_given(url: str) -> None:
     with pytest.raises(ValueError, match=r".") as refused:
-        Web(url)
+        HttpClientTransport(url)
     assert "secret" not in str(refused.value)
 
 
@@ -108,16 +108,16 @@ def test_an_address_that_cannot_be_used_is_refused_when_it_is_given(url: str) ->
 )
 def test_headers_that_are_ours_or_no_headers_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="headers"):
-        Web("https://a/", headers={name: "x"})
+        HttpClientTransport("https://a/", headers={name: "x"})
 
 
 def test_a_value_that_would_begin_another_header_is_refused() -> None:
     with pytest.raises(ValueError, match="headers"):
-        Web("https://a/", headers={"x": "y\r\nz: 1"})
+        HttpClientTransport("https://a/", headers={"x": "y\r\nz: 1"})
     with pytest.raises(ValueError, match="headers"):
-        Web("https://a/", headers={"authorization": "x"}, auth=Tokens())
+        HttpClientTransport("https://a/", headers={"authorization": "x"}, auth=Tokens())
     with pytest.raises(ValueError, match="transport"):
-        Web("https://a/", transport="smoke")  # type: ignore[arg-type]  # whatever the hints say
+        HttpClientTransport("https://a/", transport="smoke")  # type: ignore[arg-type]  # whatever the hints say
 
 
 @requirement("CLI-12")
@@ -146,8 +146,8 @@ async def test_a_request_is_one_post_with_the_headers_it_needs(ran: Ran) -> None
 
 def test_without_aiohttp_one_sentence_says_what_to_install() -> None:
     code = (
-        "import sys\nsys.modules['aiohttp'] = None\nfrom handrail.transports.http_client import Web\n"
-        "try:\n    Web('http://a/')\nexcept ModuleNotFoundError as problem:\n    print(problem)"
+        "import sys\nsys.modules['aiohttp'] = None\nfrom handrail.transports.http_client import HttpClientTransport\n"
+        "try:\n    HttpClientTransport('http://a/')\nexcept ModuleNotFoundError as problem:\n    print(problem)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "python -m pip install 'uvicorn" in run.stdout
@@ -688,7 +688,7 @@ async def test_what_breaks_after_it_was_sent_may_have_been_done(ran: Ran, said: 
         await asked.gone()
 
     async with talking(script) as (server, talk):
-        talk.link.agreed(STATELESS)
+        talk.link.set_revision(STATELESS)
         about = talk.begin()
         problem = await talk.problem(about)
         assert isinstance(problem, TransportError)
@@ -1052,12 +1052,12 @@ async def test_a_stateless_request_has_the_headers_it_was_given_and_no_session(r
         await (asked.answer(Mcp_Session_Id="a-trap") if "id" in asked.message else asked.reply(202))
 
     params: Object = {"name": "größe", "arguments": {}, "_meta": ENVELOPE}
-    headers = {"MCP-Protocol-Version": MODERN, **mirrors("tools/call", params, {})}
+    headers = {"MCP-Protocol-Version": MODERN, **mirrored_headers("tools/call", params, {})}
     async with rig(script) as server:
         async with linked(server.url) as talk:
             await talk.ask("server/discover", headers=headers)
             await talk.ask("initialize")
-            talk.link.agreed(STATELESS)
+            talk.link.set_revision(STATELESS)
             await talk.ask("tools/call", params=params, headers=headers)
             talk.link.send(INITIALIZED, None)
             await server.was_asked(4)
@@ -1151,7 +1151,7 @@ async def test_a_request_waits_until_the_handshake_was_confirmed(ran: Ran) -> No
     async with talking(script) as (server, talk):
         revision: Any = SimpleNamespace(name="", stateless=False, version_header=False)  # so that nothing listens
         await talk.ask("initialize")
-        talk.link.agreed(revision)
+        talk.link.set_revision(revision)
         talk.link.send(INITIALIZED, None)
         about = talk.begin()
         await server.was_asked(2)
@@ -1171,14 +1171,14 @@ async def test_a_request_does_not_wait_for_what_is_sent_after_it(monkeypatch: py
             await asked.gone()
 
     async with talking(script) as (_, talk):
-        talk.link.agreed(HANDSHAKE)
+        talk.link.set_revision(HANDSHAKE)
         about = talk.begin()
         talk.link.send(INITIALIZED, None)
         await talk.settled(about)
         late = talk.begin()
         await rounds()
         assert not late.future.done()
-        talk.link.give_up(late)
+        talk.link.cancel(late)
 
 
 async def rounds(count: int = 50) -> None:
@@ -1200,7 +1200,7 @@ async def test_a_notification_nobody_accepts_holds_up_requests_only_for_so_long(
             await asked.gone()
 
     async with talking(script) as (_, talk):
-        talk.link.agreed(HANDSHAKE)
+        talk.link.set_revision(HANDSHAKE)
         talk.link.send(INITIALIZED, None)
         await talk.ask()
 
@@ -1426,16 +1426,16 @@ async def test_the_time_the_server_names_is_waited_for(ran: Ran, monkeypatch: py
 def test_how_long_to_wait() -> None:
     mark = EventStream(1000)
     assert [mark.pause(count) for count in (0, 1, 2, 4, 5, 6, 10_000)] == [1, 2, 4, 16, 30, 30, 30]
-    mark.note(Event(retry_ms=500))
+    mark.update_position(ServerSentEvent(retry_ms=500))
     assert [mark.pause(count) for count in (0, 1, 9)] == [0.5, 1, 30]
-    mark.note(Event(retry_ms=60_000))
+    mark.update_position(ServerSentEvent(retry_ms=60_000))
     assert [mark.pause(count) for count in (0, 1, 9)] == [60, 60, 60]
     for said, wait in ((0, 0.1), (10**15 - 1, 300)):
-        mark.note(Event(retry_ms=said))
+        mark.update_position(ServerSentEvent(retry_ms=said))
         assert mark.pause(0) == wait
     for ident, last in (("a", "a"), ("", ""), ("b", "b"), ("c\x01", ""), ("ä" * 2048, "ä" * 2048), ("x" * 2049, "")):
-        mark.note(Event(ident=ident))
-        assert mark.last == last
+        mark.update_position(ServerSentEvent(event_id=ident))
+        assert mark.last_event_id == last
 
 
 @requirement("CLI-15")
@@ -1479,7 +1479,7 @@ async def test_a_broken_stream_of_a_stateless_revision_is_lost(ran: Ran, how: st
     ran(MODERN, "http")
     begins, _ = breaking(how, id="x", retry=1)
     async with talking(begins) as (server, talk):
-        talk.link.agreed(STATELESS)
+        talk.link.set_revision(STATELESS)
         problem = await talk.problem()
         assert problem.sent is Sent.UNKNOWN
         assert [asked.method for asked in server.asked] == ["POST"]
@@ -1528,13 +1528,13 @@ async def test_giving_up_closes_the_connection(ran: Ran, script: Script, revisio
             await asked.answer()
 
     async with talking(run) as (server, talk):
-        talk.link.agreed(REVISIONS[revision])
+        talk.link.set_revision(REVISIONS[revision])
         about = talk.begin()
         await server.was_asked(1)
         if script is streams_and_waits:
             await talk.notes.until(lambda: talk.notes.heard)
-        talk.link.give_up(about)
-        talk.link.give_up(about)
+        talk.link.cancel(about)
+        talk.link.cancel(about)
         async with asyncio.timeout(PATIENCE):
             await closed.wait()
         await talk.ask()
@@ -1563,7 +1563,7 @@ async def test_giving_up_while_the_server_does_not_read_closes_the_connection(sa
         await rounds(200)
         assert about.sent is Sent.UNKNOWN
         assert descriptors() == before + 2
-        talk.link.give_up(about)
+        talk.link.cancel(about)
         await rounds()
         assert descriptors() == before + 1
         writer.transport.abort()
@@ -1612,14 +1612,14 @@ async def test_what_is_said_not_to_have_been_sent_does_not_leave_later(ran: Ran)
         assert about.sent is Sent.NO  # as a client says
         gate.set()
         async with asyncio.timeout(PATIENCE):
-            await asyncio.wait({about.trail})
+            await asyncio.wait({about.task})
         assert [asked.method for asked in server.asked] == ["GET"]
 
 
 async def test_giving_up_before_it_was_sent_sends_nothing() -> None:
     async with talking(answers) as (server, talk):
         about = talk.begin()
-        talk.link.give_up(about)
+        talk.link.cancel(about)
         await talk.ask()
         assert about.sent is Sent.NO
         assert [asked.id for asked in server.asked] == [2]
@@ -1669,7 +1669,7 @@ async def test_the_transport_of_2024(ran: Ran, endpoint: str, transport: str) ->
             assert not await talk.link.fall_back()
             about = talk.begin("initialize")
             assert (await talk.settled(about))["result"] == "/messages?s=1"
-            talk.link.agreed(REVISIONS["2024-11-05"])
+            talk.link.set_revision(REVISIONS["2024-11-05"])
             talk.link.send(INITIALIZED, None)
             assert (await talk.ask())["result"] == "/messages?s=1"
             assert talk.notes.heard[-1][1] is None
@@ -1714,7 +1714,7 @@ async def test_a_server_without_it_is_recognised(status: int, kind: str, body: b
         assert not await talk.link.fall_back()
         await talk.ask()
         with pytest.raises(TransportError, match="no event stream"):
-            await Web(server.url, transport="sse").open(Notes())
+            await HttpClientTransport(server.url, transport="sse").open(Notes())
     async with talking(script, transport="streamable") as (server, talk):
         assert not await talk.link.fall_back()
         assert server.asked == []
@@ -1888,13 +1888,13 @@ async def test_our_own_server_is_spoken_to_in_every_revision(ran: Ran, revision:
         async with linked(url, transport="sse" if is_old else "auto") as talk:
             params: Object = {"name": "greet", "arguments": {"name": "Zoë"}}
             if spoken.stateless:
-                talk.link.agreed(spoken)
+                talk.link.set_revision(spoken)
                 params["_meta"] = ENVELOPE
-                headers = {"MCP-Protocol-Version": revision, **mirrors("tools/call", params, {})}
+                headers = {"MCP-Protocol-Version": revision, **mirrored_headers("tools/call", params, {})}
             else:
                 info = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "me", "version": "1"}}
                 assert (await talk.ask("initialize", params=info))["result"]["protocolVersion"] == revision
-                talk.link.agreed(spoken)
+                talk.link.set_revision(spoken)
                 talk.link.send(INITIALIZED, None)
                 headers = {}
                 assert bool(talk.link.session) is not is_old

@@ -21,8 +21,8 @@ from cli_runs import handrail
 from clients import R1, R4, R5
 from handrail import Principal, Server
 from handrail.approvals import webhook
-from handrail.approvals.queue import Approvals, Asked, Desk
-from handrail.approvals.webhook import Sender, Webhook
+from handrail.approvals.queue import ApprovalQueue, ApprovalRequest, Approvals
+from handrail.approvals.webhook import Webhook, WebhookSender
 from handrail.config import ConfigError, read
 from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
@@ -147,7 +147,7 @@ class Shop:
             return f"order {order} is cancelled"
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> ApprovalQueue:
         return self.server.approvals
 
     async def only(self) -> str:
@@ -410,21 +410,21 @@ async def test_no_more_than_so_many_are_asked_at_once(logged: Lines) -> None:
     async def never(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
         nonlocal begun
         begun += 1
-        if begun == webhook.MAX_AT_ONCE:
+        if begun == webhook.MAX_PENDING_REQUESTS:
             full.set()
         await asyncio.Event().wait()
         raise AssertionError
 
-    desk = Desk(MemoryStore(), clock=lambda: float(NOW))
-    sender = Sender(Webhook(url="https://example.com/", secret_variable="HOOK"), desk, never)
-    desk.filed = sender.ask
-    for number in range(webhook.MAX_AT_ONCE + 1):
-        asked = Asked("shop", f"p{number % 2}", "cancel", "f", {"order": number}, "1")
-        await desk.claim(asked)
+    desk = ApprovalQueue(MemoryStore(), clock=lambda: float(NOW))
+    sender = WebhookSender(Webhook(url="https://example.com/", secret_variable="HOOK"), desk, never)
+    desk.on_created = sender.send
+    for number in range(webhook.MAX_PENDING_REQUESTS + 1):
+        asked = ApprovalRequest("shop", f"p{number % 2}", "cancel", "f", {"order": number}, "1")
+        await desk.find_or_create(asked)
     assert "100 questions are there already" in await logged.first()
     await soon(full.wait())
     await sender.close()
-    assert begun == webhook.MAX_AT_ONCE and len(logged.lines) == 1
+    assert begun == webhook.MAX_PENDING_REQUESTS and len(logged.lines) == 1
 
 
 # Settings

@@ -26,11 +26,21 @@ from handrail.guards.rules import Rule
 from handrail.guards.sanitize import Sanitize
 from handrail.schema.explain import closest
 
-__all__ = ["Access", "Audit", "Config", "ConfigError", "Console", "Http", "Identities", "Repair", "load"]
+__all__ = [
+    "AccessSettings",
+    "AuditSettings",
+    "Config",
+    "ConfigError",
+    "ConsoleSettings",
+    "HttpSettings",
+    "IdentitySettings",
+    "RepairSettings",
+    "load",
+]
 
-NAME = "handrail.toml"
-STATE = "state.db"  # in the state folder: audit and approvals
-MAX_BYTES = 1024 * 1024
+FILE_NAME = "handrail.toml"
+STATE_FILE = "state.db"  # in the state folder: audit and approvals
+MAX_FILE_BYTES = 1024 * 1024
 SECTIONS = {  # that a guard is made of, where that is not the section of its name
     "policy": {"groups", "access", "rules"},
     "rates": {"limits"},
@@ -54,7 +64,7 @@ class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-class Target(_Section, frozen=True):
+class TargetSettings(_Section, frozen=True):
     """Which server the file is for."""
 
     target: Annotated[str, Meta(description="FILE[:OBJECT], from this file's folder, for commands that name none.")] = (
@@ -62,7 +72,7 @@ class Target(_Section, frozen=True):
     )
 
 
-class Http(_Section, frozen=True):
+class HttpSettings(_Section, frozen=True):
     """Where the server listens, if it is to listen over HTTP."""
 
     listen: Annotated[str, Meta(description="Address and port, such as 127.0.0.1:8000; empty: standard input.")] = ""
@@ -89,7 +99,7 @@ def _check_address(where: str, text: str) -> None:
 ConsoleRole = Literal["view", "call", "approve", "manage"]
 
 
-class Console(_Section, frozen=True):
+class ConsoleSettings(_Section, frozen=True):
     """The page beside the server that shows its calls, and lets a person decide."""
 
     listen: Annotated[
@@ -109,7 +119,7 @@ class Console(_Section, frozen=True):
             _check_address("console.listen", self.listen)
 
 
-class Identities(_Section, frozen=True):
+class IdentitySettings(_Section, frozen=True):
     """Who may come in over HTTP. Without any key, and without a token's issuer: everybody who reaches the address."""
 
     keys: Annotated[dict[str, str], Meta(description="Hashes of API keys by the name of their holder: sha256:…")] = {}
@@ -137,7 +147,7 @@ class Identities(_Section, frozen=True):
         return JwtVerifier(issuer=self.issuer, audience=self.audience, jwks_url=self.jwks_url)
 
 
-class Access(_Section, frozen=True):
+class AccessSettings(_Section, frozen=True):
     """What holds where no rule does."""
 
     default: Annotated[Literal["allow", "deny", "ask"], Meta(description="For a tool no rule speaks of.")] = "allow"
@@ -146,13 +156,13 @@ class Access(_Section, frozen=True):
     ] = "ask"
 
 
-class Repair(_Section, frozen=True):
+class RepairSettings(_Section, frozen=True):
     """Arguments of the wrong type that have exactly one lossless reading, such as "5" for a number."""
 
     on: Annotated[bool, Meta(description="Read them so, and say that it was done.")] = False
 
 
-class Audit(_Section, frozen=True):
+class AuditSettings(_Section, frozen=True):
     """The record of each call."""
 
     on: Annotated[bool, Meta(description="Write it.")] = True
@@ -170,35 +180,37 @@ class Audit(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """The whole file."""
 
-    server: Target = Target()
-    http: Http = Http()
-    console: Console = Console()
-    identities: Identities = Identities()
+    server: TargetSettings = TargetSettings()
+    http: HttpSettings = HttpSettings()
+    console: ConsoleSettings = ConsoleSettings()
+    identities: IdentitySettings = IdentitySettings()
     groups: Annotated[dict[str, list[str]], Meta(description="Principals by the name of their group.")] = {}
-    access: Access = Access()
+    access: AccessSettings = AccessSettings()
     rules: Annotated[list[Rule], Meta(description="In their order; a deny counts wherever it stands.")] = []
     limits: Rates = Rates()
     approvals: Approvals = Approvals()
     sanitize: Sanitize = Sanitize()
-    repair: Repair = Repair()
-    audit: Audit = Audit()
+    repair: RepairSettings = RepairSettings()
+    audit: AuditSettings = AuditSettings()
 
     def policy(self) -> Policy:
         return Policy(self.rules, groups=self.groups, default=self.access.default, destructive=self.access.destructive)
 
-    def switched_off(self) -> list[str]:
+    def disabled_guards(self) -> list[str]:
         """The guards that are on from the start and that this turns off, each as it is written."""
-        found = ['access.destructive = "allow"'] if self.access.destructive == "allow" else []
-        found += [f'limits.{name} = ""' for name in ("principal", "address", "lists") if not getattr(self.limits, name)]
-        tools = [(f"sanitize.tools.{tool}", it) for tool, it in self.sanitize.tools.items()]
+        settings = ['access.destructive = "allow"'] if self.access.destructive == "allow" else []
+        settings += [
+            f'limits.{name} = ""' for name in ("principal", "address", "lists") if not getattr(self.limits, name)
+        ]
+        tools = [(f"sanitize.tools.{tool}", tool_settings) for tool, tool_settings in self.sanitize.tools.items()]
         for place, part in [("sanitize", self.sanitize), *tools]:
             for name in ("controls", "secrets", "media"):
                 if (value := getattr(part, name)) in ("keep", "report"):
-                    found.append(f'{place}.{name} = "{value}"')
-        return found + ([] if self.audit.on else ["audit.on = false"])
+                    settings.append(f'{place}.{name} = "{value}"')
+        return settings + ([] if self.audit.on else ["audit.on = false"])
 
     def audit_file(self, state: Path) -> Path:
-        return Path(self.audit.file) if self.audit.file else state / STATE
+        return Path(self.audit.file) if self.audit.file else state / STATE_FILE
 
     def guards(self, state: Path | None) -> GuardOptions:
         """For `Server.guard`; what has to be kept is kept in the folder `state`. Without one there is no audit."""
@@ -215,7 +227,7 @@ class Config(_Section, frozen=True):
         if self.audit.on:
             options |= {"audit": file, "trail": self.audit.kept, "audit_arguments": self.audit.arguments}
         if not self.audit.on or file.suffix not in DATABASES:
-            options["store"] = state / STATE
+            options["store"] = state / STATE_FILE
         return options
 
 
@@ -229,11 +241,11 @@ def document(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
+            text = file.read(MAX_FILE_BYTES + 1)
     except OSError as problem:
         raise ConfigError(f"{path}: {problem.strerror}") from None
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes")
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_FILE_BYTES:,} bytes")
     FILES_READ.add(str(path.resolve()))
     try:
         return tomllib.loads(text.decode("utf-8-sig"))
@@ -241,76 +253,76 @@ def document(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: {problem}") from None
 
 
-def read(given: dict[str, Any], where: str = NAME) -> Config:
+def read(sections: dict[str, Any], where: str = FILE_NAME) -> Config:
     """A configuration from what TOML, or any other such file, says; what it names lies beside the file."""
-    for problem in _unknown(given, Config, ""):
+    for problem in _unknown_keys(sections, Config, ""):
         raise ConfigError(f"{where}: {problem}")
     try:
-        made = convert(given, Config)
-        made.policy()
-        made.identities.verifier()
+        config = convert(sections, Config)
+        config.policy()
+        config.identities.verifier()
     except ValidationError:
-        raise ConfigError(f"{where}: {_wrong(given, Config, '')}") from None
+        raise ConfigError(f"{where}: {_describe_error(sections, Config, '')}") from None
     except ValueError as problem:
         raise ConfigError(f"{where}: {problem}") from None
-    if made.audit.file:
-        return replace(made, audit=replace(made.audit, file=str(Path(where).parent / made.audit.file)))
-    return made
+    if config.audit.file:
+        return replace(config, audit=replace(config.audit, file=str(Path(where).parent / config.audit.file)))
+    return config
 
 
-def _unknown(given: Any, kind: Any, path: str) -> Iterator[str]:
+def _unknown_keys(content: Any, kind: Any, path: str) -> Iterator[str]:
     """Keys that mean nothing, each with the closest that would."""
-    kind = _bare(kind)
-    if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(given, dict):
-        known = [each.encode_name for each in fields(kind)]
-        for key in (each for each in given if each not in known):
-            near = closest(key, known)
-            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
+    kind = _unwrap(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(content, dict):
+        names = [each.encode_name for each in fields(kind)]
+        for key in (each for each in content if each not in names):
+            near = closest(key, names)
+            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(names)}"
             if path and not near and key in {each.encode_name for each in fields(Config)}:
                 hint = f"{key!r} is a section of its own, not part of {path!r}"
-            yield f"{_at(path, key)}: unknown key; {hint}"
-    for inner, value, where in _inside(given, kind, path):
-        yield from _unknown(value, inner, where)
+            yield f"{_join_path(path, key)}: unknown key; {hint}"
+    for inner, value, where in _parts_of(content, kind, path):
+        yield from _unknown_keys(value, inner, where)
 
 
-def _wrong(given: Any, kind: Any, path: str) -> str:
+def _describe_error(content: Any, kind: Any, path: str) -> str:
     """The value that is wrong, by its place, and what would be right."""
-    for inner, value, where in _inside(given, _bare(kind), path):
+    for inner, value, where in _parts_of(content, _unwrap(kind), path):
         try:
             convert(value, inner)
         except ValidationError:
-            return _wrong(value, inner, where)
-    if get_origin(_bare(kind)) is Literal and isinstance(given, str):
-        return f"{path}: {given!r} is not one of {', '.join(get_args(_bare(kind)))}"
+            return _describe_error(value, inner, where)
+    if get_origin(_unwrap(kind)) is Literal and isinstance(content, str):
+        return f"{path}: {content!r} is not one of {', '.join(get_args(_unwrap(kind)))}"
     try:
-        convert(given, kind)
+        convert(content, kind)
     except ValidationError as problem:
         text = _MISSING.sub(r"`\1` is missing", str(problem).split(" - at `$")[0])
-        text = _KIND.sub(lambda found: _KINDS.get(found[1].removesuffix(" | null"), found[0]), text)  # TOML has no null
+        text = _KIND.sub(lambda match: _KINDS.get(match[1].removesuffix(" | null"), match[0]), text)  # TOML has no null
         if text.startswith(path.split(".")[0]):
             return text  # it knows its place
         return f"{path}.{text}" if _KEY.match(text) else f"{path}: {text[:1].lower()}{text[1:]}"
     raise AssertionError(f"{path}: nothing is wrong")
 
 
-def _inside(given: Any, kind: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+def _parts_of(content: Any, kind: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
     """What a value consists of: what each part should be, what it is, and its place."""
     origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(given, dict):
+    if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(content, dict):
         for each in fields(kind):
-            if each.encode_name in given:
-                yield each.type, given[each.encode_name], _at(path, each.encode_name)
-    elif origin is list and isinstance(given, list):
-        for number, value in enumerate(given, 1):
+            if each.encode_name in content:
+                yield each.type, content[each.encode_name], _join_path(path, each.encode_name)
+    elif origin is list and isinstance(content, list):
+        for number, value in enumerate(content, 1):
             yield inner[0], value, f"{path}[{number}]"
-    elif origin is dict and isinstance(given, dict):
-        for key, value in given.items():
-            yield inner[1], value, _at(path, key)
+    elif origin is dict and isinstance(content, dict):
+        for key, value in content.items():
+            yield inner[1], value, _join_path(path, key)
 
 
-def _bare(kind: Any) -> Any:
+def _unwrap(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-def _at(path: str, key: str) -> str:
+def _join_path(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key

@@ -106,10 +106,10 @@ class PeerError(HandrailError):
 
     def __str__(self) -> str:
         where = ": ".join(filter(None, (self.server, self.phase)))
-        told = f"{where}: {self.text}" if where else self.text
+        message = f"{where}: {self.text}" if where else self.text
         if where and self.sent is not Sent.FAILED:
-            told += f" ({self.sent})"
-        return f"{told}. {self.hint}" if self.hint else told
+            message += f" ({self.sent})"
+        return f"{message}. {self.hint}" if self.hint else message
 
 
 class NotStarted(HandrailError):

@@ -1,6 +1,6 @@
 """The JSON-RPC envelope: bytes to messages and back, strict JSON both ways.
 
-`decode` gives a message or a `Refusal`, never an exception (P-01). The parser is strict already; what it lets
+`decode` gives a message or a `InvalidMessage`, never an exception (P-01). The parser is strict already; what it lets
 pass and we do not (P-02) is looked for cheaply first and exactly only when something could be wrong:
 
 - duplicate keys: every member has one `:` of its own, so if no more colons are in the text than members
@@ -34,9 +34,9 @@ _parse = Decoder().decode
 _TOO_MANY = f"over {MAX_PARTS:,} objects and arrays"
 _STRIDE = MAX_DIGITS // 2
 _TOO_LONG = 10**MAX_DIGITS
-_SHORT = 2 * MAX_DEPTH  # bytes, too few to be nested too deeply
-_LONG = 4096
-_FEW = 200
+_SHORT_BYTES = 2 * MAX_DEPTH  # bytes, too few to be nested too deeply
+_LONG_BYTES = 4096
+_FEW_HITS = 200
 _NUMBER = re.compile(rb"[0-9.eE+-]*")
 _NUMBER_TWICE = re.compile(rb"[0-9.eE+-](?=[0-9.eE+-])")
 _NAMES = {bool: "a boolean", float: "a fraction", list: "an array", dict: "an object", int: "a number", str: "a string"}
@@ -61,7 +61,7 @@ class Response(Struct):
     error: Json = UNSET
 
 
-class Refusal(Struct):
+class InvalidMessage(Struct):
     """What was wrong with a message, and its id where that could be read."""
 
     kind: Kind
@@ -69,7 +69,7 @@ class Refusal(Struct):
     id: Id | UnsetType = UNSET
 
 
-Message = Request | Notification | Response | Refusal
+Message = Request | Notification | Response | InvalidMessage
 
 
 class _Wire(Struct):
@@ -83,7 +83,7 @@ class _Wire(Struct):
     error: Json = UNSET
 
 
-class _Late(Struct, gc=False, forbid_unknown_fields=True):
+class _RequestIdLast(Struct, gc=False, forbid_unknown_fields=True):
     """A request in the other usual order, on its way in."""
 
     method: str
@@ -92,7 +92,7 @@ class _Late(Struct, gc=False, forbid_unknown_fields=True):
     id: Id
 
 
-class _Answer(Struct, gc=False, forbid_unknown_fields=True):
+class _PlainResponse(Struct, gc=False, forbid_unknown_fields=True):
     """The usual answer, on its way in."""
 
     jsonrpc: Literal["2.0"]
@@ -100,51 +100,55 @@ class _Answer(Struct, gc=False, forbid_unknown_fields=True):
     result: Object
 
 
-_parse_request, _parse_late, _parse_answer = Decoder(Request).decode, Decoder(_Late).decode, Decoder(_Answer).decode
+_parse_request, _parse_request_id_last, _parse_response = (
+    Decoder(Request).decode,
+    Decoder(_RequestIdLast).decode,
+    Decoder(_PlainResponse).decode,
+)
 
 
-def answer(ident: Id, result: Json) -> bytes:
-    return encode(_Wire("2.0", ident, UNSET, UNSET, result))
+def response(request_id: Id, result: Json) -> bytes:
+    return encode(_Wire("2.0", request_id, UNSET, UNSET, result))
 
 
-def error(ident: Id | UnsetType | None, code: int, message: str, data: Json = UNSET) -> bytes:
+def error(request_id: Id | UnsetType | None, code: int, message: str, data: Json = UNSET) -> bytes:
     more = {} if data is UNSET else {"data": data}
-    return encode(_Wire("2.0", ident, error={"code": code, "message": message, **more}))
+    return encode(_Wire("2.0", request_id, error={"code": code, "message": message, **more}))
 
 
 def notification(method: str, params: Json = UNSET) -> bytes:
     return encode(_Wire("2.0", UNSET, method, params))
 
 
-def request(ident: Id, method: str, params: Json = UNSET) -> bytes:
-    return encode(_Wire("2.0", ident, method, params))
+def request(request_id: Id, method: str, params: Json = UNSET) -> bytes:
+    return encode(_Wire("2.0", request_id, method, params))
 
 
 def decode(data: bytes | bytearray) -> Message | list[Json]:
     """Read one message; a list is a batch, its items to be given to `read`."""
     # Few bytes that are just what we would have written have no flaw: the usual request.
-    if len(data) <= _SHORT or _is_small(data):
+    if len(data) <= _SHORT_BYTES or _is_small(data):
         try:
             if data.startswith(b'{"method'):
-                late = _parse_late(data)
-                if encode(late) == data:
-                    return Request(late.id, late.method, late.params)
+                request_id_last = _parse_request_id_last(data)
+                if encode(request_id_last) == data:
+                    return Request(request_id_last.id, request_id_last.method, request_id_last.params)
             else:
-                found = _parse_request(data)
-                if encode(found) == data:
-                    return found
+                message = _parse_request(data)
+                if encode(message) == data:
+                    return message
         except (MsgspecError, UnicodeDecodeError, RecursionError):
             pass
     return _decode_any(data)
 
 
-def decode_answer(data: bytes | bytearray) -> Message | list[Json]:
+def decode_response(data: bytes | bytearray) -> Message | list[Json]:
     """As `decode`, for those who mostly get answers."""
-    if len(data) <= _SHORT or _is_small(data):
+    if len(data) <= _SHORT_BYTES or _is_small(data):
         try:
-            found = _parse_answer(data)
-            if encode(found) == data:
-                return Response(found.id, found.result)
+            message = _parse_response(data)
+            if encode(message) == data:
+                return Response(message.id, message.result)
         except (MsgspecError, UnicodeDecodeError, RecursionError):
             pass
     return _decode_any(data)
@@ -159,58 +163,60 @@ def _decode_any(data: bytes | bytearray) -> Message | list[Json]:
     # Not fewer than there are objects and arrays.
     opened = _count(data, b"{") + _count(data, b"[")
     if opened > 5 * MAX_PARTS:  # far too many even if most are inside texts: not worth the time to find out
-        return Refusal(Kind.PARSE, f"Not acceptable JSON: {_TOO_MANY}")
+        return InvalidMessage(Kind.PARSE, f"Not acceptable JSON: {_TOO_MANY}")
     try:
         value = _parse(data)
     except (MsgspecError, UnicodeDecodeError, RecursionError) as problem:
-        return Refusal(Kind.PARSE, f"Not acceptable JSON: {problem}", _salvage(data))
+        return InvalidMessage(Kind.PARSE, f"Not acceptable JSON: {problem}", _recover_id(data))
     if type(value) is not dict and type(value) is not list:
-        return Refusal(Kind.INVALID_REQUEST, "A message is a JSON object")
+        return InvalidMessage(Kind.INVALID_REQUEST, "A message is a JSON object")
     if opened > MAX_DEPTH or len(data) > MAX_DIGITS or encode(value) != data:
-        flaw = _flaw(data, value, opened)
+        flaw = _find_problem(data, value, opened)
         if flaw:
-            return Refusal(Kind.PARSE, f"Not acceptable JSON: {flaw}", _id_of(value))
+            return InvalidMessage(Kind.PARSE, f"Not acceptable JSON: {flaw}", _id_of(value))
     return value if type(value) is list else read(value)
 
 
 def read(value: Json) -> Message:
     """The message a decoded JSON value stands for."""
     if type(value) is not dict:
-        return Refusal(Kind.INVALID_REQUEST, "A message is a JSON object")
+        return InvalidMessage(Kind.INVALID_REQUEST, "A message is a JSON object")
     method = value.get("method")
     if type(method) is not str or "result" in value or "error" in value or value.get("jsonrpc") != "2.0":
         return _read_other(value)
-    ident = value.get("id", UNSET)
+    message_id = value.get("id", UNSET)
     params = value.get("params", UNSET)
-    kind = type(ident)
+    kind = type(message_id)
     if kind is int or kind is str:
         if type(params) is dict:
-            return Request(ident, method, params)
+            return Request(message_id, method, params)
         if params is UNSET:
-            return Request(ident, method, {})
-        return Refusal(Kind.BAD_PARAMS, f"params must be an object, not {_NAMES.get(type(params), 'null')}", ident)
-    if ident is UNSET:
+            return Request(message_id, method, {})
+        return InvalidMessage(
+            Kind.BAD_PARAMS, f"params must be an object, not {_NAMES.get(type(params), 'null')}", message_id
+        )
+    if message_id is UNSET:
         return Notification(method, params if type(params) is dict else {})
-    return Refusal(Kind.INVALID_REQUEST, f"id must be a string or an integer, not {_NAMES.get(kind, 'null')}")
+    return InvalidMessage(Kind.INVALID_REQUEST, f"id must be a string or an integer, not {_NAMES.get(kind, 'null')}")
 
 
 def _read_other(value: Object) -> Message:
     """Everything that is not plainly a request or a notification."""
-    ident = _id_of(value)
+    message_id = _id_of(value)
     if value.get("jsonrpc") != "2.0":
-        return Refusal(Kind.INVALID_REQUEST, 'jsonrpc must be "2.0"', ident)
+        return InvalidMessage(Kind.INVALID_REQUEST, 'jsonrpc must be "2.0"', message_id)
     if "method" in value:
         why = "method must be a string" if type(value["method"]) is not str else "method beside result or error"
-        return Refusal(Kind.INVALID_REQUEST, why, ident)
+        return InvalidMessage(Kind.INVALID_REQUEST, why, message_id)
     if ("result" in value) == ("error" in value):
-        return Refusal(Kind.INVALID_REQUEST, "A message has a method, a result or an error", ident)
-    if ident is UNSET and (value.get("id") is not None or "result" in value):
-        return Refusal(Kind.INVALID_REQUEST, "id must be a string or an integer")
+        return InvalidMessage(Kind.INVALID_REQUEST, "A message has a method, a result or an error", message_id)
+    if message_id is UNSET and (value.get("id") is not None or "result" in value):
+        return InvalidMessage(Kind.INVALID_REQUEST, "id must be a string or an integer")
     # An error without an id is about something of ours that could not be read; nobody waits for it.
-    return Response("" if ident is UNSET else ident, value.get("result", UNSET), value.get("error", UNSET))
+    return Response("" if message_id is UNSET else message_id, value.get("result", UNSET), value.get("error", UNSET))
 
 
-def error_flaw(error: Json) -> str:
+def error_problem(error: Json) -> str:
     """Return what is wrong with the `error` of a response; empty if it is a JSON-RPC error object."""
     if type(error) is not dict:
         return "an error that is not an object"
@@ -220,11 +226,15 @@ def error_flaw(error: Json) -> str:
 
 
 def _id_of(value: Json) -> Id | UnsetType:
-    ident = value.get("id") if type(value) is dict else None
-    return ident if type(ident) is str or (type(ident) is int and -_TOO_LONG < ident < _TOO_LONG) else UNSET
+    message_id = value.get("id") if type(value) is dict else None
+    return (
+        message_id
+        if type(message_id) is str or (type(message_id) is int and -_TOO_LONG < message_id < _TOO_LONG)
+        else UNSET
+    )
 
 
-def _flaw(data: bytes | bytearray, value: Json, opened: int) -> str:
+def _find_problem(data: bytes | bytearray, value: Json, opened: int) -> str:
     """What the parser let pass and we do not."""
     # How many members all objects have together, and the most one of them has.
     total = most = 0
@@ -259,10 +269,10 @@ def _flaw(data: bytes | bytearray, value: Json, opened: int) -> str:
 def _count(data: bytes | bytearray, what: bytes) -> int:
     """As `data.count`, which in a long text with few of it takes thirty times as long as a search."""
     at = -1
-    for found in range(_FEW if len(data) > _LONG else 0):
+    for count in range(_FEW_HITS if len(data) > _LONG_BYTES else 0):
         at = data.find(what, at + 1)
         if at < 0:
-            return found
+            return count
     return data.count(what)
 
 
@@ -284,18 +294,18 @@ def _has_long_number(data: bytes | bytearray) -> bool:
     # It would cover two neighbours among every 500th byte, and all between them.
     for hit in _NUMBER_TWICE.finditer(data[::_STRIDE]):
         at = hit.start() * _STRIDE
-        found = _NUMBER.match(data, at)
-        if found and found.end() - at > _STRIDE:
+        match = _NUMBER.match(data, at)
+        if match and match.end() - at > _STRIDE:
             return True
     return False
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, _ in pairs:
-        if name in seen:
+        if name in names:
             raise ValueError(f"the member {name[:60]!r} stands twice in one object")
-        seen.add(name)
+        names.add(name)
 
 
 def _short(number: str) -> int | None:
@@ -304,12 +314,14 @@ def _short(number: str) -> int | None:
     return None
 
 
-def _salvage(data: bytes | bytearray) -> Id | UnsetType:
+def _recover_id(data: bytes | bytearray) -> Id | UnsetType:
     """The id of a text that is not acceptable, if a lenient reading finds one: a caller that waits wants an answer."""
     text = data.decode("utf-8", "surrogateescape")
     try:
-        ident = _id_of(json.loads(text, parse_int=lambda it: int(it) if len(it) <= MAX_DIGITS else None))
-        encode({"id": None if ident is UNSET else ident})  # one that cannot be written cannot be echoed
+        message_id = _id_of(
+            json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else None)
+        )
+        encode({"id": None if message_id is UNSET else message_id})  # one that cannot be written cannot be echoed
     except (ValueError, RecursionError):
         return UNSET
-    return ident
+    return message_id

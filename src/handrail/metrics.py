@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 BUCKETS = tuple(map(float, "1e-5 1e-4 .001 .0025 .005 .01 .025 .05 .1 .25 .5 1 2.5 5 10 30 60 300".split()))  # seconds
-MAX_APART = 1_000  # sets of label values, of each family
+MAX_LABEL_SETS = 1_000  # sets of label values, of each family
 
 Labels = tuple[str, ...]
 Snapshot = dict[str, list[str]]  # by the head of each family: its lines
@@ -28,7 +28,7 @@ class Counter:
         self.values: dict[Labels, float] = {}
 
     def add(self, *labels: str, by: float = 1) -> None:
-        if labels not in self.values and len(self.values) >= MAX_APART:
+        if labels not in self.values and len(self.values) >= MAX_LABEL_SETS:
             labels = ("", *labels[1:])
         self.values[labels] = self.values.get(labels, 0) + by
 
@@ -58,7 +58,7 @@ class Histogram(Counter):
     def observe(self, number: float, *labels: str) -> None:
         row = self.rows.get(labels)
         if row is None:
-            labels = labels if len(self.rows) < MAX_APART else ("", *labels[1:])
+            labels = labels if len(self.rows) < MAX_LABEL_SETS else ("", *labels[1:])
             row = self.rows.setdefault(labels, [0] * (len(BUCKETS) + 2))
         row[bisect_left(BUCKETS, number)] += 1
         row[-1] += number
@@ -78,9 +78,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.calls = Counter("handrail_calls_total", "Calls that ended, and how.", "tool", "outcome")
-        self.seconds = Histogram("handrail_call_seconds", "How long calls took.", "tool")
-        self.callers = Counter("handrail_caller_calls_total", "Calls by who made them, and how.", "caller", "outcome")
-        self.waits = Histogram("handrail_caller_seconds", "How long calls took, by who made them.", "caller")
+        self.call_seconds = Histogram("handrail_call_seconds", "How long calls took.", "tool")
+        self.caller_calls = Counter(
+            "handrail_caller_calls_total", "Calls by who made them, and how.", "caller", "outcome"
+        )
+        self.caller_seconds = Histogram("handrail_caller_seconds", "How long calls took, by who made them.", "caller")
         self.stages = Histogram("handrail_stage_seconds", "How long each stage of a call took.", "tool", "stage")
         self.in_flight = Gauge("handrail_calls_in_flight", "Calls that run.")
         self.requests = Counter("handrail_http_requests_total", "HTTP requests answered.", "method", "status")
@@ -104,7 +106,7 @@ class Metrics:
         }
 
 
-def text(snapshots: Iterable[Snapshot]) -> bytes:
+def render(snapshots: Iterable[Snapshot]) -> bytes:
     """Snapshots of several workers as one page: all lines of a family have to stand together."""
     pages: Snapshot = {}
     for snapshot in snapshots:

@@ -171,7 +171,7 @@ class ClientInfo(Struct, frozen=True):
     capabilities: Object = {}
 
     @property
-    def leaves_asking(self) -> bool:
+    def delegates_confirmation(self) -> bool:
         """Whether the client leaves it to the server to ask its user about destructive tools."""
         return self.declares(f"experimental.{SERVER_ASKS}")
 
@@ -189,7 +189,7 @@ class ClientInfo(Struct, frozen=True):
         return True
 
 
-class Problem(Struct, frozen=True):
+class Violation(Struct, frozen=True):
     """One thing that is wrong with a value: where (a JSON pointer), which rule, and a sentence."""
 
     path: str
@@ -197,23 +197,29 @@ class Problem(Struct, frozen=True):
     text: str
 
 
-Rule = tuple[Callable[[Any], Any], str]
+MemberRule = tuple[Callable[[Any], Any], str]
 
-_STRING: Rule = (lambda it: isinstance(it, str), "a string")
-_DICT: Rule = (lambda it: type(it) is dict, "a dict")
-_BASE64: Rule = (lambda it: isinstance(it, _BYTES) or b64decode(it, validate=True) is not None, "bytes or base64 text")
+_STRING: MemberRule = (lambda value: isinstance(value, str), "a string")
+_DICT: MemberRule = (lambda value: type(value) is dict, "a dict")
+_BASE64: MemberRule = (
+    lambda value: isinstance(value, _BYTES) or b64decode(value, validate=True) is not None,
+    "bytes or base64 text",
+)
 
 # What a member must be, wherever it stands: the rule is false, or raises, for anything else.
-_RULES: dict[str, Rule] = {
+_RULES: dict[str, MemberRule] = {
     **dict.fromkeys(("text", "name", "title", "description", "mime_type", "mimeType"), _STRING),
     **dict.fromkeys(("annotations", "resource", "meta", "_meta"), _DICT),
-    "icons": (lambda it: type(it) is list and all(type(each) is dict for each in it), "a list of dicts"),
+    "icons": (lambda value: type(value) is list and all(type(each) is dict for each in value), "a list of dicts"),
     **dict.fromkeys(("data", "blob"), _BASE64),
     "uri": (_URI.fullmatch, "a URI"),
-    "size": (lambda it: type(it) is int and it >= 0, "a number of bytes"),
-    "audience": (lambda it: isinstance(it, list | tuple) and {*it} <= _AUDIENCES, "a list of 'user' and 'assistant'"),
+    "size": (lambda value: type(value) is int and value >= 0, "a number of bytes"),
+    "audience": (
+        lambda value: isinstance(value, list | tuple) and {*value} <= _AUDIENCES,
+        "a list of 'user' and 'assistant'",
+    ),
     "priority": (
-        lambda it: type(it) is not bool and isinstance(it, int | float) and 0 <= it <= 1,
+        lambda value: type(value) is not bool and isinstance(value, int | float) and 0 <= value <= 1,
         "a number from 0 to 1",
     ),
     "lastModified": (datetime.fromisoformat, "an ISO 8601 time"),
@@ -224,12 +230,12 @@ def _check(where: str, members: Object) -> None:
     for name, value in members.items():
         if name not in _RULES or value is UNSET:
             continue
-        rule, wanted = _RULES[name]
+        rule, expected = _RULES[name]
         try:
             fits = rule(value)
         except (TypeError, ValueError):
             fits = False
         if not fits:
-            raise ValueError(f"{where}.{name}: {reprlib.repr(value)} is not {wanted}")
+            raise ValueError(f"{where}.{name}: {reprlib.repr(value)} is not {expected}")
         if name == "annotations":
             _check(f"{where}.annotations", value)

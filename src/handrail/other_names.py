@@ -10,23 +10,23 @@ K = TypeVar("K", bound=type)
 NOT_HERE = "is not here: Handrail is the tools layer of the protocol"
 
 
-def also_known_as(names: Mapping[str, str]) -> Callable[[K], K]:
+def suggest_names(names: Mapping[str, str]) -> Callable[[K], K]:
     """Make a class answer to names it does not have with an AttributeError that says what to write."""
 
     def decorate(kind: K) -> K:
-        for name, meant in names.items():
+        for name, suggestion in names.items():
             # A descriptor each, because `__getattr__` would slow every other attribute down.
-            setattr(kind, name, _OtherName(name, meant))
+            setattr(kind, name, _OtherName(name, suggestion))
         return kind
 
     return decorate
 
 
 class _OtherName:
-    def __init__(self, name: str, meant: str) -> None:
+    def __init__(self, name: str, suggestion: str) -> None:
         self._name = name
-        self._meant = meant
+        self._suggestion = suggestion
 
     def __get__(self, thing: object, kind: type) -> object:
-        meant = self._meant if self._meant == NOT_HERE else f"write {self._meant}"
-        raise AttributeError(f"{kind.__name__}.{self._name}: {meant}", name=self._name, obj=thing)
+        suggestion = self._suggestion if self._suggestion == NOT_HERE else f"write {self._suggestion}"
+        raise AttributeError(f"{kind.__name__}.{self._name}: {suggestion}", name=self._name, obj=thing)

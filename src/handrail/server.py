@@ -15,7 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from handrail.engine.call import Call
-from handrail.engine.catalog import HINTS, Entry, annotations_of, make_entry
+from handrail.engine.catalog import HINTS, ToolEntry, annotations_of, make_entry
 from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.engine.pipeline import Middleware
@@ -25,16 +25,16 @@ from handrail.errors import SchemaError
 from handrail.guards.fingerprint import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.oauth.fetch import post
-from handrail.options import collection, expect, seconds, shown, texts
-from handrail.other_names import NOT_HERE, also_known_as
+from handrail.options import collection, describe_value, expect, seconds, texts
+from handrail.other_names import NOT_HERE, suggest_names
 from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
-from handrail.transports.memory import Channel
-from handrail.transports.process.supervisor import Ready, run_to_the_end
-from handrail.transports.stdio import Pipe, explain_terminal, private_descriptors, script, take_descriptors
+from handrail.transports.memory import MemoryChannel
+from handrail.transports.process.supervisor import Ready, run_until_exit
+from handrail.transports.stdio import StdioConnection, explain_terminal, private_descriptors, script, take_descriptors
 
 if TYPE_CHECKING:
-    from handrail.approvals.queue import Desk
+    from handrail.approvals.queue import ApprovalQueue
     from handrail.stores import Store
     from handrail.transports.http.endpoint import Endpoint, EndpointOptions
     from handrail.transports.http.serve import HttpOptions
@@ -49,7 +49,7 @@ Lifespan = Callable[["Server"], AbstractAsyncContextManager[Any]]
 
 IDLE_SECONDS = 60.0
 TOTAL_SECONDS = 600.0
-LOCAL = Principal("local")
+LOCAL_PRINCIPAL = Principal("local")
 
 
 class ToolOptions(TypedDict, total=False):
@@ -77,7 +77,7 @@ class ToolOptions(TypedDict, total=False):
     preview: Callable[..., Any]  # says what a call would do, to whoever is asked about it; takes the same arguments
 
 
-_MEANT = {
+_OPTION_TYPES = {
     "name": ("a text", str),
     "meta": ("a dict", dict),
     "hide": ("True or False", bool),
@@ -86,7 +86,7 @@ _MEANT = {
 }
 
 
-@also_known_as(
+@suggest_names(
     {
         "add_tool": "server.add(function)",
         "remove_tool": "server.remove(name)",
@@ -121,12 +121,12 @@ class Server:
         self.name = name
         self.engine = Engine(self, name, options)
         self.state: Any = None
-        self._lifespan = None if lifespan is None else _checked_lifespan(lifespan, self)
+        self._lifespan = None if lifespan is None else _check_lifespan(lifespan, self)
         self._included: list[Server] = []
-        self._users = 0
+        self._serving_count = 0
         self._stack = AsyncExitStack()
         self._alongside: list[Callable[[], AbstractAsyncContextManager[Any]]] = []
-        self._changing = asyncio.Lock()
+        self._lifecycle_lock = asyncio.Lock()
 
     # Tools
 
@@ -161,11 +161,13 @@ class Server:
         check_options(where, options, ToolOptions.__annotations__)
         silent = options.get("output_schema", UNSET) is None
         options = cast(ToolOptions, {key: value for key, value in options.items() if value is not None})
-        for option, (meant, kind) in _MEANT.items():
+        for option, (expected, kind) in _OPTION_TYPES.items():
             if option in options:
-                expect(f"{where}: {option}", options.get(option), meant, kind)
+                expect(f"{where}: {option}", options.get(option), expected, kind)
         if options.get("extra", "forbid") not in ("forbid", "allow"):
-            raise SchemaError(f"{where}: extra: expected 'forbid' or 'allow', got {shown(options.get('extra'))}")
+            raise SchemaError(
+                f"{where}: extra: expected 'forbid' or 'allow', got {describe_value(options.get('extra'))}"
+            )
         signature = derive(
             function, call_type=Call, input_schema=options.get("input_schema"), extra=options.get("extra", "forbid")
         )
@@ -181,7 +183,7 @@ class Server:
             annotations=annotations_of(options.get("annotations", UNSET), cast(Object, hints), where),
             **listed,
         )
-        idle, total = _times(options.get("timeout"), f"{where}: timeout")
+        idle, total = _parse_timeout(options.get("timeout"), f"{where}: timeout")
         runs_async = inspect.iscoroutinefunction(function)
         if options.get("inline") and runs_async:
             raise SchemaError(f"tool {name!r}: inline=True is for `def` functions; this one is async")
@@ -224,21 +226,26 @@ class Server:
 
     def include(self, other: Server, *, prefix: str = "") -> None:
         """Offer another server's tools here too, under `prefix`, with its middleware and state; changes follow."""
-        if other._reaches(self):
+        if other._includes(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
-        taken = {entry.tool.name for entry in self.engine.catalog.entries} & {
+        duplicate_names = {entry.tool.name for entry in self.engine.catalog.entries} & {
             prefix + each.name for each in other.tools
         }
-        if taken:
-            raise SchemaError(f"server {other.name!r}: tool {min(taken)!r} exists already; choose another prefix")
-        if unheard := sorted(other.engine.guards.keys() - self.engine.guards.keys()):
+        if duplicate_names:
+            raise SchemaError(
+                f"server {other.name!r}: tool {min(duplicate_names)!r} exists already; choose another prefix"
+            )
+        if missing_guards := sorted(other.engine.guard_options.keys() - self.engine.guard_options.keys()):
             log.warning(
-                "server %r: %s of %r do not hold here; guard this one too", self.name, ", ".join(unheard), other.name
+                "server %r: %s of %r do not hold here; guard this one too",
+                self.name,
+                ", ".join(missing_guards),
+                other.name,
             )
         self._included.append(other)
-        copied: dict[str, Entry] = {}
+        copied: dict[str, ToolEntry] = {}
 
-        def follow() -> None:
+        def copy_tools() -> None:
             theirs = {entry.tool.name: entry for entry in other.engine.catalog if entry.invoke is not read_more}
             for name, ours in list(copied.items()):
                 if theirs.get(name) is not ours.origin:
@@ -251,11 +258,11 @@ class Server:
                     copied[name] = replace(entry, tool=tool, origin=entry, via=(other, *entry.via))
                     self.engine.catalog.add(copied[name])
 
-        follow()
-        other.engine.catalog.watchers.add(follow)
+        copy_tools()
+        other.engine.catalog.watchers.add(copy_tools)
 
-    def _reaches(self, server: Server) -> bool:
-        return self is server or any(each._reaches(server) for each in self._included)
+    def _includes(self, server: Server) -> bool:
+        return self is server or any(each._includes(server) for each in self._included)
 
     def middleware(self, function: M) -> M:
         """Put `async def f(call, next)` around every call; it returns `await next(call)`, changed or not."""
@@ -272,9 +279,9 @@ class Server:
         self.engine.guard(options)
 
     @property
-    def approvals(self) -> Desk:
+    def approvals(self) -> ApprovalQueue:
         """The calls that wait for a person, to be listed and decided."""
-        return self.engine.gate.desk
+        return self.engine.guard_set.approval_queue
 
     # Serving
 
@@ -307,7 +314,7 @@ class Server:
         explain_terminal(self.name)
         source, sink = take_descriptors()
         grace = self.engine.limits.grace_seconds
-        run_to_the_end(lambda ready: self._serve(source, sink, ready), source, grace)
+        run_until_exit(lambda ready: self._serve(source, sink, ready), source, grace)
 
     async def run_async(self) -> None:
         """As `run`, inside a loop of your own; signals and the process's end are yours."""
@@ -316,7 +323,7 @@ class Server:
 
     async def _serve(self, source: int, sink: int, ready: Ready) -> None:
         async with self.serving():
-            pipe = Pipe(self.engine, source, sink, LOCAL)
+            pipe = StdioConnection(self.engine, source, sink, LOCAL_PRINCIPAL)
             ready(pipe.stop, pipe.input_closed)
             await pipe.serve()
 
@@ -324,39 +331,39 @@ class Server:
         """Enter something of your own whenever the server begins to serve, in each of its processes."""
         self._alongside.append(other)
 
-    def connect(self, principal: Principal = LOCAL) -> Channel:
+    def connect(self, principal: Principal = LOCAL_PRINCIPAL) -> MemoryChannel:
         """The client's end of a conversation in this process; use it inside `async with server.serving():`."""
-        return Channel(self.engine, principal)
+        return MemoryChannel(self.engine, principal)
 
     @property
     def is_serving(self) -> bool:
-        return self._users > 0
+        return self._serving_count > 0
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Any]:
         """The server's lifespan, and that of the servers it includes: entered once, left by the last."""
-        if self._users == 0 and not self._changing.locked():
-            self._changing = asyncio.Lock()  # a lock belongs to one loop, a server does not
-        async with self._changing:
-            if self._users == 0:
-                await self._begin()
-            self._users += 1
+        if self._serving_count == 0 and not self._lifecycle_lock.locked():
+            self._lifecycle_lock = asyncio.Lock()  # a lock belongs to one loop, a server does not
+        async with self._lifecycle_lock:
+            if self._serving_count == 0:
+                await self._start()
+            self._serving_count += 1
         try:
             yield self.state
         finally:
-            async with self._changing:
-                self._users -= 1
-                if self._users == 0:
+            async with self._lifecycle_lock:
+                self._serving_count -= 1
+                if self._serving_count == 0:
                     await self._stack.aclose()
                     self.state = None
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         self._stack = AsyncExitStack()
         try:
             for other in self._included:
                 await self._stack.enter_async_context(other.serving())
-            self._stack.push_async_callback(self.engine.gate.close)
-            await self.engine.gate.open(post)
+            self._stack.push_async_callback(self.engine.guard_set.close)
+            await self.engine.guard_set.open(post)
             if self._lifespan is not None:
                 entered = self._lifespan(self)
                 if not hasattr(entered, "__aenter__"):
@@ -365,8 +372,8 @@ class Server:
                         " give an async function decorated with @asynccontextmanager"
                     )
                 self.state = await self._stack.enter_async_context(entered)
-            self.engine.gate.read_on(self.engine.catalog, self)
-            self._stack.callback(self.engine.gate.end_reading, self.engine.catalog)
+            self.engine.guard_set.offer_read_more(self.engine.catalog, self)
+            self._stack.callback(self.engine.guard_set.withdraw_read_more, self.engine.catalog)
             for each in self._alongside:
                 await self._stack.enter_async_context(each())
         except BaseException:
@@ -387,7 +394,7 @@ def _warn_of_unused_settings() -> None:
         log.warning(text, os.path.relpath(settings), os.path.relpath(file))
 
 
-def _times(timeout: float | tuple[float, float] | None, where: str) -> tuple[float, float]:
+def _parse_timeout(timeout: float | tuple[float, float] | None, where: str) -> tuple[float, float]:
     if timeout is None:
         return IDLE_SECONDS, TOTAL_SECONDS
     both = timeout if isinstance(timeout, tuple | list) else (timeout, timeout)
@@ -400,7 +407,7 @@ def _times(timeout: float | tuple[float, float] | None, where: str) -> tuple[flo
     return idle, total
 
 
-def _checked_lifespan(lifespan: Lifespan, server: Server) -> Lifespan:
+def _check_lifespan(lifespan: Lifespan, server: Server) -> Lifespan:
     where = f"server {server.name!r}: lifespan"
     name = _name_of(lifespan)
     if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
@@ -409,11 +416,11 @@ def _checked_lifespan(lifespan: Lifespan, server: Server) -> Lifespan:
         raise TypeError(
             f"{where}: {name} has no `yield`; yield the state, and decorate {name} with @asynccontextmanager"
         )
-    meant = "expected a function decorated with @asynccontextmanager"
+    expected = "expected a function decorated with @asynccontextmanager"
     if hasattr(lifespan, "__aenter__") and not isinstance(lifespan, type):
-        raise TypeError(f"{where}: {meant}, got what it returned; give the function itself, without calling it")
+        raise TypeError(f"{where}: {expected}, got what it returned; give the function itself, without calling it")
     if not callable(lifespan):
-        raise TypeError(f"{where}: {meant}, got {shown(lifespan)}")
+        raise TypeError(f"{where}: {expected}, got {describe_value(lifespan)}")
     try:
         inspect.signature(lifespan).bind(server)
     except TypeError:

@@ -19,20 +19,20 @@ from msgspec.json import decode
 from handrail import jsonrpc
 from handrail.errors import LocalProtocolError, RemoteProtocolError
 from handrail.model import Json, Object, Principal, Tool, ToolResult
-from handrail.options import mapping, seconds, shown
-from handrail.other_names import also_known_as
+from handrail.options import describe_value, mapping, seconds
+from handrail.other_names import suggest_names
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
-from handrail.server import LOCAL, Server
+from handrail.server import LOCAL_PRINCIPAL, Server
 
 __all__ = ["Peer"]
 
 MAX_ROUNDS = 10
 
-_ME = {"name": "handrail-testing", "version": "0"}
+_CLIENT_INFO = {"name": "handrail-testing", "version": "0"}
 
 
-class Channel(Protocol):
+class PeerChannel(Protocol):
     """What a `Peer` talks through: a server's own, or one of yours."""
 
     async def deliver(self, message: bytes) -> None: ...
@@ -53,7 +53,7 @@ class _NotConnected:
         """Nothing to close."""
 
 
-@also_known_as({"call_tool": "peer.call(name, {…})", "list_tools": "peer.tools()"})
+@suggest_names({"call_tool": "peer.call(name, {…})", "list_tools": "peer.tools()"})
 class Peer:
     """A client in the same process, speaking the revision you name.
 
@@ -63,21 +63,21 @@ class Peer:
 
     def __init__(
         self,
-        target: Server | Channel,
+        target: Server | PeerChannel,
         *,
         revision: str = "2025-11-25",
         capabilities: Object | None = None,
         answers: Callable[[str, Object], Any] | None = None,
-        principal: Principal = LOCAL,
+        principal: Principal = LOCAL_PRINCIPAL,
         timeout: float = 10.0,
     ) -> None:
         if revision not in REVISIONS:
             raise ValueError(f"unknown revision {revision!r}; known are {', '.join(REVISIONS)}")
         if not isinstance(target, Server) and not callable(getattr(target, "deliver", None)):
-            raise TypeError(f"Peer: expected a Server, or a channel of your own, got {shown(target)}")
+            raise TypeError(f"Peer: expected a Server, or a channel of your own, got {describe_value(target)}")
         self.revision = REVISIONS[revision]
         self.capabilities = dict(mapping("Peer: capabilities", capabilities or {}, "capabilities"))
-        self._channel: Channel = _NotConnected()
+        self._channel: PeerChannel = _NotConnected()
         self.welcome: Object = {}
         self.notices: list[Object] = []
         self.wire: list[bytes] = []
@@ -85,8 +85,8 @@ class Peer:
         self._answers = answers
         self._principal = principal
         self._timeout = seconds("Peer: timeout", timeout)
-        self._waiting: dict[Json, asyncio.Future[Object]] = {}
-        self._news = asyncio.Event()
+        self._pending: dict[Json, asyncio.Future[Object]] = {}
+        self._notified = asyncio.Event()
         self._ids = itertools.count(1)
 
     async def __aenter__(self) -> Peer:
@@ -99,7 +99,7 @@ class Peer:
             self._tasks = {asyncio.create_task(self._listen(target))}
             stack.push_async_callback(self._close)
             if not self.revision.stateless:
-                await self._shake_hands()
+                await self._initialize()
             self._stack = stack.pop_all()
         return self
 
@@ -113,12 +113,14 @@ class Peer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _shake_hands(self) -> None:
-        wanted = self.revision.name
-        params = {"protocolVersion": wanted, "capabilities": self.capabilities, "clientInfo": _ME}
+    async def _initialize(self) -> None:
+        revision_name = self.revision.name
+        params = {"protocolVersion": revision_name, "capabilities": self.capabilities, "clientInfo": _CLIENT_INFO}
         self.welcome = await self._result("initialize", params)
-        if self.welcome.get("protocolVersion") != wanted:
-            raise RemoteProtocolError(f"asked for {wanted}, the server speaks {self.welcome.get('protocolVersion')}")
+        if self.welcome.get("protocolVersion") != revision_name:
+            raise RemoteProtocolError(
+                f"asked for {revision_name}, the server speaks {self.welcome.get('protocolVersion')}"
+            )
         await self.notify("notifications/initialized")
 
     async def tools(self) -> list[Tool]:
@@ -128,7 +130,7 @@ class Peer:
         while True:
             tools += convert(page["tools"], list[Tool])
             cursor = page.get("nextCursor")
-            if cursor is None or (self.revision.complete and not cursor):
+            if cursor is None or (self.revision.no_optional_members and not cursor):
                 return tools
             page = await self._result("tools/list", {"cursor": cursor})
 
@@ -140,8 +142,8 @@ class Peer:
             result = await self._result("tools/call", {**params, **answers}, meta)
             if result.get("resultType") != "input_required":
                 return self.revision.read(result)
-            asked: Object = result.get("inputRequests", {})
-            replies = {key: await self._reply(each["method"], each["params"]) for key, each in asked.items()}
+            input_requests: Object = result.get("inputRequests", {})
+            replies = {key: await self._reply(each["method"], each["params"]) for key, each in input_requests.items()}
             answers = {"inputResponses": replies}
             if "requestState" in result:
                 answers["requestState"] = result["requestState"]
@@ -149,15 +151,15 @@ class Peer:
 
     async def request(self, method: str, params: Object | None = None, meta: Object | None = None) -> Object:
         """Send a request and give back the whole answer as it came: a mapping with `result` or `error`."""
-        ident = next(self._ids)
+        request_id = next(self._ids)
         waiter: asyncio.Future[Object] = asyncio.get_running_loop().create_future()
-        self._waiting[ident] = waiter
+        self._pending[request_id] = waiter
         try:
-            await self.send(jsonrpc.request(ident, method, self._enveloped(params or {}, meta or {})))
+            await self.send(jsonrpc.request(request_id, method, self._add_envelope(params or {}, meta or {})))
             async with asyncio.timeout(self._timeout):
                 return await waiter
         finally:
-            del self._waiting[ident]
+            del self._pending[request_id]
 
     async def notify(self, method: str, params: Object | None = None) -> None:
         await self.send(jsonrpc.notification(method, UNSET if params is None else params))
@@ -173,12 +175,12 @@ class Peer:
                 for each in self.notices:
                     if each["method"] == method:
                         return each
-                self._news.clear()
-                await self._news.wait()
+                self._notified.clear()
+                await self._notified.wait()
 
-    def _enveloped(self, params: Object, meta: Object) -> Json:
+    def _add_envelope(self, params: Object, meta: Object) -> Json:
         if self.revision.stateless:
-            meta = {VERSION: self.revision.name, CAPABILITIES: self.capabilities, CLIENT_INFO: _ME, **meta}
+            meta = {VERSION: self.revision.name, CAPABILITIES: self.capabilities, CLIENT_INFO: _CLIENT_INFO, **meta}
         if meta:
             params = {**params, "_meta": {**params.get("_meta", {}), **meta}}
         return params or UNSET
@@ -191,32 +193,32 @@ class Peer:
         result: Object = answer["result"]
         return result
 
-    async def _listen(self, channel: Channel) -> None:
+    async def _listen(self, channel: PeerChannel) -> None:
         while True:
             data = await channel.receive()
             self.wire.append(data)
             message = decode(data)
             for each in message if isinstance(message, list) else [message]:
-                self._take(each)
+                self._dispatch(each)
 
-    def _take(self, message: Object) -> None:
+    def _dispatch(self, message: Object) -> None:
         if "method" not in message:
-            waiter = self._waiting.get(message.get("id"))
+            waiter = self._pending.get(message.get("id"))
             if waiter is not None and not waiter.done():
                 waiter.set_result(message)
         elif "id" not in message:
             self.notices.append(message)
-            self._news.set()
+            self._notified.set()
         else:  # beside the reader, so that answering may involve the server
-            self._tasks.add(asyncio.create_task(self._answer(message)))
+            self._tasks.add(asyncio.create_task(self._handle_request(message)))
 
-    async def _answer(self, message: Object) -> None:
+    async def _handle_request(self, message: Object) -> None:
         try:
-            answer = jsonrpc.answer(message["id"], await self._reply(message["method"], message.get("params", {})))
+            answer = jsonrpc.response(message["id"], await self._reply(message["method"], message.get("params", {})))
         except RemoteProtocolError as problem:
             answer = jsonrpc.error(message["id"], problem.code, str(problem))
         except Exception as problem:  # of the test's own `answers`: whoever waits is to hear of it
-            for waiter in self._waiting.values():
+            for waiter in self._pending.values():
                 if not waiter.done():
                     waiter.set_exception(problem)
             return

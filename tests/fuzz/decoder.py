@@ -94,7 +94,7 @@ def difference(data: bytes) -> str:
         got = jsonrpc.decode(data)
     except BaseException as problem:
         return f"raised {problem!r}"
-    parse_refused = isinstance(got, jsonrpc.Refusal) and got.kind is Kind.PARSE
+    parse_refused = isinstance(got, jsonrpc.InvalidMessage) and got.kind is Kind.PARSE
     flaw = _unsendable(got)
     if flaw:
         return flaw
@@ -103,7 +103,7 @@ def difference(data: bytes) -> str:
     except oracle.Refused as refused:
         # A number or a text alone is no message, however it is written.
         alone = data.strip(b" \t\r\n")[:1] not in (b"{", b"[")
-        refused_too = isinstance(got, jsonrpc.Refusal) and (parse_refused or alone)
+        refused_too = isinstance(got, jsonrpc.InvalidMessage) and (parse_refused or alone)
         return "" if refused_too else f"accepted, though {refused}: {got!r}"[:500]
     if parse_refused:
         return f"refused, though it is strict JSON: {got!r}"[:500]
@@ -112,7 +112,7 @@ def difference(data: bytes) -> str:
 
 def _unsendable(got: object) -> str:
     ident = getattr(got, "id", 0)
-    if isinstance(got, jsonrpc.Refusal) and ident is not UNSET:
+    if isinstance(got, jsonrpc.InvalidMessage) and ident is not UNSET:
         try:
             sent = jsonrpc.error(ident, -32700, got.text)
             if not oracle.same(oracle.decode(sent)["id"], ident):
@@ -137,7 +137,7 @@ def _misread(got: object, wanted: object) -> str:
             right = right and oracle.same(params, given if isinstance(given, dict) else {})
         case jsonrpc.Response():
             right = isinstance(wanted, dict) and "method" not in wanted and ("result" in wanted) != ("error" in wanted)
-        case jsonrpc.Refusal(kind):
+        case jsonrpc.InvalidMessage(kind):
             named = wanted.get("id") if isinstance(wanted, dict) else None
             readable = type(named) in (int, str)
             right = kind in (Kind.INVALID_REQUEST, Kind.BAD_PARAMS)
@@ -213,7 +213,7 @@ def _note(data: bytes, wrong: list[tuple[bytes, str]]) -> bool:
 
 def _outcome(data: bytes) -> str:
     got = jsonrpc.decode(data)
-    told = got.text if isinstance(got, jsonrpc.Refusal) else ""
+    told = got.text if isinstance(got, jsonrpc.InvalidMessage) else ""
     return f"{type(got).__name__} {re.sub(r'[0-9]+|`.*`|member .*', '', told)}"
 
 

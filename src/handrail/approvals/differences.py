@@ -10,48 +10,53 @@ from handrail.model import Object
 from handrail.text.controls import mask_secrets, one_line
 
 if TYPE_CHECKING:
-    from handrail.approvals.queue import Asked
+    from handrail.approvals.queue import ApprovalRequest
 
-__all__ = ["differences", "unusual"]
+__all__ = ["describe_differences", "unusual_arguments"]
 
 
-def unusual(lately: Sequence[Asked], now: Asked) -> list[str]:
+def unusual_arguments(history: Sequence[ApprovalRequest], request: ApprovalRequest) -> list[str]:
     """The arguments that are not as in the last call that was allowed. `lately` has the last few, newest first.
 
     An argument that was another one in each of them, such as an id, says nothing by being another one again.
     """
-    names = sorted(lately[0].arguments.keys() | now.arguments.keys())
-    return [name for name in names if _value(lately[0], name) != _value(now, name) and not _varies(lately, name)]
+    names = sorted(history[0].arguments.keys() | request.arguments.keys())
+    return [
+        name
+        for name in names
+        if _argument_key(history[0], name) != _argument_key(request, name) and not _varies(history, name)
+    ]
 
 
-def differences(lately: Sequence[Asked], now: Asked) -> list[str]:
+def describe_differences(history: Sequence[ApprovalRequest], request: ApprovalRequest) -> list[str]:
     """What is unusual, in words. It may be shown to whoever asks now: what was a secret then is masked (P-34)."""
-    was = lately[0]
-    found = [] if was.fingerprint == now.fingerprint else ["the tool itself has changed"]
-    for name in unusual(lately, now):
-        old, new = (_said(each.arguments, name) for each in (was, now))
-        found.append(f"{name}: {new}, was {old}")
-    if not found and all(
-        _value(was, name) == _value(now, name) for name in was.arguments.keys() | now.arguments.keys()
+    previous = history[0]
+    lines = [] if previous.fingerprint == request.fingerprint else ["the tool itself has changed"]
+    for name in unusual_arguments(history, request):
+        old, new = (_render_argument(each.arguments, name) for each in (previous, request))
+        lines.append(f"{name}: {new}, was {old}")
+    if not lines and all(
+        _argument_key(previous, name) == _argument_key(request, name)
+        for name in previous.arguments.keys() | request.arguments.keys()
     ):
         return ["nothing: it is the same call again"]
-    return found
+    return lines
 
 
-def _varies(lately: Sequence[Asked], name: str) -> bool:
-    values = [_value(each, name) for each in lately]
+def _varies(history: Sequence[ApprovalRequest], name: str) -> bool:
+    values = [_argument_key(each, name) for each in history]
     return len(values) > 1 and len({*values}) == len(values)
 
 
-def _value(asked: Asked, name: str) -> bytes:
+def _argument_key(request: ApprovalRequest, name: str) -> bytes:
     """What tells two values apart, also those that are kept masked."""
-    if name in asked.hidden:
-        return asked.hidden[name].encode()
-    return encode_sorted([asked.arguments[name]]) if name in asked.arguments else b""
+    if name in request.hidden:
+        return request.hidden[name].encode()
+    return encode_sorted([request.arguments[name]]) if name in request.arguments else b""
 
 
-def _said(arguments: Object, name: str) -> str:
+def _render_argument(arguments: Object, name: str) -> str:
     if name not in arguments:
         return "not given"
-    [shown] = mask_secrets({name: arguments[name]}).values()
-    return one_line(encode_sorted(shown).decode(), 200)
+    [masked] = mask_secrets({name: arguments[name]}).values()
+    return one_line(encode_sorted(masked).decode(), 200)

@@ -24,21 +24,21 @@ from msgspec.json import decode, encode
 from handrail.errors import HandrailError, missing_extra
 from handrail.guards.identity import ApiKeys
 from handrail.model import Object
-from handrail.protocol.http_rules import is_sheltered
+from handrail.protocol.http_rules import is_secure_url
 from handrail.text.controls import one_line
 
 if TYPE_CHECKING:
-    from handrail.approvals.queue import Approval, Desk
+    from handrail.approvals.queue import Approval, ApprovalQueue
 
-__all__ = ["Post", "Sender", "Webhook", "signature"]
+__all__ = ["HttpPost", "Webhook", "WebhookSender", "signature"]
 
 log = logging.getLogger("handrail")
 
 TIMESTAMP, SIGNATURE = "Handrail-Timestamp", "Handrail-Signature"
-FRESH = 300  # seconds the two clocks may differ by
-MAX_AT_ONCE = 100
+MAX_CLOCK_SKEW_SECONDS = 300  # seconds the two clocks may differ by
+MAX_PENDING_REQUESTS = 100
 
-Post = Callable[[str, bytes, Mapping[str, str]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
+HttpPost = Callable[[str, bytes, Mapping[str, str]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
 """Posts a body with headers to an address: the status, the headers by their names in lower case, and the body."""
 
 
@@ -54,7 +54,7 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.url:
             return
-        if not is_sheltered(self.url):
+        if not is_secure_url(self.url):
             # The address is not repeated: it may have a token in it.
             raise ValueError("approvals.webhook.url: https is needed, or http to this machine, and no password in it")
         if not self.secret_variable:
@@ -70,16 +70,16 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def secret(self) -> str:
         """What is signed with; ValueError if it is missing or could be guessed."""
-        found = os.environ.get(self.secret_variable, "")
+        value = os.environ.get(self.secret_variable, "")
         try:
-            ApiKeys.hashed(found)
+            ApiKeys.hashed(value)
         except ValueError:
-            what = f"{self.secret_variable} is {'weak' if found else 'not set'}; use 16 or more random characters"
-            raise ValueError(f"approvals.webhook.secret_variable: {what}") from None
-        return found
+            hint = f"{self.secret_variable} is {'weak' if value else 'not set'}; use 16 or more random characters"
+            raise ValueError(f"approvals.webhook.secret_variable: {hint}") from None
+        return value
 
 
-class Answer(Struct, frozen=True, forbid_unknown_fields=True):
+class WebhookReply(Struct, frozen=True, forbid_unknown_fields=True):
     """What the receiver says. A member that is misspelled must not be one that is not there."""
 
     id: str
@@ -94,22 +94,22 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
     return f"v1={hmac.new(secret.encode(), timestamp.encode() + b'.' + body, 'sha256').hexdigest()}"
 
 
-class Sender:
+class WebhookSender:
     """Puts questions to the webhook, each in a task of its own, and sees to it that right answers are decisions."""
 
-    def __init__(self, webhook: Webhook, desk: Desk, post: Post) -> None:
+    def __init__(self, webhook: Webhook, queue: ApprovalQueue, post: HttpPost) -> None:
         self._webhook = webhook
         self._secret = webhook.secret()
-        self._desk = desk
+        self._queue = queue
         self._post = post
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, approval: Approval) -> None:
+    def send(self, approval: Approval) -> None:
         """Begin to; does not wait, and does not fail."""
-        if len(self._tasks) >= MAX_AT_ONCE:
-            self._tell(approval, f"was not asked: {MAX_AT_ONCE} questions are there already")
+        if len(self._tasks) >= MAX_PENDING_REQUESTS:
+            self._warn(approval, f"was not asked: {MAX_PENDING_REQUESTS} questions are there already")
             return
-        task = asyncio.create_task(self._settle(approval))
+        task = asyncio.create_task(self._deliver(approval))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -119,63 +119,65 @@ class Sender:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _settle(self, approval: Approval) -> None:
+    async def _deliver(self, approval: Approval) -> None:
         try:
-            said = await self._answer(approval)
-            if said is not None:
-                yes, by = said.decision == "approve", f"webhook {self._webhook.host}"
-                await self._desk.decide(approval.id, yes, by=by, note=said.note, edited=said.edited)
+            reply = await self._request_decision(approval)
+            if reply is not None:
+                is_approved, by = reply.decision == "approve", f"webhook {self._webhook.host}"
+                await self._queue.decide(approval.id, is_approved, by=by, note=reply.note, edited=reply.edited)
         except (HandrailError, ValueError, RecursionError) as problem:
-            self._tell(approval, f"has not decided: {problem}")
+            self._warn(approval, f"has not decided: {problem}")
 
-    async def _answer(self, approval: Approval) -> Answer | None:
+    async def _request_decision(self, approval: Approval) -> WebhookReply | None:
         """What was answered; None: somebody else decides, or has decided meanwhile."""
-        asked, stamp = approval.asked, str(int(self._desk.now()))
-        question = {
+        request, timestamp = approval.asked, str(int(self._queue.now()))
+        payload = {
             "id": approval.id,
             "digest": approval.digest,
-            "server": asked.server,
-            "tool": asked.tool,
-            "principal": asked.principal,
-            "arguments": asked.arguments,
-            "rule": asked.rule,
+            "server": request.server,
+            "tool": request.tool,
+            "principal": request.principal,
+            "arguments": request.arguments,
+            "rule": request.rule,
             "expires": approval.expires,
         }
-        body = encode(question)
-        headers = {"Content-Type": "application/json", TIMESTAMP: stamp}
-        headers[SIGNATURE] = signature(self._secret, stamp, body)
-        posting = asyncio.ensure_future(self._post(self._webhook.url, body, headers))
+        body = encode(payload)
+        headers = {"Content-Type": "application/json", TIMESTAMP: timestamp}
+        headers[SIGNATURE] = signature(self._secret, timestamp, body)
+        post_task = asyncio.ensure_future(self._post(self._webhook.url, body, headers))
         seconds = min(self._webhook.seconds, approval.expires - approval.created)
-        deciding = asyncio.ensure_future(self._desk.wait(approval, seconds))
+        wait_task = asyncio.ensure_future(self._queue.wait(approval, seconds))
         try:
-            await asyncio.wait((posting, deciding), return_when=asyncio.FIRST_COMPLETED)
-            if not posting.done():
-                if deciding.result().state == "pending":
+            await asyncio.wait((post_task, wait_task), return_when=asyncio.FIRST_COMPLETED)
+            if not post_task.done():
+                if wait_task.result().state == "pending":
                     raise ValueError("no answer in time")
                 return None
-            status, told, answer = posting.result()
+            status, response_headers, response_body = post_task.result()
         finally:
-            for each in (posting, deciding):
+            for each in (post_task, wait_task):
                 each.cancel()
-            await asyncio.gather(posting, deciding, return_exceptions=True)
+            await asyncio.gather(post_task, wait_task, return_exceptions=True)
         if status == 202:
             return None
         if status != 200:
             raise ValueError(f"status {status}")
-        return self._checked(approval, told, answer)
+        return self._verify_reply(approval, response_headers, response_body)
 
-    def _checked(self, approval: Approval, told: Mapping[str, str], answer: bytes) -> Answer:
-        stamp, signed = (told.get(name.lower(), "") for name in (TIMESTAMP, SIGNATURE))
-        if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12):
+    def _verify_reply(self, approval: Approval, headers: Mapping[str, str], body: bytes) -> WebhookReply:
+        timestamp, received_signature = (headers.get(name.lower(), "") for name in (TIMESTAMP, SIGNATURE))
+        if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
             raise ValueError("no timestamp in seconds")
-        if not hmac.compare_digest(signature(self._secret, stamp, answer).encode(), signed.encode(errors="replace")):
+        if not hmac.compare_digest(
+            signature(self._secret, timestamp, body).encode(), received_signature.encode(errors="replace")
+        ):
             raise ValueError("not signed, or not with this secret")
-        if abs(int(stamp) - self._desk.now()) > FRESH:
+        if abs(int(timestamp) - self._queue.now()) > MAX_CLOCK_SKEW_SECONDS:
             raise ValueError("not fresh")
-        said = decode(answer, type=Answer)
-        if (said.id, said.digest) != (approval.id, approval.digest):
+        reply = decode(body, type=WebhookReply)
+        if (reply.id, reply.digest) != (approval.id, approval.digest):
             raise ValueError("an answer to another question")
-        return said
+        return reply
 
-    def _tell(self, approval: Approval, what: str) -> None:
-        log.warning("approval %s: webhook %s %s", approval.id, self._webhook.host, one_line(what, 200))
+    def _warn(self, approval: Approval, message: str) -> None:
+        log.warning("approval %s: webhook %s %s", approval.id, self._webhook.host, one_line(message, 200))

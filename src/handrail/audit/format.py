@@ -30,74 +30,84 @@ from handrail.model import Json, Object
 
 __all__ = [
     "BEGINNING",
-    "DAY",
-    "MARK",
-    "MAX_BYTES",
+    "DAY_SECONDS",
+    "MAX_RECORD_BYTES",
     "ORIGIN",
-    "RESERVED",
-    "Flaw",
-    "Head",
-    "Limits",
-    "Link",
+    "RECORD_PREFIX",
+    "RESERVED_MEMBERS",
+    "ChainPosition",
+    "Defect",
+    "NotedHead",
+    "Retention",
     "TrailError",
 ]
-__all__ += ["Verdict", "frame", "link_of", "notice", "records_in", "time_of", "trusted", "verify", "weighed"]
+__all__ += [
+    "VerifyReport",
+    "arguments_digest",
+    "authentic_records",
+    "frame",
+    "notice",
+    "position_of",
+    "records_in",
+    "time_of",
+    "verify",
+]
 
-MARK = b'{"length":'
-MAX_BYTES = 16 * 1024 * 1024
+RECORD_PREFIX = b'{"length":'
+MAX_RECORD_BYTES = 16 * 1024 * 1024
 """Of one record; the width of `length` has room for more."""
-RESERVED = frozenset({"length", "hash", "number", "prev", "time", "writer"})
-DAY = 86_400.0
+RESERVED_MEMBERS = frozenset({"length", "hash", "number", "prev", "time", "writer"})
+DAY_SECONDS = 86_400.0
 BEGINNING = "the beginning"
 """The place of a flaw that is not in a record: those before the first are gone."""
 
-_HEAD = re.compile(
+_RECORD_START = re.compile(
     rb'\{"length":( {0,7}[0-9]{1,8}),"hash":"([0-9a-f]{64})",("number":([0-9]{1,18}),"prev":"([0-9a-f]{64})",)'
 )
-_TIME = re.compile(_HEAD.pattern + rb'"writer":"[0-9a-f]{1,64}","time":"([^"]{1,64})"')
+_RECORD_TIME = re.compile(_RECORD_START.pattern + rb'"writer":"[0-9a-f]{1,64}","time":"([^"]{1,64})"')
 
 
 class TrailError(HandrailError):
     """The trail could not be written, and nothing counts as written. The text names the file: it is not for a peer."""
 
 
-class Link(NamedTuple):
+class ChainPosition(NamedTuple):
     """A record's place in the chain; the hash in hexadecimal."""
 
     number: int
     hash: bytes
 
 
-ORIGIN = Link(0, b"0" * 64)
+ORIGIN = ChainPosition(0, b"0" * 64)
 
 
-class Limits(Struct, frozen=True, omit_defaults=True):
+class Retention(Struct, frozen=True, omit_defaults=True):
     """How much of a trail is kept; 0 is without a limit."""
 
     keep_days: int = 0
     max_megabytes: int = 0
 
-    def explain(self, oldest: float, size: int, now: float) -> bool:
+    def explains_loss(self, oldest: float, size: int, now: float) -> bool:
         """Return whether these limits account for a beginning that is gone, by the oldest record left and the size."""
-        is_old = self.keep_days > 0 and oldest < now - self.keep_days * DAY
+        is_old = self.keep_days > 0 and oldest < now - self.keep_days * DAY_SECONDS
         return is_old or (self.max_megabytes > 0 and 3 * size >= self.max_megabytes * 1_000_000)
 
 
-class Head(Struct, frozen=True):
+class NotedHead(Struct, frozen=True):
     """The end of a trail as it is noted elsewhere: `HASH@first..last`, then what is kept (`,365d,64MB`)."""
 
     hash: str
     first: int = 0  # 0: only the hash was noted
     last: int = 0
-    limits: Limits = Limits()
+    limits: Retention = Retention()
 
     @classmethod
-    def read(cls, text: str) -> Head:
+    def parse(cls, text: str) -> NotedHead:
         match = re.fullmatch(r"([0-9a-f]{64})(?:@([0-9]+)\.\.([0-9]+)(?:,([0-9]+)d)?(?:,([0-9]+)MB)?)?", text)
         if match is None:
             raise ValueError(f"{text!r} is not a head, such as `handrail audit verify` prints: HASH@first..last")
         first, last, *limits = (int(each or 0) for each in match.groups()[1:])
-        return cls(match[1], first, last, Limits(*limits))
+        return cls(match[1], first, last, Retention(*limits))
 
     def __str__(self) -> str:
         days = f",{self.limits.keep_days}d" if self.limits.keep_days else ""
@@ -105,7 +115,7 @@ class Head(Struct, frozen=True):
         return f"{self.hash}@{self.first}..{self.last}{days}{size}"
 
 
-def frame(bodies: Iterable[bytes], writer: bytes, now: float, last: Link) -> tuple[list[bytes], Link]:
+def frame(bodies: Iterable[bytes], writer: bytes, now: float, last: ChainPosition) -> tuple[list[bytes], ChainPosition]:
     """The lines of records that follow `last`, without their newlines, and the last of them.
 
     A body is a JSON object that is not empty.
@@ -119,7 +129,7 @@ def frame(bodies: Iterable[bytes], writer: bytes, now: float, last: Link) -> tup
         rest = b'"number":%d,"prev":"%b%b%b' % (number, prev, same, body[1:])
         prev = sha256(rest).hexdigest().encode()
         lines.append(b'{"length":%8d,"hash":"%b",%b' % (len(rest), prev, rest))
-    return lines, Link(number, prev)
+    return lines, ChainPosition(number, prev)
 
 
 def notice(event: str, **more: Any) -> bytes:
@@ -127,40 +137,43 @@ def notice(event: str, **more: Any) -> bytes:
     return encode({"event": event, **more})
 
 
-def weighed(arguments: Json) -> Object:
+def arguments_digest(arguments: Json) -> Object:
     """What a record says of arguments, whoever writes it."""
-    written = encode_sorted(arguments)
-    return {"arguments_digest": digest(written), "arguments_bytes": len(written)}
+    encoded = encode_sorted(arguments)
+    return {"arguments_digest": digest(encoded), "arguments_bytes": len(encoded)}
 
 
-def digest(written: bytes) -> str:
-    return "sha256:" + sha256(written).hexdigest()
+def digest(encoded: bytes) -> str:
+    return "sha256:" + sha256(encoded).hexdigest()
 
 
-def link_of(line: bytes) -> Link | None:
+def position_of(line: bytes) -> ChainPosition | None:
     """Where a line says it is; None if it is no record. What it says is not checked: `verify` does that."""
-    head = _HEAD.match(line)
-    return Link(int(head[4]), head[2]) if head else None
+    match = _RECORD_START.match(line)
+    return ChainPosition(int(match[4]), match[2]) if match else None
 
 
 def time_of(line: bytes) -> float | None:
     """Return when a record says it was written; None if it is no record."""
-    found = _TIME.match(line)
+    match = _RECORD_TIME.match(line)
     try:
-        return datetime.fromisoformat(found[6].decode()).timestamp() if found else None
+        return datetime.fromisoformat(match[6].decode()).timestamp() if match else None
     except (ValueError, OverflowError):
         return None
 
 
 def records_in(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Every whole record in the bytes of whatever, and where it begins: also one that was never written as a record."""
-    for head in _HEAD.finditer(data):
-        end = head.start(3) + int(head[1])
-        if end - head.start(3) <= MAX_BYTES and sha256(data[head.start(3) : end]).hexdigest().encode() == head[2]:
-            yield head.start(), data[head.start() : end]
+    for match in _RECORD_START.finditer(data):
+        end = match.start(3) + int(match[1])
+        if (
+            end - match.start(3) <= MAX_RECORD_BYTES
+            and sha256(data[match.start(3) : end]).hexdigest().encode() == match[2]
+        ):
+            yield match.start(), data[match.start() : end]
 
 
-def trusted(found: Iterable[tuple[bytes, bool]]) -> list[bytes]:
+def authentic_records(candidates: Iterable[tuple[bytes, bool]]) -> list[bytes]:
     """Of records found in remains, those that were written to the trail, in order.
 
     A record is given with whether it stands where the trail writes records. Any other may be a text that looks like
@@ -168,27 +181,27 @@ def trusted(found: Iterable[tuple[bytes, bool]]) -> list[bytes]:
     """
     records: dict[int, bytes] = {}
     loose: dict[bytes, bytes] = {}
-    for line, is_placed in found:
-        if (head := _HEAD.match(line)) is None:
+    for line, is_placed in candidates:
+        if (match := _RECORD_START.match(line)) is None:
             continue
         if is_placed:
-            records.setdefault(int(head[4]), line)
+            records.setdefault(int(match[4]), line)
         else:
-            loose.setdefault(head[2], line)
+            loose.setdefault(match[2], line)
     for line in [*records.values()]:
-        while (head := _HEAD.match(line)) and (before := loose.pop(head[5], None)):
-            records.setdefault(int(head[4]) - 1, before)
-            line = before
+        while (match := _RECORD_START.match(line)) and (previous := loose.pop(match[5], None)):
+            records.setdefault(int(match[4]) - 1, previous)
+            line = previous
     return [records[number] for number in sorted(records)]
 
 
-class Event(Struct):
+class AuditEvent(Struct):
     """A record whose members are known beforehand."""
 
     event: str
 
 
-class Flaw(Struct, frozen=True):
+class Defect(Struct, frozen=True):
     """The first record that is wrong: where it stands, which one should stand there, and what is wrong."""
 
     place: str
@@ -196,7 +209,7 @@ class Flaw(Struct, frozen=True):
     text: str
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class VerifyReport(Struct, frozen=True, kw_only=True):
     """What was found. Torn bytes and unfinished calls are signs of a crash, not of tampering."""
 
     records: int  # that are as they were written
@@ -204,14 +217,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
     last: int = 0
     head: str = ""  # the hash of the last one
     noted: str = ""  # the head as it is to be noted
-    flaw: Flaw | None = None
+    flaw: Defect | None = None
     bad: int = 0  # lines that are no record, and places where some are missing
     torn: int = 0  # bytes after the last newline: a record that was never finished
     unfinished: tuple[str, ...] = ()  # calls with an intent and no outcome
     missed: int = 0  # records that could not be written, as the trail itself says
 
 
-class _Told(Struct):
+class _RecordInfo(Struct):
     event: Any = None
     call: Any = None
     to: Any = None
@@ -222,30 +235,30 @@ class _Told(Struct):
     max_megabytes: Any = 0
 
     @property
-    def limits(self) -> Limits:
-        return Limits(*(each if type(each) is int else 0 for each in (self.keep_days, self.max_megabytes)))
+    def limits(self) -> Retention:
+        return Retention(*(each if type(each) is int else 0 for each in (self.keep_days, self.max_megabytes)))
 
 
-_told = Decoder(_Told).decode
+_decode_info = Decoder(_RecordInfo).decode
 
 
-def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "", now: float | None = None) -> Verdict:
+def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "", now: float | None = None) -> VerifyReport:
     """Read a trail from its beginning: each line with its newline, and where it stands.
 
-    A `head` was noted earlier, as `Verdict.noted` or the hash alone. Its record has to be there, and what was there
-    then and is gone has to be beyond the noted limits at the time `now`. `event` and `call` of the records tell which
+    A `head` was noted earlier, as `VerifyReport.noted` or the hash alone. Its record has to be there, and what was
+    there then and is gone has to be beyond the noted limits at the time `now`. `event` and `call` of the records tell which
     calls have begun (`intent`) and ended (`outcome`).
     """
-    noted = Head.read(head) if head else None
-    flaws: list[Flaw] = []
-    replaced: list[tuple[int, Flaw]] = []
-    first: Link | None = None  # where the trail says it goes on from
-    trimmed: tuple[int, Limits] | None = None  # the record that says why
+    noted = NotedHead.parse(head) if head else None
+    defects: list[Defect] = []
+    replaced: list[tuple[int, Defect]] = []
+    first: ChainPosition | None = None  # where the trail says it goes on from
+    trimmed: tuple[int, Retention] | None = None  # the record that says why
     start = last = ORIGIN
     oldest: float | None = None
-    limits = Limits()
+    limits = Retention()
     is_sure, begins_well, noted_at = True, False, 0
-    good = torn = missed = size = 0
+    valid_count = torn = missed = size = 0
     calls: dict[str, None] = {}
     place = ""
 
@@ -253,72 +266,72 @@ def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "", now: float | N
         if not line.endswith(b"\n"):
             torn += len(line)
             continue
-        read = _read(line[:-1])
-        if isinstance(read, str):
-            flaws.append(Flaw(place, last.number + 1, read))
+        parsed = _parse_record(line[:-1])
+        if isinstance(parsed, str):
+            defects.append(Defect(place, last.number + 1, parsed))
             is_sure = False  # what follows cannot be held against it
             continue
-        link, prev, told = read
+        position, prev, info = parsed
         if first is None:
-            first, start, oldest = Link(link.number - 1, prev), link, time_of(line)
-            begins_well = first == ORIGIN or bool(flaws)
-        elif link.number != last.number + 1 and (is_sure or link.number <= last.number):
-            flaws.append(Flaw(place, last.number + 1, f"record {link.number} follows {last.number}"))
+            first, start, oldest = ChainPosition(position.number - 1, prev), position, time_of(line)
+            begins_well = first == ORIGIN or bool(defects)
+        elif position.number != last.number + 1 and (is_sure or position.number <= last.number):
+            defects.append(Defect(place, last.number + 1, f"record {position.number} follows {last.number}"))
         elif is_sure and prev != last.hash:
-            flaws.append(Flaw(place, link.number, "it does not follow from the record before it"))
-        is_sure, last = True, link
-        good += 1
+            defects.append(Defect(place, position.number, "it does not follow from the record before it"))
+        is_sure, last = True, position
+        valid_count += 1
         size += len(line)
-        if noted is not None and link.hash == noted.hash.encode():
-            noted_at = link.number
-        match told.event:
+        if noted is not None and position.hash == noted.hash.encode():
+            noted_at = position.number
+        match info.event:
             case "intent":
-                calls[str(told.call)] = None
+                calls[str(info.call)] = None
             case "outcome":
-                calls.pop(str(told.call), None)
+                calls.pop(str(info.call), None)
             case "gap":
-                missed += sum(each for each in (told.records, told.refusals) if isinstance(each, int))
+                missed += sum(each for each in (info.records, info.refusals) if isinstance(each, int))
             case "opened":
-                limits = told.limits
+                limits = info.limits
             case "trimmed":
-                limits = told.limits
-                if trimmed is None and (told.to, str(told.digest).encode()) == first:
-                    trimmed = link.number, told.limits
+                limits = info.limits
+                if trimmed is None and (info.to, str(info.digest).encode()) == first:
+                    trimmed = position.number, info.limits
             case "replaced":
-                text = f"the file was deleted or replaced here: records up to {told.to} are not in it"
-                replaced.append((link.number, Flaw(place, link.number, text)))
-                begins_well = begins_well or link == start
+                text = f"the file was deleted or replaced here: records up to {info.to} are not in it"
+                replaced.append((position.number, Defect(place, position.number, text)))
+                begins_well = begins_well or position == start
     # What the noted head says was there already is not held against the trail again.
-    flaws += [flaw for number, flaw in replaced if number > noted_at]
+    defects += [flaw for number, flaw in replaced if number > noted_at]
     if first is not None and not begins_well:
         now = time.time() if now is None else now
-        if text := _gone(start.number, trimmed, noted, noted_at, (oldest or now, size, now)):
-            flaws.insert(0, Flaw(BEGINNING, 1, text))
+        if text := _unexplained_loss(start.number, trimmed, noted, noted_at, (oldest or now, size, now)):
+            defects.insert(0, Defect(BEGINNING, 1, text))
     if noted is not None and not noted_at:
         text = f"no record has the hash {noted.hash}: the end was cut off"
         if 0 < noted.last < start.number:
             text = f"the noted record {noted.last} is gone with those before {start.number}: nothing ties them together"
-        flaws.append(Flaw(place or "the end", last.number + 1, text))
-    return Verdict(
-        records=good,
+        defects.append(Defect(place or "the end", last.number + 1, text))
+    return VerifyReport(
+        records=valid_count,
         first=start.number,
         last=last.number,
-        head=last.hash.decode() if good else "",
-        noted=str(Head(last.hash.decode(), start.number, last.number, limits)) if good else "",
-        flaw=flaws[0] if flaws else None,
-        bad=len(flaws),
+        head=last.hash.decode() if valid_count else "",
+        noted=str(NotedHead(last.hash.decode(), start.number, last.number, limits)) if valid_count else "",
+        flaw=defects[0] if defects else None,
+        bad=len(defects),
         torn=torn,
         unfinished=tuple(calls),
         missed=missed,
     )
 
 
-def _gone(
+def _unexplained_loss(
     start: int,
-    trimmed: tuple[int, Limits] | None,
-    noted: Head | None,
+    trimmed: tuple[int, Retention] | None,
+    noted: NotedHead | None,
     noted_at: int,
-    left: tuple[float, int, float],
+    remaining: tuple[float, int, float],
 ) -> str:
     """Return why nothing accounts for the records before `start`; empty if something does."""
     if noted is not None and noted.first >= start:
@@ -328,32 +341,32 @@ def _gone(
         return f"{begins}, and no record says why"
     at, limits = trimmed
     if noted is None:
-        if limits == Limits() or limits.explain(*left):  # none: of a version that did not write them down
+        if limits == Retention() or limits.explains_loss(*remaining):  # none: of a version that did not write them down
             return ""
         return f"{begins}. Record {at} says that they were trimmed, but they were within its own limits"
     if not noted.first:
         if at <= noted_at:
             return ""
         return f"{begins}. Record {at} says that they were trimmed, and was written after the head was noted"
-    if noted.limits.explain(*left):
+    if noted.limits.explains_loss(*remaining):
         return ""
-    kept = ", ".join(f"{each} = {getattr(noted.limits, each)}" for each in ("keep_days", "max_megabytes"))
+    limits_text = ", ".join(f"{each} = {getattr(noted.limits, each)}" for each in ("keep_days", "max_megabytes"))
     return (
         f"{begins}. Records {noted.first} to {start - 1} were there when the head was noted. Record {at} says that "
-        f"they were trimmed, but they were within the limits of that time ({kept})"
+        f"they were trimmed, but they were within the limits of that time ({limits_text})"
     )
 
 
-def _read(line: bytes) -> tuple[Link, bytes, _Told] | str:
+def _parse_record(line: bytes) -> tuple[ChainPosition, bytes, _RecordInfo] | str:
     """A record's place, the hash it follows and what it says; or what is wrong with it."""
-    if (head := _HEAD.match(line)) is None:
+    if (match := _RECORD_START.match(line)) is None:
         return "it is not a record of a trail"
-    rest = line[head.start(3) :]
-    if head[1] != b"%8d" % len(rest):
-        return f"it should have {int(head[1])} bytes and has {len(rest)}"
-    if sha256(rest).hexdigest().encode() != head[2]:
+    rest = line[match.start(3) :]
+    if match[1] != b"%8d" % len(rest):
+        return f"it should have {int(match[1])} bytes and has {len(rest)}"
+    if sha256(rest).hexdigest().encode() != match[2]:
         return "its hash does not fit: it was changed"
     try:
-        return Link(int(head[4]), head[2]), head[5], _told(b"{" + rest)
+        return ChainPosition(int(match[4]), match[2]), match[5], _decode_info(b"{" + rest)
     except DecodeError as problem:
         return f"it is not JSON: {problem}"

@@ -25,34 +25,42 @@ from msgspec.json import encode
 from msgspec.structs import asdict
 
 from handrail import __version__
-from handrail.audit.format import DAY, MAX_BYTES, RESERVED, Event, Limits, TrailError, notice
+from handrail.audit.format import (
+    DAY_SECONDS,
+    MAX_RECORD_BYTES,
+    RESERVED_MEMBERS,
+    AuditEvent,
+    Retention,
+    TrailError,
+    notice,
+)
 from handrail.audit.jsonl import JsonlFile
 from handrail.audit.sqlite import SqliteTable
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
-from handrail.stores.lane import Told
+from handrail.stores.lane import DoneCallback
 from handrail.stores.sqlite import SqliteStore
 
-__all__ = ["DATABASES", "Record", "Then", "Trail", "TrailError", "TrailSettings", "open_trail"]
+__all__ = ["DATABASES", "Callback", "RecordBody", "Trail", "TrailError", "TrailSettings", "open_trail"]
 
 log = logging.getLogger("handrail")
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
 MAX_NOTES = 1000
-NOTE_SECONDS = 0.05  # a record that nobody waits for may wait for others to share the way with
+NOTE_DELAY_SECONDS = 0.05  # a record that nobody waits for may wait for others to share the way with
 GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
 RESERVED_MEGABYTES = 4  # of a disk that is nearly full: for what becomes of the calls that have begun
 
-BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
+LINE_BREAK_ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 """What some readers take for the end of a line; JSON writes all others as escapes anyway."""
 
-UNMET = TrailError("a condition does not hold")  # of a change; never raised
+CONDITION_FAILED = TrailError("a condition does not hold")  # of a change; never raised
 
 Sync = Literal["every-call", "power-cut-loses-last-calls"]
-Record = Object | Event
+RecordBody = Object | AuditEvent
 """Of a call or of an approval; it has an `event`, and `call` is the same for all of one call."""
 Changes = tuple[Put | Delete, ...]
-Then = Callable[[TrailError | None], None]
+Callback = Callable[[TrailError | None], None]
 
 
 class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,8 +89,8 @@ class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ValueError(f"{name}: {getattr(self, name)} is less than {least}")
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.keep_days, self.max_megabytes)
+    def limits(self) -> Retention:
+        return Retention(self.keep_days, self.max_megabytes)
 
 
 class Trail(Protocol):
@@ -90,14 +98,14 @@ class Trail(Protocol):
 
     store: Store | None  # in which it makes changes
 
-    async def write(self, record: Record, changes: Sequence[Put | Delete] = ()) -> bool:
+    async def write(self, record: RecordBody, changes: Sequence[Put | Delete] = ()) -> bool:
         """Whether it was written, and the changes made: it is on the disk then.
 
         False: a condition of theirs did not hold, and nothing was written. A TrailError: it could not be written. A
         call that is cancelled may still be carried out.
         """
 
-    def hand(self, record: Record, then: Then | None = None) -> None:
+    def submit(self, record: RecordBody, callback: Callback | None = None) -> None:
         """Have it written, and go on; `then` is called when it is on the disk, or with the reason why it is not.
 
         Without a `then` it is a note, of a refusal: it may take a while, and if too many wait, they are only counted.
@@ -113,7 +121,9 @@ class Sink(Protocol):
     name: str
     path: str
 
-    def append(self, bodies: list[bytes], changes: Mapping[int, Changes], writer: bytes, then: Told) -> None:
+    def append(
+        self, bodies: list[bytes], changes: Mapping[int, Changes], writer: bytes, callback: DoneCallback
+    ) -> None:
         """Write the records in order, and with some of them, counted from 0, make changes.
 
         `then` hears which were not written, because a condition of their changes did not hold.
@@ -128,7 +138,7 @@ def open_trail(
     *,
     store: Store | None = None,
     clock: Callable[[], float] = time.time,
-    free: Callable[[str], int] = lambda folder: disk_usage(folder).free,
+    free_bytes: Callable[[str], int] = lambda folder: disk_usage(folder).free,
 ) -> Trail:
     """The trail in a store's file, in a SQLite file (`audit.db`), or in a file of lines (`audit.jsonl`).
 
@@ -140,19 +150,19 @@ def open_trail(
     if isinstance(where, SqliteStore):
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
-        return _Trail(SqliteTable(where, settings.limits), settings, free, where)
+        return _Trail(SqliteTable(where, settings.limits), settings, free_bytes, where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
-        kept = SqliteStore(path, durable=durable, clock=clock)
-        return _Trail(SqliteTable(kept, settings.limits, path), settings, free, kept)
+        database = SqliteStore(path, durable=durable, clock=clock)
+        return _Trail(SqliteTable(database, settings.limits, path), settings, free_bytes, database)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
-    rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY)
+    rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY_SECONDS)
     file = JsonlFile(path, durable, rotate, settings.limits, clock)
-    return _Trail(file, settings, free, store, store.commit if store else _unable)
+    return _Trail(file, settings, free_bytes, store, store.commit if store else _reject_changes)
 
 
-async def _unable(changes: Changes) -> bool:
+async def _reject_changes(changes: Changes) -> bool:
     raise ValueError("change: a trail of lines can only make one in the store it was given")
 
 
@@ -161,7 +171,7 @@ class _Trail:
         self,
         sink: Sink,
         settings: TrailSettings,
-        free: Callable[[str], int],
+        free_bytes: Callable[[str], int],
         store: Store | None,
         change_first: Callable[[Changes], Awaitable[bool]] | None = None,
     ) -> None:
@@ -170,206 +180,214 @@ class _Trail:
         self._change_first = change_first  # where a sink cannot change anything with a record
         self._fail_open = settings.fail_open
         self._limits = settings.limits
-        self._free = free
-        self._has_room = False  # as far as is known since something was written
+        self._free_bytes = free_bytes
+        self._has_disk_space = False  # as far as is known since something was written
         self._writer = secrets.token_hex(8).encode()
-        self._is_begun = self._is_closed = False
+        self._is_opened = self._is_closed = False
         self._bodies: list[bytes] = []  # of the records that wait
-        self._thens: list[Then | None] = []  # who is told of each
+        self._callbacks: list[Callback | None] = []  # who is told of each
         self._changes: dict[int, Changes] = {}
         self._notes = 0
-        self._missed: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         self._is_busy = False  # records are gathered, or on their way
         self._idle: asyncio.Future[None] | None = None  # who waits until it is not
-        self._known, self._enough, self._until = -1, GATHER_RECORDS, 0.0  # how many are gathered, and until when
-        self._later: asyncio.TimerHandle | None = None  # when notes are flushed that nobody else takes along
+        self._gathered_count, self._batch_size, self._gather_deadline = (
+            -1,
+            GATHER_RECORDS,
+            0.0,
+        )  # how many are gathered, and until when
+        self._flush_timer: asyncio.TimerHandle | None = None  # when notes are flushed that nobody else takes along
         self._loop: asyncio.AbstractEventLoop  # while it is busy
 
-    async def write(self, record: Record, changes: Sequence[Put | Delete] = ()) -> bool:
-        body = _encoded(record)
-        self._look_for_room(record)
-        for each in changes:
-            each.key.encode()  # what cannot be written must not stop those who share the way
+    async def write(self, record: RecordBody, changes: Sequence[Put | Delete] = ()) -> bool:
+        body = _encode_record(record)
+        self._check_disk_space(record)
+        for change in changes:
+            change.key.encode()  # what cannot be written must not stop those who share the way
         if changes and self._change_first is not None:
             if not await self._change_first(tuple(changes)):
                 return False
             changes = ()
-        self._begin()
+        self._start_gathering()
         done: asyncio.Future[bool] = self._loop.create_future()
         if changes:
             self._changes[len(self._bodies)] = tuple(changes)
         self._bodies.append(body)
-        self._thens.append(partial(_settle, done))
+        self._callbacks.append(partial(_resolve, done))
         return await done
 
-    def hand(self, record: Record, then: Then | None = None) -> None:
-        if then is None:
-            self._note(record)
+    def submit(self, record: RecordBody, callback: Callback | None = None) -> None:
+        if callback is None:
+            self._submit_note(record)
             return
-        body = _encoded(record)
+        body = _encode_record(record)
         try:
-            self._look_for_room(record)
+            self._check_disk_space(record)
             if not self._is_busy or self._is_closed or self._loop.is_closed():
-                self._begin()
+                self._start_gathering()
         except TrailError as problem:
-            asyncio.get_running_loop().call_soon(then, problem)
+            asyncio.get_running_loop().call_soon(callback, problem)
             return
         self._bodies.append(body)
-        self._thens.append(then)
+        self._callbacks.append(callback)
 
-    def _look_for_room(self, record: Record) -> None:
+    def _check_disk_space(self, record: RecordBody) -> None:
         """The last of a disk is for what becomes of calls that have begun, not for new ones (P-17)."""
-        if self._has_room or self._fail_open:
+        if self._has_disk_space or self._fail_open:
             return
-        if (record.event if isinstance(record, Event) else record["event"]) != "intent":
+        if (record.event if isinstance(record, AuditEvent) else record["event"]) != "intent":
             return
         with suppress(OSError):  # whoever writes will hear of it
-            free = self._free(os.path.dirname(self._sink.path))
+            free = self._free_bytes(os.path.dirname(self._sink.path))
             if free < RESERVED_MEGABYTES * 1_000_000:
                 least = f"less than the {RESERVED_MEGABYTES} MB kept for calls that have begun"
                 raise TrailError(f"{self._sink.name}: the disk has {free:,} bytes left, {least}; nothing was recorded")
-        self._has_room = True
+        self._has_disk_space = True
 
-    def _note(self, record: Record) -> None:
+    def _submit_note(self, record: RecordBody) -> None:
         if self._is_closed or self._notes >= MAX_NOTES:
-            self._missed["refusals"] += 1
+            self._lost["refusals"] += 1
             return
-        self._bodies.append(_encoded(record))
-        self._thens.append(None)
+        self._bodies.append(_encode_record(record))
+        self._callbacks.append(None)
         self._notes += 1
         if self._notes > GATHER_RECORDS:
-            self._begin()
+            self._start_gathering()
         else:
-            self._begin_later()
+            self._schedule_flush()
 
-    def _begin_later(self) -> None:
-        if self._later is None and not self._is_busy and not self._is_closed:
-            self._later = asyncio.get_running_loop().call_later(NOTE_SECONDS, self._begin)
+    def _schedule_flush(self) -> None:
+        if self._flush_timer is None and not self._is_busy and not self._is_closed:
+            self._flush_timer = asyncio.get_running_loop().call_later(NOTE_DELAY_SECONDS, self._start_gathering)
 
     async def close(self) -> None:
         self._is_closed = True
         while self._bodies or self._is_busy:
-            await self._all_sent()
-        if self._missed:
-            await self._all_sent()
+            await self._flush()
+        if self._lost:
+            await self._flush()
         await self._sink.close()
 
-    async def _all_sent(self) -> None:
+    async def _flush(self) -> None:
         self._gather_now()
         self._idle = self._idle or self._loop.create_future()
         await asyncio.wait([self._idle])
 
-    def _begin(self) -> None:
+    def _start_gathering(self) -> None:
         if self._is_closed:
             raise TrailError(f"{self._sink.name}: the trail was closed")
         self._gather_now()
 
     def _gather_now(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         if not self._is_busy or self._loop.is_closed():  # with all who waited in it
             self._is_busy, self._loop = True, asyncio.get_running_loop()
-            self._gather_anew()
+            self._gather_again()
 
-    def _gather_anew(self) -> None:
-        self._known, self._until = -1, self._loop.time() + GATHER_SECONDS
+    def _gather_again(self) -> None:
+        self._gathered_count, self._gather_deadline = -1, self._loop.time() + GATHER_SECONDS
         self._loop.call_soon(self._gather)
 
     def _gather(self) -> None:
         """As long as every turn of the loop brings more records, they share the way, which costs most of all."""
-        known, self._known = self._known, len(self._bodies)
-        if known < self._known < self._enough and self._loop.time() < self._until:
+        previous_count, self._gathered_count = self._gathered_count, len(self._bodies)
+        if previous_count < self._gathered_count < self._batch_size and self._loop.time() < self._gather_deadline:
             self._loop.call_soon(self._gather)
         else:
             self._send()
 
     def _send(self) -> None:
-        bodies, thens, changes, missed = self._bodies, self._thens, self._changes, self._missed
-        self._bodies, self._thens, self._changes, self._missed = [], [], {}, Counter()
-        self._notes, self._has_room = 0, False
-        own = []
-        if not self._is_begun:
-            own.append(notice("opened", version=__version__, process=os.getpid(), **asdict(self._limits)))
-        if missed:
-            own.append(notice("gap", **missed))
-        if own:
-            bodies, changes = own + bodies, {len(own) + at: each for at, each in changes.items()}
-        landed = partial(self._landed, thens, len(own), frozenset(changes), missed)
+        bodies, callbacks, changes, lost = self._bodies, self._callbacks, self._changes, self._lost
+        self._bodies, self._callbacks, self._changes, self._lost = [], [], {}, Counter()
+        self._notes, self._has_disk_space = 0, False
+        notices = []
+        if not self._is_opened:
+            notices.append(notice("opened", version=__version__, process=os.getpid(), **asdict(self._limits)))
+        if lost:
+            notices.append(notice("gap", **lost))
+        if notices:
+            bodies, changes = notices + bodies, {len(notices) + at: each for at, each in changes.items()}
+        on_written = partial(self._on_written, callbacks, len(notices), frozenset(changes), lost)
         try:
-            self._sink.append(bodies, changes, self._writer, landed)
+            self._sink.append(bodies, changes, self._writer, on_written)
         except Exception as problem:  # it was closed
-            self._loop.call_soon(landed, None, problem)
+            self._loop.call_soon(on_written, None, problem)
 
-    def _landed(
+    def _on_written(
         self,
-        thens: list[Then | None],
+        callbacks: list[Callback | None],
         first: int,
         changing: frozenset[int],
-        missed: Counter[str],
-        unmet: Collection[int] | None,
+        lost: Counter[str],
+        failed_conditions: Collection[int] | None,
         problem: BaseException | None,
     ) -> None:
         """Those who wait go on, and what they record now goes the same way."""
-        if unmet is None:
-            self._missed += missed
+        if failed_conditions is None:
+            self._lost += lost
         else:
-            self._is_begun = True
-        for at, then in enumerate(thens, first):
-            if unmet is None:
-                trouble = self._missing(then, at in changing, problem)
+            self._is_opened = True
+        for at, callback in enumerate(callbacks, first):
+            if failed_conditions is None:
+                failure = self._write_failure(callback, at in changing, problem)
             else:
-                trouble = UNMET if at in unmet else None
-            if then is not None:
+                failure = CONDITION_FAILED if at in failed_conditions else None
+            if callback is not None:
                 try:
-                    then(trouble)
+                    callback(failure)
                 except BaseException:  # the others have to hear of it too
                     log.exception("whoever waited for a record could not go on")
-        self._enough = len(thens)
+        self._batch_size = len(callbacks)
         if len(self._bodies) == self._notes:  # nobody waits
-            self._rest()
-        elif len(self._bodies) >= self._enough:  # all those who have just gone on are back
+            self._on_idle()
+        elif len(self._bodies) >= self._batch_size:  # all those who have just gone on are back
             self._send()
         else:
-            self._gather_anew()
+            self._gather_again()
 
-    def _rest(self) -> None:
+    def _on_idle(self) -> None:
         self._is_busy = False
         if self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
         if self._notes:
-            self._begin_later()
+            self._schedule_flush()
 
-    def _missing(self, then: Then | None, changes: bool, problem: BaseException | None) -> TrailError | None:
+    def _write_failure(
+        self, callback: Callback | None, changes: bool, problem: BaseException | None
+    ) -> TrailError | None:
         """What is said of a record that could not be written."""
-        if then is None:
-            self._missed["refusals"] += 1
+        if callback is None:
+            self._lost["refusals"] += 1
             return None
         if self._fail_open and not changes:  # an approval that could not be used up is none
-            self._missed["records"] += 1
+            self._lost["records"] += 1
             return None
         failure = TrailError(f"{self._sink.name}: {problem}; nothing was recorded")
         failure.__cause__ = problem
         return failure
 
 
-def _settle(done: asyncio.Future[bool], problem: TrailError | None) -> None:
-    if done.done():
+def _resolve(future: asyncio.Future[bool], problem: TrailError | None) -> None:
+    if future.done():
         return
-    if problem is None or problem is UNMET:
-        done.set_result(problem is None)
+    if problem is None or problem is CONDITION_FAILED:
+        future.set_result(problem is None)
     else:
-        done.set_exception(problem)
+        future.set_exception(problem)
 
 
-def _encoded(record: Record) -> bytes:
-    if type(record) is dict and ("event" not in record or not RESERVED.isdisjoint(record)):
-        raise ValueError(f"a record has an event, and no {', '.join(sorted(RESERVED))} of its own: {sorted(record)}")
+def _encode_record(record: RecordBody) -> bytes:
+    if type(record) is dict and ("event" not in record or not RESERVED_MEMBERS.isdisjoint(record)):
+        raise ValueError(
+            f"a record has an event, and no {', '.join(sorted(RESERVED_MEMBERS))} of its own: {sorted(record)}"
+        )
     body = encode(record)
     if not body.isascii():
-        for character, escape in BREAKS.items():
+        for character, escape in LINE_BREAK_ESCAPES.items():
             body = body.replace(character, escape)
-    if len(body) > MAX_BYTES:
-        raise ValueError(f"a record of {len(body)} bytes: {MAX_BYTES} are the most")
+    if len(body) > MAX_RECORD_BYTES:
+        raise ValueError(f"a record of {len(body)} bytes: {MAX_RECORD_BYTES} are the most")
     return body

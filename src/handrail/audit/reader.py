@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-from handrail.audit.format import TrailError, link_of, records_in, trusted
+from handrail.audit.format import TrailError, authentic_records, position_of, records_in
 from handrail.audit.jsonl import rotated_files
 
 __all__ = ["TrailFile"]
 
 MAGIC = b"SQLite format 3\0"
 # A row has several lines; its number is that of the last.
-ROWS = "SELECT number, line FROM audit WHERE number > ? ORDER BY number"
-BACKWARDS = (
+SELECT_ROWS = "SELECT number, line FROM audit WHERE number > ? ORDER BY number"
+SELECT_BACKWARDS = (
     "SELECT number, line FROM audit WHERE number <= ifnull((SELECT min(number) FROM audit WHERE number >= ?), 1 << 62)"
     " ORDER BY number DESC"
 )
@@ -27,8 +27,8 @@ STEP = 64 * 1024
 # What SQLite writes before the lines of a row: the sizes of its header, of the time (4 or 6 bytes where it is whole)
 # and of the lines, then the time. Of lines that fit into a page the size has two bytes, of which the first is over 127
 # and the second is not: no text in UTF-8 has those after the one before them, whatever it says.
-ROW = re.compile(rb"\x05\x00[\x04\x05\x07][\x80-\xff][\x00-\x7f](?:.{4}|.{6}|.{8})\Z", re.DOTALL)
-ROW_HEAD = 13
+ROW_PATTERN = re.compile(rb"\x05\x00[\x04\x05\x07][\x80-\xff][\x00-\x7f](?:.{4}|.{6}|.{8})\Z", re.DOTALL)
+ROW_HEADER_BYTES = 13
 
 
 class TrailFile:
@@ -58,19 +58,19 @@ class TrailFile:
             for path in rotated_files(self._path):
                 if not os.path.samestat(path.stat(), os.fstat(newest.fileno())):  # it was rotated just now
                     with path.open("rb") as file:
-                        yield from _numbered(path.name, file)
-            yield from _numbered(self._path.name, newest)
+                        yield from _numbered_lines(path.name, file)
+            yield from _numbered_lines(self._path.name, newest)
 
     @property
     def span(self) -> tuple[int, int]:
         """The numbers of the first record and the last; 0 where there is none."""
         if self._is_database:
             with closing(self._connect()) as db:
-                oldest = db.execute(ROWS + " LIMIT 1", (0,)).fetchone()
+                oldest = db.execute(SELECT_ROWS + " LIMIT 1", (0,)).fetchone()
                 (last,) = db.execute("SELECT max(number) FROM audit").fetchone()
                 return (_records(*oldest)[0][0], last) if oldest else (0, 0)
-        firsts = (link_of(line) for path in self._files for line in _beginning(path))
-        first = next((link.number for link in firsts if link), 0)
+        firsts = (position_of(line) for path in self._files for line in _first_line(path))
+        first = next((position.number for position in firsts if position), 0)
         return first, next((number for number, _ in self.newest_first()), 0)
 
     def newest_first(self, before: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -78,27 +78,27 @@ class TrailFile:
         if self._is_database:
             before = before or 1 << 62
             with closing(self._connect()) as db:
-                for row in db.execute(BACKWARDS, (before,)):
+                for row in db.execute(SELECT_BACKWARDS, (before,)):
                     yield from (each for each in reversed(_records(*row)) if each[0] < before)
             return
         number = before
         for path in reversed(self._files):
             with path.open("rb") as file:
-                end = _place(file, before) if before else file.seek(0, os.SEEK_END)
+                end = _offset_of(file, before) if before else file.seek(0, os.SEEK_END)
                 for line in _backwards(file, end):
-                    link = link_of(line)
-                    number = link.number if link else number - 1
+                    position = position_of(line)
+                    number = position.number if position else number - 1
                     yield number, line
 
-    def salvaged(self) -> Iterator[bytes]:
+    def salvage(self) -> Iterator[bytes]:
         """All whole records that can still be found, in order, whatever has become of the file.
 
         Not what only looks like a record: a store keeps what callers sent and were sent in the same file.
         """
-        for line in trusted(self._remains()):
+        for line in authentic_records(self._candidates()):
             yield line + b"\n"
 
-    def _remains(self) -> Iterator[tuple[bytes, bool]]:
+    def _candidates(self) -> Iterator[tuple[bytes, bool]]:
         """Records, and whether each stands where one is written: of rows that SQLite can read, then of files.
 
         A record of less than a page is in one piece.
@@ -106,17 +106,17 @@ class TrailFile:
         if not self._is_database:
             for path in self._files:
                 with suppress(FileNotFoundError):
-                    yield from _at_line_starts(path.read_bytes())
+                    yield from _line_records(path.read_bytes())
             return
         with suppress(sqlite3.Error), closing(self._connect()) as db:
             (last,) = db.execute("SELECT max(number) FROM audit").fetchone()
             for number in range(1, (last or 0) + 1):
                 with suppress(sqlite3.Error):  # what is on other pages can be read
                     for row in db.execute("SELECT line FROM audit WHERE number = ?", (number,)):
-                        yield from _at_line_starts(row[0])
+                        yield from _line_records(row[0])
         for path in (Path(f"{self._path}-wal"), self._path):
             with suppress(FileNotFoundError):
-                yield from _in_rows(path.read_bytes())
+                yield from _row_records(path.read_bytes())
 
     @property
     def _files(self) -> list[Path]:
@@ -124,31 +124,31 @@ class TrailFile:
 
     def _rows(self, after: int) -> Iterator[tuple[str, bytes]]:
         with closing(self._connect()) as db:
-            for row in db.execute(ROWS, (after,)):
+            for row in db.execute(SELECT_ROWS, (after,)):
                 for number, line in _records(*row):
                     if number > after:
                         yield f"{self._path.name}, record {number}", line + b"\n"
             if after:
                 return
-            (told,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            if told != "ok":
-                raise sqlite3.DatabaseError(told)
+            (check_result,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if check_result != "ok":
+                raise sqlite3.DatabaseError(check_result)
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{quote(str(self._path.absolute()))}?mode=ro", uri=True)
 
 
-def _at_line_starts(data: bytes) -> Iterator[tuple[bytes, bool]]:
+def _line_records(data: bytes) -> Iterator[tuple[bytes, bool]]:
     for at, line in records_in(data):
         yield line, at == 0 or data[at - 1 : at] == b"\n"
 
 
-def _in_rows(data: bytes) -> Iterator[tuple[bytes, bool]]:
+def _row_records(data: bytes) -> Iterator[tuple[bytes, bool]]:
     """Records in the pages of a database: placed if they begin a row of the table `audit`, or follow one that is."""
     end = -1  # of the last that is
     for at, line in records_in(data):
         follows = end == at - 1 and data[end:at] == b"\n"
-        is_placed = follows or ROW.search(data, max(0, at - ROW_HEAD), at) is not None
+        is_placed = follows or ROW_PATTERN.search(data, max(0, at - ROW_HEADER_BYTES), at) is not None
         if is_placed:
             end = at + len(line)
         yield line, is_placed
@@ -156,16 +156,16 @@ def _in_rows(data: bytes) -> Iterator[tuple[bytes, bool]]:
 
 def _records(number: int, lines: bytes) -> list[tuple[int, bytes]]:
     """Those of a row, with their numbers, or the ones they should have."""
-    found = lines.split(b"\n")
-    return list(enumerate(found, number - len(found) + 1))
+    row_lines = lines.split(b"\n")
+    return list(enumerate(row_lines, number - len(row_lines) + 1))
 
 
-def _beginning(path: Path) -> Iterator[bytes]:
+def _first_line(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         yield file.readline()
 
 
-def _place(file: BinaryIO, number: int) -> int:
+def _offset_of(file: BinaryIO, number: int) -> int:
     """Where the line of record `number`, or the first after it, begins."""
     last, low, high = 0, 0, file.seek(0, os.SEEK_END)
     while low < high:
@@ -173,15 +173,15 @@ def _place(file: BinaryIO, number: int) -> int:
         file.seek(max(0, middle - 1))
         if middle:
             file.readline()
-        link = None
-        while link is None and file.tell() < high:  # what is no record says nothing
-            link = link_of(file.readline())
-        if link is not None and link.number < number:
-            last, low = link.number, file.tell()
+        position = None
+        while position is None and file.tell() < high:  # what is no record says nothing
+            position = position_of(file.readline())
+        if position is not None and position.number < number:
+            last, low = position.number, file.tell()
         else:
             high = middle
     file.seek(low)
-    while (last := last + 1) < number and (line := file.readline()) and link_of(line) is None:
+    while (last := last + 1) < number and (line := file.readline()) and position_of(line) is None:
         low = file.tell()  # no record, where one should be
     return low
 
@@ -204,6 +204,6 @@ def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
             is_torn = False
 
 
-def _numbered(name: str, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
+def _numbered_lines(name: str, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
     for i, line in enumerate(file, 1):
         yield f"{name}:{i}", line

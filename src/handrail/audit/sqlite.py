@@ -15,19 +15,19 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from handrail.audit.format import DAY, ORIGIN, Limits, Link, frame, link_of, notice
+from handrail.audit.format import DAY_SECONDS, ORIGIN, ChainPosition, Retention, frame, notice, position_of
 from handrail.stores import Delete, Put
-from handrail.stores.sqlite import STEP, SqliteStore, commit
+from handrail.stores.sqlite import MAX_BATCH_ROWS, SqliteStore, commit
 
 __all__ = ["SqliteTable"]
 
 log = logging.getLogger("handrail")
 
-ROW_BYTES = 8000  # what fits into one page of the file: a record that spans two is lost with either
-TRIM_SECONDS = 1.0
+MAX_ROW_BYTES = 8000  # what fits into one page of the file: a record that spans two is lost with either
+TRIM_INTERVAL_SECONDS = 1.0
 
-AT_OR_AFTER = "SELECT number, time FROM audit WHERE number >= ? ORDER BY number LIMIT 1"
-OLDEST = "SELECT number, time FROM audit WHERE time <= ? ORDER BY number LIMIT ?"
+SELECT_AT_OR_AFTER = "SELECT number, time FROM audit WHERE number >= ? ORDER BY number LIMIT 1"
+SELECT_OLDEST = "SELECT number, time FROM audit WHERE time <= ? ORDER BY number LIMIT ?"
 
 Changes = tuple[Put | Delete, ...]
 
@@ -35,13 +35,13 @@ Changes = tuple[Put | Delete, ...]
 class SqliteTable:
     """The table `audit` of a store's file, written in the store's own transactions."""
 
-    def __init__(self, store: SqliteStore, limits: Limits, path: Path | None = None) -> None:
+    def __init__(self, store: SqliteStore, limits: Retention, path: Path | None = None) -> None:
         self.name = str(path or "audit trail")
         self.path = store.path
         self._store = store
-        self._is_ours = path is not None
+        self._owns_store = path is not None
         self._limits = limits
-        self._trimmed = float("-inf")
+        self._trimmed_at = float("-inf")
         self._last = ORIGIN  # of what we have written, and is on the disk
         self._db: Connection | None = None  # in which it is
 
@@ -50,46 +50,46 @@ class SqliteTable:
         bodies: list[bytes],
         changes: Mapping[int, Changes],
         writer: bytes,
-        then: Callable[[Any, BaseException | None], None],
+        callback: Callable[[Any, BaseException | None], None],
     ) -> None:
-        self._store.writer.start(partial(self._append, bodies, changes, writer), partial(self._appended, then))
+        self._store.writer.submit(partial(self._append, bodies, changes, writer), partial(self._on_appended, callback))
 
     async def close(self) -> None:
-        if self._is_ours:
+        if self._owns_store:
             await self._store.close()
 
-    def _appended(
+    def _on_appended(
         self,
-        then: Callable[[Any, BaseException | None], None],
-        done: tuple[Collection[int], Link, Connection] | None,
+        callback: Callable[[Any, BaseException | None], None],
+        result: tuple[Collection[int], ChainPosition, Connection] | None,
         problem: BaseException | None,
     ) -> None:
         unmet = None
-        if done is not None:
-            unmet, self._last, self._db = done
-        then(unmet, problem)
+        if result is not None:
+            unmet, self._last, self._db = result
+        callback(unmet, problem)
 
     def _append(
         self, bodies: list[bytes], changes: Mapping[int, Changes], writer: bytes, db: Connection, now: float
-    ) -> tuple[Collection[int], Link, Connection]:
+    ) -> tuple[Collection[int], ChainPosition, Connection]:
         newest = db.execute("SELECT number, line FROM audit ORDER BY number DESC LIMIT 1").fetchone()
-        last = _end(*newest) if newest else self._last
+        last = _last_position(*newest) if newest else self._last
         unmet = [at for at, each in changes.items() if not commit(each, db, now)]
         if unmet:
             bodies = [body for at, body in enumerate(bodies) if at not in unmet]
-        if db is not self._db and self._last != ORIGIN and not _has(self._last, db):
+        if db is not self._db and self._last != ORIGIN and not _has_position(self._last, db):
             log.error("audit: %s was deleted or replaced: records up to %d are not in it", self.path, self._last.number)
             bodies = [notice("replaced", to=self._last.number, digest=self._last.hash.decode()), *bodies]
-        if self._limits != Limits() and not 0 <= now - self._trimmed < TRIM_SECONDS:
+        if self._limits != Retention() and not 0 <= now - self._trimmed_at < TRIM_INTERVAL_SECONDS:
             bodies = [*bodies, *_trim(self._limits, db, now)]
-            self._trimmed = now
+            self._trimmed_at = now
         lines, end = frame(bodies, writer, now, last)
         number = last.number
         rows: list[tuple[int, float, bytes]] = []
         row: list[bytes] = []
         size = 0
         for line in lines:
-            if row and size + len(line) > ROW_BYTES:
+            if row and size + len(line) > MAX_ROW_BYTES:
                 rows.append((number, now, b"\n".join(row)))
                 row, size = [], 0
             row.append(line)
@@ -101,49 +101,49 @@ class SqliteTable:
         return unmet, end, db
 
 
-def _end(number: int, lines: bytes) -> Link:
+def _last_position(number: int, lines: bytes) -> ChainPosition:
     """The last record of a row."""
-    link = link_of(lines[lines.rfind(b"\n") + 1 :])
-    return Link(number, link.hash if link else ORIGIN.hash)
+    position = position_of(lines[lines.rfind(b"\n") + 1 :])
+    return ChainPosition(number, position.hash if position else ORIGIN.hash)
 
 
-def _has(link: Link, db: Connection) -> bool:
-    row = db.execute("SELECT line FROM audit WHERE number >= ? ORDER BY number LIMIT 1", (link.number,)).fetchone()
-    return row is not None and link in map(link_of, row[0].split(b"\n"))
+def _has_position(position: ChainPosition, db: Connection) -> bool:
+    row = db.execute("SELECT line FROM audit WHERE number >= ? ORDER BY number LIMIT 1", (position.number,)).fetchone()
+    return row is not None and position in map(position_of, row[0].split(b"\n"))
 
 
-def _trim(limits: Limits, db: Connection, now: float) -> list[bytes]:
+def _trim(limits: Retention, db: Connection, now: float) -> list[bytes]:
     """Delete what is too old or too much, and tell where the trail begins by now."""
-    to = max(_too_old(limits.keep_days * DAY, db, now), _too_much(limits.max_megabytes * 1_000_000, db))
+    to = max(_too_old(limits.keep_days * DAY_SECONDS, db, now), _too_much(limits.max_megabytes * 1_000_000, db))
     if not to:
         return []
     (lines,) = db.execute("SELECT line FROM audit WHERE number = ?", (to,)).fetchone()
     db.execute("DELETE FROM audit WHERE number <= ?", (to,))
-    return [notice("trimmed", to=to, digest=_end(to, lines).hash.decode(), **asdict(limits))]
+    return [notice("trimmed", to=to, digest=_last_position(to, lines).hash.decode(), **asdict(limits))]
 
 
-def _too_old(keep: float, db: Connection, now: float) -> int:
+def _too_old(keep_seconds: float, db: Connection, now: float) -> int:
     """Return the number up to which records are too old, by the time that the records themselves have reached.
 
     The last of them is left: it shows that those before it were too old. Nothing is done until there is a day too much,
     or a tenth: else there would always be something to tell. Records from a future, written while the clock was wrong,
     are as old as those around them.
     """
-    if not keep:
+    if not keep_seconds:
         return 0
-    slack = min(DAY, keep / 10)
-    first = db.execute(OLDEST, (now + slack, 2)).fetchall()
-    if len(first) < 2 or first[1][1] >= now - keep - slack:
+    slack = min(DAY_SECONDS, keep_seconds / 10)
+    first = db.execute(SELECT_OLDEST, (now + slack, 2)).fetchall()
+    if len(first) < 2 or first[1][1] >= now - keep_seconds - slack:
         return 0
-    limit = _reached(now, slack, db) - keep
-    old = [*takewhile(lambda row: row[1] < limit, db.execute(OLDEST, (now + slack, STEP)).fetchall())]
+    limit = _settled_time(now, slack, db) - keep_seconds
+    old = [*takewhile(lambda row: row[1] < limit, db.execute(SELECT_OLDEST, (now + slack, MAX_BATCH_ROWS)).fetchall())]
     if len(old) < 2 or old[1][1] >= limit - slack:
         return 0
     (to,) = db.execute("SELECT max(number) FROM audit WHERE number < ?", (old[-1][0],)).fetchone()
     return int(to)
 
 
-def _reached(now: float, slack: float, db: Connection) -> float:
+def _settled_time(now: float, slack: float, db: Connection) -> float:
     """Return the time now, as far as records that are at least `slack` old speak for it.
 
     A clock that is far ahead for less than that makes no record older than it is.
@@ -152,26 +152,28 @@ def _reached(now: float, slack: float, db: Connection) -> float:
     settled = float("-inf")
     while low <= high:  # they are in the order of their times, or something is kept for longer
         middle = (low + high) // 2
-        number, written = db.execute(AT_OR_AFTER, (middle,)).fetchone()
-        if written <= now - slack:
-            settled, low = written, number + 1
+        number, row_time = db.execute(SELECT_AT_OR_AFTER, (middle,)).fetchone()
+        if row_time <= now - slack:
+            settled, low = row_time, number + 1
         else:
             high = middle - 1
     return settled + slack
 
 
-def _too_much(most: int, db: Connection) -> int:
+def _too_much(max_bytes: int, db: Connection) -> int:
     """Return the number up to which records have to go for the file to be a tenth below its limit."""
-    if not most:
+    if not max_bytes:
         return 0
     pages, free, size = (
         db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )
-    excess = (pages - free) * size - most
+    excess = (pages - free) * size - max_bytes
     if excess <= 0:
         return 0
-    to, excess = 0, excess + most // 10
-    rows = db.execute("SELECT number, length(line) FROM audit ORDER BY number LIMIT ?", (STEP + 1,)).fetchall()
+    to, excess = 0, excess + max_bytes // 10
+    rows = db.execute(
+        "SELECT number, length(line) FROM audit ORDER BY number LIMIT ?", (MAX_BATCH_ROWS + 1,)
+    ).fetchall()
     for number, length in rows[:-1]:
         if excess <= 0:
             break

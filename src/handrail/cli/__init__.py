@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from handrail import __version__
-from handrail.cli.exit_codes import Code, Usage, code_of
-from handrail.cli.parser import parser
+from handrail.cli.exit_codes import ExitCode, UsageError, exit_code_for
+from handrail.cli.parser import build_parser
 from handrail.errors import CallTimeout, HandrailError
 
 __all__ = ["main"]
@@ -31,25 +31,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except SystemExit as end:  # by argparse, after it has printed the help
-        return end.code if isinstance(end.code, int) else Code.OK
+        return end.code if isinstance(end.code, int) else ExitCode.OK
     except BrokenPipeError:  # whoever read us has seen enough; nor shall Python complain when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Code.OK
+        return ExitCode.OK
     except (HandrailError, KeyboardInterrupt) as problem:
-        return _complain(problem, "--json" in words)
+        return _report_error(problem, "--json" in words)
     except BaseException as problem:  # also asyncio's CancelledError, which is no Exception
         if isinstance(problem, OSError) and problem.filename is not None:  # no bug: a place that cannot be used
-            return _complain(Usage(f"{problem.filename}: {problem.strerror}"), "--json" in words)
+            return _report_error(UsageError(f"{problem.filename}: {problem.strerror}"), "--json" in words)
         if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _complain(Usage(f"standard output: {problem.strerror}"), "--json" in words)
+            return _report_error(UsageError(f"standard output: {problem.strerror}"), "--json" in words)
         # The edge of the process: a traceback with Python's own exit code would be taken for a tool that failed.
         import_module("traceback").print_exc()
-        return Code.BUG
+        return ExitCode.BUG
 
 
 def _run(words: list[str]) -> int:
-    root = parser()
+    root = build_parser()
     args = root.parse_args(words)
     if args.version:
         python = ".".join(map(str, sys.version_info[:3]))
@@ -57,14 +57,14 @@ def _run(words: list[str]) -> int:
             print(f'{{"handrail": "{__version__}", "python": "{python}"}}')
         else:
             print(f"handrail {__version__} (Python {python})")
-        return Code.OK
+        return ExitCode.OK
     if args.verb is None:
         root.print_help(sys.stderr)
-        return Code.USAGE
-    from handrail.cli.terminal import Screen, hear_logs  # not for a help text
+        return ExitCode.USAGE
+    from handrail.cli.terminal import Screen, setup_logs_and_signals  # not for a help text
 
     if args.verb != "serve":
-        hear_logs()
+        setup_logs_and_signals()
     module = import_module(f"handrail.cli.{_MODULES.get(args.verb, args.verb)}")
     screen = Screen(args.json, args.color)
     try:
@@ -75,21 +75,21 @@ def _run(words: list[str]) -> int:
     return code
 
 
-def _complain(problem: BaseException, as_json: bool) -> int:
+def _report_error(problem: BaseException, as_json: bool) -> int:
     from handrail.cli.lines import message
-    from handrail.text.controls import continued
+    from handrail.text.controls import escape_with_continuations
 
-    code = code_of(problem)
+    code = exit_code_for(problem)
     if isinstance(problem, CallTimeout):
         problem.hint = "--timeout gives it longer"
-    text = str(problem) or code.says
+    text = str(problem) or code.description
     if as_json:
         from handrail.cli.terminal import json_text
 
-        told = {"error": {"code": int(code), "kind": code.name.lower(), "message": text}}
-        print(json_text(told), file=sys.stderr)
+        payload = {"error": {"code": int(code), "kind": code.name.lower(), "message": text}}
+        print(json_text(payload), file=sys.stderr)
         return code
-    if isinstance(problem, Usage) and problem.details:
-        print(continued(problem.details.rstrip("\n")), file=sys.stderr)
+    if isinstance(problem, UsageError) and problem.details:
+        print(escape_with_continuations(problem.details.rstrip("\n")), file=sys.stderr)
     print(message(text), file=sys.stderr)
     return code

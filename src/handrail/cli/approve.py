@@ -14,18 +14,18 @@ from shutil import get_terminal_size
 
 from msgspec import to_builtins
 
-from handrail.approvals.queue import Approval, ApprovalError, Desk
+from handrail.approvals.queue import Approval, ApprovalError, ApprovalQueue
 from handrail.audit.log import DATABASES, open_trail
-from handrail.cli.arguments import document, seconds
-from handrail.cli.exit_codes import Code, Usage
-from handrail.cli.guarded_server import Guarded
-from handrail.cli.prompts import aside
+from handrail.cli.arguments import parse_document, parse_seconds
+from handrail.cli.exit_codes import ExitCode, UsageError
+from handrail.cli.guarded_server import CommandConfig
+from handrail.cli.prompts import run_in_daemon_thread
 from handrail.cli.terminal import Screen
 from handrail.client.state_dir import state_folder
 from handrail.guards.limits import LOCAL
 from handrail.model import Object
 from handrail.stores.sqlite import SqliteStore
-from handrail.text.controls import inert, one_line
+from handrail.text.controls import escape, one_line
 
 if sys.platform != "win32":
     import pwd
@@ -45,85 +45,89 @@ def run_approve(args: Namespace, screen: Screen) -> int:
 
 
 async def _run(args: Namespace, screen: Screen) -> int:
-    guarded = Guarded(args)
-    kept, file = guarded.config.audit, guarded.store_file()
-    audit = guarded.config.audit_file(state_folder(os.environ)) if kept.on else None
+    command_config = CommandConfig(args)
+    audit_config, file = command_config.config.audit, command_config.store_file()
+    audit = command_config.config.audit_file(state_folder(os.environ)) if audit_config.on else None
     if args.audit:
         audit = file = Path(args.audit)
         if file.suffix not in DATABASES or not file.is_file():
-            raise Usage(f"--audit: {file}: not the file of an audit in which approvals wait ({', '.join(DATABASES)})")
+            raise UsageError(
+                f"--audit: {file}: not the file of an audit in which approvals wait ({', '.join(DATABASES)})"
+            )
     if args.where and args.remember is None:
-        raise Usage("--where: a condition on what is remembered; add --remember 2h, or leave it out")
+        raise UsageError("--where: a condition on what is remembered; add --remember 2h, or leave it out")
     if not file.exists():
         nothing = f"{file}: nothing has been served from here, so nothing can wait"
         if args.id or args.revoke:
-            raise Usage(f"{args.id or args.revoke}: there is no such thing; {nothing}")
+            raise UsageError(f"{args.id or args.revoke}: there is no such thing; {nothing}")
         screen.note(nothing)
         if screen.as_json and not args.watch:
             screen.data([])
-        return Code.OK
-    store, trail = guarded.store(file), None
+        return ExitCode.OK
+    store, trail = command_config.store(file), None
     if audit is not None:
-        trail = open_trail(store if audit == file else audit, kept.kept, store=store)
+        trail = open_trail(store if audit == file else audit, audit_config.kept, store=store)
     try:
-        return await _Clerk(Desk(store, guarded.config.approvals, trail=trail), store, args, screen).work()
+        return await _ApprovalSession(
+            ApprovalQueue(store, command_config.config.approvals, trail=trail), store, args, screen
+        ).work()
     finally:
         if trail is not None:
             await trail.close()
         await store.close()
 
 
-class _Clerk:
-    def __init__(self, desk: Desk, store: SqliteStore, args: Namespace, screen: Screen) -> None:
+class _ApprovalSession:
+    def __init__(self, desk: ApprovalQueue, store: SqliteStore, args: Namespace, screen: Screen) -> None:
         self._desk = desk
         self._store = store
         self._args = args
         self._screen = screen
-        self._rung = set[str]()  # questions that the bell has told of
-        self._who = f"operator {_user()}"
+        self._announced_ids = set[str]()  # questions that the bell has told of
+        self._operator = f"operator {_user()}"
 
     async def work(self) -> int:
         args = self._args
         if args.remembered:
             return await self._remembered()
         if args.revoke:
-            if not await self._desk.revoke(args.revoke, by=self._who):
-                raise Usage(f"{args.revoke}: nothing of that name is remembered")
+            if not await self._desk.revoke(args.revoke, by=self._operator):
+                raise UsageError(f"{args.revoke}: nothing of that name is remembered")
             self._screen.note(f"{args.revoke}: forgotten; the next such call asks again")
-            return Code.OK
+            return ExitCode.OK
         if args.id is None:
             return await (self._watch() if args.watch else self._all())
         approval = await self._desk.get(args.id)
         if approval is None:
-            raise Usage(f"{args.id}: there is no such approval")
+            raise UsageError(f"{args.id}: there is no such approval")
         if args.answer is None:
             await self._show(approval)
-            return await self._ask(approval) if approval.state == "pending" else Code.OK
+            return await self._ask(approval) if approval.state == "pending" else ExitCode.OK
         return await self._decide(approval, args.answer)
 
     async def _all(self) -> int:
         waiting = await self._desk.open()
         if self._screen.as_json:
-            self._screen.data([_told(each, await self._desk.is_attended(each)) for each in waiting])
+            self._screen.data([_approval_json(each, await self._desk.is_caller_waiting(each)) for each in waiting])
         elif not waiting:
-            self._screen.say("nothing waits for an approval")
+            self._screen.write("nothing waits for an approval")
         else:
             for approval in waiting:
                 await self._present(approval)
-        return Code.OK
+        return ExitCode.OK
 
     async def _watch(self) -> int:
-        seen: set[str] = set()
+        presented_ids: set[str] = set()
         if self._can_ask:
             self._screen.note("waiting for calls to approve; Ctrl-C ends")
         while True:
-            async with self._store.subscribe("approvals") as news:
-                fresh = [each for each in await self._desk.open() if each.id not in seen]
-                if not fresh:
-                    await anext(news)
-            for approval in fresh:  # not while listening: a person may take longer than news are kept
-                seen.add(approval.id)
-                if self._can_ask and approval.id not in self._rung:
+            async with self._store.subscribe("approvals") as notifications:
+                new_approvals = [each for each in await self._desk.open() if each.id not in presented_ids]
+                if not new_approvals:
+                    await anext(notifications)
+            for approval in new_approvals:  # not while listening: a person may take longer than news are kept
+                presented_ids.add(approval.id)
+                if self._can_ask and approval.id not in self._announced_ids:
                     self._ring(approval)
                 await self._present(approval)
 
@@ -133,49 +137,54 @@ class _Clerk:
         return not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty()
 
     def _ring(self, approval: Approval) -> None:
-        self._rung.add(approval.id)
+        self._announced_ids.add(approval.id)
         self._screen.ring()
 
     async def _present(self, approval: Approval) -> None:
         """Show it, and ask if somebody is there to answer."""
-        found = await self._desk.get(approval.id)
-        if found is None or found.state != "pending":
+        current = await self._desk.get(approval.id)
+        if current is None or current.state != "pending":
             return  # decided while another one was looked at
-        await self._show(found)
+        await self._show(current)
         if self._can_ask:
-            await self._ask(found)
+            await self._ask(current)
 
     async def _remembered(self) -> int:
         grants = await self._desk.grants()
         if self._screen.as_json:
             self._screen.data(to_builtins(grants))
-            return Code.OK
+            return ExitCode.OK
         for each in grants:
-            shown = one_line(json.dumps({**each.arguments, **each.matching}, ensure_ascii=False), 100)
+            arguments_text = one_line(json.dumps({**each.arguments, **each.matching}, ensure_ascii=False), 100)
             who, tool = one_line(each.principal), one_line(each.tool)
             good = "" if each.allowed_by else "; of an earlier version, and asked about again"
             until = f"until {_time(each.until)}, by {one_line(each.by)}{good}"
-            self._screen.say(f"{each.id}  {who}  {tool}  {shown}  {until}")
-        return Code.OK
+            self._screen.write(f"{each.id}  {who}  {tool}  {arguments_text}  {until}")
+        return ExitCode.OK
 
     async def _show(self, approval: Approval) -> None:
         """All of it: what is agreed to must have been seen."""
-        is_attended = await self._desk.is_attended(approval)
+        is_attended = await self._desk.is_caller_waiting(approval)
         if self._screen.as_json:
-            self._screen.data(_told(approval, is_attended))
+            self._screen.data(_approval_json(approval, is_attended))
             return
-        asked, paint, say, plain = approval.asked, self._screen.paint, self._screen.say, partial(inert, lines=False)
-        tool = paint(plain(asked.tool), "bold")
-        title = f"{plain(asked.title)} ({tool})" if asked.title not in ("", asked.tool) else tool
+        request, paint, say, plain = (
+            approval.asked,
+            self._screen.paint,
+            self._screen.write,
+            partial(escape, lines=False),
+        )
+        tool = paint(plain(request.tool), "bold")
+        title = f"{plain(request.title)} ({tool})" if request.title not in ("", request.tool) else tool
         state = STATES.get((approval.state, is_attended), approval.state)
-        say(f"{paint(approval.id, 'bold')}  {title} on {plain(asked.server)}  {state}")
-        if asked.description:
-            say(f"  {one_line(asked.description, MAX_DESCRIPTION)}")
-        client = f" with {one_line(asked.client, 40)}" if asked.client else ""  # its own words: not a line of them
+        say(f"{paint(approval.id, 'bold')}  {title} on {plain(request.server)}  {state}")
+        if request.description:
+            say(f"  {one_line(request.description, MAX_DESCRIPTION)}")
+        client = f" with {one_line(request.client, 40)}" if request.client else ""  # its own words: not a line of them
         when = f"at {_time(approval.created)}, until {_time(approval.expires)}"
-        say(f"  asked by {plain(asked.principal)}{client} {when}")
-        say(f"  because {plain(asked.why)} ({plain(asked.rule)})")
-        self._quote(json.dumps(asked.arguments, indent=2, ensure_ascii=False))
+        say(f"  asked by {plain(request.principal)}{client} {when}")
+        say(f"  because {plain(request.why)} ({plain(request.rule)})")
+        self._quote(json.dumps(request.arguments, indent=2, ensure_ascii=False))
         if approval.preview:
             say("  preview:")
             self._quote(approval.preview)
@@ -185,99 +194,103 @@ class _Clerk:
     def _quote(self, text: str) -> None:
         """Foreign text, each line marked as such."""
         room = max(20, get_terminal_size().columns - 4)
-        for line in inert(text).splitlines():
+        for line in escape(text).splitlines():
             step = room if line.isascii() else room // 2
             for at in range(0, len(line), step):  # a line the terminal breaks could pass for two of ours
-                self._screen.say(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
+                self._screen.write(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
 
     async def _ask(self, approval: Approval) -> int:
-        self._screen.say("  y allows it, y 2h for two hours; words after y or n are a note to its caller")
+        self._screen.write("  y allows it, y 2h for two hours; words after y or n are a note to its caller")
         sys.stdout.flush()
         answer, words = "", list[str]()
         while answer not in ANSWERS:
-            typed = await self._screen.read_live("Allow it? [y/N/e(dit)/s(kip)] ", partial(self._left, approval))
+            typed = await self._screen.read_live("Allow it? [y/N/e(dit)/s(kip)] ", partial(self._time_left, approval))
             if typed is None:
-                return await self._over(approval)
+                return await self._report_end(approval)
             answer, *words = (typed or "n").split()
             answer = answer.lower()
         if answer in ("s", "skip"):
-            return Code.OK
-        remember = words.pop(0) if words and ANSWERS[answer] == "yes" and seconds(words[0]) is not None else None
+            return ExitCode.OK
+        remember = words.pop(0) if words and ANSWERS[answer] == "yes" and parse_seconds(words[0]) is not None else None
         try:
             return await self._decide(approval, ANSWERS[answer], " ".join(words), remember)
-        except (ApprovalError, Usage) as problem:  # others may still wait
+        except (ApprovalError, UsageError) as problem:  # others may still wait
             self._screen.note(str(problem))
-            return Code.USAGE
+            return ExitCode.USAGE
 
-    async def _left(self, approval: Approval) -> str | None:
+    async def _time_left(self, approval: Approval) -> str | None:
         """How long it can still be decided, for a line that is drawn each second; None: it is over."""
-        found = await self._desk.get(approval.id)
-        left = round(approval.expires - self._desk.now())
-        if found is None or found.state != "pending" or left <= 0:
+        current = await self._desk.get(approval.id)
+        seconds_left = round(approval.expires - self._desk.now())
+        if current is None or current.state != "pending" or seconds_left <= 0:
             return None
         others = [each for each in await self._desk.open() if each.id != approval.id]
         for each in others if self._args.watch else ():
-            if each.id not in self._rung:
+            if each.id not in self._announced_ids:
                 self._ring(each)
         more = f", {len(others)} more wait{'s' if len(others) == 1 else ''}" if others else ""
-        caller = "" if await self._desk.is_attended(approval) else "; its caller has left: it runs if it calls again"
-        return f"  {left // 60}:{left % 60:02} left{more}{caller}"
+        caller = (
+            "" if await self._desk.is_caller_waiting(approval) else "; its caller has left: it runs if it calls again"
+        )
+        return f"  {seconds_left // 60}:{seconds_left % 60:02} left{more}{caller}"
 
-    async def _over(self, approval: Approval) -> int:
+    async def _report_end(self, approval: Approval) -> int:
         """The question was not answered here: the end of the input, or it has ended meanwhile."""
-        found = await self._desk.get(approval.id)
-        if found is not None and found.state != "pending":
-            by = f" by {found.by}" if found.by else ""
-            self._screen.note(f"{approval.id}: has been {found.state}{by} meanwhile")
-        elif found is None or self._desk.now() >= found.expires:
+        current = await self._desk.get(approval.id)
+        if current is not None and current.state != "pending":
+            by = f" by {current.by}" if current.by else ""
+            self._screen.note(f"{approval.id}: has been {current.state}{by} meanwhile")
+        elif current is None or self._desk.now() >= current.expires:
             self._screen.note(f"{approval.id}: nobody decided in time")
-        return Code.OK
+        return ExitCode.OK
 
     async def _decide(self, approval: Approval, answer: str, note: str = "", remembered: str | None = None) -> int:
         args, edited = self._args, None
-        wanted = remembered or args.remember
+        duration = remembered or args.remember
         if answer == "edit":
             text = args.arguments_json
             if text is None:
-                text = await aside(self._screen.read, "Arguments to run with, as JSON: ")
-            edited = document(text or "")
-        if (remember := seconds(wanted or "0s")) is None:
-            raise Usage(f"--remember: {wanted!r} is not a time such as 30m, 2h or 7d")
+                text = await run_in_daemon_thread(self._screen.read, "Arguments to run with, as JSON: ")
+            edited = parse_document(text or "")
+        if (remember := parse_seconds(duration or "0s")) is None:
+            raise UsageError(f"--remember: {duration!r} is not a time such as 30m, 2h or 7d")
         if remember and answer != "yes":
-            raise Usage(f"--remember: only a yes to the call as it was made can be remembered, not {answer!r}")
-        made = await self._desk.decide(
+            raise UsageError(f"--remember: only a yes to the call as it was made can be remembered, not {answer!r}")
+        outcome = await self._desk.decide(
             approval.id,
             answer != "no",
-            by=self._who,
+            by=self._operator,
             who=LOCAL,  # whoever types here is the user of this machine
             note=note or args.note or "",
             edited=edited,
             remember=remember,
             matching=_conditions(args.where),
         )
-        kept = [each for each in await self._desk.grants() if each.approval == made.id] if remember else []
-        until = f", and remembered until {_time(kept[0].until)}" if kept else ""  # there is a longest time
-        self._screen.note(f"{made.id}: {made.state}{until}")
-        return Code.OK
+        grants = [each for each in await self._desk.grants() if each.approval == outcome.id] if remember else []
+        until = f", and remembered until {_time(grants[0].until)}" if grants else ""  # there is a longest time
+        self._screen.note(f"{outcome.id}: {outcome.state}{until}")
+        return ExitCode.OK
 
 
-def _told(approval: Approval, is_attended: bool) -> Object:
+def _approval_json(approval: Approval, is_attended: bool) -> Object:
     """An approval for programs."""
     caller = "waiting" if is_attended else "left"
     return {**to_builtins(approval), "caller": caller, "used": approval.state == "consumed"}
 
 
 def _conditions(words: list[str]) -> dict[str, Object]:
-    found: dict[str, Object] = {}
+    conditions: dict[str, Object] = {}
     for word in words:
         name, _, condition = word.partition("=")
         try:
-            found[name] = json.loads(condition)
+            conditions[name] = json.loads(condition)
         except ValueError:
-            found[name] = {}
-        if not isinstance(found[name], dict) or not found[name]:
-            raise Usage(f"--where: {word!r} is not an argument and its condition, such as 'amount={{\"under\": 100}}'")
-    return found
+            conditions[name] = {}
+        if not isinstance(conditions[name], dict) or not conditions[name]:
+            raise UsageError(
+                f"--where: {word!r} is not an argument and its condition, such as 'amount={{\"under\": 100}}'"
+            )
+    return conditions
 
 
 def _user() -> str:

@@ -18,15 +18,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from handrail import jsonrpc
-from handrail.cli.exit_codes import Usage
+from handrail.cli.exit_codes import UsageError
 from handrail.model import Json, Object
 from handrail.schema.explain import closest
-from handrail.text.controls import inert, one_line
+from handrail.text.controls import escape, one_line
 
-__all__ = ["arguments", "document", "seconds", "text_of", "typed", "unknown_tool"]
+__all__ = ["parse_arguments", "parse_document", "parse_seconds", "read_text", "typed_value", "unknown_tool"]
 
 MAX_BYTES = 4 * 1024 * 1024
-MAX_NAMED = 20  # tools, where the one that is asked for is not among them
+MAX_LISTED_TOOLS = 20  # tools, where the one that is asked for is not among them
 _WORD = re.compile(r"([^=:]*(?::(?!=)[^=:]*)*)(:?=)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -36,60 +36,64 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _TIME = re.compile(r"([0-9]{1,6})([smhd])")
 
 
-class _Wrong(ValueError):
+class _WordError(ValueError):
     """What is wrong with one word, without its key."""
 
 
-def arguments(words: Iterable[str], schema: Object) -> Object:
-    """The arguments that the words say; one `Usage` names everything that is wrong with them."""
-    made: Object = {}
+def parse_arguments(words: Iterable[str], schema: Object) -> Object:
+    """The arguments that the words say; one `UsageError` names everything that is wrong with them."""
+    result: Object = {}
     problems: list[str] = []
     for word in words:
         if any("\ud800" <= char <= "\udfff" for char in word):
             problems.append(f"{one_line(word)!r} is not UTF-8")
             continue
-        found = _WORD.fullmatch(word)
-        if not found or not found[1]:
+        match = _WORD.fullmatch(word)
+        if not match or not match[1]:
             problems.append(f"{one_line(word)!r} is not key=value or key:=JSON")
             continue
-        key, sign, text = found.groups()
+        key, sign, text = match.groups()
         try:
-            path, wanted = _find(key, _resolved(schema, schema), schema)
+            path, value_schema = _find(key, _resolve_ref(schema, schema), schema)
             if text.startswith("@"):
-                text = text_of(text[1:])
-            value = _json(text) if sign == ":=" else typed(text, wanted, schema)
-            _put(made, path, value, is_array=sign == "=" and "array" in _types(wanted, schema))
-        except _Wrong as problem:
+                text = read_text(text[1:])
+            value = _json(text) if sign == ":=" else typed_value(text, value_schema, schema)
+            _put(result, path, value, is_array=sign == "=" and "array" in _types(value_schema, schema))
+        except _WordError as problem:
             problems.append(f"{one_line(key)}: {problem}")
-    missing = [name for name in _list(schema.get("required")) if isinstance(name, str) and name not in made]
+    missing = [name for name in _list(schema.get("required")) if isinstance(name, str) and name not in result]
     if missing and not problems:
         problems.append(f"missing: {', '.join(map(one_line, missing))}")
     if problems:
-        raise Usage("\n".join(problems))
-    return made
+        raise UsageError("\n".join(problems))
+    return result
 
 
-def unknown_tool(name: str, names: list[str]) -> Usage:
+def unknown_tool(name: str, names: list[str]) -> UsageError:
     """The error for a tool that is not there, with the one that was probably meant, or all there are."""
     parts = {part: each for each in reversed(names) for part in re.split(r"[._-]", each) if len(part) > 2}
     if near := closest(name, names) or parts.get(closest(name, parts) or ""):
-        return Usage(f"no tool {one_line(name, 100)!r}; did you mean {inert(near, lines=False)}?")
-    shown = ", ".join(one_line(each, 60) for each in names[:MAX_NAMED]) + ", …" * (len(names) > MAX_NAMED)
-    return Usage(f"no tool {one_line(name, 100)!r}; " + (f"there are {shown}" if names else "the server has none"))
+        return UsageError(f"no tool {one_line(name, 100)!r}; did you mean {escape(near, lines=False)}?")
+    names_text = ", ".join(one_line(each, 60) for each in names[:MAX_LISTED_TOOLS]) + ", …" * (
+        len(names) > MAX_LISTED_TOOLS
+    )
+    return UsageError(
+        f"no tool {one_line(name, 100)!r}; " + (f"there are {names_text}" if names else "the server has none")
+    )
 
 
-def document(text: str) -> Object:
+def parse_document(text: str) -> Object:
     """The arguments as one JSON object: the text itself, `-` for standard input, or `@file`."""
     try:
-        value = _json(text_of(text.removeprefix("@")) if text == "-" or text.startswith("@") else text)
-    except _Wrong as problem:
-        raise Usage(f"the arguments: {problem}") from None
+        value = _json(read_text(text.removeprefix("@")) if text == "-" or text.startswith("@") else text)
+    except _WordError as problem:
+        raise UsageError(f"the arguments: {problem}") from None
     if not isinstance(value, dict):
-        raise Usage(f"the arguments: {one_line(text)} is not a JSON object")
+        raise UsageError(f"the arguments: {one_line(text)} is not a JSON object")
     return value
 
 
-def text_of(name: str, most: int = MAX_BYTES) -> str:
+def read_text(name: str, most: int = MAX_BYTES) -> str:
     """What a file of at most so many bytes says (`-`: standard input); ValueError says why it cannot be read."""
     where = one_line(name, 300)
     try:
@@ -99,19 +103,19 @@ def text_of(name: str, most: int = MAX_BYTES) -> str:
             with Path(name).open("rb") as file:
                 data = file.read(most + 1)
     except OSError as problem:
-        raise _Wrong(f"{where}: cannot be read: {problem.strerror}") from problem
+        raise _WordError(f"{where}: cannot be read: {problem.strerror}") from problem
     if len(data) > most:
-        raise _Wrong(f"{where}: over {most:,} bytes")
+        raise _WordError(f"{where}: over {most:,} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise _Wrong(f"{where}: not a text in UTF-8") from None
+        raise _WordError(f"{where}: not a text in UTF-8") from None
 
 
-def seconds(text: str) -> int | None:
+def parse_seconds(text: str) -> int | None:
     """How long `90s`, `30m`, `2h` or `7d` is; None if the text is no such time."""
-    found = _TIME.fullmatch(text)
-    return int(found[1]) * _UNITS[found[2]] if found else None
+    match = _TIME.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2]] if match else None
 
 
 def _find(key: str, schema: Object, root: Object) -> tuple[list[str], Json]:
@@ -125,9 +129,9 @@ def _find(key: str, schema: Object, root: Object) -> tuple[list[str], Json]:
         more = schema.get("additionalProperties", not properties)
         if step not in properties and more is False and "patternProperties" not in schema:
             near = closest(step, properties)
-            known = ", ".join(one_line(name, 40) for name in list(properties)[:20]) or "nothing"
-            hint = f"did you mean {one_line(near, 40)}?" if near else f"there is {known}"
-            raise _Wrong(f"the tool has no argument {one_line(step, 40)!r}; {hint}")
+            names_text = ", ".join(one_line(name, 40) for name in list(properties)[:20]) or "nothing"
+            hint = f"did you mean {one_line(near, 40)}?" if near else f"there is {names_text}"
+            raise _WordError(f"the tool has no argument {one_line(step, 40)!r}; {hint}")
         inner = properties.get(step, more)
         path.append(step)
         if not dot:
@@ -135,37 +139,41 @@ def _find(key: str, schema: Object, root: Object) -> tuple[list[str], Json]:
         rest, schema = after, next(iter(_shapes(inner, root, "object")), {})
 
 
-def _put(made: Object, path: list[str], value: Json, *, is_array: bool) -> None:
+def _put(target: Object, path: list[str], value: Json, *, is_array: bool) -> None:
     for step in path[:-1]:
-        made = made.setdefault(step, {})
-        if not isinstance(made, dict):
-            raise _Wrong(f"{one_line(step, 40)} has a value already, which is no object")
+        target = target.setdefault(step, {})
+        if not isinstance(target, dict):
+            raise _WordError(f"{one_line(step, 40)} has a value already, which is no object")
     last = path[-1]
-    if is_array and isinstance(value, list) and isinstance(made.get(last), list):
-        made[last] += value
-    elif last in made:
-        raise _Wrong("is there twice; only an array takes several")
+    if is_array and isinstance(value, list) and isinstance(target.get(last), list):
+        target[last] += value
+    elif last in target:
+        raise _WordError("is there twice; only an array takes several")
     else:
-        made[last] = value
+        target[last] = value
 
 
-def typed(text: str, wanted: Json, root: Object) -> Json:
+def typed_value(text: str, schema: Json, root: Object) -> Json:
     """A text as what a schema wants, the most special type first; ValueError says what would be right."""
-    shapes = list(_shapes(wanted, root))
-    choices = [each for it in shapes for each in ([it["const"]] if "const" in it else _list(it.get("enum")))]
+    shapes = list(_shapes(schema, root))
+    choices = [
+        each for option in shapes for each in ([option["const"]] if "const" in option else _list(option.get("enum")))
+    ]
     for each in choices:
         if text == (each if isinstance(each, str) else json.dumps(each)):
             return each
     if choices and all("enum" in shape or "const" in shape or shape.get("type") == "null" for shape in shapes):
         near = closest(text, [each for each in choices if isinstance(each, str)])
         listed = ", ".join(one_line(json.dumps(each, ensure_ascii=False), 40) for each in choices[:20])
-        raise _Wrong(f"{one_line(text, 40)!r} is not one of {listed}" + (f"; did you mean {near!r}?" if near else ""))
-    types = _types(wanted, root)
+        raise _WordError(
+            f"{one_line(text, 40)!r} is not one of {listed}" + (f"; did you mean {near!r}?" if near else "")
+        )
+    types = _types(schema, root)
     for value in _readings(text, types, next((shape["items"] for shape in shapes if "items" in shape), {}), root):
         return value
     forms = " or ".join(f"{'an' if kind[0] in 'aio' else 'a'} {kind}" for kind in types)
     example = next((f", such as {_EXAMPLES[kind]}" for kind in types if kind in _EXAMPLES), "")
-    raise _Wrong(f"{one_line(text, 40)!r} is not {forms}{example}")
+    raise _WordError(f"{one_line(text, 40)!r} is not {forms}{example}")
 
 
 def _readings(text: str, types: list[str], items: Json, root: Object) -> Iterator[Json]:
@@ -184,43 +192,43 @@ def _readings(text: str, types: list[str], items: Json, root: Object) -> Iterato
         yield _json(text)
     if "array" in types and "string" not in types:
         try:
-            yield [typed(text, items, root)]
+            yield [typed_value(text, items, root)]
         except RecursionError:
-            raise _Wrong("its items are arrays without end; key:=JSON says what is meant") from None
+            raise _WordError("its items are arrays without end; key:=JSON says what is meant") from None
     if "string" in types or not types:
         yield text
 
 
-def _types(wanted: Json, root: Object) -> list[str]:
-    found: list[str] = []
-    for shape in _shapes(wanted, root):
+def _types(schema: Json, root: Object) -> list[str]:
+    type_names: list[str] = []
+    for shape in _shapes(schema, root):
         kinds = shape.get("type", "object" if "properties" in shape else [])
-        found += kinds if isinstance(kinds, list) else [kinds]
-    return [*dict.fromkeys(kind for kind in found if isinstance(kind, str))]
+        type_names += kinds if isinstance(kinds, list) else [kinds]
+    return [*dict.fromkeys(kind for kind in type_names if isinstance(kind, str))]
 
 
-def _shapes(wanted: Json, root: Object, kind: str = "") -> Iterator[Object]:
+def _shapes(schema: Json, root: Object, kind: str = "") -> Iterator[Object]:
     """The schemas a value may have, those of `anyOf` and `oneOf` one by one; `kind`: of this type only."""
-    waiting, seen = [wanted], 0
-    while waiting and seen < 100:
-        seen += 1
-        shape = _resolved(waiting.pop(0), root)
+    pending, steps = [schema], 0
+    while pending and steps < 100:
+        steps += 1
+        shape = _resolve_ref(pending.pop(0), root)
         branches = [each for name in ("anyOf", "oneOf") for each in _list(shape.get(name))]
-        waiting += branches
+        pending += branches
         if not branches and (not kind or shape.get("type", kind) == kind):
             yield shape
 
 
-def _resolved(schema: Json, root: Object) -> Object:
+def _resolve_ref(schema: Json, root: Object) -> Object:
     """The schema itself in place of a reference to it inside the same document."""
     for _ in range(20):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
-        found: Json = root
+        target: Json = root
         for step in reference[2:].split("/"):
-            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-        schema = found
+            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+        schema = target
     return schema if isinstance(schema, dict) else {}
 
 
@@ -234,9 +242,9 @@ def _json(text: str) -> Json:
 
     try:
         value: Json = json.loads(text, parse_constant=refuse)
-        found = jsonrpc.decode(f"[{text}]".encode())  # as a server reads it: no name twice, no endless number
+        strict_value = jsonrpc.decode(f"[{text}]".encode())  # as a server reads it: no name twice, no endless number
     except (ValueError, RecursionError) as problem:
-        raise _Wrong(f"{one_line(text, 40)!r} is not JSON: {problem}") from None
-    if isinstance(found, jsonrpc.Refusal):
-        raise _Wrong(f"{one_line(text, 40)!r}: {found.text[0].lower()}{found.text[1:]}")
+        raise _WordError(f"{one_line(text, 40)!r} is not JSON: {problem}") from None
+    if isinstance(strict_value, jsonrpc.InvalidMessage):
+        raise _WordError(f"{one_line(text, 40)!r}: {strict_value.text[0].lower()}{strict_value.text[1:]}")
     return value

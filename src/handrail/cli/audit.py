@@ -22,35 +22,35 @@ from msgspec import to_builtins
 
 from handrail.audit.format import BEGINNING, verify
 from handrail.audit.reader import TrailFile
-from handrail.cli.arguments import seconds
-from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.arguments import parse_seconds
+from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen, json_text
-from handrail.client.state_dir import CALLS, state_folder
+from handrail.client.state_dir import CALLS_FILE, state_folder
 from handrail.model import Json, Object
-from handrail.text.controls import inert, mask_secrets, one_line
+from handrail.text.controls import escape, mask_secrets, one_line
 
 __all__ = ["run_audit"]
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 COLUMNS = "time server tool outcome seconds confirmed revision arguments_digest arguments".split()
 
 
 def run_audit(args: Namespace, screen: Screen) -> int:
     paths = _paths(args)
     if folders := [path for path in paths if path.is_dir()]:
-        raise Usage(f"{folders[0]}: a folder; name a trail in it, .db or .jsonl")
+        raise UsageError(f"{folders[0]}: a folder; name a trail in it, .db or .jsonl")
     if args.what == "verify":
         return max([_verify(path, args.head or "", screen) for path in paths])
     if args.what == "export":
         return _copy(paths, args)
     if args.what and (missing := [path for path in paths if not path.exists()]):
-        raise Usage(f"{missing[0]}: there is no such file")
+        raise UsageError(f"{missing[0]}: there is no such file")
     if args.follow and args.what:
-        raise Usage("--follow: for calls that were made from here; served ones are listed as they are now")
+        raise UsageError("--follow: for calls that were made from here; served ones are listed as they are now")
     if args.follow and args.export:
-        raise Usage("--follow: goes on without end, and --export is one document; choose one of them")
-    calls, wanted = _Calls(paths), _filter(args)
-    records: Iterable[Object] = filter(wanted, chain(calls.read(), calls.unfinished()))
+        raise UsageError("--follow: goes on without end, and --export is one document; choose one of them")
+    calls, matches = _CallReader(paths), _filter(args)
+    records: Iterable[Object] = filter(matches, chain(calls.read(), calls.unfinished()))
     if args.tail:
         records = deque(records, args.tail)
     if args.export:
@@ -58,42 +58,42 @@ def run_audit(args: Namespace, screen: Screen) -> int:
     else:
         for record in records:
             _show(record, screen)
-    if calls.unread:
-        screen.note(f"{calls.unread} lines are not records; `handrail audit verify` says which")
+    if calls.unreadable_lines:
+        screen.note(f"{calls.unreadable_lines} lines are not records; `handrail audit verify` says which")
     while args.follow:
         sys.stdout.flush()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         before = calls.damage
-        for record in filter(wanted, calls.read()):
+        for record in filter(matches, calls.read()):
             _show(record, screen)
         if before and calls.damage:  # twice: it is not only being made just now
             break
     if calls.damage:
-        raise Usage(f"{calls.damage}: not all was read; `handrail audit export --salvage` may find more")
-    return Code.OK
+        raise UsageError(f"{calls.damage}: not all was read; `handrail audit export --salvage` may find more")
+    return ExitCode.OK
 
 
 def _paths(args: Namespace) -> list[Path]:
     """The trails that are named; else that of the calls made from here, that of `handrail serve`, or both to verify."""
     state = state_folder(os.environ)
-    made = state / CALLS
+    client_file = state / CALLS_FILE
     if not args.what or args.files:
-        return [Path(each) for each in args.files] or [made]
-    from handrail.cli.guarded_server import Guarded  # which needs all of a server
+        return [Path(each) for each in args.files] or [client_file]
+    from handrail.cli.guarded_server import CommandConfig  # which needs all of a server
 
-    served = Guarded(args).config.audit_file(state)
-    if args.what == "verify" and not args.head and made.exists():
-        return [served, made] if served.exists() else [made]
-    return [served]
+    server_file = CommandConfig(args).config.audit_file(state)
+    if args.what == "verify" and not args.head and client_file.exists():
+        return [server_file, client_file] if server_file.exists() else [client_file]
+    return [server_file]
 
 
-class _Calls:
+class _CallReader:
     """The calls that trails have on record, each as one: how it was agreed to, and what became of it."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._last = dict.fromkeys(paths, 0)  # that was read
-        self._begun: dict[str, Object] = {}
-        self.unread = 0
+        self._intents: dict[str, Object] = {}
+        self.unreadable_lines = 0
         self.damage = ""  # what kept the last reading from its end
 
     def read(self) -> Iterator[Object]:
@@ -109,21 +109,21 @@ class _Calls:
                     if not isinstance(record["call"], str) or not isinstance(record["number"], int):
                         raise TypeError("of another make")
                 except (ValueError, TypeError, RecursionError):  # never finished, or damaged
-                    self.unread += 1
+                    self.unreadable_lines += 1
                     continue
                 self._last[path] = record["number"]
                 if record["event"] == "intent":
-                    self._begun[record["call"]] = record
+                    self._intents[record["call"]] = record
                 elif record["event"] in ("outcome", "refusal", "answered"):
-                    yield _as_one({**self._begun.pop(record["call"], {}), **record})
+                    yield _call_record({**self._intents.pop(record["call"], {}), **record})
             self.damage = self.damage or trail.damage
 
     def unfinished(self) -> Iterator[Object]:
-        for record in self._begun.values():
-            yield _as_one({**record, "outcome": "unknown: it was begun, and nothing more is on record"})
+        for record in self._intents.values():
+            yield _call_record({**record, "outcome": "unknown: it was begun, and nothing more is on record"})
 
 
-def _as_one(record: Object) -> Object:
+def _call_record(record: Object) -> Object:
     return mask_secrets({**record, "confirmed": record.get("agreed") or record.get("rule", "")})  # type: ignore[no-any-return]  # a dict stays one
 
 
@@ -131,7 +131,7 @@ def _filter(args: Namespace) -> Callable[[Object], bool]:
     globs = {name: glob for name in ("server", "tool", "outcome") if (glob := getattr(args, name)) is not None}
     since = _time(args.since) if args.since is not None else None
 
-    def wanted(record: Object) -> bool:
+    def matches(record: Object) -> bool:
         if not all(fnmatchcase(str(record.get(name, "")), glob) for name, glob in globs.items()):
             return False
         try:
@@ -139,20 +139,20 @@ def _filter(args: Namespace) -> Callable[[Object], bool]:
         except ValueError:
             return False
 
-    return wanted
+    return matches
 
 
 def _time(text: str) -> datetime:
     try:
-        ago = seconds(text)
+        ago = parse_seconds(text)
         return _moment(text) if ago is None else datetime.now(UTC) - timedelta(seconds=ago)
     except (ValueError, OverflowError):  # the second: before there were years
-        raise Usage(f"--since: {text!r} is not a time such as 2026-07-28T09:30, or 30m, 2h, 7d ago") from None
+        raise UsageError(f"--since: {text!r} is not a time such as 2026-07-28T09:30, or 30m, 2h, 7d ago") from None
 
 
 def _moment(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.astimezone()  # without a zone it is ours
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.astimezone()  # without a zone it is ours
 
 
 def _show(record: Object, screen: Screen) -> None:
@@ -162,12 +162,14 @@ def _show(record: Object, screen: Screen) -> None:
     outcome = one_line(str(record.get("outcome", "?")), 20)
     style = "green" if outcome == "ok" else "yellow" if outcome == "denied" else "red"
     seconds = record.get("seconds")
-    took = f"{seconds:.3f} s" if isinstance(seconds, int | float) and abs(seconds) < 1e9 else "-"
+    duration = f"{seconds:.3f} s" if isinstance(seconds, int | float) and abs(seconds) < 1e9 else "-"
     when, server, tool = (one_line(str(record.get(name, "?")), 64) for name in ("time", "server", "tool"))
-    how = f"  {one_line(str(record['confirmed']), 20)}" if record.get("confirmed") else ""
-    screen.say(f"{when}  {server}  {screen.paint(tool, 'bold')}  {screen.paint(outcome, style)}  {took}{how}")
+    confirmation = f"  {one_line(str(record['confirmed']), 20)}" if record.get("confirmed") else ""
+    screen.write(
+        f"{when}  {server}  {screen.paint(tool, 'bold')}  {screen.paint(outcome, style)}  {duration}{confirmation}"
+    )
     if "arguments" in record:
-        screen.say(f"    {inert(json.dumps(record['arguments'], ensure_ascii=False), lines=False)}")
+        screen.write(f"    {escape(json.dumps(record['arguments'], ensure_ascii=False), lines=False)}")
 
 
 def _export(form: str, records: Iterable[Object]) -> None:
@@ -183,52 +185,52 @@ def _export(form: str, records: Iterable[Object]) -> None:
 def _cell(value: Json) -> str:
     if value is None:
         return ""
-    text = inert(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), lines=False)
+    text = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), lines=False)
     return "'" + text if text.startswith(("=", "+", "-", "@")) else text  # a table program would run it
 
 
-def _copy(paths: Sequence[Path], args: Namespace) -> Code:
+def _copy(paths: Sequence[Path], args: Namespace) -> ExitCode:
     if sys.stdout.isatty():
-        raise Usage("export: the records go out as they are, and a terminal might obey them; add > trail.jsonl")
+        raise UsageError("export: the records go out as they are, and a terminal might obey them; add > trail.jsonl")
     for path in paths:
         trail = TrailFile(path)
-        lines = trail.salvaged() if args.salvage else (line for _, line in trail.lines())
+        lines = trail.salvage() if args.salvage else (line for _, line in trail.lines())
         sys.stdout.buffer.writelines(lines)
         if trail.damage:
-            raise Usage(f"{trail.damage}: not all was read; --salvage finds what there is")
-    return Code.OK
+            raise UsageError(f"{trail.damage}: not all was read; --salvage finds what there is")
+    return ExitCode.OK
 
 
-def _verify(path: Path, head: str, screen: Screen) -> Code:
+def _verify(path: Path, head: str, screen: Screen) -> ExitCode:
     trail = TrailFile(path)
     try:
-        found = verify(trail.lines(), head=head)
+        result = verify(trail.lines(), head=head)
     except ValueError as problem:
-        raise Usage(f"--head: {problem}") from None
-    code = Code.USAGE if found.flaw or trail.damage else Code.OK
+        raise UsageError(f"--head: {problem}") from None
+    code = ExitCode.USAGE if result.flaw or trail.damage else ExitCode.OK
     if screen.as_json:
-        screen.data({"file": str(path), "ok": not code, "damage": trail.damage, **to_builtins(found)})
+        screen.data({"file": str(path), "ok": not code, "damage": trail.damage, **to_builtins(result)})
         return code
     verdict = screen.paint("bad", "red") if code else screen.paint("good", "green")
-    if found.flaw and found.flaw.place == BEGINNING and found.bad == 1 and not trail.damage:
+    if result.flaw and result.flaw.place == BEGINNING and result.bad == 1 and not trail.damage:
         verdict = screen.paint("incomplete", "yellow")
-    places = f", {found.first} to {found.last}" if found.records else ""
-    screen.say(f"{inert(str(path), lines=False)}: {verdict}: {found.records} records{places}")
-    if found.flaw:
-        screen.say(
-            f"  record {found.flaw.number} ({one_line(found.flaw.place, 200)}): {one_line(found.flaw.text, 600)}"
+    places = f", {result.first} to {result.last}" if result.records else ""
+    screen.write(f"{escape(str(path), lines=False)}: {verdict}: {result.records} records{places}")
+    if result.flaw:
+        screen.write(
+            f"  record {result.flaw.number} ({one_line(result.flaw.place, 200)}): {one_line(result.flaw.text, 600)}"
         )
-    if found.bad > 1:
-        screen.say(f"  and {found.bad - 1} more such places")
+    if result.bad > 1:
+        screen.write(f"  and {result.bad - 1} more such places")
     if trail.damage:
-        screen.say(f"  {inert(trail.damage, lines=False)}; `handrail audit export --salvage` reads what is left")
-    if found.torn:
-        screen.say(f"  the last {found.torn} bytes are a record that was never finished")
-    if found.unfinished:
-        names = one_line(", ".join(found.unfinished), 400)
-        screen.say(f"  {len(found.unfinished)} calls have begun and not ended: {names}")
-    if found.missed:
-        screen.say(f"  {found.missed} records could not be written, as the trail says itself")
-    if found.head:
-        screen.say(f"  head {found.noted}")
+        screen.write(f"  {escape(trail.damage, lines=False)}; `handrail audit export --salvage` reads what is left")
+    if result.torn:
+        screen.write(f"  the last {result.torn} bytes are a record that was never finished")
+    if result.unfinished:
+        names = one_line(", ".join(result.unfinished), 400)
+        screen.write(f"  {len(result.unfinished)} calls have begun and not ended: {names}")
+    if result.missed:
+        screen.write(f"  {result.missed} records could not be written, as the trail says itself")
+    if result.head:
+        screen.write(f"  head {result.noted}")
     return code

@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from handrail.cli.arguments import arguments, document, unknown_tool
-from handrail.cli.exit_codes import Code, Usage
-from handrail.cli.guarded_server import Guarded
+from handrail.cli.arguments import parse_arguments, parse_document, unknown_tool
+from handrail.cli.exit_codes import ExitCode, UsageError
+from handrail.cli.guarded_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
 from handrail.config import SECTIONS, Config
-from handrail.engine.catalog import Entry
-from handrail.guards.limits import ANONYMOUS, LOCAL, Plans, Shares
+from handrail.engine.catalog import ToolEntry
+from handrail.guards.limits import ANONYMOUS, LOCAL, CallerSlots, Plans
 from handrail.guards.policy import Policy
 from handrail.guards.rates import Rates
 from handrail.model import Object, Principal
@@ -29,54 +29,73 @@ Row = tuple[str, str, str]
 
 
 def run_check(args: Namespace, screen: Screen) -> int:
-    guarded = Guarded(args, args.target)
-    config, policy, theirs = guarded.config, guarded.config.policy(), dict[str, Any]()
-    doubts, source, server = policy.warnings + guarded.self_approval(None), "", None
+    command_config = CommandConfig(args, args.target)
+    config, policy, server_guards = command_config.config, command_config.config.policy(), dict[str, Any]()
+    warnings, source, server = policy.warnings + command_config.self_approval_warnings(None), "", None
     if args.target or config.server.target:
-        found = guarded.source(args.target)
-        server, source = found.load(), found.shown
-        theirs = {name: it for name, it in server.engine.guards.items() if not guarded.speaks_of(name)}
-        guarded.rule(server)
-        policy = server.engine.gate.policy
-        doubts = guarded.doubts(server, server.engine.catalog)
+        server_file = command_config.server_file(args.target)
+        server, source = server_file.load(), server_file.label
+        server_guards = {
+            name: value for name, value in server.engine.guard_options.items() if not command_config.mentions(name)
+        }
+        command_config.apply_guards(server)
+        policy = server.engine.guard_set.policy
+        warnings = command_config.warnings(server, server.engine.catalog)
     if screen.as_json:
-        own = {name: _plain(it) for name, it in theirs.items()}
-        told = {"file": str(guarded.path or ""), "config": to_builtins(config), "server": own, "warnings": doubts}
-        over_http, over_stdio = guarded.deciders(server)
-        screen.data({**told, "approved_by": {"http": over_http, "stdio": over_stdio}})
-        return Code.OK
-    screen.say(f"{guarded.path}: all right" if guarded.path else "no handrail.toml: what is built in is in force")
-    rows = _settings(config, guarded, {section for name in theirs for section in SECTIONS.get(name, {name})})
-    rows += [(name, source, json_text(_plain(it))) for name, it in theirs.items() if name != "policy"]
-    over_http, over_stdio = guarded.deciders(server)
-    set_in = source if "approvals" in theirs else str(guarded.path) if guarded.speaks_of("approvals") else "built in"
+        own = {name: _displayable(value) for name, value in server_guards.items()}
+        report = {
+            "file": str(command_config.path or ""),
+            "config": to_builtins(config),
+            "server": own,
+            "warnings": warnings,
+        }
+        over_http, over_stdio = command_config.approvers(server)
+        screen.data({**report, "approved_by": {"http": over_http, "stdio": over_stdio}})
+        return ExitCode.OK
+    screen.write(
+        f"{command_config.path}: all right" if command_config.path else "no handrail.toml: what is built in is in force"
+    )
+    rows = _settings(
+        config, command_config, {section for name in server_guards for section in SECTIONS.get(name, {name})}
+    )
+    rows += [
+        (name, source, json_text(_displayable(value))) for name, value in server_guards.items() if name != "policy"
+    ]
+    over_http, over_stdio = command_config.approvers(server)
+    set_in = (
+        source
+        if "approvals" in server_guards
+        else str(command_config.path)
+        if command_config.mentions("approvals")
+        else "built in"
+    )
     rows.append(("calls are approved by", set_in, f"{over_http} over HTTP, {over_stdio} over standard input"))
-    whose = source if "policy" in theirs else str(guarded.path)
+    whose = source if "policy" in server_guards else str(command_config.path)
     for number, rule in enumerate(policy.decisions, 1):
         rows.append((f"rules[{number}]", whose, f"{rule.rule}: {rule.verdict} if {rule.why}"))
     screen.table(rows, indent="  ", styles=("bold", "dim"))
-    for doubt in doubts:
-        screen.note(f"careful: {doubt}")
-    return Code.OK
+    for warning in warnings:
+        screen.note(f"careful: {warning}")
+    return ExitCode.OK
 
 
-def _settings(config: Config, guarded: Guarded, others: set[str]) -> list[Row]:
+def _settings(config: Config, command_config: CommandConfig, others: set[str]) -> list[Row]:
     """Each setting, where it is from, and what it is; those of `others` are not in force."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for section in config.__struct_fields__:
-        value, written = getattr(config, section), guarded.written.get(section)
+        value, written = getattr(config, section), command_config.raw.get(section)
         if section == "rules" or section in others:
             continue
         keys = value.__struct_fields__ if isinstance(value, Struct) else ("",)
         for key in keys:
             is_written = written is not None and (not key or key in written)
-            held = to_builtins(getattr(value, key) if key else value)
+            setting = to_builtins(getattr(value, key) if key else value)
             name = f"{section}.{key}" if key else section
-            found.append((name, str(guarded.path) if is_written else "built in", json_text(held)))
-    return found
+            rows.append((name, str(command_config.path) if is_written else "built in", json_text(setting)))
+    return rows
 
 
-def _plain(value: Any) -> Any:
+def _displayable(value: Any) -> Any:
     """What the author of a server said in Python, as far as it can be shown."""
     if isinstance(value, Policy):
         return [to_builtins(each) for each in value.decisions]
@@ -90,82 +109,82 @@ def _plain(value: Any) -> Any:
 
 def run_explain(args: Namespace, screen: Screen) -> int:
     if args.call != "call":
-        raise Usage(f"explain: {args.call!r}: only a call can be explained: handrail explain call TOOL KEY=VALUE")
-    guarded = Guarded(args, args.server)
-    server = guarded.source(args.server, "add --server FILE").load()
-    guarded.rule(server)
+        raise UsageError(f"explain: {args.call!r}: only a call can be explained: handrail explain call TOOL KEY=VALUE")
+    command_config = CommandConfig(args, args.server)
+    server = command_config.server_file(args.server, "add --server FILE").load()
+    command_config.apply_guards(server)
     if args.revision not in REVISIONS:
-        raise Usage(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")
+        raise UsageError(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")
     entry = server.engine.catalog.get(args.tool)
     if entry is None:
         raise unknown_tool(args.tool, [each.name for each in server.tools])
     if args.arguments_json is None:
-        given = arguments(args.words, {**entry.tool.input_schema, "required": []})
+        call_arguments = parse_arguments(args.words, {**entry.tool.input_schema, "required": []})
     else:
-        given = document(args.arguments_json)
-    who = Principal(args.as_, frozenset(args.scope))
-    by = guarded.deciders(server)[args.as_ == LOCAL]
-    stages, allowed = _stages(server, entry, who, given, args.revision, by)
-    stages.append(_audit(guarded, server))
+        call_arguments = parse_document(args.arguments_json)
+    principal = Principal(args.as_, frozenset(args.scope))
+    by = command_config.approvers(server)[args.as_ == LOCAL]
+    stages, allowed = _stages(server, entry, principal, call_arguments, args.revision, by)
+    stages.append(_audit(command_config, server))
     if screen.as_json:
         screen.data([{"stage": stage, "verdict": verdict, "why": why} for stage, verdict, why in stages])
     else:
         screen.table(stages, styles=("bold",))
-    return Code.OK if allowed else Code.DENIED
+    return ExitCode.OK if allowed else ExitCode.DENIED
 
 
-def _audit(guarded: Guarded, server: Server) -> Row:
-    audit, own = guarded.config.audit, server.engine.guards.get("audit")
-    if own is not None and not guarded.speaks_of("audit"):
+def _audit(command_config: CommandConfig, server: Server) -> Row:
+    audit, own = command_config.config.audit, server.engine.guard_options.get("audit")
+    if own is not None and not command_config.mentions("audit"):
         return "audit", "on", str(own) if isinstance(own, str | Path) else "where its author wants it"
     return "audit", "on" if audit.on else "off", audit.file or "in the state folder"
 
 
-def _limits(rates: Rates | None, who: Principal, tool: str) -> list[str]:
+def _limits(rates: Rates | None, principal: Principal, tool: str) -> list[str]:
     """All that holds for these calls."""
     if rates is None:
         return []
     plan = Plans(rates)[tool]
-    charges = {LOCAL: plan.local, ANONYMOUS: plan.strange}.get(who.id, plan.known)
+    charges = {LOCAL: plan.local_charges, ANONYMOUS: plan.address_charges}.get(principal.id, plan.principal_charges)
     slots = [f"{plan.slots} of this tool at once"] if plan.slots else []
-    share = Shares(rates).most(who.id, tool)
+    share = CallerSlots(rates).max_slots(principal.id, tool)
     return (
         [each.limit for each in charges] + slots + ([f"{share} of this tool at once for one caller"] if share else [])
     )
 
 
 def _stages(
-    server: Server, entry: Entry, who: Principal, given: Object, revision: str, by: str
+    server: Server, entry: ToolEntry, principal: Principal, call_arguments: Object, revision: str, approver: str
 ) -> tuple[list[Row], bool]:
-    gate, policy = server.engine.gate, server.engine.gate.policy
-    hiding = policy.hides(who, entry.facts, revision)
+    gate, policy = server.engine.guard_set, server.engine.guard_set.policy
+    hide_decision = policy.hides(principal, entry.facts, revision)
     stages: list[Row] = []
-    if hiding is not None:
-        return [("find", "hidden", f"answered as an unknown tool by {hiding.rule}: {hiding.why}")], False
-    if not entry.scopes <= who.scopes:
-        lacking = ", ".join(sorted(entry.scopes - who.scopes))
+    if hide_decision is not None:
+        return [("find", "hidden", f"answered as an unknown tool by {hide_decision.rule}: {hide_decision.why}")], False
+    if not entry.scopes <= principal.scopes:
+        lacking = ", ".join(sorted(entry.scopes - principal.scopes))
         return [("find", "hidden" if entry.hide else "forbidden", f"its author wants the scope {lacking}")], False
     stages.append(("find", "listed", "for this caller"))
-    limits = _limits(server.engine.guards.get("rates", Rates()), who, entry.tool.name)
+    limits = _limits(server.engine.guard_options.get("rates", Rates()), principal, entry.tool.name)
     stages.append(("limit", "on" if limits else "off", ", ".join(limits)))
-    if entry.input.valid(given):
+    if entry.input.valid(call_arguments):
         stages.append(("validate", "valid", ""))
     else:
-        found = repair(entry.input, given) if gate.repairs else None
-        if found is None:
-            stages.append(("validate", "refused", entry.bad_arguments(given).text))
+        repair_result = repair(entry.input, call_arguments) if gate.repairs else None
+        if repair_result is None:
+            stages.append(("validate", "refused", entry.bad_arguments(call_arguments).text))
             return stages, False
-        given = found[0]
-        stages.append(("validate", "repaired", ", ".join(each.path for each in found[1])))
-    for name, matched, why in policy.explain(who, entry.facts, given, revision):
+        call_arguments = repair_result[0]
+        stages.append(("validate", "repaired", ", ".join(each.path for each in repair_result[1])))
+    for name, matched, why in policy.explain(principal, entry.facts, call_arguments, revision):
         stages.append((f"rule {name}", "matches" if matched else "does not", why))
-    decision = policy.decide(who, entry.facts, given, revision)
+    decision = policy.decide(principal, entry.facts, call_arguments, revision)
     stages.append(("decide", decision.verdict, f"by {decision.rule}: {decision.why}"))
     if decision.verdict == "deny":
         return stages, False
     if decision.verdict == "ask":
-        options = gate.desk.options
-        stages.append(("approve", by, f"held {options.wait:g} s, void after {options.expires:g} s"))
+        options = gate.approval_queue.options
+        stages.append(("approve", approver, f"held {options.wait:g} s, void after {options.expires:g} s"))
     stages.append(("run", "not now", "this only explains"))
     stages.append(("sanitize", "off" if gate.sanitizer is None else "on", ""))
     return stages, True

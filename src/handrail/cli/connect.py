@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from handrail.cli.arguments import text_of
-from handrail.cli.exit_codes import Usage
-from handrail.cli.prompts import Forms, aside
+from handrail.cli.arguments import read_text
+from handrail.cli.exit_codes import UsageError
+from handrail.cli.prompts import TerminalForms, run_in_daemon_thread
 from handrail.cli.terminal import Screen, json_text
 from handrail.client.client import Client
-from handrail.client.consent import Confirm, allow, rule
-from handrail.client.mcp_config import Entry, EntryError, known_files, load
-from handrail.client.state_dir import Consents, State, state_folder
+from handrail.client.consent import Confirm, allow, needs_confirmation
+from handrail.client.mcp_config import EntryError, ServerEntry, host_config_files, load
+from handrail.client.state_dir import Consents, StateDirectory, state_folder
 from handrail.client.tools import ListedTool
-from handrail.guards.tool_diff import difference
+from handrail.guards.tool_diff import format_changes
 from handrail.model import SERVER_ASKS, Object
 from handrail.revisions import REVISIONS
-from handrail.text.controls import inert, one_line
+from handrail.text.controls import escape, one_line
 
-__all__ = ["agreed", "changed_lines", "client", "target_of"]
+__all__ = ["changed_lines", "client_for", "confirm_on_terminal", "target_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
@@ -35,19 +35,19 @@ MAX_DIFFERENCE = 40  # lines of a changed tool before the question: both stay on
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
-def client(args: Namespace, screen: Screen, **more: Any) -> Client:
+def client_for(args: Namespace, screen: Screen, **more: Any) -> Client:
     """A client for the server that the words name."""
-    if args.revision not in (known := ("auto", "legacy", *REVISIONS)):
-        raise Usage(f"--revision: {args.revision!r} is not one of {', '.join(known)}")
-    state = State(state_folder(os.environ))
+    if args.revision not in (choices := ("auto", "legacy", *REVISIONS)):
+        raise UsageError(f"--revision: {args.revision!r} is not one of {', '.join(choices)}")
+    state = StateDirectory(state_folder(os.environ))
     state.prepare()
-    forms = Forms(screen)
+    forms = TerminalForms(screen)
     target = target_of(args.server)
     pairs = [_pair(each, ":", "--header", "'Name: value'") for each in args.header]
     headers = {name.strip(): value.strip() for name, value in pairs}
     if args.key is not None:
         headers |= _key(args.key, headers)
-    url = target.url if isinstance(target, Entry) else str(target)
+    url = target.url if isinstance(target, ServerEntry) else str(target)
     trusted = args.trusted or (args.verb == "call" and is_own_file(target))
     try:
         return Client(
@@ -61,7 +61,7 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
             trusted=trusted,
             server_asks=trusted and args.verb == "call" and not args.yes and screen.is_attended,
             state=state.folder,
-            agree=partial(_agree, args, screen, Consents(state)),
+            agree=partial(_consent_to_entry, args, screen, Consents(state)),
             elicit=forms.fill,
             elicit_url=forms.visit,
             **{"on_stderr": screen.server_log(Path(args.server).name)} | more,
@@ -69,7 +69,7 @@ def client(args: Namespace, screen: Screen, **more: Any) -> Client:
     except EntryError:
         raise
     except (ValueError, TypeError, ModuleNotFoundError) as wrong:  # the last: of an extra that is not installed
-        raise Usage(str(wrong)) from wrong
+        raise UsageError(str(wrong)) from wrong
 
 
 def is_own_file(target: Any) -> bool:
@@ -80,17 +80,17 @@ def is_own_file(target: Any) -> bool:
 def _key(text: str, headers: dict[str, str]) -> dict[str, str]:
     """The header that an API key or a token is sent in."""
     if "authorization" in map(str.lower, headers):
-        raise Usage("--key and --header Authorization: choose one of them")
+        raise UsageError("--key and --header Authorization: choose one of them")
     try:
-        key = (text_of(text.removeprefix("@")) if text == "-" or text.startswith("@") else text).strip()
+        key = (read_text(text.removeprefix("@")) if text == "-" or text.startswith("@") else text).strip()
     except ValueError as wrong:
-        raise Usage(f"--key: {wrong}") from None
+        raise UsageError(f"--key: {wrong}") from None
     if not key or not key.isprintable() or " " in key:
-        raise Usage("--key: an API key or a token is one word")  # and is not repeated
+        raise UsageError("--key: an API key or a token is one word")  # and is not repeated
     return {"Authorization": f"Bearer {key}"}
 
 
-def _authorization(screen: Screen, state: State, url: str, headers: dict[str, str]) -> Any:
+def _authorization(screen: Screen, state: StateDirectory, url: str, headers: dict[str, str]) -> Any:
     """A way to log in, at addresses that may want it, unless a token was given (P-26).
 
     It asks before a browser is opened; without one, the address to visit is shown, and the one that came back taken.
@@ -100,18 +100,20 @@ def _authorization(screen: Screen, state: State, url: str, headers: dict[str, st
     from handrail.oauth.client import OAuth, open_browser  # the rest of the command line does without it
 
     def log_in(url: str, host: str) -> bool | str:
-        screen.tell(f"{inert(host)} wants you to log in:\n  {inert(url, lines=False)}")
+        screen.show_context(f"{escape(host)} wants you to log in:\n  {escape(url, lines=False)}")
         if screen.ask("Open it in your browser?") and open_browser(url):
             return True
         return screen.read("Visit it yourself, and paste the address you were sent back to: ") or False
 
     async def browser(url: str, host: str) -> bool | str:
-        return await aside(log_in, url, host)
+        return await run_in_daemon_thread(log_in, url, host)
 
     return OAuth(browser=browser, folder=state.folder / "credentials")
 
 
-def agreed(tool: ListedTool, arguments: Object, args: Namespace, screen: Screen, welcome: Object) -> Confirm:
+def confirm_on_terminal(
+    tool: ListedTool, arguments: Object, args: Namespace, screen: Screen, welcome: Object
+) -> Confirm:
     """Ask on the terminal, after showing all there is; without one nothing is agreed to.
 
     It is asked here, in the main thread, where Ctrl-C is heard; what is sent has to be what was shown. A trusted server
@@ -120,8 +122,8 @@ def agreed(tool: ListedTool, arguments: Object, args: Namespace, screen: Screen,
     """
     if args.yes:
         return allow
-    why, _ = rule(tool)
-    yes = not why or _server_asks(tool, welcome, screen) or _asked(tool, arguments, why, screen)
+    why, _ = needs_confirmation(tool)
+    yes = not why or _server_asks(tool, welcome, screen) or _confirm_call(tool, arguments, why, screen)
     return lambda call: yes and (call.definition.fingerprint, call.arguments) == (tool.fingerprint, arguments)
 
 
@@ -134,7 +136,7 @@ def _server_asks(tool: ListedTool, welcome: Object, screen: Screen) -> bool:
     return is_promised and is_plain and screen.is_attended
 
 
-def _asked(tool: ListedTool, arguments: Object, why: str, screen: Screen) -> bool:
+def _confirm_call(tool: ListedTool, arguments: Object, why: str, screen: Screen) -> bool:
     paint, where = screen.paint, sys.stderr
     lines = [f"{paint('call', 'bold', stream=where)} {one_line(tool.name, 128)} on {one_line(tool.server, 128)}"]
     lines += [f"  {one_line(name, 128)} = {json_text(value)}" for name, value in arguments.items()]
@@ -146,19 +148,21 @@ def _asked(tool: ListedTool, arguments: Object, why: str, screen: Screen) -> boo
     lines.append(f"  asked because {why}")
     lines += [f"  {line}" for line in changed_lines(tool, MAX_DIFFERENCE)] if tool.changed else []
     print("\n".join(lines), file=where, flush=True)
-    return _asks("Send it?", screen)
+    return _ask_yes_no("Send it?", screen)
 
 
 def changed_lines(tool: ListedTool, most: int) -> list[str]:
     """What has changed in a tool, each place with both sides; what is over `most` lines is counted (APP-20)."""
-    lines = difference(tool.changes).split("\n") if tool.changes else ["what it was before is not known here any more"]
+    lines = (
+        format_changes(tool.changes).split("\n") if tool.changes else ["what it was before is not known here any more"]
+    )
     if len(lines) > most:
         more = f"… {len(lines) - most:,} more lines: `handrail show` has them all"
         lines = [*lines[:most], more]
     return lines
 
 
-def _asks(question: str, screen: Screen) -> bool:
+def _ask_yes_no(question: str, screen: Screen) -> bool:
     if not screen.is_attended:
         screen.note("nobody can be asked here: --yes agrees, for scripts")
     return screen.ask(question)
@@ -167,76 +171,80 @@ def _asks(question: str, screen: Screen) -> bool:
 def target_of(text: str) -> Any:
     """A URL, a file or a command line as the library takes it; else a server of a host's configuration, by name."""
     if not text.strip():
-        raise Usage("the server is an empty text; it is an address, a file, a command or a configured name")
+        raise UsageError("the server is an empty text; it is an address, a file, a command or a configured name")
     if text.startswith(("http://", "https://")):
         if "#code=" in text:
-            raise Usage("that is a link to a console, a page for people; the server's own address ends in /mcp")
+            raise UsageError("that is a link to a console, a page for people; the server's own address ends in /mcp")
         try:
             _ = urlsplit(text).port
         except ValueError as wrong:
-            raise Usage(f"the address: {wrong}; such as https://example.org/mcp or http://[::1]:8000/mcp") from None
+            raise UsageError(
+                f"the address: {wrong}; such as https://example.org/mcp or http://[::1]:8000/mcp"
+            ) from None
         return text
     if _ADDRESS.fullmatch(text) and shutil.which(text) is None:
-        raise Usage(f"{text}: an address begins with its scheme: http://{text}")
+        raise UsageError(f"{text}: an address begins with its scheme: http://{text}")
     if _OTHER_SCHEME.match(text):
-        raise Usage(f"{text}: a server has an address that begins with https:// or http://")
+        raise UsageError(f"{text}: a server has an address that begins with https:// or http://")
     is_file = Path(text).suffix in (".py", ".json")
     if is_file and Path(text).is_file():
         return Path(text)
     if is_file and not any(map(str.isspace, text)):  # else the end of a command may look so
-        raise Usage(f"{text}: no such file")
+        raise UsageError(f"{text}: no such file")
     if not _NAME.fullmatch(text):
         return text
-    found = [entry for _, path in known_files(os.environ, sys.platform) for entry in _named(path, text)]
-    if len(sources := {entry.source for entry in found}) > 1:
-        raise Usage(f"{text} is in {' and '.join(sorted(sources))}; name the file whose server is meant")
-    if not found and shutil.which(text) is None:
+    entries = [entry for _, path in host_config_files(os.environ, sys.platform) for entry in _named(path, text)]
+    if len(sources := {entry.source for entry in entries}) > 1:
+        raise UsageError(f"{text} is in {' and '.join(sorted(sources))}; name the file whose server is meant")
+    if not entries and shutil.which(text) is None:
         near = f"; did you mean {text}.py?" if Path(f"{text}.py").is_file() else ""
-        raise Usage(f"{text}: no program, and no configured server of that name (handrail config lists them){near}")
-    return found[0] if found else text
+        raise UsageError(
+            f"{text}: no program, and no configured server of that name (handrail config lists them){near}"
+        )
+    return entries[0] if entries else text
 
 
-def _named(path: Path, name: str) -> list[Entry]:
+def _named(path: Path, name: str) -> list[ServerEntry]:
     """The entry of that name in a file; what is wrong with others there is no matter."""
     try:
         entries, missing = load(path, os.environ) if path.is_file() else ([], [])
     except EntryError:
         return []
-    found = [each for each in entries if each.name == name]
+    matches = [each for each in entries if each.name == name]
     problems = [f"{each.where}: the variable {each.variable} is not set" for each in missing if each.entry == name]
-    if found and problems:
+    if matches and problems:
         raise EntryError(str(path), problems)
-    return found
+    return matches
 
 
-def _agree(args: Namespace, screen: Screen, consents: Consents, entry: Entry) -> bool:
-    if consents.agreed(entry) or args.yes:
+def _consent_to_entry(args: Namespace, screen: Screen, consents: Consents, entry: ServerEntry) -> bool:
+    if consents.has_consent(entry) or args.yes:
         return True
     _introduce(entry, screen)
     what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
-    if not _asks(f"{what}, now and from now on?", screen):
+    if not _ask_yes_no(f"{what}, now and from now on?", screen):
         return False
-    consents.agree(entry)
+    consents.add(entry)
     return True
 
 
-def _introduce(entry: Entry, screen: Screen) -> None:
+def _introduce(entry: ServerEntry, screen: Screen) -> None:
     """All that decides what happens, as it is written in the file: nothing is masked, every word has its own line."""
     written = next((each for each in load(entry.source, None)[0] if each.name == entry.name), entry)
     screen.note(f"{one_line(entry.source, 300)} has the server {one_line(entry.name, 100)}:")
-    shown = [("at", written.url)] if written.url else [("run", word) for word in written.command]
+    rows = [("at", written.url)] if written.url else [("run", word) for word in written.command]
     if not written.url:
         path = entry.env.get("PATH", os.environ.get("PATH"))
-        shown.append(("which is", shutil.which(entry.command[0], path=path) or "not to be found"))
-        shown.append(("in", entry.cwd or "this folder"))
-    shown += [("with", f"{name}={value}") for name, value in written.env.items()]
-    shown += [("sending", f"{name}: {value}") for name, value in written.headers.items()]
-    for what, text in shown:
+        rows.append(("which is", shutil.which(entry.command[0], path=path) or "not to be found"))
+        rows.append(("in", entry.cwd or "this folder"))
+    rows += [("with", f"{name}={value}") for name, value in written.env.items()]
+    rows += [("sending", f"{name}: {value}") for name, value in written.headers.items()]
+    for what, text in rows:
         print(f"  {what:8} {one_line(text, 2_000)}", file=sys.stderr, flush=True)
 
 
 def _pair(text: str, sign: str, option: str, form: str) -> tuple[str, str]:
-    name, found, value = text.partition(sign)
-    if not found or not name.strip():
-        raise Usage(f"{option} {text!r}: not {form}")
+    name, separator, value = text.partition(sign)
+    if not separator or not name.strip():
+        raise UsageError(f"{option} {text!r}: not {form}")
     return name, value

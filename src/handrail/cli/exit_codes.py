@@ -7,13 +7,13 @@ from typing import Self
 
 from handrail import errors
 
-__all__ = ["Code", "Usage", "code_of"]
+__all__ = ["ExitCode", "UsageError", "exit_code_for"]
 
 
-class Code(IntEnum):
-    """The exit code of every verb; `says` is what the help tells of it."""
+class ExitCode(IntEnum):
+    """The exit code of every verb; `description` is what the help tells of it."""
 
-    says: str
+    description: str
 
     OK = 0, "it went well"
     TOOL = 1, "the tool said that it failed"
@@ -28,12 +28,12 @@ class Code(IntEnum):
     INTERRUPTED = 130, "Ctrl-C"
 
     def __new__(cls, value: int, says: str) -> Self:
-        made = int.__new__(cls, value)
-        made._value_, made.says = value, says
-        return made
+        member = int.__new__(cls, value)
+        member._value_, member.description = value, says
+        return member
 
 
-class Usage(errors.HandrailError):
+class UsageError(errors.HandrailError):
     """The command line, or something it names, is wrong. `details` are shown as they are: a usage, a traceback."""
 
     def __init__(self, text: str, details: str = "") -> None:
@@ -42,24 +42,24 @@ class Usage(errors.HandrailError):
 
 
 FORBIDDEN = 403  # a server's answer to whom a rule does not allow it
-_CODES: dict[type[BaseException], Code] = {
-    errors.CallFailed: Code.TOOL,
-    errors.TransportError: Code.TRANSPORT,
-    errors.CallTimeout: Code.TIMEOUT,
-    errors.RemoteProtocolError: Code.PROTOCOL,
-    errors.LocalProtocolError: Code.PROTOCOL,
-    errors.Denied: Code.DENIED,
-    errors.AuthorizationError: Code.AUTHORIZATION,
-    errors.HandrailError: Code.USAGE,  # what is left is wrong here: a file, a schema, a word
-    KeyboardInterrupt: Code.INTERRUPTED,
+_CODES: dict[type[BaseException], ExitCode] = {
+    errors.CallFailed: ExitCode.TOOL,
+    errors.TransportError: ExitCode.TRANSPORT,
+    errors.CallTimeout: ExitCode.TIMEOUT,
+    errors.RemoteProtocolError: ExitCode.PROTOCOL,
+    errors.LocalProtocolError: ExitCode.PROTOCOL,
+    errors.Denied: ExitCode.DENIED,
+    errors.AuthorizationError: ExitCode.AUTHORIZATION,
+    errors.HandrailError: ExitCode.USAGE,  # what is left is wrong here: a file, a schema, a word
+    KeyboardInterrupt: ExitCode.INTERRUPTED,
 }
 
 
-def code_of(problem: BaseException) -> Code:
+def exit_code_for(problem: BaseException) -> ExitCode:
     if isinstance(problem, errors.Unrecorded) and problem.sent is not errors.Sent.NO:
-        return Code.UNRECORDED  # not sent, it is only a file that is wrong
+        return ExitCode.UNRECORDED  # not sent, it is only a file that is wrong
     if isinstance(problem, errors.RemoteProtocolError) and problem.code == FORBIDDEN:
-        return Code.DENIED
+        return ExitCode.DENIED
     if isinstance(problem, errors.CallFailed) and problem.result.refused:
-        return Code.DENIED
-    return next((code for kind, code in _CODES.items() if isinstance(problem, kind)), Code.BUG)
+        return ExitCode.DENIED
+    return next((code for kind, code in _CODES.items() if isinstance(problem, kind)), ExitCode.BUG)

@@ -11,14 +11,22 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-from handrail.cli.arguments import text_of
-from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.arguments import read_text
+from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen
-from handrail.client.mcp_config import MAX_BYTES, Entry, EntryError, Missing, known_files, load, parse
+from handrail.client.mcp_config import (
+    MAX_BYTES,
+    EntryError,
+    MissingVariable,
+    ServerEntry,
+    host_config_files,
+    load,
+    parse,
+)
 from handrail.client.state_dir import write_file
 from handrail.errors import Denied
 from handrail.model import Object
-from handrail.text.controls import MASK, inert, mask, mask_words
+from handrail.text.controls import MASK, escape, mask, mask_words
 
 __all__ = ["run_config", "run_install"]
 
@@ -29,7 +37,7 @@ _DECODER = json.JSONDecoder()
 
 def run_config(args: Namespace, screen: Screen) -> int:
     places = {Path(name): "" for name in args.files}
-    for host, path in () if args.files else known_files(os.environ, sys.platform):
+    for host, path in () if args.files else host_config_files(os.environ, sys.platform):
         if path.is_file():
             places.setdefault(path, host)  # at home, the project's file is the user's
     files = [_file(host, path) for path, host in places.items()]
@@ -41,59 +49,59 @@ def run_config(args: Namespace, screen: Screen) -> int:
         if not files:
             screen.note("no configuration of a host was found here; name a file to read that")
     complete = not any(each["problems"] or any(server["missing"] for server in each["servers"]) for each in files)
-    return Code.OK if complete else Code.USAGE
+    return ExitCode.OK if complete else ExitCode.USAGE
 
 
 def _file(host: str, path: Path) -> Object:
-    made: Object = {"host": host, "path": str(path), "servers": [], "problems": []}
+    report: Object = {"host": host, "path": str(path), "servers": [], "problems": []}
     try:
         entries, _ = load(path, None)  # as they are written: a variable's value is nobody's business here
         _, missing = load(path, os.environ)
     except EntryError as problem:
-        made["problems"] = [mask(each) for each in problem.problems]
-        return made
-    made["servers"] = [_server(entry, [each for each in missing if each.entry == entry.name]) for entry in entries]
-    return made
+        report["problems"] = [mask(each) for each in problem.problems]
+        return report
+    report["servers"] = [_server(entry, [each for each in missing if each.entry == entry.name]) for entry in entries]
+    return report
 
 
-def _server(entry: Entry, missing: list[Missing]) -> Object:
-    made: Object = {
+def _server(entry: ServerEntry, missing: list[MissingVariable]) -> Object:
+    summary: Object = {
         "name": entry.name,
         "kind": entry.kind,
         "disabled": entry.disabled,
         "missing": [] if entry.disabled else [{"variable": each.variable, "where": each.where} for each in missing],
     }
     if entry.kind == "stdio":
-        return made | {"command": mask_words(entry.command), "cwd": entry.cwd, "env": _hidden(entry.env)}
-    return made | {"url": mask(entry.url), "headers": _hidden(entry.headers)}
+        return summary | {"command": mask_words(entry.command), "cwd": entry.cwd, "env": _mask_values(entry.env)}
+    return summary | {"url": mask(entry.url), "headers": _mask_values(entry.headers)}
 
 
-def _hidden(values: Mapping[str, str]) -> Object:
+def _mask_values(values: Mapping[str, str]) -> Object:
     """Which there are; what is written out may be a secret, what refers to a variable says where it is."""
     return {name: text if _VARIABLE.fullmatch(text) else MASK for name, text in values.items()}
 
 
 def _show(file: Object, screen: Screen) -> None:
-    title = screen.paint(inert(file["path"], lines=False), "bold")
-    screen.say(title + (f"  ({file['host']})" if file["host"] else ""))
+    title = screen.paint(escape(file["path"], lines=False), "bold")
+    screen.write(title + (f"  ({file['host']})" if file["host"] else ""))
     for problem in file["problems"]:
-        screen.say(f"  {screen.paint('wrong', 'red')}: {inert(problem, lines=False)}")
+        screen.write(f"  {screen.paint('wrong', 'red')}: {escape(problem, lines=False)}")
     rows = []
     for server in file["servers"]:
-        target = " ".join(_quoted(word) for word in server["command"]) if "command" in server else server["url"]
+        target = " ".join(_quote_word(word) for word in server["command"]) if "command" in server else server["url"]
         rows.append((server["name"], "disabled" if server["disabled"] else server["kind"], target))
     if rows:
         screen.table(rows, indent="  ", styles=("cyan", "dim"))
     for server in file["servers"]:
         for each in server["missing"]:
-            where = inert(f"{each['variable']} is not set ({each['where']})", lines=False)
-            screen.say(f"  {screen.paint('missing', 'yellow')}: {where}")
+            where = escape(f"{each['variable']} is not set ({each['where']})", lines=False)
+            screen.write(f"  {screen.paint('missing', 'yellow')}: {where}")
     if not rows and not file["problems"]:
-        screen.say("  no servers")
-    screen.say()
+        screen.write("  no servers")
+    screen.write()
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     """So that it can be seen where a word ends. For eyes: no shell is meant."""
     return repr(word) if not word or set(word) & set(" '\"") else word
 
@@ -103,13 +111,13 @@ def _quoted(word: str) -> str:
 
 def run_install(args: Namespace, screen: Screen) -> int:
     from handrail.cli.guarded_server import settings_for
-    from handrail.cli.load_server import Source  # which need all of a server
+    from handrail.cli.load_server import ServerFile  # which need all of a server
 
-    path = Path(args.file).resolve() if args.file else _place(args.host)
-    source = Source(args.target)
+    path = Path(args.file).resolve() if args.file else _host_file(args.host)
+    source = ServerFile(args.target)
     name = args.name or source.load().name
     if not _NAME.fullmatch(name):
-        raise Usage(f"--name: {name!r} is not a name of letters, digits, spaces and . _ -, at most 64")
+        raise UsageError(f"--name: {name!r} is not a name of letters, digits, spaces and . _ -, at most 64")
     target = f"{source.path}:{source.object}" if source.object else str(source.path)
     words = ["-m", "handrail", "serve", target]
     # The host starts it in a folder of its own, where its guards would not be found.
@@ -127,25 +135,25 @@ def run_install(args: Namespace, screen: Screen) -> int:
     if before != after:
         for line in mask(difference).splitlines():
             style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
-            print(screen.paint(inert(line, lines=False), style, stream=sys.stderr), file=sys.stderr)
+            print(screen.paint(escape(line, lines=False), style, stream=sys.stderr), file=sys.stderr)
         if not args.yes and not screen.ask(f"Write this to {path}?"):
             raise Denied("nothing was written; --yes writes without asking")
         try:
             written, backup = True, _write(path, before, after)
         except OSError as problem:
-            raise Usage(f"{path}: cannot be written: {problem.strerror}") from None
+            raise UsageError(f"{path}: cannot be written: {problem.strerror}") from None
     if screen.as_json:
         screen.data({"file": str(path), "name": name, "entry": entry, "written": written, "backup": backup})
     else:
-        kept = f"; as it was: {backup}" if backup else ""
-        screen.say(inert(f"{name} {'is now' if written else 'was already'} in {path}{kept}"))
-    return Code.OK
+        backup_note = f"; as it was: {backup}" if backup else ""
+        screen.write(escape(f"{name} {'is now' if written else 'was already'} in {path}{backup_note}"))
+    return ExitCode.OK
 
 
-def _place(host: str) -> Path:
-    places = [path for each, path in known_files(os.environ, sys.platform) if each == host]
+def _host_file(host: str) -> Path:
+    places = [path for each, path in host_config_files(os.environ, sys.platform) if each == host]
     if not places:
-        raise Usage(f"--host {host}: it is not known where its file is on {sys.platform}; name it with --file")
+        raise UsageError(f"--host {host}: it is not known where its file is on {sys.platform}; name it with --file")
     # Of the project's file and the user's, in this order. Claude Code rewrites its user's file all the time.
     path = places[0] if host in ("claude-code", "vscode") else places[-1]
     return path.resolve()  # a link stays one: what it leads to is replaced
@@ -153,11 +161,11 @@ def _place(host: str) -> Path:
 
 def _read(path: Path) -> str:
     try:
-        return text_of(str(path), MAX_BYTES)
+        return read_text(str(path), MAX_BYTES)
     except ValueError as problem:
         if isinstance(problem.__cause__, FileNotFoundError):
             return ""
-        raise Usage(str(problem)) from None
+        raise UsageError(str(problem)) from None
 
 
 def _with_entry(text: str, table: str, name: str, entry: Object, path: Path) -> str:
@@ -168,26 +176,26 @@ def _with_entry(text: str, table: str, name: str, entry: Object, path: Path) -> 
     try:
         document = parse(text)
     except ValueError as problem:
-        raise Usage(f"{path}: {problem}; mend it first") from None
+        raise UsageError(f"{path}: {problem}; mend it first") from None
     try:
         json.loads(text)
     except ValueError:
-        raise Usage(f"{path}: has comments or a comma too many, which would not survive; {by_hand}") from None
+        raise UsageError(f"{path}: has comments or a comma too many, which would not survive; {by_hand}") from None
     if not isinstance(document, dict) or not isinstance(document.get(table, {}), dict):
-        raise Usage(f"{path}: not an object with one under {table!r}; it is not a file of that host")
+        raise UsageError(f"{path}: not an object with one under {table!r}; it is not a file of that host")
     if document.get(table, {}).get(name) == entry:
         return text
-    indent = found[1] if (found := re.search(r"\n([ \t]+)\S", text)) else "  "
+    indent = indent_match[1] if (indent_match := re.search(r"\n([ \t]+)\S", text)) else "  "
     root = _skip(text, 0)
     tables, _ = _members(text, root)
     if table in tables:
-        made = _put(text, tables[table][0], name, entry, indent, 2)
+        result = _put(text, tables[table][0], name, entry, indent, 2)
     else:
-        made = _put(text, root, table, {name: entry}, indent, 1)
+        result = _put(text, root, table, {name: entry}, indent, 1)
     document.setdefault(table, {})[name] = entry
-    if parse(made) != document:
-        raise Usage(f"{path}: cannot be changed safely; {by_hand}")
-    return made
+    if parse(result) != document:
+        raise UsageError(f"{path}: cannot be changed safely; {by_hand}")
+    return result
 
 
 def _put(text: str, at: int, name: str, value: Object, indent: str, depth: int) -> str:
@@ -207,15 +215,15 @@ def _put(text: str, at: int, name: str, value: Object, indent: str, depth: int) 
 
 def _members(text: str, at: int) -> tuple[dict[str, tuple[int, int]], int]:
     """Where the values of the object at that place begin and end, and where it ends; the text is known to be JSON."""
-    found: dict[str, tuple[int, int]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     at = _skip(text, at + 1)
     while text[at] != "}":
         name, at = _DECODER.raw_decode(text, at)
         start = _skip(text, at)
         _, end = _DECODER.raw_decode(text, start)
-        found[name] = start, end
+        spans[name] = start, end
         at = _skip(text, end)
-    return found, at
+    return spans, at
 
 
 def _skip(text: str, at: int) -> int:
@@ -228,7 +236,7 @@ def _write(path: Path, before: str, after: str) -> str:
     """Replace the file in one go, with what it was beside it; the name of that, if there was anything."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if _read(path) != before:
-        raise Usage(f"{path}: has changed meanwhile; nothing was written")
+        raise UsageError(f"{path}: has changed meanwhile; nothing was written")
     if not before:
         write_file(path, after.encode())
         return ""

@@ -6,7 +6,7 @@ import re
 from argparse import Namespace
 from secrets import token_urlsafe
 
-from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen, json_text
 from handrail.guards.identity import ApiKeys
 
@@ -18,34 +18,34 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 def run_keys(args: Namespace, screen: Screen) -> int:
     if args.what == "seal":
         if args.name or args.scopes is not None:
-            raise Usage("keys seal takes no name and no scopes: handrail keys seal")
+            raise UsageError("keys seal takes no name and no scopes: handrail keys seal")
         key = token_urlsafe(32)
         if screen.as_json:
             screen.data({"key": key})
         else:
-            screen.say(key)
-        return Code.OK
+            screen.write(key)
+        return ExitCode.OK
     if not args.name:
-        raise Usage("keys new: whose key? handrail keys new NAME --scopes orders:read,orders:write")
+        raise UsageError("keys new: whose key? handrail keys new NAME --scopes orders:read,orders:write")
     scopes = re.split(r"[\s,]+", args.scopes.strip()) if args.scopes is not None else []
     if not all(scopes):
-        raise Usage(f"--scopes: {args.scopes!r} is not a list of scopes with commas between them")
+        raise UsageError(f"--scopes: {args.scopes!r} is not a list of scopes with commas between them")
     key, hashed = ApiKeys.new()
     try:
         ApiKeys({args.name: hashed}, scopes={args.name: scopes})
     except ValueError as wrong:
-        raise Usage(f"keys new: {wrong}") from None
+        raise UsageError(f"keys new: {wrong}") from None
     toml = _toml(args.name, hashed, scopes)
     if screen.as_json:
         screen.data({"name": args.name, "key": key, "hash": hashed, "scopes": scopes, "toml": toml})
-        return Code.OK
-    screen.say(
+        return ExitCode.OK
+    screen.write(
         f"# The API key of {args.name}, shown this once. It is sent as `--key KEY`, or `Authorization: Bearer KEY`."
     )
-    screen.say(f"{key}\n")
-    screen.say("# For handrail.toml; a section that is there already gets the line alone.")
-    screen.say(toml.rstrip("\n"))
-    return Code.OK
+    screen.write(f"{key}\n")
+    screen.write("# For handrail.toml; a section that is there already gets the line alone.")
+    screen.write(toml.rstrip("\n"))
+    return ExitCode.OK
 
 
 def _toml(name: str, hashed: str, scopes: list[str]) -> str:

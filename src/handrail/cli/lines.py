@@ -6,9 +6,9 @@ import os
 import re
 import sys
 
-from handrail.text.controls import CONTINUES, continued
+from handrail.text.controls import CONTINUATION, escape_with_continuations
 
-__all__ = ["message", "set_off"]
+__all__ = ["mark_foreign_lines", "message"]
 
 NAME = "handrail:"
 COLUMNS = 80  # where a terminal does not say
@@ -19,19 +19,19 @@ _INSIDE = re.compile(rf"(?<!^)(?<!^\| )(?={NAME})")
 
 def message(text: str) -> str:
     """What this command says on standard error, whatever is in it: further lines are marked."""
-    text = continued(text)
-    return f"{NAME} " + (_broken(text, len(NAME) + 1) if sys.stderr.isatty() else text)
+    text = escape_with_continuations(text)
+    return f"{NAME} " + (_break_lines(text, len(NAME) + 1) if sys.stderr.isatty() else text)
 
 
-def set_off(text: str) -> str:
+def mark_foreign_lines(text: str) -> str:
     """Mark the lines that begin as ours do, those with a colour too, or that would where a terminal breaks them."""
     if NAME not in text:
         return text
-    text = _OURS.sub(CONTINUES.lstrip(), text)
-    return _broken(text, 0) if sys.stdout.isatty() or sys.stderr.isatty() else text
+    text = _OURS.sub(CONTINUATION.lstrip(), text)
+    return _break_lines(text, 0) if sys.stdout.isatty() or sys.stderr.isatty() else text
 
 
-def _broken(text: str, indent: int) -> str:
+def _break_lines(text: str, indent: int) -> str:
     """Break lines that a terminal would break, and that have our name in them, before it does."""
     if NAME not in text:
         return text
@@ -40,4 +40,4 @@ def _broken(text: str, indent: int) -> str:
     except (OSError, ValueError):
         columns = COLUMNS
     most = columns // 2 - indent  # a character may be two columns wide
-    return "\n".join(_INSIDE.sub(f"\n{CONTINUES}", line) if len(line) > most else line for line in text.split("\n"))
+    return "\n".join(_INSIDE.sub(f"\n{CONTINUATION}", line) if len(line) > most else line for line in text.split("\n"))

@@ -10,16 +10,16 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from handrail.cli.exit_codes import Usage
+from handrail.cli.exit_codes import UsageError
 from handrail.schema.explain import closest
 from handrail.server import Server
 
-__all__ = ["Source"]
+__all__ = ["ServerFile"]
 
 Stamp = tuple[int, int, int]
 
 
-class Source:
+class ServerFile:
     """`FILE[:OBJECT]`. To load it is to import it: its folder is on the path, and it is not `__main__`."""
 
     def __init__(self, target: str) -> None:
@@ -28,26 +28,26 @@ class Source:
             file, name = target, ""
         self.path = Path(file).absolute()
         self.object = name
-        self.shown = file
+        self.label = file
         stem = self.path.stem
-        taken = stem in sys.modules or stem in sys.stdlib_module_names or not stem.isidentifier()
-        self._module = f"handrail_served_{stem}" if taken else stem
+        is_reserved = stem in sys.modules or stem in sys.stdlib_module_names or not stem.isidentifier()
+        self._module = f"handrail_served_{stem}" if is_reserved else stem
         self._stamps: dict[Path, Stamp] = {}
         self._broken = False
 
     def load(self) -> Server:
-        """The server as the file has it now; anything in the way of it is a `Usage`.
+        """The server as the file has it now; anything in the way of it is a `UsageError`.
 
         The next time, every module from the file's folder is read anew; if that fails, those that were stay.
         """
-        before, stamps = self._modules(), self._look(everything=True)
+        before, stamps = self._modules(), self._file_stamps(everything=True)
         for name in before:
             del sys.modules[name]
         invalidate_caches()  # of what is in the folder
         self._broken = True
         try:
             server = self._server(self._import())
-            server.engine.gate.served = str(self.path.resolve())
+            server.engine.guard_set.served_file = str(self.path.resolve())
             self._broken = False
             return server
         finally:
@@ -55,17 +55,19 @@ class Source:
                 for name in self._modules():
                     del sys.modules[name]
                 sys.modules.update(before)
-            now = self._look(everything=self._broken)  # what is missing or wrong may be mended in any file beside
+            now = self._file_stamps(
+                everything=self._broken
+            )  # what is missing or wrong may be mended in any file beside
             # As they were before they were read: what has changed since is a change.
             self._stamps = now | {path: stamp for path, stamp in stamps.items() if path in now}
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether a file that the server was made from has changed since it was loaded, or since this was asked."""
-        now, before = self._look(everything=self._broken), self._stamps
+        now, before = self._file_stamps(everything=self._broken), self._stamps
         self._stamps = before | now  # a file that is gone is being replaced
         return any(before.get(path, None if self._broken else stamp) != stamp for path, stamp in now.items())
 
-    def _look(self, *, everything: bool) -> dict[Path, Stamp]:
+    def _file_stamps(self, *, everything: bool) -> dict[Path, Stamp]:
         """The files as they are: ours, or all there are in the folder as well."""
         files = {self.path, *(Path(module.__file__) for module in self._modules().values() if module.__file__)}
         if everything:
@@ -89,7 +91,7 @@ class Source:
     def _import(self) -> ModuleType:
         if not self.path.is_file():
             kind = "a folder; name a Python file in it" if self.path.is_dir() else "no such file"
-            raise Usage(f"{self.shown}: {kind}")
+            raise UsageError(f"{self.label}: {kind}")
         if (folder := str(self.path.parent)) not in sys.path:
             sys.path.insert(0, folder)
         loader = SourceFileLoader(self._module, str(self.path))
@@ -99,45 +101,45 @@ class Source:
         try:
             loader.exec_module(module)
         except (Exception, SystemExit) as problem:
-            problem.__traceback__ = _theirs(problem.__traceback__)
-            told = "".join(traceback.format_exception(problem))
-            raise Usage(f"{self.shown}: cannot be imported: {type(problem).__name__}", told) from None
+            problem.__traceback__ = _user_frames(problem.__traceback__)
+            traceback_text = "".join(traceback.format_exception(problem))
+            raise UsageError(f"{self.label}: cannot be imported: {type(problem).__name__}", traceback_text) from None
         return module
 
     def _server(self, module: ModuleType) -> Server:
         names = vars(module)
-        found: dict[Server, str] = {}
+        names_by_server: dict[Server, str] = {}
         for name, value in names.items():
             if isinstance(value, Server):
-                found.setdefault(value, name)
+                names_by_server.setdefault(value, name)
         if self.object and self.object not in names:
             near = closest(self.object, names)
-            servers = f"; there are the servers {', '.join(found.values())}" if found else ""
+            servers = f"; there are the servers {', '.join(names_by_server.values())}" if names_by_server else ""
             hint = f"; did you mean {near!r}?" if near else servers
-            raise Usage(f"{self.shown}: there is no {self.object!r} in it{hint}")
+            raise UsageError(f"{self.label}: there is no {self.object!r} in it{hint}")
         if self.object:
             value = names[self.object]
             if isinstance(value, Server):
                 return value
-            servers = f"; {', '.join(found.values())} would be one" if found else ""
-            raise Usage(f"{self.shown}:{self.object} is a {type(value).__name__}, not a Server{servers}")
-        if not found:
-            raise Usage(f'{self.shown}: no Server in it; `server = Server("name")` at its top level makes one')
-        if len(found) > 1:
-            listed = ", ".join(f"{self.shown}:{name}" for name in found.values())
-            raise Usage(f"{self.shown}: {len(found)} servers in it; say which one: {listed}")
-        return next(iter(found))
+            servers = f"; {', '.join(names_by_server.values())} would be one" if names_by_server else ""
+            raise UsageError(f"{self.label}:{self.object} is a {type(value).__name__}, not a Server{servers}")
+        if not names_by_server:
+            raise UsageError(f'{self.label}: no Server in it; `server = Server("name")` at its top level makes one')
+        if len(names_by_server) > 1:
+            listed = ", ".join(f"{self.label}:{name}" for name in names_by_server.values())
+            raise UsageError(f"{self.label}: {len(names_by_server)} servers in it; say which one: {listed}")
+        return next(iter(names_by_server))
 
 
 def _stamp(path: Path) -> Stamp | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _theirs(frames: TracebackType | None) -> TracebackType | None:
+def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     """The frames of the file and below: how it came to be imported tells its author nothing."""
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
         frames = frames.tb_next

@@ -17,36 +17,36 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from handrail.cli.exit_codes import Code, Usage
+from handrail.cli.exit_codes import ExitCode, UsageError
 
-__all__ = ["parser"]
+__all__ = ["build_parser"]
 
 _TARGET = "a Python file, and the server in it if there are several"
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _ADDRESS = re.compile(r"unix:.+|(?:[^/]*:)?[0-9]{1,5}")
 
 
-class Parser(ArgumentParser):
+class CommandParser(ArgumentParser):
     """Says what is wrong by an exception, so that `--json` and the exit code hold for that too."""
 
     def error(self, message: str) -> NoReturn:
-        if found := _CHOICE.search(message):
-            near = get_close_matches(found[1], found[2].replace("'", "").split(", "), 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {found[2]}"
-            message = f"{message[: found.start()]}unknown: {found[1]!r}; {hint}"
+        if match := _CHOICE.search(message):
+            near = get_close_matches(match[1], match[2].replace("'", "").split(", "), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {match[2]}"
+            message = f"{message[: match.start()]}unknown: {match[1]!r}; {hint}"
         if message.startswith("unrecognized arguments: -"):
             near = get_close_matches(message.split()[2], self._option_string_actions, 1)
             message += f"; did you mean {near[0]}?" if near else ""
-        raise Usage(f"{message}; {self.prog} --help says more", self.format_usage())
+        raise UsageError(f"{message}; {self.prog} --help says more", self.format_usage())
 
 
 if TYPE_CHECKING:
-    _Choice = _SubParsersAction[Parser]
+    _Choice = _SubParsersAction[CommandParser]
 else:
     _Choice = _SubParsersAction
 
 
-class _Verbs(_Choice):
+class _VerbAction(_Choice):
     """Reads the words of a verb, values and options in any order, and tells a mistake with the verb's own usage."""
 
     def __call__(
@@ -54,34 +54,34 @@ class _Verbs(_Choice):
     ) -> None:
         name, *words = values
         verb = self.choices[name]
-        found, left = verb.parse_known_args(words)
-        if left:  # argparse thinks that no value can come after an option; to read them so costs a usage text
-            found = verb.parse_intermixed_args(words)
-        vars(namespace).update(vars(found), verb=name)
+        options, unparsed = verb.parse_known_args(words)
+        if unparsed:  # argparse thinks that no value can come after an option; to read them so costs a usage text
+            options = verb.parse_intermixed_args(words)
+        vars(namespace).update(vars(options), verb=name)
 
 
-_Verb = Callable[..., Parser]
+_AddVerb = Callable[..., CommandParser]
 """Makes a verb from its name, what it does, and examples."""
 
 
-def parser() -> Parser:
-    codes = "\n".join(f"  {code.value:<5} {code.says}" for code in Code)
-    root = Parser(
+def build_parser() -> CommandParser:
+    codes = "\n".join(f"  {code.value:<5} {code.description}" for code in ExitCode)
+    root = CommandParser(
         prog="handrail",
         description="MCP tools you can hold on to.",
         epilog=f"exit codes:\n{codes}\n\n`handrail VERB --help` has examples. NO_COLOR is honoured.",
         formatter_class=_formatter,
         allow_abbrev=False,
     )
-    _everywhere(root, False, "auto")
+    _add_common_options(root, False, "auto")
     root.add_argument("--version", action="store_true", help="print the version")
     # With its own name, or it would be made from a usage text, which costs more than all the rest.
-    verbs: _SubParsersAction[Parser] = root.add_subparsers(
-        action=_Verbs, dest="verb", metavar="VERB", prog="handrail", title="verbs"
+    verbs: _SubParsersAction[CommandParser] = root.add_subparsers(
+        action=_VerbAction, dest="verb", metavar="VERB", prog="handrail", title="verbs"
     )
 
-    def verb(name: str, summary: str, *examples: str) -> Parser:
-        made = verbs.add_parser(
+    def verb(name: str, summary: str, *examples: str) -> CommandParser:
+        command = verbs.add_parser(
             name,
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
@@ -89,15 +89,23 @@ def parser() -> Parser:
             formatter_class=_formatter,
             allow_abbrev=False,
         )
-        _everywhere(made, SUPPRESS, SUPPRESS)  # or what stands before the verb would be forgotten
-        return made
+        _add_common_options(command, SUPPRESS, SUPPRESS)  # or what stands before the verb would be forgotten
+        return command
 
-    for group in (_serving, _calling, _configuring, _recorded, _deciding, _approving, _rest):
+    for group in (
+        _add_serve_verb,
+        _add_call_verbs,
+        _add_host_verbs,
+        _add_audit_verb,
+        _add_check_verbs,
+        _add_approval_verbs,
+        _add_other_verbs,
+    ):
         group(verb)
     return root
 
 
-def _serving(verb: _Verb) -> None:
+def _add_serve_verb(verb: _AddVerb) -> None:
     serve = verb(
         "serve",
         "serve the tools of a Python file",
@@ -109,7 +117,7 @@ def _serving(verb: _Verb) -> None:
         "handrail serve --config handrail.toml        with its guards, and the server it names",
     )
     serve.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
-    _configured(serve)
+    _add_config_options(serve)
     http = "serve over HTTP instead (127.0.0.1:8000)"
     serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
     serve.add_argument("--workers", type=_count, metavar="N", help="processes, with --http (1)")
@@ -120,7 +128,7 @@ def _serving(verb: _Verb) -> None:
     serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
 
 
-def _calling(verb: _Verb) -> None:
+def _add_call_verbs(verb: _AddVerb) -> None:
     listing = verb(
         "list",
         "list the tools of a server",
@@ -129,10 +137,10 @@ def _calling(verb: _Verb) -> None:
         "handrail list 'npx -y @modelcontextprotocol/server-everything'",
         "handrail list filesystem                a server of a host's configuration, by its name",
     )
-    _reaching(listing)
+    _add_client_options(listing)
 
     show = verb("show", "show one tool as a function, with its documentation", "handrail show weather.py get_weather")
-    _reaching(show)
+    _add_client_options(show)
     show.add_argument("tool", metavar="TOOL")
 
     call = verb(
@@ -143,7 +151,7 @@ def _calling(verb: _Verb) -> None:
         'echo \'{"location": "Paris"}\' | handrail call weather.py get_weather --arguments -',
         "handrail call weather.py forecast place.lat=48.8 days:=3 note=@note.txt --json",
     )
-    _reaching(call)
+    _add_client_options(call)
     call.add_argument("tool", metavar="TOOL")
     call.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON")
     call.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON; -: standard input")
@@ -155,7 +163,7 @@ def _calling(verb: _Verb) -> None:
         "handrail inspect weather.py",
         "handrail inspect https://example.org/mcp --wire    every message, with secrets masked",
     )
-    _reaching(inspect)
+    _add_client_options(inspect)
     inspect.add_argument("--wire", action="store_true", help="show every message")
 
     doctor = verb(
@@ -164,10 +172,10 @@ def _calling(verb: _Verb) -> None:
         "handrail doctor filesystem",
         "handrail doctor 'python my_server.py'",
     )
-    _reaching(doctor)
+    _add_client_options(doctor)
 
 
-def _configuring(verb: _Verb) -> None:
+def _add_host_verbs(verb: _AddVerb) -> None:
     config = verb(
         "config",
         "list the servers that hosts on this machine are configured with, and what they miss",
@@ -191,7 +199,7 @@ def _configuring(verb: _Verb) -> None:
     install.add_argument("--yes", action="store_true", help="write without asking")
 
 
-def _recorded(verb: _Verb) -> None:
+def _add_audit_verb(verb: _AddVerb) -> None:
     audit = verb(
         "audit",
         "show which tools were called from here",
@@ -207,7 +215,7 @@ def _recorded(verb: _Verb) -> None:
     what = "a trail: the calls a server has answered, whether it is whole, its records as they are"
     audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
     audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
-    _configured(audit)
+    _add_config_options(audit)
     audit.add_argument("--head", metavar="HEAD", help="verify: the head it had earlier, as it was printed")
     audit.add_argument("--salvage", action="store_true", help="export: all that can be read of a damaged file")
     audit.add_argument("--tail", type=_number, default=20, metavar="N", help="only the last N; 0: all (20)")
@@ -219,7 +227,7 @@ def _recorded(verb: _Verb) -> None:
     audit.add_argument("-f", "--follow", action="store_true", help="go on with calls as they are made")
 
 
-def _deciding(verb: _Verb) -> None:
+def _add_check_verbs(verb: _AddVerb) -> None:
     check = verb(
         "check",
         "say whether a configuration is right, what is in force, and from where",
@@ -227,7 +235,7 @@ def _deciding(verb: _Verb) -> None:
         "handrail check --config handrail.toml weather.py    and whether its rules meet any tool",
     )
     check.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
-    _configured(check)
+    _add_config_options(check)
 
     explain = verb(
         "explain",
@@ -243,10 +251,10 @@ def _deciding(verb: _Verb) -> None:
     explain.add_argument("--scope", action="append", default=[], metavar="SCOPE", help="one that the caller has")
     explain.add_argument("--revision", default="2026-07-28", metavar="NAME", help="the caller speaks (2026-07-28)")
     explain.add_argument("--server", metavar="FILE[:OBJECT]", help=_TARGET)
-    _configured(explain)
+    _add_config_options(explain)
 
 
-def _approving(verb: _Verb) -> None:
+def _add_approval_verbs(verb: _AddVerb) -> None:
     approve = verb(
         "approve",
         "show the calls that wait for a person, and say yes or no",
@@ -270,7 +278,7 @@ def _approving(verb: _Verb) -> None:
     approve.add_argument("--remembered", action="store_true", help="list what is remembered")
     approve.add_argument("--revoke", metavar="ID", help="forget something that is remembered")
     approve.add_argument("--audit", metavar="FILE", help="a server's own: Server(audit=FILE) (what serve would use)")
-    _configured(approve)
+    _add_config_options(approve)
 
     console_verb = verb(
         "console",
@@ -282,10 +290,10 @@ def _approving(verb: _Verb) -> None:
     console_verb.add_argument("name", nargs="?", metavar="SERVER", help="the server's name, if several run")
     console_verb.add_argument("--as", dest="as_", metavar="WHO", help="whom it signs in (as configured: local)")
     console_verb.add_argument("--roles", metavar="A,B", help="of view, call, approve, manage (as configured: all)")
-    _configured(console_verb)
+    _add_config_options(console_verb)
 
 
-def _rest(verb: _Verb) -> None:
+def _add_other_verbs(verb: _AddVerb) -> None:
     keys = verb(
         "keys",
         "make an API key for a caller, or the key that seals cursors and sessions",
@@ -303,7 +311,7 @@ def _rest(verb: _Verb) -> None:
         "handrail lock --check weather.py                    what is not as tools.lock has it; then the code is 5",
         "handrail lock --check --yes                         every server in it, in a script",
     )
-    _reaching(lock, several=True)
+    _add_client_options(lock, several=True)
     lock.add_argument("--check", action="store_true", help="write nothing, and show what has changed")
     lock.add_argument("--file", default="tools.lock", metavar="PATH", help="the file (tools.lock)")
 
@@ -316,41 +324,43 @@ def _rest(verb: _Verb) -> None:
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="which one")
 
 
-def _configured(one: Parser) -> None:
+def _add_config_options(command: CommandParser) -> None:
     text = "the guards' configuration (handrail.toml beside the server, or here, if there is one)"
-    one.add_argument("--config", metavar="FILE", help=text)
+    command.add_argument("--config", metavar="FILE", help=text)
     only = "with --config: also where another handrail.toml lies beside the server"
-    one.add_argument("--config-only", action="store_true", help=only)
+    command.add_argument("--config-only", action="store_true", help=only)
 
 
-def _reaching(one: Parser, *, several: bool = False) -> None:
+def _add_client_options(command: CommandParser, *, several: bool = False) -> None:
     """The options of every verb that talks to a server."""
     server = "an address, a .py or .json file, a command in quotes, or a name out of a configuration"
     if several:
-        one.add_argument("servers", nargs="*", metavar="SERVER", help=f"{server} (those in the file)")
+        command.add_argument("servers", nargs="*", metavar="SERVER", help=f"{server} (those in the file)")
     else:
-        one.add_argument("server", metavar="SERVER", help=server)
-    one.add_argument("--revision", default="auto", metavar="NAME", help="auto, legacy, or one revision (auto)")
-    one.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the most a call may take (600)")
-    one.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
-    one.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
+        command.add_argument("server", metavar="SERVER", help=server)
+    command.add_argument("--revision", default="auto", metavar="NAME", help="auto, legacy, or one revision (auto)")
+    command.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the most a call may take (600)")
+    command.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
+    command.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
     key = "an API key or a token, over HTTP; @FILE: what it holds, -: standard input"
-    one.add_argument("--key", metavar="KEY", help=key)
-    one.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
-    one.add_argument(
+    command.add_argument("--key", metavar="KEY", help=key)
+    command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
+    command.add_argument(
         "--trusted", action="store_true", help="believe what the server says of its tools, as of a FILE.py"
     )
-    one.add_argument("--yes", action="store_true", help="agree to what is sent, for scripts; not to what a server asks")
+    command.add_argument(
+        "--yes", action="store_true", help="agree to what is sent, for scripts; not to what a server asks"
+    )
 
 
-def _everywhere(one: Parser, json: bool | str, color: str) -> None:
-    one.add_argument("--json", action="store_true", default=json, help="print JSON, for programs")
-    one.add_argument("--color", choices=("auto", "always", "never"), default=color, help="colours (auto)")
+def _add_common_options(command: CommandParser, json: bool | str, color: str) -> None:
+    command.add_argument("--json", action="store_true", default=json, help="print JSON, for programs")
+    command.add_argument("--color", choices=("auto", "always", "never"), default=color, help="colours (auto)")
 
 
 def _formatter(prog: str) -> RawDescriptionHelpFormatter:
     # argparse would import shutil for the width, and that a good deal more.
-    columns = int(given) if (given := os.environ.get("COLUMNS", "")).isdecimal() else 0
+    columns = int(columns_text) if (columns_text := os.environ.get("COLUMNS", "")).isdecimal() else 0
     if not columns and sys.stdout.isatty():
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
     return RawDescriptionHelpFormatter(prog, width=max(columns or 100, 40) - 2)
@@ -370,15 +380,15 @@ def _number(text: str) -> int:
 
 def _seconds(text: str) -> float:
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = 0.0
-    if not found > 0:  # nor nan
+        value = 0.0
+    if not value > 0:  # nor nan
         raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return found
+    return value
 
 
 def _count(text: str) -> int:
-    if not (found := _number(text)):
+    if not (number := _number(text)):
         raise ArgumentTypeError("0 is not a number above 0")
-    return found
+    return number

@@ -13,31 +13,33 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from handrail.cli.exit_codes import Usage
-from handrail.cli.load_server import Source
+from handrail.cli.exit_codes import UsageError
+from handrail.cli.load_server import ServerFile
 from handrail.engine.call import Call
 from handrail.engine.pipeline import Handler
 from handrail.model import Tool, ToolResult
 from handrail.server import Server
 
-__all__ = ["follow"]
+__all__ = ["reloading_server"]
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 # What can change with the file. Not among them: the keys, which open what clients still hold, and `workers`, `tracing`.
-_FOLLOWS = "said identity instructions limits page_size list_changed identify ttl_ms forms".split()
-_STAYS = "offer has_tools hidden seal".split()
+_RELOADED_ATTRIBUTES = (
+    "author_metadata identity instructions limits page_size list_changed identify ttl_ms forms".split()
+)
+_COPIED_ATTRIBUTES = "offer has_tools hidden seal".split()
 
 
-def follow(source: Source, server: Server, note: Callable[[str], None]) -> Server:
+def reloading_server(source: ServerFile, server: Server, note: Callable[[str], None]) -> Server:
     """A server with the tools that the file has at the time, beginning with those of `server`."""
-    following = _Following(source, server, note)
-    shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.workers.size)
-    for name in _FOLLOWS + _STAYS:
+    following = _Reloader(source, server, note)
+    shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.thread_pool.size)
+    for name in _RELOADED_ATTRIBUTES + _COPIED_ATTRIBUTES:
         setattr(shell.engine, name, getattr(server.engine, name))
-    shell.engine.gate.served = server.engine.gate.served
-    shell.guard(**server.engine.guards)  # of the first reading: they cannot be changed while it serves
-    shell.middleware(following.counted)
+    shell.engine.guard_set.served_file = server.engine.guard_set.served_file
+    shell.guard(**server.engine.guard_options)  # of the first reading: they cannot be changed while it serves
+    shell.middleware(following.count_calls)
     return shell
 
 
@@ -48,31 +50,31 @@ class _Version:
         self.server = server
         self.calls = 0
         self.replaced = False
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.over = asyncio.Event()
-        self.life = asyncio.create_task(self._live())
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stop = asyncio.Event()
+        self.task = asyncio.create_task(self._live())
 
     async def _live(self) -> None:
         try:
             async with self.server.serving():
-                self.begun.set_result(None)
-                await self.over.wait()
+                self.started.set_result(None)
+                await self.stop.wait()
         except Exception as problem:
-            if self.begun.done():
+            if self.started.done():
                 traceback.print_exc()  # at its end: nobody depends on it now
             else:
-                self.begun.set_exception(problem)
+                self.started.set_exception(problem)
         finally:
-            if not self.begun.done():  # a lifespan can raise CancelledError too, and somebody waits for it to begin
-                self.begun.set_exception(RuntimeError("the lifespan was cancelled"))
+            if not self.started.done():  # a lifespan can raise CancelledError too, and somebody waits for it to begin
+                self.started.set_exception(RuntimeError("the lifespan was cancelled"))
 
-    def rest(self) -> None:
+    def stop_if_unused(self) -> None:
         if self.replaced and not self.calls:
-            self.over.set()
+            self.stop.set()
 
 
-class _Following:
-    def __init__(self, source: Source, first: Server, note: Callable[[str], None]) -> None:
+class _Reloader:
+    def __init__(self, source: ServerFile, first: Server, note: Callable[[str], None]) -> None:
         self._source = source
         self._first = first
         self._note = note
@@ -80,7 +82,7 @@ class _Following:
 
     @asynccontextmanager
     async def lifespan(self, shell: Server) -> AsyncIterator[None]:
-        first = await self._begin(self._first)
+        first = await self._start(self._first)
         shell.include(first.server)
         stop = asyncio.Event()
         task = asyncio.create_task(self._follow(shell, first, stop))
@@ -90,7 +92,7 @@ class _Following:
             stop.set()
             await task
 
-    async def counted(self, call: Call, next: Handler) -> ToolResult:
+    async def count_calls(self, call: Call, next: Handler) -> ToolResult:
         if not call.entry.via:  # a tool of ours: it does not change with the file
             return await next(call)
         version = self._versions[call.entry.via[0]]
@@ -99,66 +101,66 @@ class _Following:
             return await next(call)
         finally:
             version.calls -= 1
-            version.rest()
+            version.stop_if_unused()
 
     async def _follow(self, shell: Server, current: _Version, stop: asyncio.Event) -> None:
         try:
             while True:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+                    await asyncio.wait_for(stop.wait(), POLL_SECONDS)
                     return
-                if self._source.changed() and (version := await self._read()):
-                    current = self._exchange(shell, current, version)
+                if self._source.has_changed() and (version := await self._read()):
+                    current = self._swap_tools(shell, current, version)
         finally:
             for version in self._versions.values():
-                version.over.set()
-            await asyncio.wait([version.life for version in self._versions.values()])
+                version.stop.set()
+            await asyncio.wait([version.task for version in self._versions.values()])
 
     async def _read(self) -> _Version | None:
         """The file as it is now, begun; None if that fails."""
         try:
-            return await self._begin(await asyncio.to_thread(self._source.load))
-        except Usage as problem:
+            return await self._start(await asyncio.to_thread(self._source.load))
+        except UsageError as problem:
             why, details = str(problem), problem.details
         except Exception:
             why, details = "its lifespan failed", traceback.format_exc()
         self._note(f"{why}; the tools stay as they were\n{details}".rstrip())
         return None
 
-    async def _begin(self, server: Server) -> _Version:
+    async def _start(self, server: Server) -> _Version:
         version = _Version(server)
-        await version.begun
-        self._versions = {each.server: each for each in self._versions.values() if not each.life.done()}
+        await version.started
+        self._versions = {each.server: each for each in self._versions.values() if not each.task.done()}
         self._versions[server] = version
         return version
 
-    def _exchange(self, shell: Server, old: _Version, new: _Version) -> _Version:
+    def _swap_tools(self, shell: Server, old: _Version, new: _Version) -> _Version:
         """In one go, without awaiting: no message is handled in between. The version that is there now."""
         before, entries = shell.tools, shell.engine.catalog.entries
-        taken = {each.tool.name for each in entries if not each.via} & {each.name for each in new.server.tools}
-        if taken:
-            self._note(f"the server has a tool {min(taken)!r} of its own; the tools stay as they were")
+        conflicts = {each.tool.name for each in entries if not each.via} & {each.name for each in new.server.tools}
+        if conflicts:
+            self._note(f"the server has a tool {min(conflicts)!r} of its own; the tools stay as they were")
             new.replaced = True
-            new.rest()
+            new.stop_if_unused()
             return old
         for entry in entries:
             if entry.via:
                 with suppress(KeyError):  # the old version has taken it away itself
                     shell.remove(entry.tool.name)
         shell.include(new.server)
-        for name in _FOLLOWS:
+        for name in _RELOADED_ATTRIBUTES:
             setattr(shell.engine, name, getattr(new.server.engine, name))
-        self._note(f"{self._source.shown} was read again: {_difference(before, shell.tools)}")
+        self._note(f"{self._source.label} was read again: {_difference(before, shell.tools)}")
         if _guards(old.server) != _guards(new.server):
             self._note("its guards are others now; those it was started with hold until it is started again")
         old.replaced = True
-        old.rest()
+        old.stop_if_unused()
         return new
 
 
 def _guards(server: Server) -> dict[str, Any]:
     """What can be compared: rules by what they say."""
-    return {**server.engine.guards, "policy": server.engine.gate.policy.version}
+    return {**server.engine.guard_options, "policy": server.engine.guard_set.policy.version}
 
 
 def _difference(before: list[Tool], after: list[Tool]) -> str:
@@ -168,5 +170,5 @@ def _difference(before: list[Tool], after: list[Tool]) -> str:
         "gone": old.keys() - new.keys(),
         "changed": {name for name in new.keys() & old.keys() if new[name] != old[name]},
     }
-    told = [f"{word}: {', '.join(sorted(names))}" for word, names in parts.items() if names]
-    return "; ".join([f"{len(after)} tool{'s' if len(after) != 1 else ''}", *told])
+    changes = [f"{word}: {', '.join(sorted(names))}" for word, names in parts.items() if names]
+    return "; ".join([f"{len(after)} tool{'s' if len(after) != 1 else ''}", *changes])

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TextIO
 
-from handrail.cli.lines import message, set_off
-from handrail.text.controls import inert, one_line
+from handrail.cli.lines import mark_foreign_lines, message
+from handrail.text.controls import escape, one_line
 
-__all__ = ["Progress", "Screen", "hear_logs", "json_text"]
+__all__ = ["Screen", "Spinner", "json_text", "setup_logs_and_signals"]
 
 MAX_LOGGED = 20
 FIRST_LINES, LAST_LINES = 100, 100  # shown of what a server writes on standard error
@@ -39,9 +39,9 @@ class Screen:
         self.colors = {stream: _wants_color(color, stream) for stream in (sys.stdout, sys.stderr)}
         self._logs: list[_ServerLog] = []
 
-    def say(self, text: str = "") -> None:
+    def write(self, text: str = "") -> None:
         """Part of the result. On a terminal no line of it passes for one of this command's, which are on it too."""
-        print(set_off(text) if sys.stdout.isatty() else text)
+        print(mark_foreign_lines(text) if sys.stdout.isatty() else text)
 
     def data(self, value: Any) -> None:
         """One JSON document on a line of its own."""
@@ -50,7 +50,7 @@ class Screen:
     def server_log(self, server: str) -> Callable[[str], None]:
         """Return what takes each line that a server writes on standard error, and shows it on ours."""
         self._logs.append(_ServerLog(self, server))
-        return self._logs[-1].take
+        return self._logs[-1].write_line
 
     def close(self) -> None:
         """Show the last lines of servers that wrote more than was shown at once."""
@@ -62,9 +62,9 @@ class Screen:
         """Something for people, which is not the result."""
         print(message(text), file=sys.stderr, flush=True)
 
-    def tell(self, text: str) -> None:
+    def show_context(self, text: str) -> None:
         """Something to be read before a question; whatever is drawn there makes room."""
-        text = set_off(text)
+        text = mark_foreign_lines(text)
         print(f"\r\x1b[2K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
     def paint(self, text: str, *styles: str, stream: TextIO | None = None) -> str:
@@ -75,13 +75,13 @@ class Screen:
 
     def table(self, rows: Sequence[Sequence[str]], *, indent: str = "", styles: Sequence[str] = ()) -> None:
         """Columns as wide as they must be; the last one takes what is left. Every cell is made inert."""
-        cells = [[inert(cell, lines=False) for cell in row] for row in rows]
+        cells = [[escape(cell, lines=False) for cell in row] for row in rows]
         widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             line = indent
             for cell, width, style in zip_longest(row, widths, styles[: len(widths)]):
                 line += (self.paint(cell, style) if style else cell) + " " * (width - _width(cell) + 2)
-            self.say(line.rstrip(" "))
+            self.write(line.rstrip(" "))
 
     @property
     def is_attended(self) -> bool:
@@ -100,17 +100,17 @@ class Screen:
             return None
         import termios
 
-        Progress.quiet = True
+        Spinner.paused = True
         try:
             with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
                 termios.tcflush(descriptor, termios.TCIFLUSH)
-            os.write(descriptor, set_off(inert(prompt)).encode("utf-8", "backslashreplace"))
+            os.write(descriptor, mark_foreign_lines(escape(prompt)).encode("utf-8", "backslashreplace"))
             line = os.read(descriptor, 64 * 1024).decode("utf-8", "replace")
             return line.strip() if line else None
         except OSError:  # the terminal has gone
             return None
         finally:
-            Progress.quiet = False
+            Spinner.paused = False
             os.close(descriptor)
 
     async def read_live(self, prompt: str, status: Callable[[], Awaitable[str | None]]) -> str | None:
@@ -126,29 +126,29 @@ class Screen:
         loop = asyncio.get_running_loop()
         typed: asyncio.Future[bytes] = loop.create_future()
 
-        def hear() -> None:
+        def on_readable() -> None:
             loop.remove_reader(descriptor)
             with contextlib.suppress(asyncio.InvalidStateError):
                 typed.set_result(os.read(descriptor, 64 * 1024))
 
-        Progress.quiet = True
+        Spinner.paused = True
         try:
             with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
                 termios.tcflush(descriptor, termios.TCIFLUSH)
-            os.write(descriptor, inert(f"{first}\n{prompt}").encode("utf-8", "backslashreplace"))
-            loop.add_reader(descriptor, hear)
+            os.write(descriptor, escape(f"{first}\n{prompt}").encode("utf-8", "backslashreplace"))
+            loop.add_reader(descriptor, on_readable)
             while not (await asyncio.wait([typed], timeout=1.0))[0]:
                 line = await status()
                 if line is None:
                     os.write(descriptor, b"\n")
                     return None
                 if os.environ.get("TERM") != "dumb":  # one line up and back, past what is being typed
-                    os.write(descriptor, f"\x1b7\x1b[1A\r\x1b[2K{inert(line, lines=False)}\x1b8".encode())
+                    os.write(descriptor, f"\x1b7\x1b[1A\r\x1b[2K{escape(line, lines=False)}\x1b8".encode())
             return typed.result().decode("utf-8", "replace").strip() if typed.result() else None
         except OSError:  # the terminal has gone
             return None
         finally:
-            Progress.quiet = False
+            Spinner.paused = False
             loop.remove_reader(descriptor)
             os.close(descriptor)
 
@@ -159,47 +159,47 @@ class Screen:
                 os.write(descriptor, b"\a")
             os.close(descriptor)
 
-    def progress(self, what: str) -> Progress:
+    def progress(self, what: str) -> Spinner:
         """A sign of life on standard error while something runs; nothing where no one is looking."""
-        return Progress(what, sys.stderr if sys.stderr.isatty() and not self.as_json else None)
+        return Spinner(what, sys.stderr if sys.stderr.isatty() and not self.as_json else None)
 
 
-class Progress:
+class Spinner:
     """A spinner, and a bar once it is known how far it is; `with` draws it and takes it away again."""
 
-    quiet = False  # while somebody is asked something
+    paused = False  # while somebody is asked something
 
     def __init__(self, what: str, stream: TextIO | None) -> None:
         self._what = what
         self._stream = stream
-        self._far: tuple[float, float | None, str] | None = None
-        self._over = threading.Event()
+        self._position: tuple[float, float | None, str] | None = None
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._spin, name="handrail-spinner", daemon=True)
 
     def update(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        self._far = (done, total, message or "")
+        self._position = (done, total, message or "")
 
     def line(self, seconds: float) -> str:
         """What is drawn after so many seconds, in at most 79 columns."""
         frame = _FRAMES[int(seconds * 10) % len(_FRAMES)]
-        if self._far is None:
+        if self._position is None:
             return f"{frame} {one_line(self._what, 60)} {seconds:.0f} s"
-        done, total, message = self._far
+        done, total, message = self._position
         if total is not None and total > 0:
             part = min(max(done / total, 0.0), 1.0)
             bar = "#" * round(part * _BAR)
-            shown = f"[{bar:-<{_BAR}}] {part:4.0%}"
+            amount = f"[{bar:-<{_BAR}}] {part:4.0%}"
         else:
-            shown = f"{done:g}"
-        return f"{frame} {one_line(self._what, 20)} {shown} {one_line(message, 24)}".rstrip()
+            amount = f"{done:g}"
+        return f"{frame} {one_line(self._what, 20)} {amount} {one_line(message, 24)}".rstrip()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Spinner:
         if self._stream is not None:
             self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._stream is not None:
             self._thread.join()
 
@@ -207,10 +207,10 @@ class Progress:
         began = time.monotonic()
         stream = self._stream
         assert stream is not None
-        while not self._over.is_set():
-            stream.write("" if Progress.quiet else f"\r\x1b[2K{self.line(time.monotonic() - began)}")
+        while not self._stopped.is_set():
+            stream.write("" if Spinner.paused else f"\r\x1b[2K{self.line(time.monotonic() - began)}")
             stream.flush()
-            self._over.wait(0.1)
+            self._stopped.wait(0.1)
         stream.write("\r\x1b[2K")
         stream.flush()
 
@@ -225,32 +225,32 @@ class _ServerLog:
     def __init__(self, screen: Screen, server: str) -> None:
         self._screen = screen
         self._mark = f"  {one_line(server, 40)} | "
-        self._shown = self._left_out = 0
+        self._line_count = self._skipped_count = 0
         self._last: deque[str] = deque(maxlen=LAST_LINES)
 
-    def take(self, line: str) -> None:
-        if self._shown < FIRST_LINES and not self._last and not Progress.quiet:
-            self._shown += 1
+    def write_line(self, line: str) -> None:
+        if self._line_count < FIRST_LINES and not self._last and not Spinner.paused:
+            self._line_count += 1
             self._show(line)
         else:
-            self._left_out += len(self._last) == LAST_LINES
+            self._skipped_count += len(self._last) == LAST_LINES
             self._last.append(line)
 
     def close(self) -> None:
-        if self._left_out:
-            self._show(f"… {self._left_out:,} lines left out …")
+        if self._skipped_count:
+            self._show(f"… {self._skipped_count:,} lines left out …")
         for line in self._last:
             self._show(line)
         self._last.clear()
 
     def _show(self, line: str) -> None:
-        text = inert(line[:MAX_LINE_CHARS], lines=False).expandtabs(4)
+        text = escape(line[:MAX_LINE_CHARS], lines=False).expandtabs(4)
         more = len(line) - MAX_LINE_CHARS
         text += f"… ({more:,} characters more)" if more > 0 else ""
-        self._screen.tell(self._screen.paint(f"{self._mark}{text}".rstrip(), "dim", stream=sys.stderr))
+        self._screen.show_context(self._screen.paint(f"{self._mark}{text}".rstrip(), "dim", stream=sys.stderr))
 
 
-class _Told(logging.Handler):
+class _ErrorLogHandler(logging.Handler):
     """What is logged while a verb runs: errors only, as one inert line each, and not without end."""
 
     def __init__(self) -> None:
@@ -263,10 +263,10 @@ class _Told(logging.Handler):
             print(message(one_line(record.getMessage(), 300)), file=sys.stderr, flush=True)
 
 
-def hear_logs() -> None:
+def setup_logs_and_signals() -> None:
     """Verbs say themselves what there is to say; a hang-up and a request to end count as Ctrl-C."""
     logger = logging.getLogger("handrail")
-    logger.addHandler(_Told())
+    logger.addHandler(_ErrorLogHandler())
     logger.propagate = False
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):

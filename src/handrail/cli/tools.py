@@ -14,17 +14,17 @@ from pathlib import Path
 
 from msgspec import MsgspecError, Struct, json as msgspec_json
 
-from handrail.cli.arguments import arguments, document, unknown_tool
-from handrail.cli.connect import agreed, changed_lines, client
-from handrail.cli.exit_codes import Code, code_of
+from handrail.cli.arguments import parse_arguments, parse_document, unknown_tool
+from handrail.cli.connect import changed_lines, client_for, confirm_on_terminal
+from handrail.cli.exit_codes import ExitCode, exit_code_for
 from handrail.cli.terminal import Screen, json_text
 from handrail.client.results import CallResult
 from handrail.client.signature import describe
-from handrail.client.state_dir import CALLS, state_folder
+from handrail.client.state_dir import CALLS_FILE, state_folder
 from handrail.client.tools import ListedTool, Tools
 from handrail.errors import PeerError
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
-from handrail.text.controls import inert, mask, mask_secrets, one_line
+from handrail.text.controls import escape, mask, mask_secrets, one_line
 
 __all__ = ["run_call", "run_inspect", "run_list", "run_show"]
 
@@ -32,20 +32,20 @@ MAX_FILES = 20
 _SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
 _SUFFIXES |= {"audio/wav": ".wav", "audio/mpeg": ".mp3", "audio/ogg": ".ogg"}
 MAX_DIFFERENCE = 2_000  # lines of a changed tool
-MAX_KEPT = 1_000  # messages; the last are the ones one looks for
+MAX_WIRE_MESSAGES = 1_000  # messages; the last are the ones one looks for
 
 
 def run_list(args: Namespace, screen: Screen) -> int:
-    with client(args, screen) as it:
+    with client_for(args, screen) as connection:
         with screen.progress(f"listing the tools of {args.server}"):
-            tools = it.tools()
-        revision, problems = it.revision, dict(it.problems)
+            tools = connection.tools()
+        revision, problems = connection.revision, dict(connection.problems)
     if screen.as_json:
         listed = [_raw(tool) for tool in tools]
         refused = [{"name": name, "why": why} for name, why in tools.refused.items()]
         failed = {name: str(problem) for name, problem in problems.items()}
         screen.data({"revision": revision, "tools": listed, "refused": refused, "problems": failed})
-        return Code.OK
+        return ExitCode.OK
     rows = []
     for tool in tools:
         first = tool.description.strip().split("\n")[0]
@@ -60,44 +60,46 @@ def run_list(args: Namespace, screen: Screen) -> int:
         screen.note(f"left out: {one_line(name, 60)}: {one_line(why, 200)}")
     for problem in problems.values():
         screen.note(str(problem))
-    return Code.OK
+    return ExitCode.OK
 
 
 def run_show(args: Namespace, screen: Screen) -> int:
-    with client(args, screen) as it, screen.progress(f"asking {args.server}"):
-        tool = _find(it.tools(), args.tool)
+    with client_for(args, screen) as connection, screen.progress(f"asking {args.server}"):
+        tool = _find(connection.tools(), args.tool)
     if screen.as_json:
         screen.data(_raw(tool))
-        return Code.OK
-    screen.say(describe({**tool.raw, "name": tool.name}, screen.paint))
+        return ExitCode.OK
+    screen.write(describe({**tool.raw, "name": tool.name}, screen.paint))
     if tool.changed:
         screen.note("the tool has changed since it was first seen here:")
         for line in changed_lines(tool, MAX_DIFFERENCE):
-            screen.tell(f"  {line}")
-    return Code.OK
+            screen.show_context(f"  {line}")
+    return ExitCode.OK
 
 
 def run_call(args: Namespace, screen: Screen) -> int:
-    whole = client(args, screen, audit=state_folder(os.environ) / CALLS)
-    with whole as it:
+    mcp_client = client_for(args, screen, audit=state_folder(os.environ) / CALLS_FILE)
+    with mcp_client as connection:
         with screen.progress(f"asking {args.server}"):
-            tool = _find(it.tools(), args.tool)
+            tool = _find(connection.tools(), args.tool)
         if args.arguments_json is None:
-            given = arguments(args.words, tool.input_schema)
+            call_arguments = parse_arguments(args.words, tool.input_schema)
         else:  # words are typed by the schema, and say more than the document
-            given = document(args.arguments_json) | arguments(args.words, {**tool.input_schema, "required": []})
-        welcome = whole.welcome if len(whole.servers) == 1 else {}
-        confirm = agreed(tool, given, args, screen, welcome)
-        with screen.progress(f"calling {tool.name}") as shown:
-            progress = lambda far: shown.update(far.done, far.total, far.message)  # noqa: E731 — one line, used once
-            result = it.call(tool.name, given, confirm=confirm, progress=progress)
+            call_arguments = parse_document(args.arguments_json) | parse_arguments(
+                args.words, {**tool.input_schema, "required": []}
+            )
+        welcome = mcp_client.welcome if len(mcp_client.servers) == 1 else {}
+        confirm = confirm_on_terminal(tool, call_arguments, args, screen, welcome)
+        with screen.progress(f"calling {tool.name}") as spinner:
+            progress = lambda far: spinner.update(far.done, far.total, far.message)  # noqa: E731 — one line, used once
+            result = connection.call(tool.name, call_arguments, confirm=confirm, progress=progress)
     if screen.as_json:
         screen.data(result.raw)
     else:
         _print(result, args, screen)
     if result.refused:
-        return Code.DENIED
-    return Code.TOOL if result.is_error else Code.OK
+        return ExitCode.DENIED
+    return ExitCode.TOOL if result.is_error else ExitCode.OK
 
 
 def run_inspect(args: Namespace, screen: Screen) -> int:
@@ -105,27 +107,27 @@ def run_inspect(args: Namespace, screen: Screen) -> int:
 
     def tap(direction: str, message: bytes) -> None:
         try:
-            shown: Json = mask_secrets(json.loads(message))
+            masked: Json = mask_secrets(json.loads(message))
         except (ValueError, RecursionError):
-            shown = mask(message.decode("utf-8", "backslashreplace"))
+            masked = mask(message.decode("utf-8", "backslashreplace"))
         if screen.as_json:
-            wire.append({"to" if direction == ">" else "from": shown})
-            del wire[:-MAX_KEPT]
+            wire.append({"to" if direction == ">" else "from": masked})
+            del wire[:-MAX_WIRE_MESSAGES]
         else:
-            print(f"{direction} {json_text(shown)}", file=sys.stderr, flush=True)
+            print(f"{direction} {json_text(masked)}", file=sys.stderr, flush=True)
 
     began = time.monotonic()
-    with client(args, screen, tap=tap if args.wire else None) as it:
+    with client_for(args, screen, tap=tap if args.wire else None) as connection:
         connected = time.monotonic() - began
-        welcome, identity, revision = it.welcome, it.identity, it.revision
+        welcome, identity, revision = connection.welcome, connection.identity, connection.revision
         began = time.monotonic()
-        tools, problem, code = None, "", Code.OK
+        tools, problem, code = None, "", ExitCode.OK
         try:
-            tools = it.tools()
+            tools = connection.tools()
         except PeerError as failed:
-            problem, code = str(failed), code_of(failed)
+            problem, code = str(failed), exit_code_for(failed)
         listed = time.monotonic() - began
-    found: Object = {
+    report: Object = {
         "server": identity,
         "revision": revision,
         "capabilities": welcome.get("capabilities"),
@@ -138,9 +140,9 @@ def run_inspect(args: Namespace, screen: Screen) -> int:
         "problem": problem or None,
     }
     if screen.as_json:
-        screen.data(found | ({"wire": wire} if args.wire else {}))
+        screen.data(report | ({"wire": wire} if args.wire else {}))
     else:
-        rows = [(name.replace("_", " "), _cell(value)) for name, value in found.items() if value not in (None, {}, [])]
+        rows = [(name.replace("_", " "), _cell(value)) for name, value in report.items() if value not in (None, {}, [])]
         screen.table(rows, styles=("bold",))
     return code
 
@@ -166,22 +168,22 @@ def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
         screen.note(f"{result.tool.name} says that it failed:")
     files = _Files(args.save)
     for number, block in enumerate(result.content):
-        screen.say(_shown(block, number, files))
+        screen.write(_render_block(block, number, files))
     if not result.content and result.data is not None:
-        screen.say(_pretty(json_text(result.data)))
+        screen.write(_pretty(json_text(result.data)))
     for problem in result.problems:
         screen.note(one_line(problem, 300))
 
 
-def _shown(block: Block, number: int, files: _Files) -> str:
+def _render_block(block: Block, number: int, files: _Files) -> str:
     if isinstance(block, Text):
-        return inert(_pretty(block.text))
+        return escape(_pretty(block.text))
     if isinstance(block, Image | Audio):
-        return files.saved(block, number)
+        return files.save(block, number)
     if isinstance(block, ResourceLink):
-        return f"{inert(block.name, lines=False)}: {inert(block.uri, lines=False)}"
+        return f"{escape(block.name, lines=False)}: {escape(block.uri, lines=False)}"
     if isinstance(block, EmbeddedResource) and "text" in block.resource:
-        return f"{inert(block.resource['uri'], lines=False)}:\n{inert(block.resource['text'])}"
+        return f"{escape(block.resource['uri'], lines=False)}:\n{escape(block.resource['text'])}"
     return f"[{one_line(_kind(block) or 'unreadable content', 60)}; --json shows it]"
 
 
@@ -207,7 +209,7 @@ class _Files:
     def __init__(self, folder: str | None) -> None:
         self._folder = None if folder is None else Path(folder)
 
-    def saved(self, block: Image | Audio, number: int) -> str:
+    def save(self, block: Image | Audio, number: int) -> str:
         """Save a block to a new file and say where; nothing is overwritten, and its name is ours."""
         data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
         kind, suffix = one_line(block.mime_type, 60), _SUFFIXES.get(block.mime_type, ".bin")
@@ -233,4 +235,4 @@ class _Files:
 
 
 def _cell(value: Json) -> str:
-    return one_line(inert(value) if isinstance(value, str) else json_text(value), 400)
+    return one_line(escape(value) if isinstance(value, str) else json_text(value), 400)

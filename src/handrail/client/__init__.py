@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from handrail.client.consent import Confirmation, allow
     from handrail.client.inflight import Clocks, Log, Progress
     from handrail.client.input_handlers import Elicitation, Sampling
-    from handrail.client.mcp_config import Entry
+    from handrail.client.mcp_config import ServerEntry
     from handrail.client.results import CallResult
     from handrail.client.tools import ListedTool, Tools
     from handrail.oauth.client import OAuth, open_browser
 
-__all__ = ["BlockingClient", "CallResult", "Client", "Clocks", "Confirmation", "Elicitation", "Entry", "ListedTool"]
+__all__ = [
+    "BlockingClient",
+    "CallResult",
+    "Client",
+    "Clocks",
+    "Confirmation",
+    "Elicitation",
+    "ListedTool",
+    "ServerEntry",
+]
 __all__ += ["Log", "OAuth", "Progress", "Sampling", "Tools", "allow", "open_browser"]
 
 _HOMES = tuple(

@@ -13,12 +13,12 @@ from handrail.client.results import CallResult
 from handrail.client.tools import Tools
 from handrail.errors import Sent, TransportError
 from handrail.model import Object
-from handrail.other_names import also_known_as
+from handrail.other_names import suggest_names
 
 T = TypeVar("T")
 
 
-@also_known_as(OTHER_NAMES)
+@suggest_names(OTHER_NAMES)
 class BlockingClient:
     """A client on a loop of its own, in a thread of its own. From any thread, and closed from any."""
 
@@ -87,13 +87,13 @@ class BlockingClient:
             raise RuntimeError("the client's own thread cannot close it")
         self._closed = True
         try:
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._close_client(), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
-    async def _end(self) -> None:
+    async def _close_client(self) -> None:
         """The client, and whatever still waits for somebody, in other threads."""
         await self._client.close()
         if left := asyncio.all_tasks() - {asyncio.current_task()}:

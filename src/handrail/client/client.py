@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 from handrail import __version__
 from handrail.client.consent import Confirm
 from handrail.client.inflight import Clocks, Log, Progress
-from handrail.client.input_handlers import Answers, Elicitation, Sampling
-from handrail.client.known import Terms
-from handrail.client.mcp_config import Entry
+from handrail.client.input_handlers import Elicitation, InputHandlers, Sampling
+from handrail.client.known import ClientSettings
+from handrail.client.mcp_config import ServerEntry
 from handrail.client.results import CallResult
-from handrail.client.server_tools import Remote
-from handrail.client.state_dir import State
-from handrail.client.targets import Reach, Transport, targets
+from handrail.client.server_tools import ServerTools
+from handrail.client.state_dir import StateDirectory
+from handrail.client.targets import ConnectOptions, Transport, targets
 from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.lockfile import read_lock
 from handrail.model import Object
-from handrail.options import expect, mapping, shown
-from handrail.other_names import NOT_HERE, also_known_as
+from handrail.options import describe_value, expect, mapping
+from handrail.other_names import NOT_HERE, suggest_names
 from handrail.revisions.base import SERVER_INFO
 from handrail.schema.explain import closest
-from handrail.text.controls import seen
+from handrail.text.controls import strip_invisible
 from handrail.transports.http_client import Authorizer
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ log = logging.getLogger("handrail")
 
 T = TypeVar("T")
 
-MAX_EVENTS = 1_000  # that wait to be looked at
+MAX_QUEUED_EVENTS = 1_000  # that wait to be looked at
 
 
 OTHER_NAMES = {
@@ -64,7 +64,7 @@ OTHER_NAMES = {
 }
 
 
-@also_known_as(OTHER_NAMES)
+@suggest_names(OTHER_NAMES)
 class Client:
     """One server, or the several of a configuration; then names of tools begin with the server's, and a dot.
 
@@ -105,15 +105,15 @@ class Client:
         strict: bool = False,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
-        agree: Callable[[Entry], bool] | None = None,
+        agree: Callable[[ServerEntry], bool] | None = None,
         on_stderr: Callable[[str], None] | None = None,
         server_asks: bool = False,
         tap: Callable[[str, bytes], None] | None = None,
         name: str = "handrail",
     ) -> None:
         switches = {"trusted": trusted, "raise_on_error": raise_on_error, "strict": strict, "server_asks": server_asks}
-        for option, given in switches.items():
-            expect(f"Client: {option}", given, "True or False", bool)
+        for option, switch in switches.items():
+            expect(f"Client: {option}", switch, "True or False", bool)
         handlers: dict[str, Any] = {
             "confirm": confirm,
             "elicit": elicit,
@@ -125,47 +125,52 @@ class Client:
         for option, handler in handlers.items():
             if handler is not None and not callable(handler):
                 hint = "; confirm=allow of handrail.client agrees to everything" if option == "confirm" else ""
-                raise TypeError(f"Client: {option}: expected a function, got {shown(handler)}{hint}")
+                raise TypeError(f"Client: {option}: expected a function, got {describe_value(handler)}{hint}")
         if auth is not None and not hasattr(auth, "challenged"):
             hint = 'a token goes into headers={"Authorization": "Bearer …"}'
             raise TypeError(f"Client: auth: expected OAuth(…), got {type(auth).__name__}; {hint}")
-        for option, named in (("headers", headers), ("env", env)):
-            if named is not None:
-                mapping(f"Client: {option}", named, "texts by name")
+        for option, texts in (("headers", headers), ("env", env)):
+            if texts is not None:
+                mapping(f"Client: {option}", texts, "texts by name")
         clocks = Clocks().within(timeout)
-        self._targets = targets(target, Reach(transport, headers, auth, env, cwd, agree, on_stderr, clocks.connect))
+        self._targets = targets(
+            target, ConnectOptions(transport, headers, auth, env, cwd, agree, on_stderr, clocks.connect)
+        )
         names = [each.name for each in self._targets]
         if len(set(names)) < len(names):
             raise ValueError(f"Client: two servers have the same name: {', '.join(names)}")
         if on_change not in ("refuse", "ask"):
             raise ValueError(f"Client: on_change={on_change!r:.40} is not 'refuse' or 'ask'")
-        answers, me = Answers(elicit, elicit_url, sample, roots, server_asks), {"name": name, "version": __version__}
-        kept = None if state is None else State(Path(state))
-        locked, asks = None if lock is None else read_lock(lock), on_change == "ask"
+        input_handlers, client_info = (
+            InputHandlers(elicit, elicit_url, sample, roots, server_asks),
+            {"name": name, "version": __version__},
+        )
+        state_dir = None if state is None else StateDirectory(Path(state))
+        locked, ask_on_change = None if lock is None else read_lock(lock), on_change == "ask"
         rules: Policy | None = None
         if policy is not None:
             from handrail.guards.policy import policy_of  # which most clients do without
 
             rules = policy_of(policy, "Client: policy")
-        self._terms = Terms(
-            answers,
+        self._settings = ClientSettings(
+            input_handlers,
             clocks,
             revision,
-            me,
+            client_info,
             rules,
             trusted,
             confirm,
             raise_on_error,
             log,
             tap,
-            kept,
+            state_dir,
             locked,
-            asks,
+            ask_on_change,
             strict,
         )
         self._audit = audit
         self._auth = auth
-        self._remotes: dict[str, Remote] = {}
+        self._servers: dict[str, ServerTools] = {}
         self.problems: dict[str, PeerError] = {}  # servers of a configuration that could not be reached, and why
 
     async def __aenter__(self) -> Client:
@@ -181,13 +186,15 @@ class Client:
         if self._audit is not None:
             from handrail.client.recording import Recorder  # which needs SQLite
 
-            self._terms.recorder = Recorder(self._audit)
+            self._settings.recorder = Recorder(self._audit)
         for target in self._targets:
-            self._remotes[target.name] = Remote(target, f"{target.name}." if several else "", self._terms)
-        opened = await asyncio.gather(*(each.dialog.open() for each in self._remotes.values()), return_exceptions=True)
-        for target, problem in zip(self._targets, opened, strict=True):
-            if target.if_done and isinstance(problem, TransportError) and problem.text.endswith("exited with code 0"):
-                problem.hint = ". ".join(filter(None, (problem.hint, target.if_done)))
+            self._servers[target.name] = ServerTools(target, f"{target.name}." if several else "", self._settings)
+        outcomes = await asyncio.gather(
+            *(each.connection.open() for each in self._servers.values()), return_exceptions=True
+        )
+        for target, problem in zip(self._targets, outcomes, strict=True):
+            if target.exit_hint and isinstance(problem, TransportError) and problem.text.endswith("exited with code 0"):
+                problem.hint = ". ".join(filter(None, (problem.hint, target.exit_hint)))
             if isinstance(problem, PeerError) and several:
                 log.warning("%s", problem)
                 self.problems[target.name] = problem
@@ -208,46 +215,48 @@ class Client:
 
     async def close(self) -> None:
         """End every conversation; calls that still wait are told. From any task, and more than once."""
-        await asyncio.gather(*(each.dialog.close() for each in self._remotes.values()), return_exceptions=True)
+        await asyncio.gather(*(each.connection.close() for each in self._servers.values()), return_exceptions=True)
         if self._auth is not None and hasattr(self._auth, "close"):
             await self._auth.close()
-        if self._terms.recorder is not None:
-            await self._terms.recorder.close()
+        if self._settings.recorder is not None:
+            await self._settings.recorder.close()
 
     # What is known of the servers
 
     @property
-    def servers(self) -> dict[str, Remote]:
-        return dict(self._remotes)
+    def servers(self) -> dict[str, ServerTools]:
+        return dict(self._servers)
 
     @property
     def revision(self) -> str:
         """What is spoken with the (first) server."""
-        spoken = self._first.dialog.revision
-        return "" if spoken is None else spoken.name
+        revision = self._first_server.connection.revision
+        return "" if revision is None else revision.name
 
     @property
     def welcome(self) -> Object:
         """What the (first) server said of itself, as it came."""
-        return self._first.dialog.welcome
+        return self._first_server.connection.handshake_result
 
     @property
     def identity(self) -> Object:
         """Who the (first) server says it is: for display, never for decisions."""
         meta = self.welcome.get("_meta")
-        found = self.welcome.get("serverInfo") or (meta.get(SERVER_INFO) if type(meta) is dict else None)
-        claims = found.items() if type(found) is dict else ()
-        return {name: seen(claim)[:MAX_DESCRIPTION] if type(claim) is str else claim for name, claim in claims}
+        server_info = self.welcome.get("serverInfo") or (meta.get(SERVER_INFO) if type(meta) is dict else None)
+        claims = server_info.items() if type(server_info) is dict else ()
+        return {
+            name: strip_invisible(claim)[:MAX_DESCRIPTION] if type(claim) is str else claim for name, claim in claims
+        }
 
     @property
     def instructions(self) -> str:
         """What the (first) server tells models to do: without what hides, and cut at 16,384 characters."""
         text = self.welcome.get("instructions")
-        return seen(text)[:MAX_DESCRIPTION] if type(text) is str else ""
+        return strip_invisible(text)[:MAX_DESCRIPTION] if type(text) is str else ""
 
     @property
-    def _first(self) -> Remote:
-        for remote in self._remotes.values():
+    def _first_server(self) -> ServerTools:
+        for remote in self._servers.values():
             return remote
         raise TransportError("not connected", hint="Use it inside `async with` or `with`")
 
@@ -255,13 +264,13 @@ class Client:
 
     async def tools(self, *, fresh: bool = False) -> Tools:
         """Every tool there is. From memory as long as the server says they are the same, unless `fresh`."""
-        if len(self._remotes) <= 1:
-            return await self._first.tools(fresh=fresh)
-        found: list[ListedTool] = []
+        if len(self._servers) <= 1:
+            return await self._first_server.tools(fresh=fresh)
+        visible: list[ListedTool] = []
         refused: dict[str, str] = {}
-        asked = (each.tools(fresh=fresh) for each in self._remotes.values())
-        listed = await asyncio.gather(*asked, return_exceptions=True)
-        for name, tools in zip(self._remotes, listed, strict=True):
+        requests = (each.tools(fresh=fresh) for each in self._servers.values())
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        for name, tools in zip(self._servers, results, strict=True):
             if isinstance(tools, PeerError):  # one that is broken does not hide the others
                 self.problems[name] = tools
             elif isinstance(tools, BaseException):
@@ -271,10 +280,10 @@ class Client:
                 refused.update(tools.refused)
                 for tool in tools:
                     if self._find(tool.name)[0].name == name:
-                        found.append(tool)
+                        visible.append(tool)
                     else:
                         refused[tool.name] = "it would be taken for a tool of another server"
-        return Tools(found, refused)
+        return Tools(visible, refused)
 
     @overload
     async def call(
@@ -322,18 +331,18 @@ class Client:
         that it failed raises `CallFailed`.
         """
         if misplaced:
-            known = ("timeout", "confirm", "progress", "meta", "repeat", "into")
-            near = closest(next(iter(misplaced)), known)
+            options = ("timeout", "confirm", "progress", "meta", "repeat", "into")
+            near = closest(next(iter(misplaced)), options)
             hint = f"did you mean {near!r}?" if near else f"arguments go into a dict: call({name!r}, {misplaced!r})"
             raise TypeError(f"call: unknown option {next(iter(misplaced))!r}; {hint}")
-        watch = None if progress is None else lambda event: progress(event) if isinstance(event, Progress) else None
+        on_event = None if progress is None else lambda event: progress(event) if isinstance(event, Progress) else None
         remote, own = self._find(name)
         result = await remote.call(
             own,
             arguments or {},
             timeout=timeout,
             confirm=confirm,
-            watch=watch,
+            on_event=on_event,
             meta=meta,
             repeat=repeat,
         )
@@ -342,26 +351,26 @@ class Client:
         try:
             return result.into(into)
         except PeerError as problem:
-            remote.dialog.named(problem, f"tools/call {own}")
+            remote.connection.add_context(problem, f"tools/call {own}")
             raise
 
     async def events(
         self, name: str, arguments: Object | None = None, **options: Any
     ) -> AsyncIterator[Progress | Log | CallResult]:
         """Call a tool, and hear of it on the way: progress and log entries, then the result."""
-        news: asyncio.Queue[Progress | Log | None] = asyncio.Queue(MAX_EVENTS)
+        queue: asyncio.Queue[Progress | Log | None] = asyncio.Queue(MAX_QUEUED_EVENTS)
         remote, own = self._find(name)
 
-        def watch(event: Progress | Log) -> None:
-            if news.full():
-                news.get_nowait()  # the oldest says the least
-            news.put_nowait(event)
+        def on_event(event: Progress | Log) -> None:
+            if queue.full():
+                queue.get_nowait()  # the oldest says the least
+            queue.put_nowait(event)
 
-        task = asyncio.create_task(remote.call(own, arguments or {}, watch=watch, **options))
-        task.add_done_callback(lambda _: news.put_nowait(None) if not news.full() else None)
+        task = asyncio.create_task(remote.call(own, arguments or {}, on_event=on_event, **options))
+        task.add_done_callback(lambda _: queue.put_nowait(None) if not queue.full() else None)
         try:
-            while not task.done() or not news.empty():
-                event = await news.get()
+            while not task.done() or not queue.empty():
+                event = await queue.get()
                 if event is not None:
                     yield event
             yield await task
@@ -369,11 +378,11 @@ class Client:
             task.cancel()
             await asyncio.wait({task})
 
-    def _find(self, name: str) -> tuple[Remote, str]:
-        if len(self._remotes) <= 1:
-            return self._first, name
-        for server in sorted(self._remotes, key=len, reverse=True):
+    def _find(self, name: str) -> tuple[ServerTools, str]:
+        if len(self._servers) <= 1:
+            return self._first_server, name
+        for server in sorted(self._servers, key=len, reverse=True):
             if name.startswith(f"{server}."):
-                return self._remotes[server], name[len(server) + 1 :]
-        hint = f"Names begin with the server's: {', '.join(self._remotes)}"
+                return self._servers[server], name[len(server) + 1 :]
+        hint = f"Names begin with the server's: {', '.join(self._servers)}"
         raise RemoteProtocolError(f"no server for the tool {name!r:.100}", sent=Sent.NO, hint=hint)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from handrail.client.tools import ListedTool
-from handrail.guards.tool_diff import difference
+from handrail.guards.tool_diff import format_changes
 from handrail.model import Object, Principal
 
 if TYPE_CHECKING:
     from handrail.guards.rules import Decision
 
-LOCAL = Principal("local")
+LOCAL_PRINCIPAL = Principal("local")
 """Who calls, to rules: whoever runs the client."""
 
 
@@ -34,7 +34,7 @@ class Confirmation(Struct, frozen=True):
     @property
     def difference(self) -> str:
         """What has changed in the tool, line by line, safe to print; empty if nothing has, or nobody knows."""
-        return difference(self.definition.changes)
+        return format_changes(self.definition.changes)
 
 
 Confirm = Callable[[Confirmation], bool | Awaitable[bool]]
@@ -45,7 +45,7 @@ def allow(call: Confirmation) -> bool:
     return True
 
 
-def rule(tool: ListedTool, decision: Decision | None = None) -> tuple[str, bool]:
+def needs_confirmation(tool: ListedTool, decision: Decision | None = None) -> tuple[str, bool]:
     """Why a call has to be agreed to, and whether code that calls it does not count as agreement. Empty: it need not.
 
     By what was decided, if there are rules. Without them, claims of a server nobody trusts never make a call harmless;

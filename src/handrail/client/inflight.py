@@ -12,7 +12,7 @@ from msgspec import Struct
 from handrail.errors import CallTimeout, PeerError, Sent
 from handrail.model import Json, Object
 from handrail.options import seconds
-from handrail.transports.base import Waiting
+from handrail.transports.base import PendingRequest
 
 
 class Clocks(Struct, frozen=True):
@@ -60,22 +60,22 @@ class Log(Struct, frozen=True):
     logger: str = ""
 
 
-class Flight(Waiting, kw_only=True):
+class InFlightRequest(PendingRequest, kw_only=True):
     """A request in flight, with its clocks."""
 
     clocks: Clocks
-    last: float  # when something was heard of it
-    due: float  # when to look at its clocks
-    total_by: float
-    heard: bool = False
+    last_activity: float  # when something was heard of it
+    check_at: float  # when to look at its clocks
+    total_deadline: float
+    has_activity: bool = False
     progress: Progress | None = None
-    watch: Callable[[Progress | Log], None] | None = None
+    on_event: Callable[[Progress | Log], None] | None = None
 
 
 @contextlib.asynccontextmanager
-async def until(ends: float, clocks: Clocks, sent: Sent = Sent.NO) -> AsyncIterator[None]:
+async def deadline_at(deadline: float, clocks: Clocks, sent: Sent = Sent.NO) -> AsyncIterator[None]:
     """Do what a request needs besides being answered, in the time it has; it has got so far (`sent`)."""
-    limit = asyncio.timeout_at(ends)
+    limit = asyncio.timeout_at(deadline)
     try:
         async with limit:
             yield
@@ -89,7 +89,7 @@ async def until(ends: float, clocks: Clocks, sent: Sent = Sent.NO) -> AsyncItera
 
 
 @contextlib.contextmanager
-def after(first: Sent) -> Iterator[None]:
+def keep_sent(first: Sent) -> Iterator[None]:
     """What came before has got so far; what fails now does not undo it."""
     try:
         yield
@@ -103,6 +103,6 @@ def _is_number(value: Json) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-def shown(progress: Progress) -> str:
+def format_progress(progress: Progress) -> str:
     done = f"{progress.done:g}" if progress.total is None else f"{progress.done:g} of {progress.total:g}"
     return f"{done} ({progress.message[:100]})" if progress.message else done

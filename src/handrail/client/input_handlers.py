@@ -17,12 +17,12 @@ from handrail.model import SERVER_ASKS, Json, Object
 from handrail.options import collection
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
-from handrail.text.controls import asked_secret, one_line
+from handrail.text.controls import one_line, secret_field
 
 log = logging.getLogger("handrail")
 
 _PAGE = re.compile(r"https?://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
-_BAD_PARAMS, _NOT_FOUND, _REJECTED = -32602, -32601, -1
+_BAD_PARAMS, _UNKNOWN_METHOD, _REJECTED = -32602, -32601, -1
 
 
 class Elicitation(Struct, frozen=True):
@@ -40,15 +40,15 @@ class Elicitation(Struct, frozen=True):
     @property
     def warning(self) -> str:
         """Why not to answer it: a server must not ask for a password or another secret by a form. "" if it does not."""
-        field = asked_secret(self.schema, self.message)
+        field = secret_field(self.schema, self.message)
         return f"{field!r} asks for a secret; servers must not ask for one by a form" if field else ""
 
     @property
     def defaults(self) -> Object:
         """What the form proposes."""
         fields = self.schema.get("properties")
-        known = fields.items() if type(fields) is dict else ()
-        return {name: field["default"] for name, field in known if type(field) is dict and "default" in field}
+        properties = fields.items() if type(fields) is dict else ()
+        return {name: field["default"] for name, field in properties if type(field) is dict and "default" in field}
 
 
 class Sampling(Struct, frozen=True):
@@ -58,7 +58,7 @@ class Sampling(Struct, frozen=True):
     params: Object
 
 
-class Answers:
+class InputHandlers:
     """The handlers a client was given, and what they make it capable of."""
 
     def __init__(
@@ -81,43 +81,43 @@ class Answers:
         if roots is not None:
             self.capabilities["roots"] = {}
 
-    async def answer(self, server: str, method: str, params: Object, revision: Revision) -> Object:
+    async def respond(self, server: str, method: str, params: Object, revision: Revision) -> Object:
         """The answer to a question; RemoteProtocolError is the error the server gets instead."""
         if method == "elicitation/create" and "elicitation" in self.capabilities:
-            return await self._form_or_page(server, params, revision)
+            return await self._handle_elicitation(server, params, revision)
         if method == "sampling/createMessage" and self._sample is not None:
-            return _sampled(await said_by(self._sample, Sampling(server, params)))
+            return _sampling_result(await call_handler(self._sample, Sampling(server, params)))
         if method == "roots/list" and self._roots is not None:
-            found = await said_by(self._roots) if callable(self._roots) else self._roots
-            return {"roots": [_root(each) for each in found]}
-        raise RemoteProtocolError(f"Nobody here answers {method[:100]}", code=_NOT_FOUND)
+            roots = await call_handler(self._roots) if callable(self._roots) else self._roots
+            return {"roots": [_root(each) for each in roots]}
+        raise RemoteProtocolError(f"Nobody here answers {method[:100]}", code=_UNKNOWN_METHOD)
 
-    async def _form_or_page(self, server: str, params: Object, revision: Revision) -> Object:
+    async def _handle_elicitation(self, server: str, params: Object, revision: Revision) -> Object:
         mode, message = params.get("mode", "form"), params.get("message")
         handler = self._elicit.get(mode) if type(mode) is str else None
-        declared = revision.declare(self.capabilities).get("elicitation")
-        if handler is None or type(message) is not str or declared is None or (mode == "url" and "url" not in declared):
+        modes = revision.declare(self.capabilities).get("elicitation")
+        if handler is None or type(message) is not str or modes is None or (mode == "url" and "url" not in modes):
             raise RemoteProtocolError(f"Elicitation by {str(mode)[:60]!r} was not declared", code=_BAD_PARAMS)
         if mode == "url":
             url: Json = params.get("url")
             if type(url) is not str or not _is_page(url):
                 raise RemoteProtocolError("Only plain https and http addresses are shown", code=_BAD_PARAMS)
-            return _decided(await said_by(handler, Elicitation(server, message, url=url)))
+            return _elicit_result(await call_handler(handler, Elicitation(server, message, url=url)))
         schema: Json = params.get("requestedSchema")
         try:
             check = compile_schema(schema, "requestedSchema")
         except SchemaError as unusable:
             raise RemoteProtocolError(str(unusable), code=_BAD_PARAMS) from None
-        question = Elicitation(server, message, schema)
-        if question.warning:
-            log.warning("server %s: elicitation: %s", one_line(server), one_line(question.warning, 200))
-        decided = _decided(await said_by(handler, question))
-        if decided["action"] == "accept":
-            decided["content"] = {**question.defaults, **decided.get("content", {})}
-            problems = check.problems(decided["content"])
+        elicitation = Elicitation(server, message, schema)
+        if elicitation.warning:
+            log.warning("server %s: elicitation: %s", one_line(server), one_line(elicitation.warning, 200))
+        response = _elicit_result(await call_handler(handler, elicitation))
+        if response["action"] == "accept":
+            response["content"] = {**elicitation.defaults, **response.get("content", {})}
+            problems = check.problems(response["content"])
             if problems:
                 raise SchemaError("the answer to a form: " + "; ".join(each.text for each in problems))
-        return decided
+        return response
 
 
 def _is_page(url: str) -> bool:
@@ -129,26 +129,26 @@ def _is_page(url: str) -> bool:
         return False
 
 
-def _decided(said: Any) -> Object:
-    if said is None or said is False or said == "decline":
+def _elicit_result(reply: Any) -> Object:
+    if reply is None or reply is False or reply == "decline":
         return {"action": "decline"}
-    if said == "cancel":
+    if reply == "cancel":
         return {"action": "cancel"}
-    if said is True:
+    if reply is True:
         return {"action": "accept"}
-    if isinstance(said, dict):
-        return {"action": "accept", "content": said}
-    raise TypeError(f"an elicitation handler gave {type(said).__name__}, not a dict, True, None or 'cancel'")
+    if isinstance(reply, dict):
+        return {"action": "accept", "content": reply}
+    raise TypeError(f"an elicitation handler gave {type(reply).__name__}, not a dict, True, None or 'cancel'")
 
 
-def _sampled(said: Any) -> Object:
-    if said is None or said is False:
+def _sampling_result(reply: Any) -> Object:
+    if reply is None or reply is False:
         raise RemoteProtocolError("User rejected sampling request", code=_REJECTED)
-    if isinstance(said, str):
-        return {"role": "assistant", "content": {"type": "text", "text": said}, "model": "unknown"}
-    if isinstance(said, dict):
-        return said
-    raise TypeError(f"a sampling handler gave {type(said).__name__}, not a text, a dict or None")
+    if isinstance(reply, str):
+        return {"role": "assistant", "content": {"type": "text", "text": reply}, "model": "unknown"}
+    if isinstance(reply, dict):
+        return reply
+    raise TypeError(f"a sampling handler gave {type(reply).__name__}, not a text, a dict or None")
 
 
 def _root(root: Any) -> Object:
@@ -160,7 +160,7 @@ def _root(root: Any) -> Object:
     return {"uri": path.as_uri(), "name": path.name}
 
 
-async def said_by(handler: Callable[..., Any], *args: Any) -> Any:
+async def call_handler(handler: Callable[..., Any], *args: Any) -> Any:
     """What somebody answered who may take their time: a function, or a coroutine function."""
-    said = handler(*args)
-    return await said if inspect.isawaitable(said) else said
+    result = handler(*args)
+    return await result if inspect.isawaitable(result) else result

@@ -22,13 +22,22 @@ from handrail.schema.explain import closest
 from handrail.schema.jsonable import pointer
 from handrail.text.controls import is_secret
 
-__all__ = ["MAX_BYTES", "Entry", "EntryError", "Missing", "known_files", "load", "parse", "read_entries"]
+__all__ = [
+    "MAX_BYTES",
+    "EntryError",
+    "MissingVariable",
+    "ServerEntry",
+    "host_config_files",
+    "load",
+    "parse",
+    "read_entries",
+]
 
 MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 1_000
 
-Kind = Literal["stdio", "http", "sse"]
-_KINDS: dict[str, Kind] = {
+TransportKind = Literal["stdio", "http", "sse"]
+_KINDS: dict[str, TransportKind] = {
     "stdio": "stdio",
     "http": "http",
     "streamable-http": "http",
@@ -49,11 +58,11 @@ _COMMENT = re.compile(r'("(?:\\.|[^"\\])*(?:"|\Z))|//[^\r\n]*|/\*.*?(?:\*/|\Z)',
 _LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class ServerEntry(Struct, frozen=True, kw_only=True):
     """One server as a configuration names it."""
 
     name: str
-    kind: Kind
+    kind: TransportKind
     command: tuple[str, ...] = ()
     url: str = ""
     env: dict[str, str] = {}
@@ -63,7 +72,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     disabled: bool = False
 
 
-class Missing(Struct, frozen=True):
+class MissingVariable(Struct, frozen=True):
     """A variable that an entry wants and that is not there; `where` is a JSON pointer."""
 
     variable: str
@@ -80,22 +89,22 @@ class EntryError(HandrailError, ValueError):
         self.problems = problems
 
 
-def read_entries(source: str | Path | Mapping[str, Any], environ: Mapping[str, str]) -> list[Entry]:
+def read_entries(source: str | Path | Mapping[str, Any], environ: Mapping[str, str]) -> list[ServerEntry]:
     """The servers of a file, or of a document already read, with `${VAR}`, `${VAR:-x}` and `${env:VAR}` filled in.
 
     Raises one `EntryError` that names everything that is wrong or missing; what is disabled may miss variables.
     """
     entries, missing = load(source, environ)
     off = {entry.name for entry in entries if entry.disabled}
-    if wanted := [each for each in missing if each.entry not in off]:
-        problems = [f"{each.where}: the variable {each.variable} is not set" for each in wanted]
+    if unset_variables := [each for each in missing if each.entry not in off]:
+        problems = [f"{each.where}: the variable {each.variable} is not set" for each in unset_variables]
         raise EntryError("" if isinstance(source, Mapping) else str(source), problems)
     return entries
 
 
 def load(
     source: str | Path | Mapping[str, Any], environ: Mapping[str, str] | None
-) -> tuple[list[Entry], list[Missing]]:
+) -> tuple[list[ServerEntry], list[MissingVariable]]:
     """As `read_entries`, with what is missing beside it, left in the texts as `${VAR}`; None: all are left."""
     if isinstance(source, Mapping):
         return _Reader("", environ).read(source, "server")
@@ -108,14 +117,14 @@ def parse(text: str) -> Any:
     try:
         return _strict(text)
     except json.JSONDecodeError as first:
-        bare = _COMMENT.sub(lambda found: found[1] or re.sub(r"[^\r\n]+", " ", found[0]), text)
+        bare = _COMMENT.sub(lambda match: match[1] or re.sub(r"[^\r\n]+", " ", match[0]), text)
         try:
-            return _strict(_LAST_COMMA.sub(lambda found: found[1] or " ", bare))
+            return _strict(_LAST_COMMA.sub(lambda match: match[1] or " ", bare))
         except json.JSONDecodeError as problem:
             raise ValueError(f"not JSON: {problem if bare != text else first}") from None
 
 
-def known_files(environ: Mapping[str, str], platform: str, folder: Path | None = None) -> list[tuple[str, Path]]:
+def host_config_files(environ: Mapping[str, str], platform: str, folder: Path | None = None) -> list[tuple[str, Path]]:
     """Where the usual hosts keep their servers, whether the files exist or not; `folder` is the project's."""
     home = Path(environ.get("USERPROFILE" if platform == "win32" else "HOME") or Path.home())
     here = folder or Path.cwd()
@@ -157,11 +166,11 @@ def _document(path: Path) -> Any:
 
 def _strict(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> Object:
-        made = dict(pairs)
-        if len(made) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise ValueError(f"the name {twice!r} occurs twice in one object")
-        return made
+        return members
 
     def refuse(text: str) -> None:
         raise ValueError(f"{text} is not a JSON number")
@@ -179,20 +188,20 @@ class _Reader:
         self.source = source
         self.environ = environ
         self.problems: list[str] = []
-        self.missing: list[Missing] = []
+        self.missing: list[MissingVariable] = []
         self.entry = ""
         above = Path(source).parent
         self.base = above.parent if above.name in (".vscode", ".cursor") else above
 
-    def read(self, document: Any, name: str) -> tuple[list[Entry], list[Missing]]:
-        found = [self._entry(key, value, where) for key, value, where in self._named(document, name)]
+    def read(self, document: Any, name: str) -> tuple[list[ServerEntry], list[MissingVariable]]:
+        entries = [self._entry(key, value, where) for key, value, where in self._server_items(document, name)]
         if self.problems:
             raise EntryError(self.source, self.problems)
-        return found, self.missing
+        return entries, self.missing
 
-    def _named(self, document: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    def _server_items(self, document: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
         if not isinstance(document, Mapping):
-            self._wrong("", document, "an object")
+            self._add_problem("", document, "an object")
             return
         if any(isinstance(document.get(key), str) for key in ("command", *_ADDRESSES)):
             yield name, document, ""
@@ -203,7 +212,7 @@ class _Reader:
         for table in tables:
             servers = document[table]
             if not isinstance(servers, Mapping):
-                self._wrong(f"/{table}", servers, "an object with a server under each name")
+                self._add_problem(f"/{table}", servers, "an object with a server under each name")
                 continue
             if len(servers) > MAX_ENTRIES:
                 self.problems.append(f"/{table}: {len(servers):,} servers are more than {MAX_ENTRIES:,}")
@@ -213,27 +222,27 @@ class _Reader:
                 if isinstance(value, Mapping):
                     yield key, value, where
                 else:
-                    self._wrong(where, value, 'an object such as {"command": "uvx", "args": ["weather"]}')
+                    self._add_problem(where, value, 'an object such as {"command": "uvx", "args": ["weather"]}')
 
-    def _entry(self, name: str, value: Mapping[str, Any], where: str) -> Entry:
+    def _entry(self, name: str, value: Mapping[str, Any], where: str) -> ServerEntry:
         self.entry = name
         if not name or not name.isprintable():
             self.problems.append(f"{where}: a name is not empty, and has only characters that can be seen")
         address = next((key for key in _ADDRESSES if key in value), "")
-        kind: Kind | None = "http" if address else "stdio"
-        if (said := value.get("type")) is not None:
-            kind = _KINDS.get(said) if isinstance(said, str) else None
+        kind: TransportKind | None = "http" if address else "stdio"
+        if (type_name := value.get("type")) is not None:
+            kind = _KINDS.get(type_name) if isinstance(type_name, str) else None
         if kind is None:
-            self._wrong(f"{where}/type", said, "stdio, http or sse")
+            self._add_problem(f"{where}/type", type_name, "stdio, http or sse")
         elif kind == "stdio" and "command" not in value:
             near = next((f"; {key!r}: did you mean {word!r}?" for key in value if (word := closest(key, _TARGETS))), "")
             text = 'neither "command" nor "url" is there; one of them says what to connect to'
             self.problems.append(f"{where}: {text}{near}")
         elif kind != "stdio" and not address:
-            self.problems.append(f'{where}: "url" is not there, and {said} needs one')
+            self.problems.append(f'{where}: "url" is not there, and {type_name} needs one')
         elif "command" in value and address:
             self.problems.append(f'{where}: both "command" and "{address}" are there; only one can be meant')
-        return Entry(
+        return ServerEntry(
             name=name,
             kind=kind or "stdio",
             command=self._command(value, where) if "command" in value else (),
@@ -242,15 +251,18 @@ class _Reader:
             cwd=self._folder(value.get("cwd"), f"{where}/cwd") if kind == "stdio" else "",
             headers=self._texts(value.get("headers"), f"{where}/headers", "header", self._line),
             source=self.source,
-            disabled=bool(self._of(bool, value.get("disabled"), f"{where}/disabled", "true or false")),
+            disabled=bool(self._value_of_type(bool, value.get("disabled"), f"{where}/disabled", "true or false")),
         )
 
     def _command(self, value: Mapping[str, Any], where: str) -> tuple[str, ...]:
-        args = self._of(list, value.get("args"), f"{where}/args", "an array of texts, one for each argument") or []
+        args = (
+            self._value_of_type(list, value.get("args"), f"{where}/args", "an array of texts, one for each argument")
+            or []
+        )
         program = self._line(value["command"], f"{where}/command")
         rest = [self._line(each, f"{where}/args/{i}") for i, each in enumerate(args)]
         if isinstance(value["command"], str) and (not program.strip() or program.startswith("-")):
-            self._wrong(f"{where}/command", program, "the name or the path of a program")
+            self._add_problem(f"{where}/command", program, "the name or the path of a program")
         if _BATCH_FILE.search(program) and any(_BATCH_MEANING.search(each) for each in rest):
             # Windows gives the line of a batch file to its shell, which reads the arguments once more.
             self.problems.append(f'{where}/args: a batch file gets no arguments with any of "%&|<>^!()')
@@ -259,25 +271,25 @@ class _Reader:
     def _url(self, value: Any, where: str) -> str:
         url = self._line(value, where)
         if isinstance(value, str) and not re.match(r"https?://[^\s/]|\$\{", url):
-            self._wrong(where, url, "an address that begins with https:// or http://")
+            self._add_problem(where, url, "an address that begins with https:// or http://")
         return url
 
     def _folder(self, value: Any, where: str) -> str:
-        given = "" if value is None else self._line(value, where)
-        return str(self.base / given) if self.source and not given.startswith("${") else given
+        folder = "" if value is None else self._line(value, where)
+        return str(self.base / folder) if self.source and not folder.startswith("${") else folder
 
     def _texts(self, value: Any, where: str, what: str, read: Callable[[Any, str], str]) -> dict[str, str]:
-        texts = self._of(Mapping, value, where, "an object of texts") or {}
+        texts = self._value_of_type(Mapping, value, where, "an object of texts") or {}
         for name in texts:
             if not _NAMES[what].fullmatch(name):
                 self.problems.append(f"{where}: {name!r} is not the name of a {what}")
         return {name: read(text, pointer(where, name)) for name, text in texts.items()}
 
-    def _of(self, kind: type, value: Any, where: str, wanted: str) -> Any:
+    def _value_of_type(self, kind: type, value: Any, where: str, expected: str) -> Any:
         """A value of this type, if it is there; None if it is not, or is another."""
         if value is None or isinstance(value, kind):
             return value
-        self._wrong(where, value, wanted)
+        self._add_problem(where, value, expected)
         return None
 
     def _variable(self, value: Any, where: str) -> str:
@@ -296,26 +308,26 @@ class _Reader:
 
     def _text(self, value: Any, where: str) -> str:
         if not isinstance(value, str):
-            self._wrong(where, value, "a text")
+            self._add_problem(where, value, "a text")
             return ""
-        made, references = _VARIABLE.subn(lambda found: self._value(found, where), value)
+        text, references = _VARIABLE.subn(lambda match: self._value(match, where), value)
         if references != value.count("${"):
             self.problems.append(f"{where}: a ${{ inside another, or without its }}")
-        return made
+        return text
 
-    def _value(self, found: re.Match[str], where: str) -> str:
-        reference = _REFERENCE.fullmatch(found[1])
+    def _value(self, match: re.Match[str], where: str) -> str:
+        reference = _REFERENCE.fullmatch(match[1])
         if self.environ is None:
-            return found[0]
+            return match[0]
         if reference and (value := self.environ.get(reference[1])) is not None and (value or reference[2] is None):
             return value
         if reference and reference[2] is not None:
             return reference[2]
         # What only the host can know (`${input:key}`, `${workspaceFolder}`) is missing as well.
-        self.missing.append(Missing(reference[1] if reference else found[1], self.entry, where))
-        return found[0]
+        self.missing.append(MissingVariable(reference[1] if reference else match[1], self.entry, where))
+        return match[0]
 
-    def _wrong(self, where: str, value: Any, wanted: str) -> None:
-        shown = json.dumps("…" if is_secret(where.rpartition("/")[2]) else value, ensure_ascii=False, default=str)
-        shown = shown if len(shown) <= 60 else shown[:59] + "…"
-        self.problems.append(f"{where or 'the document'}: {shown} is not {wanted}")
+    def _add_problem(self, where: str, value: Any, expected: str) -> None:
+        text = json.dumps("…" if is_secret(where.rpartition("/")[2]) else value, ensure_ascii=False, default=str)
+        text = text if len(text) <= 60 else text[:59] + "…"
+        self.problems.append(f"{where or 'the document'}: {text} is not {expected}")

@@ -9,175 +9,187 @@ from typing import TYPE_CHECKING
 from handrail.errors import CallTimeout, HttpRefused, RemoteProtocolError, TransportError
 from handrail.model import Json, Object
 from handrail.revisions import REVISIONS, Revision
-from handrail.transports.base import Waiting
+from handrail.transports.base import PendingRequest
 
 if TYPE_CHECKING:
-    from handrail.client.connection import Dialog
+    from handrail.client.connection import ClientConnection
 
 log = logging.getLogger("handrail")
 
-MAX_KNOWN = 10_000
+MAX_REMEMBERED_SERVERS = 10_000
 PROBE_SECONDS = 2.0  # of silence on a pipe, until an old server is thought of
-_MODERN = frozenset({-32020, -32021, -32022})
-_VERSION = -32022
-_OLD_TRANSPORT = frozenset({400, 404, 405})
-_NO_VERDICT = frozenset({401, 403, 408, 429})  # about the caller or the moment, not about what is spoken
+_STATELESS_ERRORS = frozenset({-32020, -32021, -32022})
+_UNSUPPORTED_VERSION = -32022
+_SSE_FALLBACK_STATUSES = frozenset({400, 404, 405})
+_INCONCLUSIVE_STATUSES = frozenset({401, 403, 408, 429})  # about the caller or the moment, not about what is spoken
 
 _OFFERED = [each for each in REVISIONS.values() if each.offered]
 _STATELESS = [each for each in _OFFERED if each.stateless]
 _HANDSHAKE = [each for each in _OFFERED if not each.stateless]
 
-_old: set[str] = set()  # servers that turned out to shake hands; one that is new asks again by itself
+_handshake_servers: set[str] = set()  # servers that turned out to shake hands; one that is new asks again by itself
 
 
-class Era:
+class Negotiation:
     """The opening of a dialog."""
 
-    def __init__(self, dialog: Dialog, wanted: str, key: str) -> None:
-        if wanted not in ("auto", "legacy") and wanted not in REVISIONS:
-            raise ValueError(f"unknown revision {wanted!r}; known are auto, legacy, {', '.join(REVISIONS)}")
-        self._dialog = dialog
-        self._wanted = REVISIONS.get(wanted)
-        self._probes = wanted == "auto"
+    def __init__(self, connection: ClientConnection, revision_name: str, key: str) -> None:
+        if revision_name not in ("auto", "legacy") and revision_name not in REVISIONS:
+            raise ValueError(f"unknown revision {revision_name!r}; known are auto, legacy, {', '.join(REVISIONS)}")
+        self._connection = connection
+        self._pinned_revision = REVISIONS.get(revision_name)
+        self._is_auto = revision_name == "auto"
         self._key = key  # under which the verdict is remembered
         self._status = 0  # over HTTP, that of the last answer
 
-    async def settle(self) -> None:
+    async def run(self) -> None:
         """Agree with the server on a revision; PeerError if there is none."""
-        dialog, wanted = self._dialog, self._wanted
-        if wanted is not None and wanted.stateless:
-            if not await self._discover(wanted):
-                raise RemoteProtocolError(f"the server does not speak {wanted.name}", hint='Try revision="auto"')
+        connection, pinned_revision = self._connection, self._pinned_revision
+        if pinned_revision is not None and pinned_revision.stateless:
+            if not await self._discover(pinned_revision):
+                raise RemoteProtocolError(
+                    f"the server does not speak {pinned_revision.name}", hint='Try revision="auto"'
+                )
             return
-        if not self._probes or self._key in _old:
+        if not self._is_auto or self._key in _handshake_servers:
             try:
-                await self.shake_hands()
+                await self.initialize()
                 return
             except (RemoteProtocolError, HttpRefused) as refused:
-                if not self._probes or _says_nothing(self._status):
+                if not self._is_auto or _is_inconclusive(self._status):
                     raise
-                log.debug("%s: %s; asked anew what it speaks", dialog.name, refused)
-                _old.discard(self._key)
+                log.debug("%s: %s; asked anew what it speaks", connection.name, refused)
+                _handshake_servers.discard(self._key)
         if not await self._probe():
-            await self.shake_hands()
-        if dialog.revision is not None and not dialog.revision.stateless and self._key and len(_old) < MAX_KNOWN:
-            _old.add(self._key)
+            await self.initialize()
+        if (
+            connection.revision is not None
+            and not connection.revision.stateless
+            and self._key
+            and len(_handshake_servers) < MAX_REMEMBERED_SERVERS
+        ):
+            _handshake_servers.add(self._key)
 
     async def _probe(self) -> bool:
         """Agree without a handshake, if the server is of that kind; False if it seems not to be."""
-        dialog, link = self._dialog, self._dialog.link
-        assert link is not None
+        connection, transport = self._connection, self._connection.transport
+        assert transport is not None
         try:
-            patience = min(PROBE_SECONDS, dialog.clocks.first / 2)
-            return await self._discover(_STATELESS[-1], None if link.disconnect_cancels else patience)
-        except TransportError as died:
-            if link.disconnect_cancels or isinstance(died, HttpRefused):
+            wait_seconds = min(PROBE_SECONDS, connection.clocks.first / 2)
+            return await self._discover(_STATELESS[-1], None if transport.disconnect_cancels else wait_seconds)
+        except TransportError as error:
+            if transport.disconnect_cancels or isinstance(error, HttpRefused):
                 raise
             # Some old servers end when they hear anything before the handshake.
-            log.debug("%s: ended when asked what it speaks; started again", dialog.name)
-            await dialog.start()
+            log.debug("%s: ended when asked what it speaks; started again", connection.name)
+            await connection.start()
             return False
 
-    async def _discover(self, revision: Revision, patience: float | None = None) -> bool:
+    async def _discover(self, revision: Revision, wait_seconds: float | None = None) -> bool:
         """Agree with a server of the stateless kind; False if it turned out to be of the other kind."""
-        dialog = self._dialog
+        connection = self._connection
         for _ in range(3):
-            flight = dialog.begin("server/discover", {}, dialog.clocks, revision=revision)
-            if patience is not None:
-                await asyncio.wait({flight.future}, timeout=patience)
-                if not flight.future.done():
-                    return await self._both(flight, revision)
+            pending = connection.start_request("server/discover", {}, connection.clocks, revision=revision)
+            if wait_seconds is not None:
+                await asyncio.wait({pending.future}, timeout=wait_seconds)
+                if not pending.future.done():
+                    return await self._probe_and_initialize(pending, revision)
             try:
-                return self._welcomed(await dialog.result(flight), revision)
+                return self._accept_discovery(await connection.result(pending), revision)
             except RemoteProtocolError as refused:
-                another = self._other_version(refused, flight.status)
-                if another is None:
+                other_revision = self._other_version(refused, pending.status)
+                if other_revision is None:
                     return False
-                revision = another
+                revision = other_revision
             except HttpRefused as refused:
-                if 400 <= refused.status < 500 and not _says_nothing(refused.status):
+                if 400 <= refused.status < 500 and not _is_inconclusive(refused.status):
                     return False
                 raise
         raise RemoteProtocolError("changes its mind about the versions it supports")
 
-    async def _both(self, probe: Waiting, revision: Revision) -> bool:
+    async def _probe_and_initialize(self, probe: PendingRequest, revision: Revision) -> bool:
         """Nothing was heard yet. An old server may say nothing to what it does not know; a slow one answers both."""
-        dialog = self._dialog
-        shake = self._begin_handshake()
-        await asyncio.wait({probe.future, shake.future}, return_when=asyncio.FIRST_COMPLETED)
-        if not probe.future.done() and isinstance(shake.future.exception(), RemoteProtocolError):
+        connection = self._connection
+        handshake = self._send_initialize()
+        await asyncio.wait({probe.future, handshake.future}, return_when=asyncio.FIRST_COMPLETED)
+        if not probe.future.done() and isinstance(handshake.future.exception(), RemoteProtocolError):
             await asyncio.wait({probe.future})  # of the new kind, and quick to say what it does not know
         if probe.future.done():
             try:
-                if self._welcomed(await dialog.result(probe), revision):
-                    dialog.forget(shake)
+                if self._accept_discovery(await connection.result(probe), revision):
+                    connection.discard(handshake)
                     return True
             except (RemoteProtocolError, CallTimeout) as refused:
-                log.debug("%s: %s", dialog.name, refused)
-        self._shaken(await dialog.result(shake))
-        dialog.forget(probe)
+                log.debug("%s: %s", connection.name, refused)
+        self._accept_initialize(await connection.result(handshake))
+        connection.discard(probe)
         return True
 
     def _other_version(self, refused: RemoteProtocolError, status: int) -> Revision | None:
         """What to try instead; None: a handshake. Raises if the refusal says nothing about it."""
-        if _says_nothing(status):
+        if _is_inconclusive(status):
             raise refused
-        if refused.code not in _MODERN:
+        if refused.code not in _STATELESS_ERRORS:
             return None
         supported = refused.data.get("supported") if type(refused.data) is dict else None
-        if refused.code != _VERSION or type(supported) is not list:
+        if refused.code != _UNSUPPORTED_VERSION or type(supported) is not list:
             raise refused
         for each in reversed(_STATELESS):
             if each.name in supported:  # also the one it has just refused: then it has changed its mind
                 return each
-        if self._probes and any(each.name in supported for each in _HANDSHAKE):
+        if self._is_auto and any(each.name in supported for each in _HANDSHAKE):
             return None
         refused.hint = f"It supports {', '.join(map(str, supported[:10]))}"
         raise refused
 
-    def _welcomed(self, welcome: Object, revision: Revision) -> bool:
-        supported: Json = welcome.get("supportedVersions")
-        if type(supported) is not list or type(welcome.get("capabilities")) is not dict:
+    def _accept_discovery(self, result: Object, revision: Revision) -> bool:
+        supported: Json = result.get("supportedVersions")
+        if type(supported) is not list or type(result.get("capabilities")) is not dict:
             return False  # whatever it answers to every question
-        self._dialog.agree(revision, welcome)
+        self._connection.use_revision(revision, result)
         return True
 
-    async def shake_hands(self) -> None:
+    async def initialize(self) -> None:
         """The handshake, on the transport there is; over HTTP also on the older one."""
-        dialog = self._dialog
-        assert dialog.link is not None
-        flight = self._begin_handshake()
+        connection = self._connection
+        assert connection.transport is not None
+        pending = self._send_initialize()
         try:
-            welcome = await dialog.result(flight)
+            result = await connection.result(pending)
         except (HttpRefused, RemoteProtocolError) as refused:
-            self._status = flight.status
-            if flight.status not in _OLD_TRANSPORT or not await dialog.link.fall_back():
+            self._status = pending.status
+            if pending.status not in _SSE_FALLBACK_STATUSES or not await connection.transport.fall_back():
                 raise
-            log.debug("%s: the transport of 2024, because of %s", dialog.name, refused)
-            welcome = await dialog.result(self._begin_handshake())
-        self._shaken(welcome)
+            log.debug("%s: the transport of 2024, because of %s", connection.name, refused)
+            result = await connection.result(self._send_initialize())
+        self._accept_initialize(result)
 
-    def _begin_handshake(self) -> Waiting:
-        dialog, wanted = self._dialog, self._wanted or _HANDSHAKE[-1]
-        capabilities = wanted.declare(dialog.host.capabilities)
-        params = {"protocolVersion": wanted.name, "capabilities": capabilities, "clientInfo": dialog.me}
-        return dialog.begin("initialize", params, dialog.clocks)
+    def _send_initialize(self) -> PendingRequest:
+        connection, offered_revision = self._connection, self._pinned_revision or _HANDSHAKE[-1]
+        capabilities = offered_revision.declare(connection.host.capabilities)
+        params = {
+            "protocolVersion": offered_revision.name,
+            "capabilities": capabilities,
+            "clientInfo": connection.client_info,
+        }
+        return connection.start_request("initialize", params, connection.clocks)
 
-    def _shaken(self, welcome: Object) -> None:
-        named: Json = welcome.get("protocolVersion")
-        revision = REVISIONS.get(named) if type(named) is str else None
-        strict = self._wanted is not None
-        if revision is None or revision.stateless or (strict and revision is not self._wanted):
+    def _accept_initialize(self, result: Object) -> None:
+        version: Json = result.get("protocolVersion")
+        revision = REVISIONS.get(version) if type(version) is str else None
+        strict = self._pinned_revision is not None
+        if revision is None or revision.stateless or (strict and revision is not self._pinned_revision):
             raise RemoteProtocolError(
-                f"the server wants to speak {str(named)[:60]!r}",
-                hint=f"Asked for was {(self._wanted or _HANDSHAKE[-1]).name}; spoken here are {', '.join(REVISIONS)}",
+                f"the server wants to speak {str(version)[:60]!r}",
+                hint=f"Asked for was {(self._pinned_revision or _HANDSHAKE[-1]).name}; "
+                f"spoken here are {', '.join(REVISIONS)}",
             )
-        if type(welcome.get("capabilities")) is not dict:
+        if type(result.get("capabilities")) is not dict:
             raise RemoteProtocolError("the answer to initialize has no capabilities")
-        self._dialog.agree(revision, welcome)
-        self._dialog.notify("notifications/initialized")
+        self._connection.use_revision(revision, result)
+        self._connection.notify("notifications/initialized")
 
 
-def _says_nothing(status: int) -> bool:
+def _is_inconclusive(status: int) -> bool:
     """Return whether a refusal with this status tells nothing about the revision."""
-    return status in _NO_VERDICT or status >= 500
+    return status in _INCONCLUSIVE_STATUSES or status >= 500

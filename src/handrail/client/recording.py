@@ -12,10 +12,10 @@ from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
 
-from handrail.audit.format import TrailError, weighed
+from handrail.audit.format import TrailError, arguments_digest
 from handrail.audit.log import Trail, open_trail
 from handrail.client.results import CallResult
-from handrail.client.server_tools import Calling
+from handrail.client.server_tools import OutgoingCall
 from handrail.errors import HandrailError, Sent, Unrecorded
 from handrail.model import Object, Text
 
@@ -26,80 +26,82 @@ class Recorder:
     """Around the calls of one client. Whoever is last closes the trail: the client, or a call that it left behind."""
 
     def __init__(self, audit: str | Path | Trail) -> None:
-        self._is_ours = isinstance(audit, str | Path)
+        self._owns_trail = isinstance(audit, str | Path)
         try:
             self._trail = open_trail(audit) if isinstance(audit, str | Path) else audit
         except (OSError, HandrailError) as problem:
             raise Unrecorded(f"calls cannot be recorded in {audit}: {problem}") from problem
-        self._calls = 0
+        self._open_calls = 0
         self._is_closed = False
 
-    async def around(self, it: Calling, call: Awaitable[CallResult]) -> CallResult:
-        it.serial, it.began = token_hex(8), perf_counter()
-        self._calls += 1
+    async def record_call(self, outgoing: OutgoingCall, call: Awaitable[CallResult]) -> CallResult:
+        outgoing.call_id, outgoing.started_at = token_hex(8), perf_counter()
+        self._open_calls += 1
         try:
             try:
                 result = await call
             except (Exception, asyncio.CancelledError) as problem:
-                if await self._end(it, problem) or isinstance(problem, asyncio.CancelledError):
+                if await self._write_outcome(outgoing, problem) or isinstance(problem, asyncio.CancelledError):
                     raise
-                raise _withheld() from problem
-            if not await self._end(it, result):
-                raise _withheld()
+                raise _unrecorded_error() from problem
+            if not await self._write_outcome(outgoing, result):
+                raise _unrecorded_error()
             return result
         finally:
-            self._calls -= 1
+            self._open_calls -= 1
             if self._is_closed:
                 await self.close()
 
-    async def intend(self, it: Calling) -> None:
-        it.intended = True  # whoever is cancelled while it is written may find it written
+    async def write_intent(self, call: OutgoingCall) -> None:
+        call.intent_written = True  # whoever is cancelled while it is written may find it written
         try:
-            await self._trail.write(_about(it, "intent"))
+            await self._trail.write(_new_record(call, "intent"))
         except TrailError as problem:
-            it.intended = False
+            call.intent_written = False
             raise Unrecorded(str(problem)) from problem
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._is_ours and not self._calls:
+        if self._owns_trail and not self._open_calls:
             await self._trail.close()
 
-    async def _end(self, it: Calling, how: CallResult | BaseException) -> bool:
+    async def _write_outcome(self, call: OutgoingCall, outcome: CallResult | BaseException) -> bool:
         """Whether it is on record, or need not be waited for, since nothing was sent."""
-        record: Object = {"event": "outcome", "call": it.serial} if it.intended else _about(it, "refusal")
-        if isinstance(how, CallResult):
-            record["outcome"] = "tool_error" if how.is_error else "ok"
-            record["characters"] = sum(len(each.text) for each in how.content if isinstance(each, Text))
+        record: Object = (
+            {"event": "outcome", "call": call.call_id} if call.intent_written else _new_record(call, "refusal")
+        )
+        if isinstance(outcome, CallResult):
+            record["outcome"] = "tool_error" if outcome.is_error else "ok"
+            record["characters"] = sum(len(each.text) for each in outcome.content if isinstance(each, Text))
         else:
-            is_cancelled = isinstance(how, asyncio.CancelledError)
-            record["outcome"] = "cancelled" if is_cancelled else getattr(how, "kind", "internal")
-            record["sent"] = getattr(how, "sent", Sent.UNKNOWN if it.intended else Sent.NO)
-        record["seconds"] = round(perf_counter() - it.began, 6)
-        if not it.intended:
-            self._trail.hand(record)
+            is_cancelled = isinstance(outcome, asyncio.CancelledError)
+            record["outcome"] = "cancelled" if is_cancelled else getattr(outcome, "kind", "internal")
+            record["sent"] = getattr(outcome, "sent", Sent.UNKNOWN if call.intent_written else Sent.NO)
+        record["seconds"] = round(perf_counter() - call.started_at, 6)
+        if not call.intent_written:
+            self._trail.submit(record)
             return True
         try:
             return await self._trail.write(record)
         except TrailError as problem:
-            log.error("the outcome of %s (%s) could not be recorded: %s", it.name, it.serial, problem)
+            log.error("the outcome of %s (%s) could not be recorded: %s", call.name, call.call_id, problem)
             return False
 
 
-def _about(it: Calling, event: str) -> Object:
+def _new_record(call: OutgoingCall, event: str) -> Object:
     record: Object = {
         "event": event,
         "side": "client",
-        "call": it.serial,
-        "server": it.server,
-        "revision": it.revision,
-        "tool": it.name,
-        **({"fingerprint": it.tool.fingerprint} if it.tool.listed else {}),
-        **weighed(it.arguments),
+        "call": call.call_id,
+        "server": call.server,
+        "revision": call.revision,
+        "tool": call.name,
+        **({"fingerprint": call.tool.fingerprint} if call.tool.listed else {}),
+        **arguments_digest(call.arguments),
     }
-    return record | {name: said for name, said in (("rule", it.rule), ("agreed", it.agreed)) if said}
+    return record | {name: value for name, value in (("rule", call.rule), ("agreed", call.confirmed_by)) if value}
 
 
-def _withheld() -> Unrecorded:
+def _unrecorded_error() -> Unrecorded:
     text = "what came of it could not be recorded and is withheld"
     return Unrecorded(text, sent=Sent.UNKNOWN, hint="Do not simply repeat it")

@@ -14,7 +14,7 @@ from handrail.jsonrpc import encode
 from handrail.model import REFUSED, RISK, SANITIZED, Block, EmbeddedResource, Image, Json, Object, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.derive import reader_for
-from handrail.text.controls import seen
+from handrail.text.controls import strip_invisible
 
 T = TypeVar("T")
 Shape = Literal["anthropic", "openai", "text"]
@@ -32,7 +32,7 @@ class CallResult:
         self.tool = tool
         self.revision = revision.name
         self._problems = problems
-        self._read_by = revision
+        self._wire_revision = revision
         self._result: ToolResult | None = None
         # Read only where there is something to find out.
         self.is_error = raw.get("isError") is not False and self.result.is_error
@@ -45,12 +45,12 @@ class CallResult:
     def result(self) -> ToolResult:
         """The answer in the words of this package's own model."""
         if self._result is None:
-            self._result = self._read_by.read(self.raw)
+            self._result = self._wire_revision.read(self.raw)
         return self._result
 
     @property
     def problems(self) -> list[str]:
-        return self._problems + self._read_by.flaws(self.raw)
+        return self._problems + self._wire_revision.result_problems(self.raw)
 
     @property
     def text(self) -> str:
@@ -116,22 +116,24 @@ class CallResult:
         """
         parts: list[Json] = []
         if self.risk:
-            parts.append(f"[caution: {seen(self.risk)}]")
+            parts.append(f"[caution: {strip_invisible(self.risk)}]")
         if self.is_error:
             parts.append("[the tool failed]")
         # A block that cannot be read is named where it stands.
-        problems = [each for each in self._read_by.flaws(self.raw) if not each.startswith("content/")]
-        parts += [f"[malformed result: {seen(each)}]" for each in problems]
+        problems = [each for each in self._wire_revision.result_problems(self.raw) if not each.startswith("content/")]
+        parts += [f"[malformed result: {strip_invisible(each)}]" for each in problems]
         for block in self.content:
-            kept = to_builtins(block)
-            kept = kept if type(kept) is dict else {}
-            if _is_for_model(kept.get("annotations")):
-                parts.append(_part(block, kept))
+            members = to_builtins(block)
+            members = members if type(members) is dict else {}
+            if _is_for_model(members.get("annotations")):
+                parts.append(_part(block, members))
         if not self.content and self.data is not None:
-            parts.append(seen(encode(self.data).decode(), is_data=True))
+            parts.append(strip_invisible(encode(self.data).decode(), is_data=True))
         if shape == "text":
             return "\n".join(each if isinstance(each, str) else each["alt"] for each in parts)
-        return [{"type": "text", "text": each} if isinstance(each, str) else _PICTURE[shape](each) for each in parts]
+        return [
+            {"type": "text", "text": each} if isinstance(each, str) else _IMAGE_BLOCK[shape](each) for each in parts
+        ]
 
 
 def _is_for_model(notes: Json) -> bool:
@@ -139,17 +141,17 @@ def _is_for_model(notes: Json) -> bool:
     return type(audience) is not list or not audience or "assistant" in audience
 
 
-def _part(block: Block, kept: Object) -> Json:
+def _part(block: Block, members: Object) -> Json:
     """A text, or a picture with words for who cannot see it."""
     if isinstance(block, Text):
-        return seen(block.text, is_data=True)
+        return strip_invisible(block.text, is_data=True)
     if isinstance(block, EmbeddedResource) and "text" in block.resource:
-        return f"[{seen(block.resource['uri'])}]\n{seen(block.resource['text'], is_data=True)}"
-    kind, mime = kept.get("type"), str(kept.get("mimeType", ""))
+        return f"[{strip_invisible(block.resource['uri'])}]\n{strip_invisible(block.resource['text'], is_data=True)}"
+    kind, mime = members.get("type"), str(members.get("mimeType", ""))
     if kind == "resource_link":
-        return seen(f"[{kept.get('name')}: {kept.get('uri')}]")
-    alt = seen(f"[{kind if type(kind) is str else 'unreadable content'}{', ' + mime if mime else ''}]")
-    return {"alt": alt, "mime": mime, "data": kept["data"]} if isinstance(block, Image) else alt
+        return strip_invisible(f"[{members.get('name')}: {members.get('uri')}]")
+    alt = strip_invisible(f"[{kind if type(kind) is str else 'unreadable content'}{', ' + mime if mime else ''}]")
+    return {"alt": alt, "mime": mime, "data": members["data"]} if isinstance(block, Image) else alt
 
 
 def _anthropic(picture: Object) -> Object:
@@ -160,4 +162,4 @@ def _openai(picture: Object) -> Object:
     return {"type": "image_url", "image_url": {"url": f"data:{picture['mime']};base64,{picture['data']}"}}
 
 
-_PICTURE = {"anthropic": _anthropic, "openai": _openai}
+_IMAGE_BLOCK = {"anthropic": _anthropic, "openai": _openai}

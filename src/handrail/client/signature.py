@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from handrail.model import Json, Object
-from handrail.text.controls import inert, one_line
+from handrail.text.controls import escape, one_line
 
 __all__ = ["describe", "signature"]
 
 MAX_MEMBERS = 12
 MAX_DEPTH = 5  # of models in models
-MAX_ROWS, MANY_ROWS = 80, 400  # shown, and counted
+MAX_ROWS, MAX_COUNTED_ROWS = 80, 400  # shown, and counted
 _NAMES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _CLAIMS = {
     "readOnlyHint": ("only reads", "may change something"),
@@ -45,19 +45,19 @@ def signature(tool: Object) -> str:
     properties = _object(schema.get("properties"))
     required = schema.get("required")
     required = required if isinstance(required, list) else []
-    made = []
+    parameters = []
     for name, inner in sorted(properties.items(), key=lambda each: each[0] not in required):
         default = _object(inner).get("default")
         optional = name not in required and default is None
         end = "" if default is None else f" = {_value(default)}"
-        made.append(f"{_name(name)}{'?' if optional else ''}: {_type(inner, 2)}{end}")
+        parameters.append(f"{_name(name)}{'?' if optional else ''}: {_type(inner, 2)}{end}")
     output = tool.get("outputSchema")
     result = f" -> {_type(output, 2)}" if isinstance(output, dict) else ""
     name = _name(str(tool.get("name", "?")))
-    line = f"{name}({', '.join(made)}){result}"
-    if len(line) <= 100 or not made:
+    line = f"{name}({', '.join(parameters)}){result}"
+    if len(line) <= 100 or not parameters:
         return line
-    return f"{name}(\n" + "".join(f"    {each},\n" for each in made) + f"){result}"
+    return f"{name}(\n" + "".join(f"    {each},\n" for each in parameters) + f"){result}"
 
 
 def describe(tool: Object, paint: Paint = lambda text, *styles: text) -> str:
@@ -68,7 +68,7 @@ def describe(tool: Object, paint: Paint = lambda text, *styles: text) -> str:
     if isinstance(title, str) and title != tool.get("name"):
         lines.append(f"    {paint(one_line(title, 100), 'cyan')}")
     if isinstance(text := tool.get("description"), str) and text.strip():
-        lines += ["", *(f"    {line}".rstrip() for line in inert(text.strip()).splitlines())]
+        lines += ["", *(f"    {line}".rstrip() for line in escape(text.strip()).splitlines())]
     rows = _rows(tool.get("inputSchema"))
     if rows:
         names, facts = (max(len(row[at]) for row in rows[:MAX_ROWS]) for at in (0, 1))
@@ -79,8 +79,8 @@ def describe(tool: Object, paint: Paint = lambda text, *styles: text) -> str:
             lines.append(line.rstrip())
         if len(rows) > MAX_ROWS:
             lines.append(f"    … and {len(rows) - MAX_ROWS:,} more")
-    said = {key: value for key, value in annotations.items() if isinstance(value, bool)}
-    claims = [words[not said[key]] for key, words in _CLAIMS.items() if key in said]
+    hints = {key: value for key, value in annotations.items() if isinstance(value, bool)}
+    claims = [words[not hints[key]] for key, words in _CLAIMS.items() if key in hints]
     if claims:
         lines += ["", f"    declared by the server: {', '.join(claims)}"]
     return "\n".join(lines)
@@ -98,48 +98,48 @@ def _rows(schema: Json) -> list[tuple[str, str, str]]:
 
 
 def _add_members(
-    rows: list[tuple[str, str, str]], path: str, shape: Object, whole: Object, depth: int, seen: frozenset[str]
+    rows: list[tuple[str, str, str]], path: str, shape: Object, whole: Object, depth: int, references: frozenset[str]
 ) -> None:
     required = shape.get("required")
     required = required if isinstance(required, list) else []
     for name, member in _object(shape.get("properties")).items():
-        if len(rows) > MANY_ROWS:
+        if len(rows) > MAX_COUNTED_ROWS:
             return
         place = f"{path}{_name(name)}"
         text = _object(member).get("description")
         facts = _facts(_object(member), name in required)
         rows.append((place, facts, one_line(text, 200) if isinstance(text, str) else ""))
         if depth:
-            for step, model, names in _models(member, whole, seen, MAX_DEPTH):
+            for step, model, names in _models(member, whole, references, MAX_DEPTH):
                 _add_members(rows, f"{place}{step}.", model, whole, depth - 1, names)
 
 
 def _models(
-    member: Json, whole: Object, seen: frozenset[str], depth: int
+    member: Json, whole: Object, references: frozenset[str], depth: int
 ) -> Iterator[tuple[str, Object, frozenset[str]]]:
     """The objects that a member can be or consist of, each with the step to it; a model inside itself only once."""
     shape = _object(member)
     if isinstance(reference := shape.get("$ref"), str):
-        if reference not in seen and depth:
-            yield from _models(_target(reference, whole), whole, seen | {reference}, depth - 1)
+        if reference not in references and depth:
+            yield from _models(_target(reference, whole), whole, references | {reference}, depth - 1)
     elif isinstance(shape.get("properties"), dict):
-        yield "", shape, seen
+        yield "", shape, references
     elif depth:
         branches = [each for name in ("anyOf", "oneOf", "allOf") if isinstance(each := shape.get(name), list)]
-        for branch in (each for found in branches for each in found[:MAX_MEMBERS]):
-            yield from _models(branch, whole, seen, depth - 1)
-        for step, model, names in _models(shape.get("items"), whole, seen, depth - 1):
+        for branch in (each for alternatives in branches for each in alternatives[:MAX_MEMBERS]):
+            yield from _models(branch, whole, references, depth - 1)
+        for step, model, names in _models(shape.get("items"), whole, references, depth - 1):
             yield f"[]{step}", model, names
 
 
 def _target(reference: str, whole: Object) -> Json:
     """What a reference inside the schema names; nothing else is looked for."""
-    found: Json = whole
+    node: Json = whole
     if not reference.startswith("#/"):
         return None
     for step in reference[2:].split("/"):
-        found = _object(found).get(step.replace("~1", "/").replace("~0", "~"))
-    return found
+        node = _object(node).get(step.replace("~1", "/").replace("~0", "~"))
+    return node
 
 
 def _facts(shape: Object, is_required: bool) -> str:
@@ -190,8 +190,8 @@ def _type(schema: Json, depth: int) -> str:
 
 def _name(name: str) -> str:
     """As it is, spaces and all: two names that differ shall look different."""
-    made = inert(name, lines=False)
-    return made if len(made) <= 128 else made[:127] + "…"
+    text = escape(name, lines=False)
+    return text if len(text) <= 128 else text[:127] + "…"
 
 
 def _value(value: Json) -> str:

@@ -13,12 +13,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from handrail.client.mcp_config import Entry
+from handrail.client.mcp_config import ServerEntry
 from handrail.errors import HandrailError
 
-__all__ = ["CALLS", "Consents", "State", "StateError", "state_folder", "write_file"]
+__all__ = ["CALLS_FILE", "Consents", "StateDirectory", "StateError", "state_folder", "write_file"]
 
-CALLS = "calls.db"  # in the folder: the record of the calls that were made from the command line
+CALLS_FILE = "calls.db"  # in the folder: the record of the calls that were made from the command line
 MAX_BYTES = 256 * 1024
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
@@ -29,8 +29,10 @@ class StateError(HandrailError):
 
 def state_folder(environ: Mapping[str, str], platform: str = sys.platform) -> Path:
     """`$XDG_STATE_HOME/handrail`, else the platform's place for such files."""
-    if (given := environ.get("XDG_STATE_HOME", "")) and Path(given).is_absolute():  # relative ones count as unset
-        return Path(given) / "handrail"
+    if (state_home := environ.get("XDG_STATE_HOME", "")) and Path(
+        state_home
+    ).is_absolute():  # relative ones count as unset
+        return Path(state_home) / "handrail"
     home = Path(environ.get("USERPROFILE" if platform == "win32" else "HOME") or Path.home())
     if platform == "win32":
         return Path(environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "handrail"
@@ -39,7 +41,7 @@ def state_folder(environ: Mapping[str, str], platform: str = sys.platform) -> Pa
     return home / ".local" / "state" / "handrail"
 
 
-class State:
+class StateDirectory:
     """Small files in one private folder. It is made when it is first written to, and looked at each time it is used."""
 
     def __init__(self, folder: Path) -> None:
@@ -47,14 +49,14 @@ class State:
 
     def read(self, name: str) -> Any:
         """What a JSON file says; None if there is none, or it cannot be understood."""
-        if not self._is_there():
+        if not self._check_folder():
             return None
         with contextlib.suppress(FileNotFoundError, ValueError), (self.folder / name).open("rb") as file:
             return json.loads(file.read(MAX_BYTES))
         return None
 
     def has(self, name: str) -> bool:
-        return self._is_there() and (self.folder / name).exists()
+        return self._check_folder() and (self.folder / name).exists()
 
     def write(self, name: str, value: Any) -> None:
         """Replace a JSON file: whoever reads sees the old one or the new one."""
@@ -66,19 +68,19 @@ class State:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.folder.mkdir(mode=0o700)
-        self._is_there()
+        self._check_folder()
 
-    def _is_there(self) -> bool:
+    def _check_folder(self) -> bool:
         try:
-            found = self.folder.lstat()
+            status = self.folder.lstat()
         except FileNotFoundError:
             return False
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             raise StateError(f"{self.folder}: not a folder, or a link to one; move it away, or set XDG_STATE_HOME")
         if sys.platform != "win32":  # where a profile's folders are its user's
-            if found.st_uid != os.geteuid():
+            if status.st_uid != os.geteuid():
                 raise StateError(f"{self.folder}: belongs to another user; move it away, or set XDG_STATE_HOME")
-            if found.st_mode & 0o022:
+            if status.st_mode & 0o022:
                 raise StateError(f"{self.folder}: others can write to it; chmod 700 {self.folder}")
         return True
 
@@ -89,25 +91,25 @@ class Consents:
     One file for each server of each configuration holds a hash of what was agreed to: whatever changes, asks again.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateDirectory) -> None:
         self._state = state
 
-    def agreed(self, entry: Entry) -> bool:
-        kept = self._state.read(self._name(entry))
-        return isinstance(kept, dict) and kept.get("digest") == digest(entry)
+    def has_consent(self, entry: ServerEntry) -> bool:
+        record = self._state.read(self._name(entry))
+        return isinstance(record, dict) and record.get("digest") == digest(entry)
 
-    def agree(self, entry: Entry) -> None:
+    def add(self, entry: ServerEntry) -> None:
         self._state.write(self._name(entry), {"server": entry.name, "source": entry.source, "digest": digest(entry)})
 
     @staticmethod
-    def _name(entry: Entry) -> str:
+    def _name(entry: ServerEntry) -> str:
         return f"consent-{_hash([entry.source, entry.name])[:32]}.json"
 
 
-def digest(entry: Entry) -> str:
+def digest(entry: ServerEntry) -> str:
     """SHA-256 of all that decides what is started, or connected to. Values that may be secret go in as hashes."""
-    hidden = [{name: _hash(text) for name, text in each.items()} for each in (entry.env, entry.headers)]
-    return _hash([entry.kind, list(entry.command), entry.url, entry.cwd, *hidden, entry.source])
+    hashes = [{name: _hash(text) for name, text in each.items()} for each in (entry.env, entry.headers)]
+    return _hash([entry.kind, list(entry.command), entry.url, entry.cwd, *hashes, entry.source])
 
 
 def _hash(value: Any) -> str:
@@ -116,16 +118,16 @@ def _hash(value: Any) -> str:
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file whole or not at all; it is on the disk when this returns."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(beside, _NEW, 0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, _NEW, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if mode != 0o600:
-            beside.chmod(mode)
-        beside.replace(path)
+            temporary.chmod(mode)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -12,11 +12,11 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from handrail.errors import SchemaError
 from handrail.guards.fingerprint import canonical, definition, fingerprint
-from handrail.guards.tool_diff import Change, changes, kinds
-from handrail.model import Json, Object, Problem
+from handrail.guards.tool_diff import Change, change_kinds, compare_definitions
+from handrail.model import Json, Object, Violation
 from handrail.schema.compile import Checker, compile_schema, header_map
-from handrail.text.controls import seen
-from handrail.text.media import trouble
+from handrail.text.controls import strip_invisible
+from handrail.text.media import check_media
 
 if TYPE_CHECKING:
     from handrail.guards.rules import Facts
@@ -26,9 +26,9 @@ Api = Literal["anthropic", "gemini", "mcp", "openai"]
 MAX_DESCRIPTION = 16 * 1024
 MAX_TITLE = 200
 MAX_ICON_BYTES = 64 * 1024
-_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _NOT_FOR_MODELS = re.compile(r"[^A-Za-z0-9_-]")
-_MODEL_NAME = 64
+_MAX_MODEL_NAME = 64
 _SCHEMA = {"anthropic": "input_schema", "gemini": "parametersJsonSchema", "mcp": "inputSchema", "openai": "parameters"}
 
 
@@ -36,9 +36,11 @@ class ListedTool:
     """A tool of a server; `name` is what to call it by here, `raw` all that the server said of it."""
 
     changed = False  # since it was first seen, or locked
-    since = "it was first seen"
-    compared: tuple[Object | None, Object | None] | None = None  # what it was and is; None: that is not known any more
-    barred = False  # by a lock: it cannot be called
+    change_since = "it was first seen"
+    definitions: tuple[Object | None, Object | None] | None = (
+        None  # what it was and is; None: that is not known any more
+    )
+    is_blocked = False  # by a lock: it cannot be called
     listed = True
 
     def __init__(self, raw: Object, server: str, name: str = "", *, trusted: bool = False) -> None:
@@ -55,7 +57,7 @@ class ListedTool:
     def title(self) -> str:
         """For display: the title, wherever the server put it, or the name."""
         title = self.raw.get("title") or self.annotations.get("title")
-        return seen(title)[:MAX_TITLE] if type(title) is str else self.name
+        return strip_invisible(title)[:MAX_TITLE] if type(title) is str else self.name
 
     @property
     def description(self) -> str:
@@ -96,22 +98,22 @@ class ListedTool:
         return fingerprint(self.raw)
 
     @property
-    def described(self) -> Object:
+    def definition_without_schema(self) -> Object:
         """What is said of the tool, apart from how it is called."""
         return {name: value for name, value in definition(self.raw).items() if name != "inputSchema"}
 
     @cached_property
     def changes(self) -> list[Change]:
         """What has changed in it; `handrail.guards.tool_diff.difference` shows that to people."""
-        return changes(*self.compared) if self.compared else []
+        return compare_definitions(*self.definitions) if self.definitions else []
 
     @property
     def change(self) -> str:
         """What has become of it, in a sentence with the kinds of changes."""
-        found = kinds(self.changes)
-        if alone := {"new", "gone"}.intersection(found):
-            return f"the tool is {alone.pop()} since {self.since}"
-        return ": ".join(filter(None, (f"the tool has changed since {self.since}", ", ".join(found))))
+        kinds = change_kinds(self.changes)
+        if alone := {"new", "gone"}.intersection(kinds):
+            return f"the tool is {alone.pop()} since {self.change_since}"
+        return ": ".join(filter(None, (f"the tool has changed since {self.change_since}", ", ".join(kinds))))
 
     @cached_property
     def header_map(self) -> dict[str, tuple[str, ...]]:
@@ -127,7 +129,7 @@ class ListedTool:
         except SchemaError as unusable:
             return unusable
 
-    def problems(self, structured: Json) -> list[Problem]:
+    def problems(self, structured: Json) -> list[Violation]:
         """What is wrong with structured content, by the tool's own promise."""
         check = self._output
         return check.problems(structured) if isinstance(check, Checker) else []
@@ -173,11 +175,15 @@ class Tools:
 
         Names are made to fit; `named` finds the tool again.
         """
-        made = [
-            {"name": name, "description": seen(tool.description), _SCHEMA[api]: _cleaned(tool.input_schema)}
+        definitions = [
+            {
+                "name": name,
+                "description": strip_invisible(tool.description),
+                _SCHEMA[api]: _strip_invisible(tool.input_schema),
+            }
             for name, tool in self._model_names.items()
         ]
-        return [{"type": "function", "function": each} for each in made] if api == "openai" else made
+        return [{"type": "function", "function": each} for each in definitions] if api == "openai" else definitions
 
     def named(self, model_name: str) -> ListedTool:
         """The tool a model means."""
@@ -188,9 +194,9 @@ class Tools:
         names: dict[str, ListedTool] = {}
         for tool in self._tools:
             name = _NOT_FOR_MODELS.sub("_", tool.name)
-            if len(name) > _MODEL_NAME or name in names:
+            if len(name) > _MAX_MODEL_NAME or name in names:
                 digest = hashlib.sha256(tool.name.encode()).hexdigest()[:8]
-                name = f"{name[: _MODEL_NAME - 9]}_{digest}"
+                name = f"{name[: _MAX_MODEL_NAME - 9]}_{digest}"
             names[name] = tool
         return names
 
@@ -200,40 +206,42 @@ def safe_icons(icons: Json) -> list[Object]:
 
     Drawings in SVG are programs, and left out where they come inside.
     """
-    found = icons if type(icons) is list else []
-    return [icon for icon in found if type(icon) is dict and type(icon.get("src")) is str and _is_safe(icon["src"])]
+    candidates = icons if type(icons) is list else []
+    return [
+        icon for icon in candidates if type(icon) is dict and type(icon.get("src")) is str and _is_safe(icon["src"])
+    ]
 
 
 def _is_safe(source: str) -> bool:
     try:
         if source[:5].lower() == "data:":
-            return _is_picture(source[5:])
+            return _is_safe_image(source[5:])
         parts = urlsplit(source)
         return parts.scheme == "https" and bool(parts.hostname) and parts.username is None and parts.password is None
     except ValueError:
         return False
 
 
-def _is_picture(rest: str) -> bool:
+def _is_safe_image(rest: str) -> bool:
     head, comma, body = rest.partition(",")
     kind, *more = head.lower().split(";")
-    if not comma or kind not in _PICTURES or len(body) > 2 * MAX_ICON_BYTES:
+    if not comma or kind not in _IMAGE_TYPES or len(body) > 2 * MAX_ICON_BYTES:
         return False
     data = b64decode(body, validate=True) if "base64" in more else unquote_to_bytes(body)
-    begins = kind != "image/webp" or data.startswith(b"RIFF")  # `trouble` looks at what comes behind that
-    return len(data) <= MAX_ICON_BYTES and begins and trouble(kind, data) is None
+    has_signature = kind != "image/webp" or data.startswith(b"RIFF")  # `trouble` looks at what comes behind that
+    return len(data) <= MAX_ICON_BYTES and has_signature and check_media(kind, data) is None
 
 
-def hides(schema: Json) -> bool:
+def has_invisible_names(schema: Json) -> bool:
     """Whether names in it hold characters that nobody sees, but a model would read."""
     if type(schema) is dict:
-        return any(seen(name) != name or hides(inner) for name, inner in schema.items())
-    return type(schema) is list and any(map(hides, schema))
+        return any(strip_invisible(name) != name or has_invisible_names(inner) for name, inner in schema.items())
+    return type(schema) is list and any(map(has_invisible_names, schema))
 
 
-def _cleaned(value: Json) -> Json:
+def _strip_invisible(value: Json) -> Json:
     if type(value) is str:
-        return seen(value)
+        return strip_invisible(value)
     if type(value) is dict:
-        return {name: _cleaned(inner) for name, inner in value.items()}
-    return [_cleaned(inner) for inner in value] if type(value) is list else value
+        return {name: _strip_invisible(inner) for name, inner in value.items()}
+    return [_strip_invisible(inner) for inner in value] if type(value) is list else value

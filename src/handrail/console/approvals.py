@@ -7,52 +7,52 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, ValidationError, convert
 
-from handrail.approvals.differences import unusual
-from handrail.approvals.edits import edit_problems, unmasked
-from handrail.approvals.grants import narrow
-from handrail.approvals.queue import Approval, ApprovalError, Asked, Desk, Grant
-from handrail.console.access import Problem, Request, Session
-from handrail.console.redact import Mask
+from handrail.approvals.differences import unusual_arguments
+from handrail.approvals.edits import edit_problems, unmask
+from handrail.approvals.grants import suggest_conditions
+from handrail.approvals.queue import Approval, ApprovalError, ApprovalGrant, ApprovalQueue, ApprovalRequest
+from handrail.console.access import ApiError, ApiRequest, ConsoleSession
+from handrail.console.redact import Redactor
 from handrail.engine.catalog import title_of
 from handrail.jsonrpc import encode, encode_sorted
 from handrail.model import Json, Object
 
 if TYPE_CHECKING:
     from handrail.console import Console
-    from handrail.engine.catalog import Entry
+    from handrail.engine.catalog import ToolEntry
 
 __all__ = ["card", "cards", "check", "decide", "revoke", "view"]
 
 REMEMBER_SECONDS = 8 * 3600.0  # of what is suggested
-MAX_SAID = 80  # characters of a value, in a sentence
-MAX_SIDE = 2_000  # and in a difference
+MAX_VALUE_CHARS = 80  # characters of a value, in a sentence
+MAX_SIDE_CHARS = 2_000  # and in a difference
 
 
-async def view(console: Console, request: Request) -> Object:
-    desk, hide, now = console.gate.desk, console.hide, console.gate.desk.now()
-    ours = [each for each in await desk.recent() if each.asked.server == console.gate.name]
-    grants = [each for each in await desk.grants() if each.server == console.gate.name and each.until > now]
+async def view(console: Console, request: ApiRequest) -> Object:
+    queue, redactor, now = console.gate.approval_queue, console.redactor, console.gate.approval_queue.now()
+    own_approvals = [each for each in await queue.recent() if each.asked.server == console.gate.name]
+    grants = [each for each in await queue.grants() if each.server == console.gate.name and each.until > now]
     return {
         "open": await cards(console, request.session),
-        "recent": [await _card(console, request.session, each) for each in ours],
-        "grants": [_grant(hide, each) for each in grants],
-        "remember_seconds": desk.options.remember,
+        "recent": [await _approval_card(console, request.session, each) for each in own_approvals],
+        "grants": [_grant_row(redactor, each) for each in grants],
+        "remember_seconds": queue.options.remember,
     }
 
 
-async def cards(console: Console, session: Session) -> list[Object]:
+async def cards(console: Console, session: ConsoleSession) -> list[Object]:
     """All that wait. Several servers may share a store: those of others are not shown here, nor decided."""
-    waiting = await console.gate.desk.open(console.gate.name)
-    return [await _card(console, session, each) for each in waiting]
+    pending = await console.gate.approval_queue.open(console.gate.name)
+    return [await _approval_card(console, session, each) for each in pending]
 
 
-async def card(console: Console, session: Session, ident: str) -> Object | None:
-    known = await console.gate.desk.get(ident)
-    is_ours = known is not None and known.asked.server == console.gate.name
-    return await _card(console, session, known) if known is not None and is_ours else None
+async def card(console: Console, session: ConsoleSession, approval_id: str) -> Object | None:
+    approval = await console.gate.approval_queue.get(approval_id)
+    is_ours = approval is not None and approval.asked.server == console.gate.name
+    return await _approval_card(console, session, approval) if approval is not None and is_ours else None
 
 
-class _Decision(Struct, forbid_unknown_fields=True):
+class _DecisionParams(Struct, forbid_unknown_fields=True):
     yes: bool
     note: str = ""
     edited: Object | None = None
@@ -60,185 +60,191 @@ class _Decision(Struct, forbid_unknown_fields=True):
     matching: dict[str, Object] = {}
 
 
-async def decide(console: Console, request: Request) -> Object:
+async def decide(console: Console, request: ApiRequest) -> Object:
     try:
-        said = convert(request.body, _Decision)
+        decision = convert(request.body, _DecisionParams)
     except ValidationError as problem:
-        raise Problem(400, f"A decision is yes or no, with a note, other arguments, or how long: {problem}") from None
-    desk, session = console.gate.desk, request.session
-    known = await _known(console, request.path["id"])
-    _refuse_if_over(known)
-    if why := _why_not(desk, known, session):
-        raise Problem(403, why)
+        raise ApiError(400, f"A decision is yes or no, with a note, other arguments, or how long: {problem}") from None
+    queue, session = console.gate.approval_queue, request.session
+    approval = await _get_approval(console, request.path["id"])
+    _require_pending(approval)
+    if reason := _refusal_reason(queue, approval, session):
+        raise ApiError(403, reason)
     edited = None
-    if said.yes and said.edited is not None:
-        edited, problems = _restored(console, known, said.edited)
+    if decision.yes and decision.edited is not None:
+        edited, problems = _unmask_edits(console, approval, decision.edited)
         if problems:
-            raise Problem(422, "These arguments cannot be used", problems)
-        if encode_sorted(edited) == encode_sorted(known.asked.arguments):
+            raise ApiError(422, "These arguments cannot be used", problems)
+        if encode_sorted(edited) == encode_sorted(approval.asked.arguments):
             edited = None
-        elif said.remember:
-            raise Problem(400, "Other arguments are agreed to once: leave remembering out")
+        elif decision.remember:
+            raise ApiError(400, "Other arguments are agreed to once: leave remembering out")
     try:
-        made = await desk.decide(
-            known.id,
-            said.yes,
+        decided_approval = await queue.decide(
+            approval.id,
+            decision.yes,
             by=f"operator {session.who}",  # of whom a caller need not have heard
             who=session.who,
-            note=said.note,
+            note=decision.note,
             edited=edited,
-            remember=said.remember if said.yes else 0.0,
-            matching=said.matching if said.yes else None,
+            remember=decision.remember if decision.yes else 0.0,
+            matching=decision.matching if decision.yes else None,
         )
     except ApprovalError as problem:
-        _refuse_if_over(await _known(console, known.id))
-        raise Problem(400, str(problem)) from None
-    return await _card(console, session, made)
+        _require_pending(await _get_approval(console, approval.id))
+        raise ApiError(400, str(problem)) from None
+    return await _approval_card(console, session, decided_approval)
 
 
-async def check(console: Console, request: Request) -> Object:
+async def check(console: Console, request: ApiRequest) -> Object:
     """Whether a call could run with other arguments. Whether it may is decided again when it does."""
-    given = request.body.get("arguments") if type(request.body) is dict else None
-    if type(given) is not dict:
-        raise Problem(400, "arguments: expected an object")
-    problems = _restored(console, await _known(console, request.path["id"]), given)[1]
+    arguments = request.body.get("arguments") if type(request.body) is dict else None
+    if type(arguments) is not dict:
+        raise ApiError(400, "arguments: expected an object")
+    problems = _unmask_edits(console, await _get_approval(console, request.path["id"]), arguments)[1]
     return {"valid": not problems, "problems": problems, "verdict": "", "rule": ""}
 
 
-async def revoke(console: Console, request: Request) -> Object:
-    desk, ident = console.gate.desk, request.path["id"]
-    ours = [each for each in await desk.grants() if (each.id, each.server) == (ident, console.gate.name)]
-    if not ours or not await desk.revoke(ident, by=f"operator {request.session.who}"):
-        raise Problem(404, "Nothing of that name is remembered: it has ended, or was revoked before")
+async def revoke(console: Console, request: ApiRequest) -> Object:
+    queue, grant_id = console.gate.approval_queue, request.path["id"]
+    own_grants = [each for each in await queue.grants() if (each.id, each.server) == (grant_id, console.gate.name)]
+    if not own_grants or not await queue.revoke(grant_id, by=f"operator {request.session.who}"):
+        raise ApiError(404, "Nothing of that name is remembered: it has ended, or was revoked before")
     return {}
 
 
-async def _known(console: Console, ident: str) -> Approval:
-    known = await console.gate.desk.get(ident)
-    if known is None or known.asked.server != console.gate.name:
-        raise Problem(404, f"There is no approval {ident[:40]}: it was long ago, or is of another server")
-    return known
+async def _get_approval(console: Console, approval_id: str) -> Approval:
+    approval = await console.gate.approval_queue.get(approval_id)
+    if approval is None or approval.asked.server != console.gate.name:
+        raise ApiError(404, f"There is no approval {approval_id[:40]}: it was long ago, or is of another server")
+    return approval
 
 
-def _refuse_if_over(known: Approval) -> None:
+def _require_pending(approval: Approval) -> None:
     """Whoever comes second hears who was first."""
-    if known.state != "pending":
-        by = f" by {known.by}" if known.by else ""
-        raise Problem(409, f"It has been {known.state}{by} already; nothing was changed")
+    if approval.state != "pending":
+        by = f" by {approval.by}" if approval.by else ""
+        raise ApiError(409, f"It has been {approval.state}{by} already; nothing was changed")
 
 
-def _why_not(desk: Desk, approval: Approval, session: Session) -> str:
+def _refusal_reason(queue: ApprovalQueue, approval: Approval, session: ConsoleSession) -> str:
     if "approve" not in session.roles:
         return "Your session may not decide: it has not the role approve"
-    why = desk.why_not(approval, session.who)
-    if why and approval.asked.by == "another":
+    reason = queue.refusal_reason(approval, session.who)
+    if reason and approval.asked.by == "another":
         return "You made this call: somebody else has to decide (approvals.by)"
-    return why[:1].upper() + why[1:]
+    return reason[:1].upper() + reason[1:]
 
 
 # Cards
 
 
-async def _card(console: Console, session: Session, approval: Approval) -> Object:
-    desk, hide, asked = console.gate.desk, console.hide, approval.asked
-    entry = _entry(console, asked)
-    shown = hide.value(asked.arguments)
-    state = "expired" if approval.state == "pending" and approval.expires <= desk.now() else approval.state
+async def _approval_card(console: Console, session: ConsoleSession, approval: Approval) -> Object:
+    queue, redactor, request = console.gate.approval_queue, console.redactor, approval.asked
+    entry = _current_entry(console, request)
+    page_arguments = redactor.value(request.arguments)
+    state = "expired" if approval.state == "pending" and approval.expires <= queue.now() else approval.state
     is_open = state == "pending"
-    lately = await desk.lately(asked) if is_open else []
-    why_not = _why_not(desk, approval, session) if is_open else ""
-    made: Object = {
+    recent_requests = await queue.recently_allowed(request) if is_open else []
+    why_not = _refusal_reason(queue, approval, session) if is_open else ""
+    members: Object = {
         "id": approval.id,
         "state": state,
-        "caller": "waiting" if state in ("pending", "approved") and await desk.is_attended(approval) else "left",
+        "caller": "waiting" if state in ("pending", "approved") and await queue.is_caller_waiting(approval) else "left",
         "used": state == "consumed",
-        "server": asked.server,
-        "tool": asked.tool,
-        "title": _title(entry, asked.tool),
-        "description": hide.text(asked.description),
-        "preview": hide.text(approval.preview),
-        "sentence": _sentence(_title(entry, asked.tool), shown),
-        "who": asked.principal,
-        "client": asked.client,
-        "rule": asked.rule,
-        "why": asked.why,
-        "arguments": shown,
-        "masked": bool(asked.hidden) or shown != asked.arguments,
-        "differences": _differences(hide, lately, asked) if lately else [],
-        "fingerprint": asked.fingerprint,
+        "server": request.server,
+        "tool": request.tool,
+        "title": _title(entry, request.tool),
+        "description": redactor.text(request.description),
+        "preview": redactor.text(approval.preview),
+        "sentence": _sentence(_title(entry, request.tool), page_arguments),
+        "who": request.principal,
+        "client": request.client,
+        "rule": request.rule,
+        "why": request.why,
+        "arguments": page_arguments,
+        "masked": bool(request.hidden) or page_arguments != request.arguments,
+        "differences": _differences(redactor, recent_requests, request) if recent_requests else [],
+        "fingerprint": request.fingerprint,
         "created": approval.created,
         "expires": approval.expires,
         "by": approval.by,
         "at": approval.at,
-        "note": hide.text(approval.note),
-        "editable": is_open and entry is not None and len(shown) == len(asked.arguments),
+        "note": redactor.text(approval.note),
+        "editable": is_open and entry is not None and len(page_arguments) == len(request.arguments),
         "may": is_open and not why_not,
         "why_not": why_not,
-        "suggestions": _suggestions(asked, shown) if is_open else [],
+        "suggestions": _suggestions(request, page_arguments) if is_open else [],
     }
     if approval.edited is not None:
-        made["edited"] = hide.value(approval.edited)
+        members["edited"] = redactor.value(approval.edited)
     if entry is not None and is_open:
-        made["schema"] = hide.definition(entry.tool.input_schema)
-    return made
+        members["schema"] = redactor.definition(entry.tool.input_schema)
+    return members
 
 
-def _entry(console: Console, asked: Asked) -> Entry | None:
+def _current_entry(console: Console, request: ApprovalRequest) -> ToolEntry | None:
     """The tool, if it is still the one that was asked about."""
-    found = console.engine.catalog.get(asked.tool) if asked.server == console.gate.name else None
-    return found if found is not None and found.fingerprint == asked.fingerprint else None
+    entry = console.engine.catalog.get(request.tool) if request.server == console.gate.name else None
+    return entry if entry is not None and entry.fingerprint == request.fingerprint else None
 
 
-def _title(entry: Entry | None, name: str) -> str:
+def _title(entry: ToolEntry | None, name: str) -> str:
     words = re.sub(r"[_.\s-]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)).strip() or name
     return title_of(entry) or words[:1].upper() + words[1:]
 
 
 def _sentence(title: str, arguments: Object) -> str:
     """`Cancel an order: order_id 7`"""
-    said = ", ".join(f"{name} {_said(value, MAX_SAID)}" for name, value in arguments.items())
-    return f"{title}: {said}" if said else title
+    values = ", ".join(f"{name} {_short_value(value, MAX_VALUE_CHARS)}" for name, value in arguments.items())
+    return f"{title}: {values}" if values else title
 
 
-def _said(value: Json, most: int) -> str:
+def _short_value(value: Json, max_chars: int) -> str:
     text = encode(value).decode()
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
-def _differences(hide: Mask, lately: list[Asked], now: Asked) -> list[Object]:
+def _differences(redactor: Redactor, recent_requests: list[ApprovalRequest], current: ApprovalRequest) -> list[Object]:
     """To the last call that was allowed; only what is unusual. Two values may differ that are shown alike."""
-    was = lately[0]
-    before, after = hide.value(was.arguments), hide.value(now.arguments)
-    found: list[Object] = []
-    if was.fingerprint != now.fingerprint:
-        found.append({"name": "(the tool itself)", "before": was.fingerprint[:12], "after": now.fingerprint[:12]})
-    marked = unusual(lately, now)
-    for name in (each for each in dict.fromkeys([*now.arguments, *was.arguments]) if each in marked):
+    previous = recent_requests[0]
+    before, after = redactor.value(previous.arguments), redactor.value(current.arguments)
+    differences: list[Object] = []
+    if previous.fingerprint != current.fingerprint:
+        differences.append(
+            {"name": "(the tool itself)", "before": previous.fingerprint[:12], "after": current.fingerprint[:12]}
+        )
+    unusual_names = unusual_arguments(recent_requests, current)
+    for name in (each for each in dict.fromkeys([*current.arguments, *previous.arguments]) if each in unusual_names):
         sides = {"before": before, "after": after}
-        shown = {side: _said(given[name], MAX_SIDE) for side, given in sides.items() if name in given}
-        found.append({"name": name, **shown})
-    return found
+        texts = {
+            side: _short_value(arguments[name], MAX_SIDE_CHARS)
+            for side, arguments in sides.items()
+            if name in arguments
+        }
+        differences.append({"name": name, **texts})
+    return differences
 
 
-def _suggestions(asked: Asked, shown: Object) -> list[Object]:
-    seconds = min(REMEMBER_SECONDS, asked.remember)
+def _suggestions(request: ApprovalRequest, page_arguments: Object) -> list[Object]:
+    seconds = min(REMEMBER_SECONDS, request.remember)
     if seconds <= 0:
         return []
     hours = f"for {seconds / 3600:g} hours" if seconds >= 3600 else f"for {max(1, round(seconds / 60))} minutes"
-    found: list[tuple[str, dict[str, Object]]] = [("exactly these values", {})]
-    open_ones = {name: each for name, each in asked.arguments.items() if shown.get(name) == each}
-    open_ones = {name: each for name, each in open_ones.items() if name not in asked.hidden}
-    found += [(f"when {words}", matching) for words, matching in narrow(open_ones)]
-    return [{"text": f"allow {text}, {hours}", "seconds": seconds, "matching": each} for text, each in found]
+    options: list[tuple[str, dict[str, Object]]] = [("exactly these values", {})]
+    open_ones = {name: each for name, each in request.arguments.items() if page_arguments.get(name) == each}
+    open_ones = {name: each for name, each in open_ones.items() if name not in request.hidden}
+    options += [(f"when {words}", matching) for words, matching in suggest_conditions(open_ones)]
+    return [{"text": f"allow {text}, {hours}", "seconds": seconds, "matching": each} for text, each in options]
 
 
-def _grant(hide: Mask, grant: Grant) -> Object:
+def _grant_row(redactor: Redactor, grant: ApprovalGrant) -> Object:
     return {
         "id": grant.id,
         "who": grant.principal,
         "tool": grant.tool,
-        "arguments": hide.value(grant.arguments),
-        "matching": hide.value(grant.matching),
+        "arguments": redactor.value(grant.arguments),
+        "matching": redactor.value(grant.matching),
         "made": grant.made,
         "until": grant.until,
         "by": grant.by,
@@ -248,12 +254,12 @@ def _grant(hide: Mask, grant: Grant) -> Object:
 # Arguments that were edited as they were shown
 
 
-def _restored(console: Console, approval: Approval, edited: Object) -> tuple[Object, list[Object]]:
+def _unmask_edits(console: Console, approval: Approval, edited: Object) -> tuple[Object, list[Object]]:
     """The arguments a person means who saw masks, and what is wrong with them."""
-    asked, entry = approval.asked, _entry(console, approval.asked)
+    request, entry = approval.asked, _current_entry(console, approval.asked)
     if entry is None:
-        raise Problem(409, "The tool is not there any more as it was asked about: only yes and no are left")
-    found: list[tuple[str, str]] = []
-    made: Object = unmasked(asked.arguments, console.hide.value(asked.arguments), edited, "", found)
-    found = found or edit_problems(asked.arguments, {*asked.hidden}, made, entry.input)
-    return made, [{"path": path, "text": console.hide.text(text)} for path, text in found]
+        raise ApiError(409, "The tool is not there any more as it was asked about: only yes and no are left")
+    problems: list[tuple[str, str]] = []
+    arguments: Object = unmask(request.arguments, console.redactor.value(request.arguments), edited, "", problems)
+    problems = problems or edit_problems(request.arguments, {*request.hidden}, arguments, entry.input)
+    return arguments, [{"path": path, "text": console.redactor.text(text)} for path, text in problems]

@@ -10,214 +10,227 @@ from msgspec import MsgspecError
 from msgspec.json import decode
 
 from handrail.console import audit as auditing
-from handrail.console.access import Download, Problem, Request
+from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.engine.call import STAGES
 from handrail.engine.catalog import title_of
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
-from handrail.observe.snapshot import Line, Seen
+from handrail.observe.snapshot import CallSnapshot, WireMessage
 from handrail.text.controls import one_line
 
 if TYPE_CHECKING:
     from handrail.console import Console
 
-LARGE = 256 * 1024  # bytes that take too long on the loop
-MAX_ASKED = 64 * 1024  # bytes of a request that is read for its row
-MAX_FIRSTS = 1_000  # calls whose arguments need not be read again
-MAX_FIRST, MAX_VALUE = 160, 400  # characters of the first arguments, in a row; bytes of one that is shown there
+LARGE_BYTES = 256 * 1024  # bytes that take too long on the loop
+MAX_REQUEST_BYTES = 64 * 1024  # bytes of a request that is read for its row
+MAX_PREVIEWS = 1_000  # calls whose arguments need not be read again
+MAX_PREVIEW_CHARS, MAX_VALUE_BYTES = (
+    160,
+    400,
+)  # characters of the first arguments, in a row; bytes of one that is shown there
 
 
-def row(console: Console, seen: Seen) -> Object:
-    entry = console.engine.catalog.get(seen.tool)
-    made: Object = {
-        "id": seen.id,
-        "tool": seen.tool,
-        "title": title_of(entry) or seen.tool,
-        "who": seen.who,
-        "client": seen.client[:100],
-        "revision": seen.revision,
-        "from": seen.address,
-        "state": seen.state,
-        "stage": seen.stage,
-        "began": seen.began,
-        "seconds": round(seen.seconds or console.clock() - seen.began, 6),
+def call_row(console: Console, snapshot: CallSnapshot) -> Object:
+    entry = console.engine.catalog.get(snapshot.tool)
+    cells: Object = {
+        "id": snapshot.id,
+        "tool": snapshot.tool,
+        "title": title_of(entry) or snapshot.tool,
+        "who": snapshot.who,
+        "client": snapshot.client[:100],
+        "revision": snapshot.revision,
+        "from": snapshot.address,
+        "state": snapshot.state,
+        "stage": snapshot.stage,
+        "began": snapshot.started_at,
+        "seconds": round(snapshot.seconds or console.clock() - snapshot.started_at, 6),
         "worker": console.worker,
-        "first": first_arguments(console, seen),
+        "first": argument_preview(console, snapshot),
     }
-    if seen.outcome:
-        made["outcome"] = seen.outcome
-    if seen.progress and seen.state != "asking":
-        made["progress"] = _progress(console, seen.progress[-1])
-    if seen.agreed.startswith("approval "):
-        made["approval"] = seen.agreed.removeprefix("approval ")
-    return made
+    if snapshot.outcome:
+        cells["outcome"] = snapshot.outcome
+    if snapshot.progress and snapshot.state != "asking":
+        cells["progress"] = _progress_row(console, snapshot.progress[-1])
+    if snapshot.agreed.startswith("approval "):
+        cells["approval"] = snapshot.agreed.removeprefix("approval ")
+    return cells
 
 
-def first_arguments(console: Console, seen: Seen) -> str:
+def argument_preview(console: Console, snapshot: CallSnapshot) -> str:
     """The arguments of a call in one line, secrets masked, as far as there is room: `order_id 7, reason "late"`."""
-    known = console.firsts.get(seen.id)
-    if known is None:
-        if len(console.firsts) >= MAX_FIRSTS:
-            console.firsts.clear()
-        known = console.firsts[seen.id] = _first(console, seen)
-    return known
+    preview = console.argument_previews.get(snapshot.id)
+    if preview is None:
+        if len(console.argument_previews) >= MAX_PREVIEWS:
+            console.argument_previews.clear()
+        preview = console.argument_previews[snapshot.id] = _make_preview(console, snapshot)
+    return preview
 
 
-def _first(console: Console, seen: Seen) -> str:
-    if len(seen.asked) > MAX_ASKED:
-        return f"{len(seen.asked):,} bytes of arguments"
+def _make_preview(console: Console, snapshot: CallSnapshot) -> str:
+    if len(snapshot.raw_request) > MAX_REQUEST_BYTES:
+        return f"{len(snapshot.raw_request):,} bytes of arguments"
     try:
-        arguments = _arguments(seen)
+        arguments = _request_arguments(snapshot)
     except (MsgspecError, RecursionError):
         return ""
-    said: list[str] = []
+    parts: list[str] = []
     for name, value in (arguments if type(arguments) is dict else {}).items():
         size = len(encode(value))
-        if size > MAX_VALUE:
-            said.append(f"{console.hide.text(name[:MAX_VALUE])} … {size:,} bytes")
+        if size > MAX_VALUE_BYTES:
+            parts.append(f"{console.redactor.text(name[:MAX_VALUE_BYTES])} … {size:,} bytes")
         else:
-            (shown, inner), *_ = console.hide.value({name[:MAX_VALUE]: value}).items()
-            said.append(f"{shown} {encode(inner).decode()}")
-        if sum(map(len, said)) > MAX_FIRST:
+            (redacted_name, redacted_value), *_ = console.redactor.value({name[:MAX_VALUE_BYTES]: value}).items()
+            parts.append(f"{redacted_name} {encode(redacted_value).decode()}")
+        if sum(map(len, parts)) > MAX_PREVIEW_CHARS:
             break
-    return one_line(", ".join(said), MAX_FIRST)
+    return one_line(", ".join(parts), MAX_PREVIEW_CHARS)
 
 
-async def story(console: Console, request: Request) -> Object:
+async def call_details(console: Console, request: ApiRequest) -> Object:
     """A `Story`: from memory while it is there, else what the audit has."""
-    ident = request.path["id"]
-    seen, records = console.feed.find(ident), await auditing.records_of(console, ident)
-    if seen is not None:
-        size = len(seen.asked) + len(seen.answer or b"")
-        told = _story(console, seen) if size < LARGE else await asyncio.to_thread(_story, console, seen)
-        return {**told, "records": records}
+    call_id = request.path["id"]
+    snapshot, records = console.feed.find(call_id), await auditing.records_of(console, call_id)
+    if snapshot is not None:
+        size = len(snapshot.raw_request) + len(snapshot.answer or b"")
+        details = (
+            _snapshot_details(console, snapshot)
+            if size < LARGE_BYTES
+            else await asyncio.to_thread(_snapshot_details, console, snapshot)
+        )
+        return {**details, "records": records}
     if not records:
-        raise Problem(404, f"There is no call {ident[:40]!r}: it is too long ago, or was another server's")
-    return {**_recorded(records), "records": records}
+        raise ApiError(404, f"There is no call {call_id[:40]!r}: it is too long ago, or was another server's")
+    return {**_audit_details(records), "records": records}
 
 
-async def block(console: Console, request: Request) -> Download:
-    seen, index = _kept(console, request)
-    if seen.result is None:
-        raise Problem(404, "This call gave no result")
+async def block(console: Console, request: ApiRequest) -> RawResponse:
+    snapshot, index = _snapshot_and_index(console, request)
+    if snapshot.result is None:
+        raise ApiError(404, "This call gave no result")
     try:
-        body = await asyncio.to_thread(console.hide.block, seen.result, index)
+        body = await asyncio.to_thread(console.redactor.block, snapshot.result, index)
     except LookupError as problem:
-        raise Problem(404, str(problem)) from None
-    return Download(body, "application/octet-stream", f"{seen.tool}-{seen.id}-{index}")
+        raise ApiError(404, str(problem)) from None
+    return RawResponse(body, "application/octet-stream", f"{snapshot.tool}-{snapshot.id}-{index}")
 
 
-async def wire(console: Console, request: Request) -> Download:
-    seen, index = _kept(console, request)
-    lines = _lines(seen)
+async def wire(console: Console, request: ApiRequest) -> RawResponse:
+    snapshot, index = _snapshot_and_index(console, request)
+    lines = _wire_lines(snapshot)
     if not 0 <= index < len(lines):
-        raise Problem(404, f"wire {index}: there are {len(lines)} messages")
-    body = await asyncio.to_thread(console.hide.whole_wire, lines[index][2])
-    return Download(body.encode(), "application/octet-stream", f"{seen.tool}-{seen.id}-wire-{index}.json")
+        raise ApiError(404, f"wire {index}: there are {len(lines)} messages")
+    body = await asyncio.to_thread(console.redactor.full_wire_message, lines[index][2])
+    return RawResponse(body.encode(), "application/octet-stream", f"{snapshot.tool}-{snapshot.id}-wire-{index}.json")
 
 
-async def cancel(console: Console, request: Request) -> Object:
+async def cancel(console: Console, request: ApiRequest) -> Object:
     """Stop a call, in whichever worker it runs. Its caller is told."""
-    session, ident = request.session, request.path["id"]
-    seen = console.feed.find(ident)
-    if "manage" not in session.roles and (seen is None or seen.who != session.who or "call" not in session.roles):
-        raise Problem(403, "This needs the role 'manage', or 'call' for a call of one's own")
-    if seen is not None and seen.ended:
-        raise Problem(409, "This call is over")
-    if seen is None and console.workers == 1:
-        raise Problem(404, f"There is no call {ident[:40]!r} that runs")
-    await console.note(session, "cancelled", call=ident, tool="" if seen is None else seen.tool)
-    await console.command("cancel", {"call": ident})
+    session, call_id = request.session, request.path["id"]
+    snapshot = console.feed.find(call_id)
+    if "manage" not in session.roles and (
+        snapshot is None or snapshot.who != session.who or "call" not in session.roles
+    ):
+        raise ApiError(403, "This needs the role 'manage', or 'call' for a call of one's own")
+    if snapshot is not None and snapshot.ended_ns:
+        raise ApiError(409, "This call is over")
+    if snapshot is None and console.workers == 1:
+        raise ApiError(404, f"There is no call {call_id[:40]!r} that runs")
+    await console.write_audit_record(session, "cancelled", call=call_id, tool="" if snapshot is None else snapshot.tool)
+    await console.send_command("cancel", {"call": call_id})
     return {}
 
 
-async def stop(console: Console, data: Object) -> None:
-    seen = console.feed.running.get(data["call"])
-    if seen is not None and seen.call is not None:
-        seen.call.cancel()
-        console.feed.tell()
+async def cancel_running(console: Console, data: Object) -> None:
+    snapshot = console.feed.running.get(data["call"])
+    if snapshot is not None and snapshot.call is not None:
+        snapshot.call.cancel()
+        console.feed.notify()
 
 
-def _kept(console: Console, request: Request) -> tuple[Seen, int]:
-    seen, index = console.feed.find(request.path["id"]), request.path["index"]
-    if seen is None:
-        raise Problem(404, "This call is not kept in memory any more")
+def _snapshot_and_index(console: Console, request: ApiRequest) -> tuple[CallSnapshot, int]:
+    snapshot, index = console.feed.find(request.path["id"]), request.path["index"]
+    if snapshot is None:
+        raise ApiError(404, "This call is not kept in memory any more")
     if not index.isascii() or not index.isdigit() or len(index) > 6:
-        raise Problem(404, f"{index[:20]!r} is not a number")
-    return seen, int(index)
+        raise ApiError(404, f"{index[:20]!r} is not a number")
+    return snapshot, int(index)
 
 
-def _progress(console: Console, given: tuple[float, float, float | None, str | None]) -> Object:
-    at, done, total, message = given
-    made: Object = {"done": done, "at": at}
+def _progress_row(console: Console, progress: tuple[float, float, float | None, str | None]) -> Object:
+    at, done, total, message = progress
+    members: Object = {"done": done, "at": at}
     if total is not None:
-        made["total"] = total
+        members["total"] = total
     if message is not None:
-        made["message"] = console.hide.small(str(message))
-    return made
+        members["message"] = console.redactor.bounded_value(str(message))
+    return members
 
 
-def _story(console: Console, seen: Seen) -> Object:
-    decision, came, ran = seen.decision, _arguments(seen), seen.arguments
-    made: Object = {
-        "row": row(console, seen),
+def _snapshot_details(console: Console, snapshot: CallSnapshot) -> Object:
+    decision, sent_arguments, run_arguments = snapshot.decision, _request_arguments(snapshot), snapshot.arguments
+    details: Object = {
+        "row": call_row(console, snapshot),
         "source": "memory",
         "stages": [
             {"name": name, "ms": round((end - start) / 1e6, 3)}
-            for name, (start, end) in zip(STAGES, pairwise(seen.marks), strict=False)
+            for name, (start, end) in zip(STAGES, pairwise(snapshot.marks), strict=False)
         ],
         "verdict": "" if decision is None else decision.verdict,
         "rule": "" if decision is None else decision.rule,
         "why": "" if decision is None else decision.why,
-        "agreed": seen.agreed,
-        "arguments": console.hide.small(came if ran is None else ran),
+        "agreed": snapshot.agreed,
+        "arguments": console.redactor.bounded_value(sent_arguments if run_arguments is None else run_arguments),
         "repairs": [
-            {"path": each.path, "sent": _said(console, each.sent), "became": _said(console, each.became)}
-            for each in seen.repairs
+            {"path": each.path, "sent": _value_line(console, each.sent), "became": _value_line(console, each.became)}
+            for each in snapshot.repairs
         ],
-        "findings": sorted({f"{each.kind}: {each.rule}" for each in seen.findings}),
-        "progress": [_progress(console, each) for each in seen.progress],
-        "logs": [{"at": at, "level": level, "text": _said(console, decode(data))} for at, level, data in seen.logs],
-        "wire": [{"at": at, "way": way, **console.hide.wire(text)} for at, way, text in _lines(seen)],
-        "trace": "" if seen.trace is None else seen.trace.trace_id,
+        "findings": sorted({f"{each.kind}: {each.rule}" for each in snapshot.findings}),
+        "progress": [_progress_row(console, each) for each in snapshot.progress],
+        "logs": [
+            {"at": at, "level": level, "text": _value_line(console, decode(data))} for at, level, data in snapshot.logs
+        ],
+        "wire": [
+            {"at": at, "way": way, **console.redactor.wire_message(text)} for at, way, text in _wire_lines(snapshot)
+        ],
+        "trace": "" if snapshot.trace is None else snapshot.trace.trace_id,
     }
-    if ran is not None and ran != came:
-        made["sent"] = console.hide.small(came)
-    if seen.result is not None:
-        made["result"] = console.hide.result(seen.result)
-    if seen.refusal is not None:
-        kind, text = seen.refusal
-        made["refusal"] = {"kind": kind, "text": console.hide.cut(text)[0]}
-    return made
+    if run_arguments is not None and run_arguments != sent_arguments:
+        details["sent"] = console.redactor.bounded_value(sent_arguments)
+    if snapshot.result is not None:
+        details["result"] = console.redactor.result(snapshot.result)
+    if snapshot.refusal is not None:
+        kind, text = snapshot.refusal
+        details["refusal"] = {"kind": kind, "text": console.redactor.truncate(text)[0]}
+    return details
 
 
-def _arguments(seen: Seen) -> Json:
+def _request_arguments(snapshot: CallSnapshot) -> Json:
     """As they came: out of the message, or out of the one in the batch that is this call."""
-    said = decode(seen.asked) if seen.asked else {}
-    for each in said if type(said) is list else [said]:
-        params = each.get("params") if type(each) is dict and each.get("id") == seen.ident else None
+    message = decode(snapshot.raw_request) if snapshot.raw_request else {}
+    for each in message if type(message) is list else [message]:
+        params = each.get("params") if type(each) is dict and each.get("id") == snapshot.request_id else None
         if type(params) is dict:
             return params.get("arguments", {})
     return {}
 
 
-def _said(console: Console, value: Json) -> str:
-    masked = console.hide.small(value)
-    return masked if type(masked) is str else one_line(encode(masked).decode(), 10_000)
+def _value_line(console: Console, value: Json) -> str:
+    redacted = console.redactor.bounded_value(value)
+    return redacted if type(redacted) is str else one_line(encode(redacted).decode(), 10_000)
 
 
-def _lines(seen: Seen) -> list[Line]:
+def _wire_lines(snapshot: CallSnapshot) -> list[WireMessage]:
     """Every message of the call, as it went over the wire."""
-    first = [(seen.began, "in", bytes(seen.asked))]
-    last = [] if seen.answer is None else [(seen.answered, "out", seen.answer)]
-    return [*first, *seen.lines, *last]
+    first = [(snapshot.started_at, "in", bytes(snapshot.raw_request))]
+    last = [] if snapshot.answer is None else [(snapshot.ended_at, "out", snapshot.answer)]
+    return [*first, *snapshot.lines, *last]
 
 
-def _recorded(records: list[Object]) -> Object:
+def _audit_details(records: list[Object]) -> Object:
     """What the audit has of a call: no arguments, results or wire."""
     first, last = records[0], records[-1]
     raw = {**first["raw"], **last["raw"]}
-    made: Object = {
+    cells: Object = {
         "id": first["call"],
         "tool": first["tool"],
         "title": first["tool"],
@@ -233,15 +246,15 @@ def _recorded(records: list[Object]) -> Object:
         "first": "",
     }
     if last["outcome"]:
-        made["outcome"] = last["outcome"]
+        cells["outcome"] = last["outcome"]
     agreed = str(raw.get("agreed", ""))
     if agreed.startswith("approval "):
-        made["approval"] = agreed.removeprefix("approval ")
+        cells["approval"] = agreed.removeprefix("approval ")
     stages = raw.get("stages_ns", {})
     return {
-        "row": made,
+        "row": cells,
         "source": "audit",
-        "stages": [{"name": name, "ms": round(taken / 1e6, 3)} for name, taken in stages.items()],
+        "stages": [{"name": name, "ms": round(nanoseconds / 1e6, 3)} for name, nanoseconds in stages.items()],
         "verdict": "",
         "rule": first["rule"],
         "why": "",

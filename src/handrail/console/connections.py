@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from handrail.engine.dispatcher import Conversation
+from handrail.engine.dispatcher import Dispatcher
 from handrail.model import Object
 from handrail.protocol.connection import Connection
 
@@ -18,7 +18,7 @@ def connections(console: Console) -> list[Object]:
     streams: set[Connection] = set()
     for watcher in list(console.engine.catalog.watchers):
         owner = getattr(watcher, "__self__", None)
-        if isinstance(owner, Conversation) and not getattr(owner.outlet, "gone", False):
+        if isinstance(owner, Dispatcher) and not getattr(owner.reply_channel, "gone", False):
             streams.add(owner.connection)
     now = console.clock()
     return [
@@ -31,7 +31,7 @@ def connections(console: Console) -> list[Object]:
             "who": peer.who,
             "from": peer.address,
             "since": peer.since,
-            "seen": now if is_open else peer.seen,
+            "seen": now if is_open else peer.last_active,
             "open": is_open,
             "calls": calls,
             "worker": console.worker,
@@ -40,5 +40,5 @@ def connections(console: Console) -> list[Object]:
     ]
 
 
-def merged(lists: Iterable[list[Object]]) -> list[Object]:
+def merge_connections(lists: Iterable[list[Object]]) -> list[Object]:
     return sorted((each for one in lists for each in one), key=lambda each: each["since"])

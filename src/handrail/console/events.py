@@ -17,15 +17,15 @@ from msgspec import convert
 from msgspec.json import decode
 
 from handrail.console import approvals as approving, statistics as figuring
-from handrail.console.access import Download, Request
-from handrail.console.calls import row
-from handrail.console.connections import connections, merged
-from handrail.console.statistics import Figures, figures
+from handrail.console.access import ApiRequest, RawResponse
+from handrail.console.calls import call_row
+from handrail.console.connections import connections, merge_connections
+from handrail.console.statistics import Figures, process_figures
 from handrail.jsonrpc import encode
 from handrail.model import Object
-from handrail.observe.activity import NEITHER
+from handrail.observe.activity import NOT_FAILURES
 from handrail.observe.per_minute import Minute, p95
-from handrail.observe.snapshot import Seen
+from handrail.observe.snapshot import CallSnapshot
 from handrail.protocol import sse
 from handrail.stores import StoreError
 
@@ -34,72 +34,72 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handrail")
 
-TICK_SECONDS, SLOW_SECONDS = 0.1, 1.0
-SOON_SECONDS = 0.02  # what begins and ends within it is told of once
+TICK_SECONDS, SLOW_TICK_SECONDS = 0.1, 1.0
+BATCH_SECONDS = 0.02  # what begins and ends within it is told of once
 RENEW_SECONDS, WATCH_SECONDS = 5.0, 12.5
 GREET_SECONDS = 0.5
 LOST_SECONDS = 5.0  # then a worker in which calls run, and which says nothing, is gone: else it would every second
 MAX_RUNNING, MAX_FINISHED = 100, 20
-_MAX_WAITING = 100
+_MAX_QUEUED_MESSAGES = 100
 
 
-class Pulse:
+class ActivityPublisher:
     """Says what goes on in this process, while somebody looks."""
 
     def __init__(self, console: Console) -> None:
         self.ticks = 0
         self._console = console
-        self._news = asyncio.Event()
-        self._watched = asyncio.Event()
-        self._until = 0.0
-        self._said: list[tuple[Object, ...]] = []  # of the connections, when they were last told
-        self._figures = b""  # as they were last told
-        self._looked = 0.0  # at both
+        self._changed = asyncio.Event()
+        self._active = asyncio.Event()
+        self._active_until = 0.0
+        self._last_connections: list[tuple[Object, ...]] = []  # of the connections, when they were last told
+        self._last_figures = b""  # as they were last told
+        self._slow_published_at = 0.0  # at both
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.ended = asyncio.Event()
+        self.closed = asyncio.Event()
 
-    def watch(self) -> None:
+    def activate(self) -> None:
         """Somebody looks, here or in another worker."""
-        self._until = asyncio.get_running_loop().time() + WATCH_SECONDS
-        self._console.feed.news = self._news.set
-        self._watched.set()
-        self._news.set()
+        self._active_until = asyncio.get_running_loop().time() + WATCH_SECONDS
+        self._console.feed.on_change = self._changed.set
+        self._active.set()
+        self._changed.set()
 
-    def soon(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def end(self) -> None:
-        self.ended.set()
+    def close(self) -> None:
+        self.closed.set()
 
     async def run(self) -> None:
         loop, feed = asyncio.get_running_loop(), self._console.feed
         last = 0.0
         try:
             while True:
-                await self._watched.wait()
+                await self._active.wait()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(SLOW_SECONDS):
-                        await self._news.wait()
-                if loop.time() >= self._until:
-                    self._watched.clear()
-                    feed.news = None
-                    feed.fresh = []
+                    async with asyncio.timeout(SLOW_TICK_SECONDS):
+                        await self._changed.wait()
+                if loop.time() >= self._active_until:
+                    self._active.clear()
+                    feed.on_change = None
+                    feed.unread = []
                     continue
-                if not self._news.is_set() and not feed.running:
-                    await self._try(self._tell_slowly())  # a stream was closed, or a second has passed
+                if not self._changed.is_set() and not feed.running:
+                    await self._run_logged(self._publish_slow())  # a stream was closed, or a second has passed
                     continue
-                await asyncio.sleep(max(SOON_SECONDS, last + TICK_SECONDS - loop.time()))
-                self._news.clear()
+                await asyncio.sleep(max(BATCH_SECONDS, last + TICK_SECONDS - loop.time()))
+                self._changed.clear()
                 last = loop.time()
-                await self._try(self._tick())
+                await self._run_logged(self._publish_tick())
         finally:
-            feed.news = None
+            feed.on_change = None
             for task in self._tasks:
                 task.cancel()
 
-    async def _try(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_logged(self, work: Coroutine[Any, Any, None]) -> None:
         """What cannot be told once must not keep all else from being told."""
         try:
             await work
@@ -108,168 +108,184 @@ class Pulse:
         except Exception:
             log.exception("console: what goes on could not be told")
 
-    async def _tick(self) -> None:
+    async def _publish_tick(self) -> None:
         console, feed = self._console, self._console.feed
-        fresh, feed.fresh = feed.fresh, []
+        fresh, feed.unread = feed.unread, []
         self.ticks += 1
-        shown = encode(tick(console, fresh)), encode(inner(console))
-        await console.topics.publish(f"console:{console.name}", b"tick\n%b\n%b\n%b" % (console.worker.encode(), *shown))
-        if asyncio.get_running_loop().time() >= self._looked + SLOW_SECONDS:  # their counts change with every call
-            await self._tell_slowly()
+        payloads = encode(process_tick(console, fresh)), encode(internal_data(console))
+        await console.topics.publish(
+            f"console:{console.instance_id}", b"tick\n%b\n%b\n%b" % (console.worker.encode(), *payloads)
+        )
+        if (
+            asyncio.get_running_loop().time() >= self._slow_published_at + SLOW_TICK_SECONDS
+        ):  # their counts change with every call
+            await self._publish_slow()
 
-    async def _tell_slowly(self) -> None:
+    async def _publish_slow(self) -> None:
         """What changes with every call and with time: the figures, and who is there. If it has changed."""
-        console, self._looked = self._console, asyncio.get_running_loop().time()
-        told = encode(figures(console))
-        if told != self._figures:
-            self._figures = told
+        console, self._slow_published_at = self._console, asyncio.get_running_loop().time()
+        encoded_figures = encode(process_figures(console))
+        if encoded_figures != self._last_figures:
+            self._last_figures = encoded_figures
             await console.topics.publish(
-                f"console:{console.name}", b"figures\n%b\n%b" % (console.worker.encode(), told)
+                f"console:{console.instance_id}", b"figures\n%b\n%b" % (console.worker.encode(), encoded_figures)
             )
-        there = connections(console)
-        if [(each["id"], each["open"], each["calls"]) for each in there] != self._said:
-            self._said = [(each["id"], each["open"], each["calls"]) for each in there]
-            await console.publish("connections", there, to=console.worker)
+        connection_rows = connections(console)
+        if [(each["id"], each["open"], each["calls"]) for each in connection_rows] != self._last_connections:
+            self._last_connections = [(each["id"], each["open"], each["calls"]) for each in connection_rows]
+            await console.publish("connections", connection_rows, to=console.worker)
 
 
-def tick(console: Console, fresh: list[Seen]) -> Object:
+def process_tick(console: Console, fresh: list[CallSnapshot]) -> Object:
     """A `Tick` of this process."""
     feed = console.feed
     calls, errors, refused = feed.totals
-    running = sorted(feed.running.values(), key=lambda seen: seen.began)
+    running = sorted(feed.running.values(), key=lambda snapshot: snapshot.started_at)
     if len(fresh) > MAX_FINISHED:
-        failed = [seen for seen in fresh if seen.outcome not in NEITHER][-MAX_FINISHED:]
-        rest = [seen for seen in fresh if seen.outcome in NEITHER]
+        failed = [snapshot for snapshot in fresh if snapshot.outcome not in NOT_FAILURES][-MAX_FINISHED:]
+        rest = [snapshot for snapshot in fresh if snapshot.outcome in NOT_FAILURES]
         fresh = failed + rest[len(rest) - MAX_FINISHED + len(failed) :]
     return {
         "at": console.clock(),
-        "running": [row(console, seen) for seen in running[:MAX_RUNNING]],
+        "running": [call_row(console, snapshot) for snapshot in running[:MAX_RUNNING]],
         "running_total": len(running),
-        "finished": [row(console, seen) for seen in sorted(fresh, key=lambda seen: seen.answered)],
+        "finished": [call_row(console, snapshot) for snapshot in sorted(fresh, key=lambda snapshot: snapshot.ended_at)],
         "totals": {"calls": calls, "errors": errors, "refused": refused},
-        "minute": minute(feed.minutes.now),
+        "minute": minute_row(feed.minutes.current),
     }
 
 
-def minute(given: Minute) -> Object:
-    p95_ms = round(p95(given.times) * 1000, 3)
-    return {"at": given.at, "calls": given.calls, "errors": given.errors, "refused": given.refused, "p95_ms": p95_ms}
+def minute_row(minute_stats: Minute) -> Object:
+    p95_ms = round(p95(minute_stats.times) * 1000, 3)
+    return {
+        "at": minute_stats.start,
+        "calls": minute_stats.calls,
+        "errors": minute_stats.errors,
+        "refused": minute_stats.refused,
+        "p95_ms": p95_ms,
+    }
 
 
-def inner(console: Console) -> Object:
+def internal_data(console: Console) -> Object:
     """What pages do not get, and what workers need of each other."""
-    return {"times": _times(console.feed.minutes.now) if console.workers > 1 else {}}  # one alone adds up nothing
+    return {
+        "times": _nonzero_times(console.feed.minutes.current) if console.workers > 1 else {}
+    }  # one alone adds up nothing
 
 
-def _times(given: Minute) -> dict[int, int]:
-    return {number: count for number, count in enumerate(given.times) if count}
+def _nonzero_times(minute_stats: Minute) -> dict[int, int]:
+    return {number: count for number, count in enumerate(minute_stats.times) if count}
 
 
-async def watch(console: Console, data: Object) -> None:
-    console.pulse.watch()
+async def renew_watch(console: Console, data: Object) -> None:
+    console.publisher.activate()
 
 
-async def greet(console: Console, data: Object) -> None:
+async def send_greeting(console: Console, data: Object) -> None:
     """Tell a new stream everything."""
-    console.pulse.watch()
+    console.publisher.activate()
     await console.publish("greeting", _greeting(console), to=data["stream"])
 
 
 def _greeting(console: Console) -> Object:
     return {
         "worker": console.worker,
-        "tick": tick(console, console.feed.kept[-MAX_FINISHED:]),
-        "inner": {**inner(console), "times": _times(console.feed.minutes.now)},
-        "minutes": [{**minute(each), "times": _times(each)} for each in console.feed.minutes.past],
+        "tick": process_tick(console, console.feed.recent[-MAX_FINISHED:]),
+        "inner": {**internal_data(console), "times": _nonzero_times(console.feed.minutes.current)},
+        "minutes": [{**minute_row(each), "times": _nonzero_times(each)} for each in console.feed.minutes.past],
         "connections": connections(console),
-        "figures": figures(console),
+        "figures": process_figures(console),
     }
 
 
-class View:
+class MergedView:
     """What all workers say, put together."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self.ticks: dict[str, Object] = {}
-        self.inner: dict[str, Object] = {}
+        self.internal: dict[str, Object] = {}
         self.minutes: dict[str, list[Object]] = {}
         self.connections: dict[str, list[Object]] = {}
         self.figures: dict[str, Figures] = {}
-        self._heard: dict[str, float] = {}  # when each was
+        self._last_tick_at: dict[str, float] = {}  # when each was
 
-    def greeted(self, told: Object) -> None:
-        worker = told["worker"]
-        self._heard[worker] = asyncio.get_running_loop().time()
-        self.ticks.setdefault(worker, told["tick"])
-        self.inner.setdefault(worker, told["inner"])
-        self.minutes[worker] = told["minutes"]
-        self.connections[worker] = told["connections"]
-        self.figures[worker] = convert(told["figures"], Figures, strict=False)  # JSON has no numbers for keys
+    def add_greeting(self, greeting: Object) -> None:
+        worker = greeting["worker"]
+        self._last_tick_at[worker] = asyncio.get_running_loop().time()
+        self.ticks.setdefault(worker, greeting["tick"])
+        self.internal.setdefault(worker, greeting["inner"])
+        self.minutes[worker] = greeting["minutes"]
+        self.connections[worker] = greeting["connections"]
+        self.figures[worker] = convert(greeting["figures"], Figures, strict=False)  # JSON has no numbers for keys
 
-    def heard(self, worker: str, shown: bytes, more: bytes) -> bytes:
+    def merge_tick(self, worker: str, page_tick: bytes, internal: bytes) -> bytes:
         """A tick of one worker, as the page gets it: of all. One alone need not be read for that."""
         if self._console.workers == 1:
-            self.inner[""] = decode(more)
-            return shown
-        told = self.ticks[worker] = decode(shown)
-        self.inner[worker] = decode(more)
-        self._heard[worker] = asyncio.get_running_loop().time()
-        return encode(self.tick(told["finished"]))
+            self.internal[""] = decode(internal)
+            return page_tick
+        worker_tick = self.ticks[worker] = decode(page_tick)
+        self.internal[worker] = decode(internal)
+        self._last_tick_at[worker] = asyncio.get_running_loop().time()
+        return encode(self.merged_tick(worker_tick["finished"]))
 
-    def lost(self) -> bool:
+    def drop_lost_workers(self) -> bool:
         """Whether a worker is gone: nothing runs in it any more, and nobody is connected to it."""
         now = asyncio.get_running_loop().time()
-        gone = [
+        lost_workers = [
             worker
-            for worker, told in self.ticks.items()
-            if self._console.workers > 1 and told["running_total"] and now - self._heard[worker] > LOST_SECONDS
+            for worker, worker_tick in self.ticks.items()
+            if self._console.workers > 1
+            and worker_tick["running_total"]
+            and now - self._last_tick_at[worker] > LOST_SECONDS
         ]
-        for worker in gone:
+        for worker in lost_workers:
             self.ticks[worker] |= {"running": [], "running_total": 0}
             self.connections[worker] = []
-        return bool(gone)
+        return bool(lost_workers)
 
-    def tick(self, finished: list[Object]) -> Object:
+    def merged_tick(self, finished: list[Object]) -> Object:
         ticks = list(self.ticks.values())
         at = max(each["minute"]["at"] for each in ticks)
-        running = sorted((row for each in ticks for row in each["running"]), key=lambda row: row["began"])
-        going = [name for name, each in self.ticks.items() if each["minute"]["at"] == at]
+        running = sorted((call for each in ticks for call in each["running"]), key=lambda call: call["began"])
+        current_workers = [name for name, each in self.ticks.items() if each["minute"]["at"] == at]
         return {
             "at": max(each["at"] for each in ticks),
             "running": running[:MAX_RUNNING],
             "running_total": sum(each["running_total"] for each in ticks),
             "finished": finished,
             "totals": {name: sum(each["totals"][name] for each in ticks) for name in ("calls", "errors", "refused")},
-            "minute": _sum(at, [{**self.ticks[name]["minute"], "times": self.inner[name]["times"]} for name in going]),
+            "minute": _sum_minutes(
+                at, [{**self.ticks[name]["minute"], "times": self.internal[name]["times"]} for name in current_workers]
+            ),
         }
 
     def hello(self, approvals: list[Object]) -> Object:
-        finished = sorted((row for each in self.ticks.values() for row in each["finished"]), key=_ended)
+        finished = sorted((call for each in self.ticks.values() for call in each["finished"]), key=_ended_at)
         by_time: dict[float, list[Object]] = {}
         for each in (each for minutes in self.minutes.values() for each in minutes):
             by_time.setdefault(each["at"], []).append(each)
         return {
-            **self.tick(finished[-MAX_FINISHED:]),
-            "minutes": [_sum(at, by_time[at]) for at in sorted(by_time)],
+            **self.merged_tick(finished[-MAX_FINISHED:]),
+            "minutes": [_sum_minutes(at, by_time[at]) for at in sorted(by_time)],
             "approvals": approvals,
-            "connections": merged(self.connections.values()),
-            "figures": self.shown(),
+            "connections": merge_connections(self.connections.values()),
+            "figures": self.page_figures(),
             "health": self.health(len(approvals)),
         }
 
-    def shown(self) -> Object:
-        return figuring.shown(self._console, figuring.merged(self.figures.values()))
+    def page_figures(self) -> Object:
+        return figuring.page_figures(self._console, figuring.merge_figures(self.figures.values()))
 
-    def health(self, waiting: int) -> Object:
-        return figuring.health(self._console, figuring.merged(self.figures.values()), waiting)
-
-
-def _ended(row: Object) -> float:
-    return float(row["began"] + row["seconds"])
+    def health(self, pending_count: int) -> Object:
+        return figuring.health(self._console, figuring.merge_figures(self.figures.values()), pending_count)
 
 
-def _sum(at: float, minutes: list[Object]) -> Object:
+def _ended_at(call: Object) -> float:
+    return float(call["began"] + call["seconds"])
+
+
+def _sum_minutes(at: float, minutes: list[Object]) -> Object:
     times: dict[int, int] = {}
     for each in minutes:
         for number, count in each["times"].items():
@@ -279,31 +295,33 @@ def _sum(at: float, minutes: list[Object]) -> Object:
     return {"at": at, **sums, "p95_ms": round(p95(listed) * 1000, 3)}
 
 
-async def events(console: Console, request: Request) -> Download:
-    return Download(_events(console, request), "text/event-stream", fields=((b"x-accel-buffering", b"no"),))
+async def events(console: Console, request: ApiRequest) -> RawResponse:
+    return RawResponse(_events(console, request), "text/event-stream", headers=((b"x-accel-buffering", b"no"),))
 
 
-async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
-    session, mine, view = request.session, secrets.token_hex(8), View(console)
-    queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
+async def _events(console: Console, request: ApiRequest) -> AsyncIterator[bytes]:
+    session, stream_id, view = request.session, secrets.token_hex(8), MergedView(console)
+    queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED_MESSAGES)
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        news = await stack.enter_async_context(console.topics.subscribe(f"console:{console.name}"))
-        asked = await stack.enter_async_context(console.store.subscribe("approvals"))
-        tasks = [asyncio.create_task(each) for each in (_pump(news, queue), _pump(asked, queue, b"asked\n\n"))]
-        tasks.append(asyncio.create_task(_ended_soon(console.pulse.ended, queue)))
+        updates = await stack.enter_async_context(console.topics.subscribe(f"console:{console.instance_id}"))
+        approval_updates = await stack.enter_async_context(console.store.subscribe("approvals"))
+        tasks = [
+            asyncio.create_task(each) for each in (_pump(updates, queue), _pump(approval_updates, queue, b"asked\n\n"))
+        ]
+        tasks.append(asyncio.create_task(_signal_end(console.publisher.closed, queue)))
         for task in tasks:
             stack.callback(task.cancel)
-        await console.command("greet", {"stream": mine})
-        if not await _greeted(console, queue, mine, view, session.key):
+        await console.send_command("greet", {"stream": stream_id})
+        if not await _collect_greetings(console, queue, stream_id, view, session.key):
             return
         cards = await approving.cards(console, session)
-        waiting = {each["id"]: each["caller"] for each in cards}
+        pending_callers = {each["id"]: each["caller"] for each in cards}
         hello = view.hello(cards)
-        state, renewed, checked = hello["health"], loop.time(), loop.time()
-        yield sse.event(encode(hello), name="hello", retry_ms=1000)
+        last_health, renewed, checked = hello["health"], loop.time(), loop.time()
+        yield sse.encode_event(encode(hello), name="hello", retry_ms=1000)
         while True:
-            message, ends = b"", min(renewed + RENEW_SECONDS, checked + SLOW_SECONDS)
+            message, ends = b"", min(renewed + RENEW_SECONDS, checked + SLOW_TICK_SECONDS)
             with suppress(TimeoutError):  # around nothing else, which would be lost
                 async with asyncio.timeout(max(0.0, ends - loop.time())):
                     message = await queue.get()
@@ -315,45 +333,45 @@ async def _events(console: Console, request: Request) -> AsyncIterator[bytes]:
                     case "signed-out" if to.decode() == session.key:
                         return
                     case "tick":
-                        yield sse.event(view.heard(to.decode(), *data.split(b"\n", 1)), name="tick")
+                        yield sse.encode_event(view.merge_tick(to.decode(), *data.split(b"\n", 1)), name="tick")
                     case "connections":
                         view.connections[to.decode()] = decode(data)
-                        yield sse.event(encode(merged(view.connections.values())), name="connections")
+                        yield sse.encode_event(encode(merge_connections(view.connections.values())), name="connections")
                     case "figures":
                         view.figures[to.decode()] = decode(data, type=Figures)
-                        yield sse.event(encode(view.shown()), name="figures")
+                        yield sse.encode_event(encode(view.page_figures()), name="figures")
                     case "asked" if not data:
-                        yield sse.event(b"{}", name="grants")
+                        yield sse.encode_event(b"{}", name="grants")
                     case "asked":
                         card = await approving.card(console, session, data.decode())
                         if card is not None:
-                            waiting.pop(card["id"], None)
+                            pending_callers.pop(card["id"], None)
                             if card["state"] == "pending":
-                                waiting[card["id"]] = card["caller"]
-                            yield sse.event(encode(card), name="approval")
+                                pending_callers[card["id"]] = card["caller"]
+                            yield sse.encode_event(encode(card), name="approval")
                     case "greeting" | "signed-out":
                         pass
                     case name if to in (b"", session.key.encode()):
-                        yield sse.event(data, name=name)
+                        yield sse.encode_event(data, name=name)
             if loop.time() >= renewed + RENEW_SECONDS:
                 renewed = loop.time()
-                await console.command("watch", {})
+                await console.send_command("watch", {})
                 yield sse.KEEP_ALIVE
-                if await console.access.session(request.token) is None:
+                if await console.sessions.find_session(request.token) is None:
                     return
-                for ident, caller in list(waiting.items()):  # a caller leaves without a word
-                    card = await approving.card(console, session, ident)
+                for approval_id, caller in list(pending_callers.items()):  # a caller leaves without a word
+                    card = await approving.card(console, session, approval_id)
                     if card is not None and card["state"] == "pending" and card["caller"] != caller:
-                        waiting[ident] = card["caller"]
-                        yield sse.event(encode(card), name="approval")
-            if loop.time() >= checked + SLOW_SECONDS:
+                        pending_callers[approval_id] = card["caller"]
+                        yield sse.encode_event(encode(card), name="approval")
+            if loop.time() >= checked + SLOW_TICK_SECONDS:
                 checked = loop.time()
-                if view.lost():
-                    yield sse.event(encode(view.tick([])), name="tick")
-                    yield sse.event(encode(merged(view.connections.values())), name="connections")
-                if (now := view.health(len(waiting))) != state:
-                    state = now
-                    yield sse.event(encode(state), name="health")
+                if view.drop_lost_workers():
+                    yield sse.encode_event(encode(view.merged_tick([])), name="tick")
+                    yield sse.encode_event(encode(merge_connections(view.connections.values())), name="connections")
+                if (new_health := view.health(len(pending_callers))) != last_health:
+                    last_health = new_health
+                    yield sse.encode_event(encode(last_health), name="health")
 
 
 async def _pump(messages: AsyncIterator[bytes], queue: asyncio.Queue[bytes], prefix: bytes = b"") -> None:
@@ -363,12 +381,14 @@ async def _pump(messages: AsyncIterator[bytes], queue: asyncio.Queue[bytes], pre
     await queue.put(b"end\n\n")  # a stream that lost something is of no use
 
 
-async def _ended_soon(ended: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
-    await ended.wait()
+async def _signal_end(closed: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
+    await closed.wait()
     await queue.put(b"end\n\n")
 
 
-async def _greeted(console: Console, queue: asyncio.Queue[bytes], mine: str, view: View, session: str) -> bool:
+async def _collect_greetings(
+    console: Console, queue: asyncio.Queue[bytes], stream_id: str, view: MergedView, session: str
+) -> bool:
     """Wait for what every worker says of itself, but not for one that does not; False if the stream ends meanwhile."""
     with suppress(TimeoutError):
         async with asyncio.timeout(GREET_SECONDS):
@@ -376,8 +396,8 @@ async def _greeted(console: Console, queue: asyncio.Queue[bytes], mine: str, vie
                 event, to, data = (await queue.get()).split(b"\n", 2)
                 if event == b"end" or (event, to) == (b"signed-out", session.encode()):
                     return False
-                if event == b"greeting" and to == mine.encode():
-                    view.greeted(decode(data))
+                if event == b"greeting" and to == stream_id.encode():
+                    view.add_greeting(decode(data))
     if not view.ticks:
-        view.greeted(decode(encode(_greeting(console))))
+        view.add_greeting(decode(encode(_greeting(console))))
     return True

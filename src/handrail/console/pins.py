@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 from msgspec.json import decode
 
-from handrail.engine.catalog import Entry
+from handrail.engine.catalog import ToolEntry
 from handrail.guards.fingerprint import comparable, definition, fingerprint
-from handrail.guards.lockfile import Locked, LockError, read_lock
-from handrail.guards.tool_diff import Change, changes
+from handrail.guards.lockfile import LockedServer, LockError, read_lock
+from handrail.guards.tool_diff import Change, compare_definitions
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.revisions import Revision
@@ -24,12 +24,12 @@ from handrail.stores import Put
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["Pins", "keeping", "pins"]
+__all__ = ["ConsolePins", "load_pins", "pin_op"]
 
-LOCK = "tools.lock"
-MAX_SIDE = 4_000  # characters of one side of a difference
+LOCK_FILE = "tools.lock"
+MAX_SIDE_CHARS = 4_000  # characters of one side of a difference
 MAX_CHANGES = 50
-KINDS = {
+CHANGE_LABELS = {
     "wording": "wording",
     "widened": "schema widened",
     "narrowed": "schema narrowed",
@@ -41,49 +41,49 @@ KINDS = {
 }
 
 
-class Pins:
+class ConsolePins:
     """`locked` counts before what was seen here, unless that was accepted and is how the tool is now."""
 
     def __init__(
-        self, kept: dict[str, tuple[float, Object]], locked: Locked | None, since: float, now: Revision
+        self, baselines: dict[str, tuple[float, Object]], locked: LockedServer | None, since: float, newest: Revision
     ) -> None:
-        self._kept = kept
+        self._baselines = baselines
         self._locked = locked
         self._since = since
-        self._now = now.name
+        self._newest = newest.name
 
-    def state(self, entry: Entry) -> Object:
+    def state(self, entry: ToolEntry) -> Object:
         name = entry.tool.name
-        at, seen = self._kept.get(name, (0.0, None))
-        if seen is not None and fingerprint(seen) == entry.fingerprint:
+        at, baseline = self._baselines.get(name, (0.0, None))
+        if baseline is not None and fingerprint(baseline) == entry.fingerprint:
             return {"state": "pinned", "since": at, "changes": []}
         if self._locked is None:
-            was, revision = seen, self._now
+            previous, revision = baseline, self._newest
         else:
-            was, at, revision = self._locked.tools.get(name), self._since, self._locked.revision
-        if was is None:
+            previous, at, revision = self._locked.tools.get(name), self._since, self._locked.revision
+        if previous is None:
             return {"state": "new", "since": 0.0, "changes": []}
-        found = changes(*comparable(was, revision, definition(entry.tool), self._now))
-        told = [_change(each) for each in found[:MAX_CHANGES]]
-        return {"state": "changed" if found else "pinned", "since": at, "changes": told}
+        differences = compare_definitions(*comparable(previous, revision, definition(entry.tool), self._newest))
+        change_rows = [_change(each) for each in differences[:MAX_CHANGES]]
+        return {"state": "changed" if differences else "pinned", "since": at, "changes": change_rows}
 
 
-async def pins(console: Console) -> Pins:
+async def load_pins(console: Console) -> ConsolePins:
     """What is kept of the tools; the first time, all of them are."""
-    locked, since = _lock(console)
+    locked, since = _read_lock_file(console)
     prefix, after = _prefix(console), ""
     mark = prefix.replace("tool", "tools", 1)
     if locked is None and await console.store.get(mark) is None:
-        seen = (keeping(console, entry) for entry in console.engine.catalog.entries)
-        await console.store.commit([Put(mark, b"", if_absent=True), *seen])
-    kept: dict[str, tuple[float, Object]] = {}
+        pin_ops = (pin_op(console, entry) for entry in console.engine.catalog.entries)
+        await console.store.commit([Put(mark, b"", if_absent=True), *pin_ops])
+    baselines: dict[str, tuple[float, Object]] = {}
     while rows := await console.store.scan(prefix, after=after):
-        kept |= {key[len(prefix) :]: tuple(decode(raw)) for key, raw in rows}
+        baselines |= {key[len(prefix) :]: tuple(decode(raw)) for key, raw in rows}
         after = rows[-1][0]
-    return Pins(kept, locked, since, console.engine.offer.newest)
+    return ConsolePins(baselines, locked, since, console.engine.offer.newest)
 
 
-def keeping(console: Console, entry: Entry) -> Put:
+def pin_op(console: Console, entry: ToolEntry) -> Put:
     return Put(_prefix(console) + entry.tool.name, encode([console.clock(), definition(entry.tool)]))
 
 
@@ -92,33 +92,33 @@ def _prefix(console: Console) -> str:
     return f"console-tool:{sha256(encode([console.server.name, str(console.source)])).hexdigest()[:16]}:"
 
 
-def _lock(console: Console) -> tuple[Locked | None, float]:
+def _read_lock_file(console: Console) -> tuple[LockedServer | None, float]:
     """What the lock beside the served file says of this server, if there is one, and since when."""
-    path = None if console.source is None else console.source.parent / LOCK
+    path = None if console.source is None else console.source.parent / LOCK_FILE
     if path is None or not path.is_file():
         return None, 0.0
     stamp = path.stat().st_mtime
-    known: tuple[Locked | None, float] | None = console.state.get("lock")
-    if known is None or known[1] != stamp:
+    lock_state: tuple[LockedServer | None, float] | None = console.state.get("lock")
+    if lock_state is None or lock_state[1] != stamp:
         console.state["lock-flaw"] = ""
         try:
             servers = read_lock(path)
-            alone = next(iter(servers.values())) if len(servers) == 1 else None
-            known = servers.get(console.server.name) or alone, stamp
+            only_server = next(iter(servers.values())) if len(servers) == 1 else None
+            lock_state = servers.get(console.server.name) or only_server, stamp
         except LockError as problem:  # then nothing is as somebody agreed to
             console.state["lock-flaw"] = str(problem)
-            known = Locked("", "", {}), stamp
-        console.state["lock"] = known
-    return known
+            lock_state = LockedServer("", "", {}), stamp
+        console.state["lock"] = lock_state
+    return lock_state
 
 
 def _change(change: Change) -> Object:
     sides = {side: _side(getattr(change, side)) for side in ("before", "after")}
-    return {"kind": KINDS.get(change.kind, change.kind), "path": change.path, **sides}
+    return {"kind": CHANGE_LABELS.get(change.kind, change.kind), "path": change.path, **sides}
 
 
 def _side(value: Json) -> str:
     if value is UNSET:
         return ""
     text = value if type(value) is str else json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-    return text if len(text) <= MAX_SIDE else text[: MAX_SIDE - 1] + "…"
+    return text if len(text) <= MAX_SIDE_CHARS else text[: MAX_SIDE_CHARS - 1] + "…"

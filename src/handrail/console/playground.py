@@ -24,7 +24,7 @@ from handrail.client.consent import allow
 from handrail.client.inflight import Clocks, Log, Progress
 from handrail.client.input_handlers import Elicitation
 from handrail.client.results import CallResult
-from handrail.console.access import MOST_SECONDS, Problem, Request
+from handrail.console.access import MAX_SESSION_SECONDS, ApiError, ApiRequest
 from handrail.errors import CallTimeout, InvalidResult, Kind, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
@@ -33,146 +33,150 @@ from handrail.revisions.base import LOG_LEVEL
 from handrail.schema.compile import compile_schema
 from handrail.server import Server
 from handrail.stores import StoreError
-from handrail.text.confusables import look_alikes
-from handrail.transports.memory import Channel
+from handrail.text.confusables import confusable_names
+from handrail.transports.memory import MemoryChannel
 
 if TYPE_CHECKING:
     from handrail.console import Console
-    from handrail.engine.catalog import Entry
+    from handrail.engine.catalog import ToolEntry
 
-__all__ = ["Try", "answer", "answered", "begin", "cancel", "check", "end", "stopped"]
+__all__ = ["ToolRun", "answer", "cancel", "cancel_all", "cancel_runs", "check", "deliver_answer", "start"]
 
 log = logging.getLogger("handrail")
 
-MAX_TRIES, MAX_TRIES_EACH = 32, 8
-MAX_SECONDS = 900.0
+MAX_RUNS, MAX_RUNS_PER_SESSION = 32, 8
+MAX_RUN_SECONDS = 900.0
 MAX_LOGS = 200
-TELL_SECONDS = 0.1  # between two signs of progress
-_PORTS = {"https": 443, "http": 80}
-_GUARDS = {Kind.FORBIDDEN, Kind.DENIED, Kind.PENDING, Kind.THROTTLED, Kind.OVERLOADED, Kind.UNRECORDED}
+PROGRESS_INTERVAL_SECONDS = 0.1  # between two signs of progress
+_DEFAULT_PORTS = {"https": 443, "http": 80}
+_GUARD_KINDS = {Kind.FORBIDDEN, Kind.DENIED, Kind.PENDING, Kind.THROTTLED, Kind.OVERLOADED, Kind.UNRECORDED}
 
 
-class _Tried(Struct, forbid_unknown_fields=True):
+class _RunParams(Struct, forbid_unknown_fields=True):
     tool: str
     arguments: Object = {}
     revision: str = ""
 
 
-async def check(console: Console, request: Request) -> Object:
+async def check(console: Console, request: ApiRequest) -> Object:
     """What the server would find wrong with these arguments, and what its rules would say."""
-    said, revision = _read(console, request)
-    who = Principal(request.session.who)
-    entry = _entry(console, said.tool, who, revision)
-    problems = [{"path": each.path, "text": each.text} for each in entry.input.problems(said.arguments)]
+    params, revision = _parse(console, request)
+    principal = Principal(request.session.who)
+    entry = _visible_entry(console, params.tool, principal, revision)
+    problems = [{"path": each.path, "text": each.text} for each in entry.input.problems(params.arguments)]
     verdict, rule = "", ""
-    if not entry.scopes <= who.scopes:
-        verdict, rule = "deny", f"needs the scope {' '.join(sorted(entry.scopes - who.scopes))}"
+    if not entry.scopes <= principal.scopes:
+        verdict, rule = "deny", f"needs the scope {' '.join(sorted(entry.scopes - principal.scopes))}"
     elif not problems:
-        decision = console.gate.policy.decide(who, entry.facts, said.arguments, revision.name)
+        decision = console.gate.policy.decide(principal, entry.facts, params.arguments, revision.name)
         verdict, rule = decision.verdict, decision.rule
     return {"valid": not problems, "problems": problems, "verdict": verdict, "rule": rule}
 
 
-async def begin(console: Console, request: Request) -> Object:
-    said, revision = _read(console, request)
-    tries, session = console.tries, request.session
-    mine = [each for each in tries.values() if each.session == session.key]
-    if len(mine) >= MAX_TRIES_EACH or len(tries) >= MAX_TRIES:
-        raise Problem(429, f"{len(mine)} tries of yours are under way: wait for one, or cancel it")
-    left = session.began + MOST_SECONDS - console.clock()  # of a session that is used only its week can run out
-    made = Try(console, session.key, Principal(session.who), min(MAX_SECONDS, left))
-    tries[made.id] = made
+async def start(console: Console, request: ApiRequest) -> Object:
+    params, revision = _parse(console, request)
+    runs, session = console.runs, request.session
+    own_runs = [each for each in runs.values() if each.session_key == session.key]
+    if len(own_runs) >= MAX_RUNS_PER_SESSION or len(runs) >= MAX_RUNS:
+        raise ApiError(429, f"{len(own_runs)} tries of yours are under way: wait for one, or cancel it")
+    seconds_left = (
+        session.began + MAX_SESSION_SECONDS - console.clock()
+    )  # of a session that is used only its week can run out
+    run = ToolRun(console, session.key, Principal(session.who), min(MAX_RUN_SECONDS, seconds_left))
+    runs[run.id] = run
     try:
-        await console.store.put(made.key, session.key.encode(), ttl=MAX_SECONDS)
-        if await console.access.session(request.token) is None:
-            raise Problem(401, "You have signed out")
+        await console.store.put(run.key, session.key.encode(), ttl=MAX_RUN_SECONDS)
+        if await console.sessions.find_session(request.token) is None:
+            raise ApiError(401, "You have signed out")
     except BaseException:
-        del tries[made.id]
+        del runs[run.id]
         raise
-    made.task = asyncio.create_task(made.run(said, revision))
-    made.task.add_done_callback(lambda _: tries.pop(made.id, None))
-    return {"id": made.id}
+    run.task = asyncio.create_task(run.run(params, revision))
+    run.task.add_done_callback(lambda _: runs.pop(run.id, None))
+    return {"id": run.id}
 
 
-async def answer(console: Console, request: Request) -> Object:
-    ident, key, action = await _own(console, request), request.text("key"), request.text("action")
+async def answer(console: Console, request: ApiRequest) -> Object:
+    run_id, key, action = await _own_run_id(console, request), request.body_text("key"), request.body_text("action")
     content: Json = request.body.get("content")
     if action not in ("accept", "decline", "cancel"):
-        raise Problem(400, f"action: {action[:40]!r} is not accept, decline or cancel")
-    asked = await console.store.get(f"console-question:{ident}:{key[:40]}")
-    if asked is None:
-        raise Problem(409, "Nobody waits for this answer any more")
-    schema = decode(asked)
+        raise ApiError(400, f"action: {action[:40]!r} is not accept, decline or cancel")
+    schema_json = await console.store.get(f"console-question:{run_id}:{key[:40]}")
+    if schema_json is None:
+        raise ApiError(409, "Nobody waits for this answer any more")
+    schema = decode(schema_json)
     if action == "accept" and schema:
         if type(content) is not dict:
-            raise Problem(400, "content: expected an object, the answers by name")
-        given = {**Elicitation("", "", schema).defaults, **content}
-        if problems := compile_schema(schema, "the form").problems(given):
-            told = [{"path": each.path, "text": each.text} for each in problems]
-            raise Problem(422, "These answers do not fit the form", told)
-    if not await console.store.delete(f"console-question:{ident}:{key[:40]}"):
-        raise Problem(409, "It has just been answered")
+            raise ApiError(400, "content: expected an object, the answers by name")
+        form_values = {**Elicitation("", "", schema).defaults, **content}
+        if problems := compile_schema(schema, "the form").problems(form_values):
+            form_errors = [{"path": each.path, "text": each.text} for each in problems]
+            raise ApiError(422, "These answers do not fit the form", form_errors)
+    if not await console.store.delete(f"console-question:{run_id}:{key[:40]}"):
+        raise ApiError(409, "It has just been answered")
     accepted: Json = (content if schema else True) if action == "accept" else None
-    await console.command("answer", {"id": ident, "key": key, "said": "cancel" if action == "cancel" else accepted})
+    await console.send_command(
+        "answer", {"id": run_id, "key": key, "said": "cancel" if action == "cancel" else accepted}
+    )
     return {}
 
 
-async def cancel(console: Console, request: Request) -> Object:
-    await console.command("untry", {"id": await _own(console, request)})
+async def cancel(console: Console, request: ApiRequest) -> Object:
+    await console.send_command("untry", {"id": await _own_run_id(console, request)})
     return {}
 
 
-async def answered(console: Console, data: Object) -> None:
+async def deliver_answer(console: Console, data: Object) -> None:
     """In every worker: the one that waits for the answer goes on."""
-    found = console.tries.get(data["id"])
-    waiting = None if found is None else found.waiting.get(data["key"])
-    if waiting is not None and not waiting.done():
-        waiting.set_result(data["said"])
+    run = console.runs.get(data["id"])
+    pending_answer = None if run is None else run.pending_answers.get(data["key"])
+    if pending_answer is not None and not pending_answer.done():
+        pending_answer.set_result(data["said"])
 
 
-async def stopped(console: Console, data: Object) -> None:
+async def cancel_runs(console: Console, data: Object) -> None:
     """One try, or all of a session that has ended."""
-    for each in console.tries.values():
-        if each.task is not None and data in ({"id": each.id}, {"session": each.session}):
+    for each in console.runs.values():
+        if each.task is not None and data in ({"id": each.id}, {"session": each.session_key}):
             each.task.cancel()
 
 
-async def _own(console: Console, request: Request) -> str:
+async def _own_run_id(console: Console, request: ApiRequest) -> str:
     """The id of a try that is this session's."""
-    ident = request.path["id"]
-    if await console.store.get(f"console-try:{ident}") != request.session.key.encode():
-        raise Problem(404, "There is no such try: it has ended, or is of another window's session")
-    return ident
+    run_id = request.path["id"]
+    if await console.store.get(f"console-try:{run_id}") != request.session.key.encode():
+        raise ApiError(404, "There is no such try: it has ended, or is of another window's session")
+    return run_id
 
 
-def _read(console: Console, request: Request) -> tuple[_Tried, Revision]:
+def _parse(console: Console, request: ApiRequest) -> tuple[_RunParams, Revision]:
     try:
-        said = convert(request.body, _Tried)
+        params = convert(request.body, _RunParams)
     except ValidationError as problem:
-        raise Problem(400, f"A try names a tool, its arguments and a revision: {problem}") from None
-    return said, console.revision(said.revision)
+        raise ApiError(400, f"A try names a tool, its arguments and a revision: {problem}") from None
+    return params, console.revision(params.revision)
 
 
-def _entry(console: Console, name: str, who: Principal, revision: Revision) -> Entry:
+def _visible_entry(console: Console, name: str, principal: Principal, revision: Revision) -> ToolEntry:
     """The tool, if it is there for this caller: the same question a call asks."""
     entry = console.engine.catalog.get(name)
-    if entry is None or not entry.shown_to(who.scopes) or console.gate.hides(entry, who, revision):
-        raise Problem(404, f"There is no tool {name[:200]!r} for {who.id}")
+    if entry is None or not entry.is_visible_to(principal.scopes) or console.gate.hides(entry, principal, revision):
+        raise ApiError(404, f"There is no tool {name[:200]!r} for {principal.id}")
     return entry
 
 
-async def end(tries: dict[str, Try]) -> None:
-    tasks = [each.task for each in tries.values() if each.task is not None]
+async def cancel_all(runs: dict[str, ToolRun]) -> None:
+    tasks = [each.task for each in runs.values() if each.task is not None]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Door(Struct):
+class _InMemoryTarget(Struct):
     """The server, as somebody in particular finds it from here."""
 
     server: Server
-    who: Principal
+    principal: Principal
     address: str
 
     @property
@@ -182,70 +186,70 @@ class _Door(Struct):
     def serving(self) -> AbstractAsyncContextManager[Any]:
         return self.server.serving()
 
-    def connect(self) -> Channel:
-        return Channel(self.server.engine, self.who, self.address)
+    def connect(self) -> MemoryChannel:
+        return MemoryChannel(self.server.engine, self.principal, self.address)
 
 
-class Try:
+class ToolRun:
     """One call, from the page and back."""
 
-    def __init__(self, console: Console, session: str, who: Principal, seconds: float) -> None:
+    def __init__(self, console: Console, session_key: str, principal: Principal, seconds: float) -> None:
         self.id = secrets.token_hex(6)
         self.key = f"console-try:{self.id}"
-        self.session = session
+        self.session_key = session_key
         self.seconds = seconds  # it may take
         self.task: asyncio.Task[None] | None = None
-        self.waiting: dict[str, asyncio.Future[Json]] = {}
+        self.pending_answers: dict[str, asyncio.Future[Json]] = {}
         self._console = console
-        self._door = _Door(console.server, who, f"console {self.id}")
+        self._target = _InMemoryTarget(console.server, principal, f"console {self.id}")
 
-    async def run(self, said: _Tried, revision: Revision) -> None:
+    async def run(self, params: _RunParams, revision: Revision) -> None:
         loop = asyncio.get_running_loop()
-        began, told = loop.time(), Object()
+        began, ending = loop.time(), Object()
         try:
-            async for event in self._events(said, revision):
+            async for event in self._events(params, revision):
                 if isinstance(event, CallResult):
-                    told["result"] = await asyncio.to_thread(self._console.hide.result, event.result)
+                    ending["result"] = await asyncio.to_thread(self._console.redactor.result, event.result)
                 else:
-                    await self._tell(event)
+                    await self._publish_update(event)
         except PeerError as problem:
-            told["error"] = self._error(problem)
+            ending["error"] = self._error(problem)
         except asyncio.CancelledError:
             text = "Cancelled: whether the tool had done something already is not known"
-            told["error"] = {"kind": "refused", "message": text}
+            ending["error"] = {"kind": "refused", "message": text}
         except Exception:  # whoever waits at the page must hear that it is over
-            log.exception("console: a try of %.100r failed", said.tool)
+            log.exception("console: a try of %.100r failed", params.tool)
             text = "The console failed, and what became of the call is not known: look for it under Now and Audit, then"
-            told["error"] = {"kind": "internal", "message": f"{text} try again. The server's log says why"}
-        call = self._call
-        done = {"kind": "done", "seconds": loop.time() - began, "call": "" if call is None else call.id, **told}
+            ending["error"] = {"kind": "internal", "message": f"{text} try again. The server's log says why"}
+        call = self._last_call
+        done = {"kind": "done", "seconds": loop.time() - began, "call": "" if call is None else call.id, **ending}
         try:
             await self._publish(done)
             await self._console.store.delete(self.key)
         except StoreError as problem:  # the page does not hear of it; what is kept ends by its time
             log.error("console: the end of a try cannot be told: %s", problem)
 
-    async def _events(self, said: _Tried, revision: Revision) -> AsyncIterator[Progress | Log | CallResult]:
+    async def _events(self, params: _RunParams, revision: Revision) -> AsyncIterator[Progress | Log | CallResult]:
         seconds = self.seconds
         client = Client(
-            self._door,
+            self._target,
             revision=revision.name,
             timeout=Clocks(first=seconds, idle=seconds, total=seconds),
             trusted=True,
             confirm=allow,  # whoever pressed the button
-            elicit=self._ask,
-            elicit_url=self._ask,
+            elicit=self._elicit,
+            elicit_url=self._elicit,
             log=lambda *_: None,
             name="handrail console",
         )
         meta = {LOG_LEVEL: "debug"} if revision.stateless else None
-        next_tell, logs, now = 0.0, 0, asyncio.get_running_loop().time
+        next_progress_at, logs, now = 0.0, 0, asyncio.get_running_loop().time
         async with client:
-            async for event in client.events(said.tool, said.arguments, meta=meta):
+            async for event in client.events(params.tool, params.arguments, meta=meta):
                 if isinstance(event, Progress):
-                    if now() < next_tell:
+                    if now() < next_progress_at:
                         continue
-                    next_tell = now() + TELL_SECONDS
+                    next_progress_at = now() + PROGRESS_INTERVAL_SECONDS
                 elif isinstance(event, Log):
                     logs += 1
                     if logs > MAX_LOGS:
@@ -253,77 +257,77 @@ class Try:
                 yield event
 
     @property
-    def _call(self) -> Any:
+    def _last_call(self) -> Any:
         """The last call that came from here, as the feed knows it."""
-        feed, address = self._console.feed, self._door.address
-        known = [*feed.kept, *feed.running.values()]
-        return next((seen for seen in reversed(known) if seen.address == address), None)
+        feed, address = self._console.feed, self._target.address
+        snapshots = [*feed.recent, *feed.running.values()]
+        return next((snapshot for snapshot in reversed(snapshots) if snapshot.address == address), None)
 
-    async def _tell(self, event: Progress | Log) -> None:
-        hide = self._console.hide
+    async def _publish_update(self, event: Progress | Log) -> None:
+        redactor = self._console.redactor
         if isinstance(event, Log):
             text = event.data if type(event.data) is str else encode(event.data).decode()
-            await self._publish({"kind": "log", "level": event.level, "text": hide.cut(text)[0]})
+            await self._publish({"kind": "log", "level": event.level, "text": redactor.truncate(text)[0]})
             return
         progress: Object = {"done": event.done, "at": self._console.clock()}
         progress |= {} if event.total is None else {"total": event.total}
-        progress |= {"message": hide.cut(event.message)[0]} if event.message else {}
+        progress |= {"message": redactor.truncate(event.message)[0]} if event.message else {}
         await self._publish({"kind": "progress", "progress": progress})
 
-    async def _ask(self, question: Elicitation) -> Json:
+    async def _elicit(self, question: Elicitation) -> Json:
         key = secrets.token_hex(6)
-        self.waiting[key] = asyncio.get_running_loop().create_future()
+        self.pending_answers[key] = asyncio.get_running_loop().create_future()
         stored = f"console-question:{self.id}:{key}"
-        await self._console.store.put(stored, encode(question.schema), ttl=MAX_SECONDS)
+        await self._console.store.put(stored, encode(question.schema), ttl=MAX_RUN_SECONDS)
         try:
-            await self._publish({"kind": "question", "key": key, "question": _question(question)})
-            return await self.waiting[key]
+            await self._publish({"kind": "question", "key": key, "question": _question_json(question)})
+            return await self.pending_answers[key]
         finally:
-            del self.waiting[key]
+            del self.pending_answers[key]
             with suppress(StoreError):
                 await self._console.store.delete(stored)
 
     async def _publish(self, event: Object) -> None:
-        await self._console.publish("try", {"id": self.id, **event}, to=self.session)
+        await self._console.publish("try", {"id": self.id, **event}, to=self.session_key)
 
     def _error(self, problem: PeerError) -> Object:
         """What a guard refused is not what broke the protocol, though both are told as errors."""
-        hide, seen = self._console.hide, self._call
-        made: Object = {"message": hide.text(problem.text)}
+        redactor, snapshot = self._console.redactor, self._last_call
+        error: Object = {"message": redactor.text(problem.text)}
         match problem:
             case InvalidResult(sent=Sent.NO):  # the definition is wrong, not what came of a call
-                made |= {
+                error |= {
                     "kind": "refused",
                     "message": f"Not called, as other clients may not call it either: {problem.text}",
                 }
             case RemoteProtocolError():
-                kind = "" if seen is None or seen.refusal is None else seen.refusal[0]
-                made |= {"kind": "refused" if kind in _GUARDS else "protocol", "code": problem.code}
-                made |= {} if problem.data is None else {"data": hide.small(problem.data)}
+                kind = "" if snapshot is None or snapshot.refusal is None else snapshot.refusal[0]
+                error |= {"kind": "refused" if kind in _GUARD_KINDS else "protocol", "code": problem.code}
+                error |= {} if problem.data is None else {"data": redactor.bounded_value(problem.data)}
             case CallTimeout():
-                made["kind"] = "timeout"
+                error["kind"] = "timeout"
             case TransportError():
-                made["kind"] = "transport"
+                error["kind"] = "transport"
             case _:
-                made["kind"] = "refused"
-        return made
+                error["kind"] = "refused"
+        return error
 
 
 # Questions
 
 
-def _question(asked: Elicitation) -> Object:
-    made: Object = {"server": asked.server, "message": asked.message}
-    if not asked.url:
-        return {**made, "schema": asked.schema, "defaults": asked.defaults}
-    return {**made, **page_of(asked.url)}
+def _question_json(elicitation: Elicitation) -> Object:
+    question: Object = {"server": elicitation.server, "message": elicitation.message}
+    if not elicitation.url:
+        return {**question, "schema": elicitation.schema, "defaults": elicitation.defaults}
+    return {**question, **describe_url(elicitation.url)}
 
 
-def page_of(url: str) -> Object:
+def describe_url(url: str) -> Object:
     """A page somebody is to visit: the whole address, whose it is, and what to be careful about."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    made: Object = {"url": url, "host": host}
+    location: Object = {"url": url, "host": host}
     warnings = []
     if parts.scheme != "https":
         warnings.append("The connection is not encrypted: others can read what you enter there")
@@ -332,17 +336,17 @@ def page_of(url: str) -> Object:
         warnings.append("The host is a number, not a name: nobody can tell whose it is")
     except ValueError:
         pass
-    if parts.port not in (None, _PORTS.get(parts.scheme)):
+    if parts.port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
         warnings.append(f"It is at the unusual port {parts.port}")
-    letters, punycode = _spelled(host)
+    letters, punycode = _host_spellings(host)
     if letters != punycode:
-        made |= {} if host == punycode else {"host_shown": punycode}
+        location |= {} if host == punycode else {"host_shown": punycode}
         warnings.append(f"{punycode} is not in plain letters: it reads {letters}")
-        warnings += [f"{name} can be taken for {other}" for name, other in look_alikes([letters])]
-    return {**made, "warnings": warnings}
+        warnings += [f"{name} can be taken for {other}" for name, other in confusable_names([letters])]
+    return {**location, "warnings": warnings}
 
 
-def _spelled(host: str) -> tuple[str, str]:
+def _host_spellings(host: str) -> tuple[str, str]:
     """A host in letters, and in punycode."""
     try:
         return host.encode("ascii").decode("idna") if host.isascii() else host, host.encode("idna").decode()

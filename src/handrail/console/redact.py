@@ -16,116 +16,120 @@ from handrail.guards.sanitize import Sanitize
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult
 from handrail.text.controls import mask, mask_secrets
-from handrail.text.media import size_of, trouble
+from handrail.text.media import check_media, size_of
 from handrail.text.secrets import Secrets
 
 if TYPE_CHECKING:
     from handrail.engine.core import Engine
 
-__all__ = ["Mask"]
+__all__ = ["Redactor"]
 
-MAX_TEXT = 64 * 1024  # characters of one text
-MAX_MEDIA = 1024 * 1024  # bytes of one picture or sound
-MARGIN = 8 * 1024  # read beyond a cut, so that no secret is shown by being cut in two
-PLAYABLE = {
+MAX_TEXT_CHARS = 64 * 1024  # characters of one text
+MAX_MEDIA_BYTES = 1024 * 1024  # bytes of one picture or sound
+MARGIN_CHARS = 8 * 1024  # read beyond a cut, so that no secret is shown by being cut in two
+PLAYABLE_MEDIA_TYPES = {
     *("image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"),
     *("audio/wav", "audio/x-wav", "audio/mpeg", "audio/mp3", "audio/aac", "audio/ogg", "audio/flac", "audio/mp4"),
     "audio/webm",
 }
-_NOTES = ("audience", "priority", "lastModified")
+_ANNOTATION_KEYS = ("audience", "priority", "lastModified")
 
 
-class Mask:
+class Redactor:
     """What hides the secrets of one server."""
 
     def __init__(self, engine: Engine) -> None:
-        self._known = engine.gate.secrets
-        self._secrets = Secrets(self._known, (engine.guards.get("sanitize") or Sanitize()).patterns)
-        self._margin = max([MARGIN, *map(len, self._known)])
+        self._server_secrets = engine.guard_set.secrets
+        self._secrets = Secrets(self._server_secrets, (engine.guard_options.get("sanitize") or Sanitize()).patterns)
+        self._margin = max([MARGIN_CHARS, *map(len, self._server_secrets)])
 
     def text(self, text: str) -> str:
-        return self._plain(self.read(text) or text)
+        return self._redact_plain(self.redact_json(text) or text)
 
-    def read(self, text: str) -> str | None:
+    def redact_json(self, text: str) -> str | None:
         """The text as JSON, if it is that: there a secret ends where it does, whatever is in it."""
         if text.lstrip()[:1] not in ("{", "["):
             return None
         try:
-            said = decode(text)
-            shown = self.value(said)
-            return text if shown == said else encode(shown).decode()
+            parsed = decode(text)
+            redacted = self.value(parsed)
+            return text if redacted == parsed else encode(redacted).decode()
         except (MsgspecError, RecursionError, UnicodeEncodeError):  # it is none, or nested too deep to be walked
             return None
 
-    def _plain(self, text: str) -> str:
-        return mask(text if self._secrets.absent(text) else self._secrets.masked([text])[0][0], self._known)
+    def _redact_plain(self, text: str) -> str:
+        return mask(
+            text if self._secrets.has_none(text) else self._secrets.mask_texts([text])[0][0], self._server_secrets
+        )
 
-    def cut(self, text: str) -> tuple[str, bool]:
+    def truncate(self, text: str) -> tuple[str, bool]:
         """The text, or its beginning; and whether there is more."""
-        if len(text) <= MAX_TEXT:
+        if len(text) <= MAX_TEXT_CHARS:
             return self.text(text), False
-        return self._plain((self.read(text) or text)[: MAX_TEXT + self._margin])[:MAX_TEXT], True
+        return self._redact_plain((self.redact_json(text) or text)[: MAX_TEXT_CHARS + self._margin])[
+            :MAX_TEXT_CHARS
+        ], True
 
     def value(self, value: Json) -> Json:
         """A copy of a JSON value without its secrets."""
-        found = mask_secrets(value, self._known)
-        return found if self._is_without(found) else self._walked(found)
+        redacted = mask_secrets(value, self._server_secrets)
+        return redacted if self._has_no_secret(redacted) else self._redact_strings(redacted)
 
     def definition(self, value: Json) -> Json:
         """A part of a tool: names of arguments hide nothing in it, but what is known to be a secret is one."""
-        return value if self._is_without(value) else self._walked(value)
+        return value if self._has_no_secret(value) else self._redact_strings(value)
 
-    def small(self, value: Json) -> Json:
+    def bounded_value(self, value: Json) -> Json:
         """As `value`; what is too big for a page becomes a sentence that says so."""
         size = len(encode(value))
-        return self.value(value) if size <= MAX_TEXT else f"{size:,} bytes of JSON, too much to be shown here"
+        return self.value(value) if size <= MAX_TEXT_CHARS else f"{size:,} bytes of JSON, too much to be shown here"
 
-    def _is_without(self, value: Json) -> bool:
+    def _has_no_secret(self, value: Json) -> bool:
         """Whether one look at all of it finds nothing; what is written as an escape in JSON is another text in it."""
-        said = encode(value).decode()
-        return "\\" not in said and self._secrets.absent(said)
+        encoded = encode(value).decode()
+        return "\\" not in encoded and self._secrets.has_none(encoded)
 
-    def _walked(self, value: Json) -> Json:
+    def _redact_strings(self, value: Json) -> Json:
         if type(value) is str:
-            return value if self._secrets.absent(value) else self._secrets.masked([value])[0][0]
+            return value if self._secrets.has_none(value) else self._secrets.mask_texts([value])[0][0]
         if type(value) is dict:
-            return {self._walked(key): self._walked(inner) for key, inner in value.items()}
-        return [self._walked(inner) for inner in value] if type(value) is list else value
+            return {self._redact_strings(key): self._redact_strings(inner) for key, inner in value.items()}
+        return [self._redact_strings(inner) for inner in value] if type(value) is list else value
 
     # Messages and results
 
-    def wire(self, message: bytes) -> Object:
+    def wire_message(self, message: bytes) -> Object:
         """One message as it was on the wire; byte for byte, where nothing in it is secret."""
-        text = self.whole_wire(message)
-        return {"text": text[:MAX_TEXT], "bytes": len(message), "cut": len(text) > MAX_TEXT}
+        text = self.full_wire_message(message)
+        return {"text": text[:MAX_TEXT_CHARS], "bytes": len(message), "cut": len(text) > MAX_TEXT_CHARS}
 
-    def whole_wire(self, message: bytes) -> str:
+    def full_wire_message(self, message: bytes) -> str:
         text = message.decode("utf-8", "replace")
-        return self.read(text) or self.text(text)
+        return self.redact_json(text) or self.text(text)
 
-    def result(self, given: ToolResult) -> Object:
+    def result(self, result: ToolResult) -> Object:
         """The `Result` of the page."""
-        blocks = [_block(self, each) for each in given.content]
-        meta = {} if given.meta is UNSET else given.meta
+        blocks = [_page_block(self, each) for each in result.content]
+        meta = {} if result.meta is UNSET else result.meta
         risk = meta.get(RISK)
-        made: Object = {
-            "is_error": given.is_error,
+        page_result: Object = {
+            "is_error": result.is_error,
             "blocks": blocks,
-            "risk": given.risk or (str(risk.get("reason", "")) if type(risk) is dict else ""),
+            "risk": result.risk or (str(risk.get("reason", "")) if type(risk) is dict else ""),
             "bytes": sum(each.get("bytes", 0) for each in blocks),
         }
-        if given.structured is not UNSET:
-            made["structured"] = self.small(given.structured)
+        if result.structured is not UNSET:
+            page_result["structured"] = self.bounded_value(result.structured)
         if meta:
-            shown = self.small(meta)
-            made["meta"] = shown if type(shown) is dict else {"": shown}
-        return made
+            page_meta = self.bounded_value(meta)
+            page_result["meta"] = page_meta if type(page_meta) is dict else {"": page_meta}
+        return page_result
 
-    def block(self, given: ToolResult, index: int) -> bytes:
+    def block(self, result: ToolResult, index: int) -> bytes:
         """All of one block, for a download. Large texts take a while: not on the loop."""
-        if not 0 <= index < len(given.content):
-            raise LookupError(f"block {index}: there are {len(given.content)}")
-        match given.content[index]:
+        if not 0 <= index < len(result.content):
+            raise LookupError(f"block {index}: there are {len(result.content)}")
+        match result.content[index]:
             case Text(text=text) | EmbeddedResource(resource={"text": text}):
                 return self.text(text).encode()
             case Image(data=data) | Audio(data=data) | EmbeddedResource(resource={"blob": data}):
@@ -134,34 +138,41 @@ class Mask:
                 return encode(self.value(to_builtins(other)))
 
 
-def _block(hide: Mask, given: Block) -> Object:
-    notes = given.get("annotations") if isinstance(given, dict) else given.annotations
-    made: Object = {"notes": _notes(hide, notes)}
-    match given:
+def _page_block(redactor: Redactor, block: Block) -> Object:
+    notes = block.get("annotations") if isinstance(block, dict) else block.annotations
+    members: Object = {"notes": _page_annotations(redactor, notes)}
+    match block:
         case Text():
-            text, cut = hide.cut(given.text)
-            return {"type": "text", "text": text, "bytes": len(given.text.encode()), "cut": cut, **made}
+            text, cut = redactor.truncate(block.text)
+            return {"type": "text", "text": text, "bytes": len(block.text.encode()), "cut": cut, **members}
         case Image() | Audio():
-            kind, size = "image" if isinstance(given, Image) else "audio", size_of(given.data)
-            playable = given.mime_type.lower() in PLAYABLE and trouble(given.mime_type, given.data) is None
-            is_shown = playable and size <= MAX_MEDIA
-            data = given.data if isinstance(given.data, str) else b64encode(given.data).decode() if is_shown else ""
-            made |= {"data": data if is_shown else "", "bytes": size, "cut": not is_shown, "playable": playable}
-            return {"type": kind, "mime": given.mime_type, **made}
+            kind, size = "image" if isinstance(block, Image) else "audio", size_of(block.data)
+            playable = (
+                block.mime_type.lower() in PLAYABLE_MEDIA_TYPES and check_media(block.mime_type, block.data) is None
+            )
+            is_embedded = playable and size <= MAX_MEDIA_BYTES
+            data = block.data if isinstance(block.data, str) else b64encode(block.data).decode() if is_embedded else ""
+            members |= {
+                "data": data if is_embedded else "",
+                "bytes": size,
+                "cut": not is_embedded,
+                "playable": playable,
+            }
+            return {"type": kind, "mime": block.mime_type, **members}
         case ResourceLink():
-            names = {"name": given.name, "title": given.title, "description": given.description, "uri": given.uri}
-            told = {name: "" if said is UNSET else hide.cut(said)[0] for name, said in names.items()}
-            made |= {} if given.size is UNSET else {"size": given.size}
-            return {"type": "link", **told, "mime": "" if given.mime_type is UNSET else given.mime_type, **made}
+            names = {"name": block.name, "title": block.title, "description": block.description, "uri": block.uri}
+            texts = {name: "" if value is UNSET else redactor.truncate(value)[0] for name, value in names.items()}
+            members |= {} if block.size is UNSET else {"size": block.size}
+            return {"type": "link", **texts, "mime": "" if block.mime_type is UNSET else block.mime_type, **members}
         case EmbeddedResource(resource=inner):
-            made |= {"uri": hide.cut(inner["uri"])[0], "mime": str(inner.get("mimeType", ""))}
+            members |= {"uri": redactor.truncate(inner["uri"])[0], "mime": str(inner.get("mimeType", ""))}
             if "text" not in inner:
-                return {"type": "resource", "bytes": size_of(inner["blob"]), "cut": True, **made}
-            text, cut = hide.cut(inner["text"])
-            return {"type": "resource", "text": text, "bytes": len(inner["text"].encode()), "cut": cut, **made}
-    return {"type": "other", "json": hide.small(given), **made}
+                return {"type": "resource", "bytes": size_of(inner["blob"]), "cut": True, **members}
+            text, cut = redactor.truncate(inner["text"])
+            return {"type": "resource", "text": text, "bytes": len(inner["text"].encode()), "cut": cut, **members}
+    return {"type": "other", "json": redactor.bounded_value(block), **members}
 
 
-def _notes(hide: Mask, notes: Json) -> Object:
-    known = notes if type(notes) is dict else {}
-    return {name: hide.value(known[name]) for name in _NOTES if name in known}
+def _page_annotations(redactor: Redactor, notes: Json) -> Object:
+    block_annotations = notes if type(notes) is dict else {}
+    return {name: redactor.value(block_annotations[name]) for name in _ANNOTATION_KEYS if name in block_annotations}

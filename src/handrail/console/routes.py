@@ -20,15 +20,15 @@ from handrail.console import (
     static_files as pages,
     tools,
 )
-from handrail.console.access import Problem, Request
+from handrail.console.access import ApiError, ApiRequest
 from handrail.model import Object
 
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["COMMANDS", "ROUTES", "Route", "find"]
+__all__ = ["COMMANDS", "ROUTES", "Route", "find_route"]
 
-Handler = Callable[["Console", Request], Awaitable[Any]]
+Handler = Callable[["Console", ApiRequest], Awaitable[Any]]
 Command = Callable[["Console", Object], Awaitable[None]]
 
 
@@ -50,7 +50,7 @@ ROUTES = [
     Route("POST", "/api/sign-out", "session", signing.sign_out),
     Route("GET", "/api/me", "session", signing.me),
     Route("GET", "/api/events", "view", streaming.events),
-    Route("GET", "/api/calls/{id}", "view", calls.story),
+    Route("GET", "/api/calls/{id}", "view", calls.call_details),
     Route("GET", "/api/calls/{id}/blocks/{index}", "view", calls.block),
     Route("GET", "/api/calls/{id}/wire/{index}", "view", calls.wire),
     Route("POST", "/api/calls/{id}/cancel", "session", calls.cancel),
@@ -59,7 +59,7 @@ ROUTES = [
     Route("POST", "/api/tools/{name}/switch", "manage", tools.switch),
     Route("POST", "/api/tools/{name}/accept", "manage", tools.accept),
     Route("POST", "/api/tools/{name}/icon", "manage", tools.icon),
-    Route("POST", "/api/try", "call", trying.begin),
+    Route("POST", "/api/try", "call", trying.start),
     Route("POST", "/api/try/check", "call", trying.check),
     Route("POST", "/api/try/{id}/answer", "call", trying.answer),
     Route("POST", "/api/try/{id}/cancel", "call", trying.cancel),
@@ -73,29 +73,29 @@ ROUTES = [
 ]
 
 COMMANDS: dict[str, Command] = {
-    "watch": streaming.watch,
-    "greet": streaming.greet,
-    "cancel": calls.stop,
-    "switch": tools.switched,
-    "tally": tools.tally,
-    "answer": trying.answered,
-    "untry": trying.stopped,
+    "watch": streaming.renew_watch,
+    "greet": streaming.send_greeting,
+    "cancel": calls.cancel_running,
+    "switch": tools.apply_switch,
+    "tally": tools.publish_tally,
+    "answer": trying.deliver_answer,
+    "untry": trying.cancel_runs,
 }
 """What every worker does when one of them is asked to."""
 
 
-def find(method: str, path: str) -> tuple[Route, dict[str, str]]:
+def find_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
     """The route of a request, and what stands where it has a {name}; `path` as it came, with its escapes."""
     allowed = []
     for route in ROUTES:
-        found = route.pattern.fullmatch(path)
-        if found is not None:
+        path_match = route.pattern.fullmatch(path)
+        if path_match is not None:
             if route.method == method:
-                return route, {name: unquote(value) for name, value in found.groupdict().items()}
+                return route, {name: unquote(value) for name, value in path_match.groupdict().items()}
             allowed.append(route.method)
     if method == "POST" and not path.startswith("/api/"):  # a client of the protocol
         text = "This is the console of a Handrail server, a page for people"
-        raise Problem(404, f"{text}; the server's own address is another, and ends in /mcp")
+        raise ApiError(404, f"{text}; the server's own address is another, and ends in /mcp")
     if allowed:
-        raise Problem(405, f"{method} is not for {path[:200]}; {allowed[0]} is")
-    raise Problem(404, f"There is nothing at {path[:200]}")
+        raise ApiError(405, f"{method} is not for {path[:200]}; {allowed[0]} is")
+    raise ApiError(404, f"There is nothing at {path[:200]}")

@@ -10,12 +10,12 @@ from importlib.resources import files
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from handrail.console.access import Download, Problem, Request
+from handrail.console.access import ApiError, ApiRequest, RawResponse
 
 if TYPE_CHECKING:
     from handrail.console import Console
 
-_KINDS = {
+_MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -28,47 +28,47 @@ _ASSETS = b"./assets/"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
 
 
-async def page(console: Console, request: Request) -> Download:
+async def page(console: Console, request: ApiRequest) -> RawResponse:
     """The page with the address of the very files it was built with, so that no part of another build comes into it."""
-    whole = _read("index.html").replace(_ASSETS, b"%b%b/" % (_ASSETS, _build().encode()))
-    return _sent(request, whole, "index.html", b"no-cache")
+    html = _read("index.html").replace(_ASSETS, b"%b%b/" % (_ASSETS, _build_id().encode()))
+    return _response(request, html, "index.html", b"no-cache")
 
 
-async def asset(console: Console, request: Request) -> Download:
+async def asset(console: Console, request: ApiRequest) -> RawResponse:
     name = request.path["name"]
     if not _NAME.fullmatch(name):
-        raise Problem(404, f"There is no file {name[:200]!r}")
+        raise ApiError(404, f"There is no file {name[:200]!r}")
     body = _read("assets", name)
-    if request.path["build"] != _build():
-        raise Problem(404, "The page was opened before the server was updated: reload it")
-    return _sent(request, body, name, b"max-age=31536000, immutable")
+    if request.path["build"] != _build_id():
+        raise ApiError(404, "The page was opened before the server was updated: reload it")
+    return _response(request, body, name, b"max-age=31536000, immutable")
 
 
-def _build() -> str:
+def _build_id() -> str:
     """A name for what is there now. Read anew each time: it is quick, and an update may come while we run."""
-    found = sha256()
+    digest = sha256()
     for each in sorted(_STATIC.joinpath("assets").iterdir(), key=attrgetter("name")):
         body = each.read_bytes()
-        found.update(b"%b %d " % (each.name.encode(), len(body)) + body)
-    return found.hexdigest()[:16]
+        digest.update(b"%b %d " % (each.name.encode(), len(body)) + body)
+    return digest.hexdigest()[:16]
 
 
 def _read(*names: str) -> bytes:
     try:
         return _STATIC.joinpath(*names).read_bytes()
     except OSError:
-        raise Problem(404, f"There is no file {'/'.join(names)}; `make console` builds the page") from None
+        raise ApiError(404, f"There is no file {'/'.join(names)}; `make console` builds the page") from None
 
 
-def _sent(request: Request, body: bytes, name: str, keep: bytes) -> Download:
-    kind = _KINDS.get("." + name.rpartition(".")[2], "application/octet-stream")
-    fields = [(b"cache-control", keep), (b"vary", b"accept-encoding")]
+def _response(request: ApiRequest, body: bytes, name: str, cache_control: bytes) -> RawResponse:
+    media_type = _MEDIA_TYPES.get("." + name.rpartition(".")[2], "application/octet-stream")
+    headers = [(b"cache-control", cache_control), (b"vary", b"accept-encoding")]
     if b"gzip" in request.headers.get(b"accept-encoding", b""):
-        body = _packed(body)
-        fields.append((b"content-encoding", b"gzip"))
-    return Download(body, kind, fields=tuple(fields))
+        body = _compress(body)
+        headers.append((b"content-encoding", b"gzip"))
+    return RawResponse(body, media_type, headers=tuple(headers))
 
 
 @lru_cache(32)
-def _packed(body: bytes) -> bytes:
+def _compress(body: bytes) -> bytes:
     return gzip.compress(body, 9, mtime=0)

@@ -10,19 +10,19 @@ from msgspec import Struct, field
 
 from handrail.engine.catalog import title_of
 from handrail.model import Object
-from handrail.observe.per_minute import RECENT, Tally
+from handrail.observe.per_minute import RECENT_MINUTES, Tally
 
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["Figures", "figures", "health", "merged", "shown"]
+__all__ = ["Figures", "health", "merge_figures", "page_figures", "process_figures"]
 
-FEW = 5  # calls of which nothing follows
-MAX_LISTED = 100  # callers and tools, of one process
-MAX_SHOWN = 20
+MIN_CALLS_FOR_RATE = 5  # calls of which nothing follows
+MAX_PROCESS_ROWS = 100  # callers and tools, of one process
+MAX_PAGE_ROWS = 20
 
 # Outcomes that are one reason to whoever looks; others are called as they are.
-REASONS = {
+REASON_LABELS = {
     "overloaded": "rate limit",
     "throttled": "rate limit",
     "forbidden": "rule",
@@ -45,14 +45,14 @@ class Figures(Struct):
     tools: dict[str, Tally] = {}
 
 
-def figures(console: Console) -> Figures:
+def process_figures(console: Console) -> Figures:
     """What this process knows."""
     minutes = console.feed.minutes
-    recent = [*minutes.past, minutes.now][-RECENT:]
+    recent = [*minutes.past, minutes.current][-RECENT_MINUTES:]
     refused: Counter[tuple[str, str]] = Counter()
     tools: dict[str, Tally] = {}
     for minute in recent:
-        refused.update(minute.whose)
+        refused.update(minute.refusals_by_caller)
         for name, tally in minute.tools.items():
             tools.setdefault(name, Tally()).add(tally)
     return Figures(
@@ -60,35 +60,36 @@ def figures(console: Console) -> Figures:
         sum(each.calls for each in recent),
         sum(each.errors for each in recent),
         sum(each.unrecorded for each in recent),
-        _listed(refused),
-        dict(_most_called(tools)[:MAX_LISTED]),
+        _refusal_rows(refused),
+        dict(_most_called(tools)[:MAX_PROCESS_ROWS]),
     )
 
 
-def merged(each: Iterable[Figures]) -> Figures:
-    made, refused, tools = Figures(), Counter[tuple[str, str]](), dict[str, Tally]()
-    for one in each:
-        made.last.add(one.last)
-        made.calls += one.calls
-        made.errors += one.errors
-        made.unrecorded += one.unrecorded
-        refused.update({(who, how): count for who, how, count in one.refused})
-        for name, tally in one.tools.items():
+def merge_figures(parts: Iterable[Figures]) -> Figures:
+    total, refused, tools = Figures(), Counter[tuple[str, str]](), dict[str, Tally]()
+    for part in parts:
+        total.last.add(part.last)
+        total.calls += part.calls
+        total.errors += part.errors
+        total.unrecorded += part.unrecorded
+        refused.update({(who, outcome): count for who, outcome, count in part.refused})
+        for name, tally in part.tools.items():
             tools.setdefault(name, Tally()).add(tally)
-    made.refused, made.tools = _listed(refused), tools
-    return made
+    total.refused, total.tools = _refusal_rows(refused), tools
+    return total
 
 
-def shown(console: Console, of: Figures) -> Object:
+def page_figures(console: Console, total: Figures) -> Object:
     """The `Figures` of the page."""
     by_caller: Counter[tuple[str, str]] = Counter()
-    for who, how, count in of.refused:
-        by_caller[who, _reason(how)] += count
-    last = of.last
+    for who, outcome, count in total.refused:
+        by_caller[who, _reason(outcome)] += count
+    last = total.last
     return {
         "last": {"calls": last.calls, "errors": last.errors, "refused": last.refused, "p95_ms": _ms(last)},
         "refused": [
-            {"who": who, "reason": why, "calls": count} for (who, why), count in by_caller.most_common(MAX_SHOWN)
+            {"who": who, "reason": reason, "calls": count}
+            for (who, reason), count in by_caller.most_common(MAX_PAGE_ROWS)
         ],
         "tools": [
             {
@@ -99,52 +100,52 @@ def shown(console: Console, of: Figures) -> Object:
                 "refused": tally.refused,
                 "p95_ms": _ms(tally),
             }
-            for name, tally in _most_called(of.tools)[:MAX_SHOWN]
+            for name, tally in _most_called(total.tools)[:MAX_PAGE_ROWS]
         ],
     }
 
 
-def health(console: Console, of: Figures, waiting: int) -> Object:
+def health(console: Console, total: Figures, pending_count: int) -> Object:
     """A `Health`: what the last five minutes say."""
-    tools, calls, errors = len(list(console.engine.catalog)), of.calls, of.errors
+    tools, calls, errors = len(list(console.engine.catalog)), total.calls, total.errors
     reasons: Counter[str] = Counter()
-    for _, how, count in of.refused:
-        reasons[_reason(how)] += count
+    for _, outcome, count in total.refused:
+        reasons[_reason(outcome)] += count
     refused = reasons.total()
     notes = []
-    if of.unrecorded:
+    if total.unrecorded:
         notes.append("Calls were refused because they could not be recorded; the server's log says why.")
-    if waiting:
-        notes.append(f"{_many(waiting, 'call')} waiting for approval.")
+    if pending_count:
+        notes.append(f"{_count_of(pending_count, 'call')} waiting for approval.")
     if not tools:
         notes.append("The server has no tools, or all of them are switched off.")
     if console.gate.trail is None:
         notes.append("Calls are not recorded: the audit log is off.")
     level = "good"
-    if of.unrecorded or (calls >= FEW and errors * 2 > calls):
+    if total.unrecorded or (calls >= MIN_CALLS_FOR_RATE and errors * 2 > calls):
         level = "bad"
     elif not tools or max(errors, refused) * 10 > calls:
         level = "warn"
-    begin = "Mostly healthy: " if level == "good" else ""
+    prefix = "Mostly healthy: " if level == "good" else ""
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    if of.unrecorded:
+    if total.unrecorded:
         sentence = "Calls cannot be recorded, and are refused."
     elif errors and refused:
-        failed = f"{errors:,} of {_many(calls, 'call')} failed"
-        sentence = f"{begin}{failed} and {refused:,} refused in the last five minutes: {why}."
+        failed = f"{errors:,} of {_count_of(calls, 'call')} failed"
+        sentence = f"{prefix}{failed} and {refused:,} refused in the last five minutes: {why}."
     elif refused:
-        sentence = f"{begin}{refused:,} of {_many(calls, 'call')} refused in the last five minutes: {why}."
+        sentence = f"{prefix}{refused:,} of {_count_of(calls, 'call')} refused in the last five minutes: {why}."
     elif errors:
-        sentence = f"{begin}{errors:,} of {_many(calls, 'call')} failed in the last five minutes."
+        sentence = f"{prefix}{errors:,} of {_count_of(calls, 'call')} failed in the last five minutes."
     elif calls:
         sentence = "Healthy: no call failed or was refused in the last five minutes."
     else:
-        sentence = f"Idle: {_many(tools, 'tool')}, no calls in the last five minutes."
+        sentence = f"Idle: {_count_of(tools, 'tool')}, no calls in the last five minutes."
     return {"level": level, "sentence": sentence, "notes": notes}
 
 
-def _listed(refused: Counter[tuple[str, str]]) -> list[tuple[str, str, int]]:
-    return [(who, how, count) for (who, how), count in refused.most_common(MAX_LISTED)]
+def _refusal_rows(refused: Counter[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    return [(who, outcome, count) for (who, outcome), count in refused.most_common(MAX_PROCESS_ROWS)]
 
 
 def _most_called(tools: dict[str, Tally]) -> list[tuple[str, Tally]]:
@@ -152,12 +153,12 @@ def _most_called(tools: dict[str, Tally]) -> list[tuple[str, Tally]]:
 
 
 def _reason(outcome: str) -> str:
-    return REASONS.get(outcome, outcome.replace("_", " "))
+    return REASON_LABELS.get(outcome, outcome.replace("_", " "))
 
 
 def _ms(tally: Tally) -> float:
     return round(tally.p95 * 1000, 3)
 
 
-def _many(count: int, word: str) -> str:
+def _count_of(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"

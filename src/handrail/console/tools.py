@@ -18,10 +18,10 @@ from msgspec.json import decode
 
 from handrail.client.signature import signature
 from handrail.client.tools import MAX_DESCRIPTION, safe_icons
-from handrail.console.access import Download, Problem, Request
-from handrail.console.pins import Pins, keeping, pins
-from handrail.engine.catalog import Entry, title_of
-from handrail.engine.dispatcher import Conversation
+from handrail.console.access import ApiError, ApiRequest, RawResponse
+from handrail.console.pins import ConsolePins, load_pins, pin_op
+from handrail.engine.catalog import ToolEntry, title_of
+from handrail.engine.dispatcher import Dispatcher
 from handrail.errors import PeerError
 from handrail.guards.fingerprint import definition
 from handrail.guards.limits import ANONYMOUS, LOCAL
@@ -31,130 +31,135 @@ from handrail.model import Json, Object, Principal
 from handrail.observe.per_minute import Tally
 from handrail.revisions import Revision
 from handrail.schema.explain import closest
-from handrail.text.confusables import look_alikes
-from handrail.text.controls import inert, texts_in
-from handrail.text.media import trouble
+from handrail.text.confusables import confusable_names
+from handrail.text.controls import escape, texts_in
+from handrail.text.media import check_media
 
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["accept", "icon", "keep_switches", "switch", "switched", "tally", "view", "wire"]
+__all__ = ["accept", "apply_switch", "icon", "publish_tally", "restore_switches", "switch", "view", "wire"]
 
-SWITCH = "console-switch:"  # of a tool, among what the workers share: as long as the server runs
+SWITCH_PREFIX = "console-switch:"  # of a tool, among what the workers share: as long as the server runs
 TALLY_SECONDS = 0.5
-BYTES_A_TOKEN = 4  # about: models differ
-_ICONS = ("image/png", "image/jpeg", "image/gif", "image/webp")
+BYTES_PER_TOKEN = 4  # about: models differ
+_ICON_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
-class _Eye(Struct):
+class _Viewer(Struct):
     """Whose view it is."""
 
-    who: Principal
+    principal: Principal
     revision: Revision
 
 
-async def view(console: Console, request: Request) -> Object:
-    known = await _all_known(console)
-    eye = _eye(console, request, known)
-    answers = _answers(console, eye)
-    listed = [each for answer in answers for each in decode(answer)["result"]["tools"]]
+async def view(console: Console, request: ApiRequest) -> Object:
+    totals = await _collect_tallies(console)
+    viewer = _viewer_of(console, request, totals)
+    responses = _list_responses(console, viewer)
+    listed = [each for response in responses for each in decode(response)["result"]["tools"]]
     by_name = {str(each["name"]): each for each in listed}
-    entries, kept = console.engine.catalog.entries, await pins(console)
-    alike = dict(look_alikes(entry.tool.name for entry in entries))
-    tools = [_tool(console, eye, each, by_name.get(each.tool.name), kept, alike, known) for each in entries]
+    entries, tool_pins = console.engine.catalog.entries, await load_pins(console)
+    look_alike_names = dict(confusable_names(entry.tool.name for entry in entries))
+    tools = [
+        _tool_row(console, viewer, each, by_name.get(each.tool.name), tool_pins, look_alike_names, totals)
+        for each in entries
+    ]
     offer = console.engine.offer
     return {
-        "as": eye.who.id,
-        "scopes": sorted(eye.who.scopes),
-        "revision": eye.revision.name,
-        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *console.gate.policy.principals, *known.principals])],
+        "as": viewer.principal.id,
+        "scopes": sorted(viewer.principal.scopes),
+        "revision": viewer.revision.name,
+        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *console.gate.policy.principals, *totals.principals])],
         "revisions": offer.supported,
         "tools": tools,
         "tokens": sum(each["tokens"] for each in tools if each["exposed"]),
-        "bytes": sum(map(len, answers)),
+        "bytes": sum(map(len, responses)),
     }
 
 
-async def wire(console: Console, request: Request) -> Download:
+async def wire(console: Console, request: ApiRequest) -> RawResponse:
     """The answers to `tools/list`, a line each: more than one only if there is more than a page."""
-    eye = _eye(console, request, await _all_known(console))
-    return Download(b"\n".join(_answers(console, eye)), "text/plain; charset=utf-8")
+    viewer = _viewer_of(console, request, await _collect_tallies(console))
+    return RawResponse(b"\n".join(_list_responses(console, viewer)), "text/plain; charset=utf-8")
 
 
-async def switch(console: Console, request: Request) -> Object:
-    name, on = _known(console, request).tool.name, request.body.get("on")
+async def switch(console: Console, request: ApiRequest) -> Object:
+    name, on = _requested_entry(console, request).tool.name, request.body.get("on")
     if type(on) is not bool:
-        raise Problem(400, "on: expected true or false")
-    await console.note(request.session, "switched on" if on else "switched off", tool=name)
-    await console.topics.put(SWITCH + name, encode(on))
-    await console.command("switch", {"tool": name, "on": on})
+        raise ApiError(400, "on: expected true or false")
+    await console.write_audit_record(request.session, "switched on" if on else "switched off", tool=name)
+    await console.topics.put(SWITCH_PREFIX + name, encode(on))
+    await console.send_command("switch", {"tool": name, "on": on})
     return {}
 
 
-async def switched(console: Console, data: Object) -> None:
+async def apply_switch(console: Console, data: Object) -> None:
     """In every worker."""
     console.engine.catalog.switch(data["tool"], data["on"])
 
 
-async def keep_switches(console: Console) -> None:
+async def restore_switches(console: Console) -> None:
     """In a worker that begins after somebody has switched."""
     after = ""
-    while rows := await console.topics.scan(SWITCH, after=after):
+    while rows := await console.topics.scan(SWITCH_PREFIX, after=after):
         for key, on in rows:
-            await switched(console, {"tool": key.removeprefix(SWITCH), "on": decode(on)})
+            await apply_switch(console, {"tool": key.removeprefix(SWITCH_PREFIX), "on": decode(on)})
         after = rows[-1][0]
 
 
-async def accept(console: Console, request: Request) -> Object:
-    entry = _known(console, request)
-    await console.note(request.session, "accepted", tool=entry.tool.name, fingerprint=entry.fingerprint)
-    await console.store.commit([keeping(console, entry)])
+async def accept(console: Console, request: ApiRequest) -> Object:
+    entry = _requested_entry(console, request)
+    await console.write_audit_record(request.session, "accepted", tool=entry.tool.name, fingerprint=entry.fingerprint)
+    await console.store.commit([pin_op(console, entry)])
     await console.publish("tools", {})
     return {}
 
 
-async def icon(console: Console, request: Request) -> Object:
+async def icon(console: Console, request: ApiRequest) -> Object:
     """Fetch a picture that somebody wants to see, from a public address, without saying who asks."""
-    tool, index = _known(console, request).tool, request.body.get("index")
+    tool, index = _requested_entry(console, request).tool, request.body.get("index")
     icons = [] if tool.icons is UNSET else tool.icons
     if type(index) is not int or not 0 <= index < len(icons):
-        raise Problem(404, f"{tool.name[:100]} has {len(icons)} icons, counted from 0")
-    shown = _icon(icons[index])
-    if shown["why_not"] or shown["src"]:
-        raise Problem(409, shown["why_not"] or "It is part of the tool: there is nothing to fetch")
+        raise ApiError(404, f"{tool.name[:100]} has {len(icons)} icons, counted from 0")
+    icon_row = _icon_row(icons[index])
+    if icon_row["why_not"] or icon_row["src"]:
+        raise ApiError(409, icon_row["why_not"] or "It is part of the tool: there is nothing to fetch")
     try:
-        from handrail.oauth.outbound import fetched
+        from handrail.oauth.outbound import fetch_public
 
-        data = await fetched(shown["from"])
+        data = await fetch_public(icon_row["from"])
     except ModuleNotFoundError as problem:
-        raise Problem(501, str(problem)) from None
+        raise ApiError(501, str(problem)) from None
     except (PeerError, ValueError) as problem:
-        raise Problem(502, f"The icon was not fetched: {problem}") from None
-    kind = next((each for each in _ICONS if trouble(each, data) is None), "")
-    if not kind:
-        raise Problem(502, "What is at that address is not a picture that may be shown (PNG, JPEG, GIF or WebP)")
-    return {"src": f"data:{kind};base64,{b64encode(data).decode()}"}
+        raise ApiError(502, f"The icon was not fetched: {problem}") from None
+    media_type = next((each for each in _ICON_TYPES if check_media(each, data) is None), "")
+    if not media_type:
+        raise ApiError(502, "What is at that address is not a picture that may be shown (PNG, JPEG, GIF or WebP)")
+    return {"src": f"data:{media_type};base64,{b64encode(data).decode()}"}
 
 
-def _known(console: Console, request: Request) -> Entry:
+def _requested_entry(console: Console, request: ApiRequest) -> ToolEntry:
     name = request.path["name"]
     entries = {entry.tool.name: entry for entry in console.engine.catalog.entries}
     if name not in entries:
-        near = closest(name, entries)
-        raise Problem(404, f"There is no tool {name[:200]!r}" + (f"; did you mean {near!r}?" if near else ""))
+        suggestion = closest(name, entries)
+        raise ApiError(
+            404, f"There is no tool {name[:200]!r}" + (f"; did you mean {suggestion!r}?" if suggestion else "")
+        )
     return entries[name]
 
 
-def _eye(console: Console, request: Request, known: _Known) -> _Eye:
+def _viewer_of(console: Console, request: ApiRequest, totals: _WorkerTally) -> _Viewer:
     query = request.query
     name = query.get("as") or request.session.who
-    scopes = known.principals.get(name, frozenset())
+    scopes = totals.principals.get(name, frozenset())
     if query.get("scopes"):
         scopes = frozenset(filter(None, (each.strip() for each in query["scopes"].split(","))))
-    return _Eye(Principal(name, scopes), console.revision(query.get("revision", "")))
+    return _Viewer(Principal(name, scopes), console.revision(query.get("revision", "")))
 
 
-class _Nowhere:
+class _NullOutlet:
     def send(self, message: bytes) -> None: ...
     async def drain(self) -> None: ...
 
@@ -163,166 +168,174 @@ class _Cursor(Struct):
     cursor: str | UnsetType = UNSET
 
 
-def _answers(console: Console, eye: _Eye) -> list[bytes]:
+def _list_responses(console: Console, viewer: _Viewer) -> list[bytes]:
     """What the wire would say, page by page; nobody's limits are charged for looking."""
-    conversation = Conversation(console.engine, _Nowhere(), eye.who)
-    made: list[bytes] = []
+    conversation = Dispatcher(console.engine, _NullOutlet(), viewer.principal)
+    responses: list[bytes] = []
     params = _Cursor()
     while True:
-        made.append(conversation._list(len(made) + 1, eye.revision, params, None))
-        cursor = decode(made[-1])["result"].get("nextCursor")
+        responses.append(conversation._list(len(responses) + 1, viewer.revision, params, None))
+        cursor = decode(responses[-1])["result"].get("nextCursor")
         if not cursor:
-            return made
+            return responses
         params = _Cursor(cursor)
 
 
 # What workers know of callers and calls
 
 
-class _Known(Struct):
+class _WorkerTally(Struct):
     """What one of them has seen, or all of them."""
 
     tools: dict[str, Tally] = {}
     principals: dict[str, frozenset[str]] = {}  # and their scopes
 
-    def add(self, other: _Known) -> None:
+    def add(self, other: _WorkerTally) -> None:
         for name, tally in other.tools.items():
             self.tools.setdefault(name, Tally()).add(tally)
         self.principals = {**other.principals, **self.principals}
 
 
-async def _all_known(console: Console) -> _Known:
+async def _collect_tallies(console: Console) -> _WorkerTally:
     """Of all workers; but nobody waits for one that does not answer."""
-    known = _known_here(console)
+    totals = _own_tally(console)
     if console.workers == 1:
-        return known
-    known, topic = _Known(), f"console-tally:{secrets.token_hex(8)}"
-    async with console.topics.subscribe(topic) as told:
-        await console.command("tally", {"topic": topic})
+        return totals
+    totals, topic = _WorkerTally(), f"console-tally:{secrets.token_hex(8)}"
+    async with console.topics.subscribe(topic) as replies:
+        await console.send_command("tally", {"topic": topic})
         with suppress(TimeoutError):
             async with asyncio.timeout(TALLY_SECONDS):
                 for _ in range(console.workers):
-                    known.add(decode(await anext(told), type=_Known))
-    return known
+                    totals.add(decode(await anext(replies), type=_WorkerTally))
+    return totals
 
 
-async def tally(console: Console, data: Object) -> None:
-    await console.topics.publish(data["topic"], encode(_known_here(console)))
+async def publish_tally(console: Console, data: Object) -> None:
+    await console.topics.publish(data["topic"], encode(_own_tally(console)))
 
 
-def _known_here(console: Console) -> _Known:
-    return _Known(console.feed.tools, {who.id: who.scopes for who in console.feed.principals.values()})
+def _own_tally(console: Console) -> _WorkerTally:
+    return _WorkerTally(
+        console.feed.tools, {principal.id: principal.scopes for principal in console.feed.principals.values()}
+    )
 
 
 # One tool
 
 
-def _tool(
+def _tool_row(
     console: Console,
-    eye: _Eye,
-    entry: Entry,
+    viewer: _Viewer,
+    entry: ToolEntry,
     listed: Object | None,
-    kept: Pins,
-    alike: dict[str, str],
-    known: _Known,
+    tool_pins: ConsolePins,
+    look_alike_names: dict[str, str],
+    totals: _WorkerTally,
 ) -> Object:
     tool, name = entry.tool, entry.tool.name
     claims: Object = {} if tool.annotations is UNSET else tool.annotations
-    tally = known.tools.get(name, Tally())
-    size = len(encode(listed if listed is not None else eye.revision.tool(tool)))
-    made: Object = {
+    tally = totals.tools.get(name, Tally())
+    size = len(encode(listed if listed is not None else viewer.revision.tool(tool)))
+    members: Object = {
         "name": name,
         "title": title_of(entry) or name,
         "description": "" if tool.description is UNSET else tool.description,
         "signature": signature(definition(tool)),
         "input_schema": tool.input_schema,
         "annotations": claims,
-        "icons": [_icon(each) for each in ([] if tool.icons is UNSET else tool.icons)],
+        "icons": [_icon_row(each) for each in ([] if tool.icons is UNSET else tool.icons)],
         "tags": sorted(entry.tags),
         "scopes": sorted(entry.scopes),
         "on": console.engine.catalog.is_on(entry),
         "exposed": listed is not None,
-        "hidden_because": "" if listed is not None else _hidden_because(console, eye, entry),
-        "limits": list(_limits(console, eye.who, entry)),
-        "tokens": -(-size // BYTES_A_TOKEN),
+        "hidden_because": "" if listed is not None else _hidden_because(console, viewer, entry),
+        "limits": list(_limits(console, viewer.principal, entry)),
+        "tokens": -(-size // BYTES_PER_TOKEN),
         "calls": tally.calls,
         "errors": tally.errors,
         "refused": tally.refused,
         "p95_ms": round(tally.p95 * 1000, 3),
         "last": tally.last,
         "fingerprint": entry.fingerprint,
-        "pin": kept.state(entry),
-        "warnings": list(_warnings(entry, alike, console.state.get("lock-flaw", ""))),
-        **_verdict(console, eye, entry),
+        "pin": tool_pins.state(entry),
+        "warnings": list(_warnings(entry, look_alike_names, console.state.get("lock-flaw", ""))),
+        **_verdict(console, viewer, entry),
     }
     if tool.output_schema is not UNSET:
-        made["output_schema"] = tool.output_schema
-    shown: Object = console.hide.definition(made)
-    return shown
+        members["output_schema"] = tool.output_schema
+    redacted: Object = console.redactor.definition(members)
+    return redacted
 
 
-def _hidden_because(console: Console, eye: _Eye, entry: Entry) -> str:
+def _hidden_because(console: Console, viewer: _Viewer, entry: ToolEntry) -> str:
     if not console.engine.catalog.is_on(entry):
         return "It is switched off"
-    if not entry.shown_to(eye.who.scopes):
-        return f"Its author shows it only to callers with the scope {' '.join(sorted(entry.scopes - eye.who.scopes))}"
-    hiding = console.gate.policy.hides(eye.who, entry.facts, eye.revision.name)
+    if not entry.is_visible_to(viewer.principal.scopes):
+        missing = " ".join(sorted(entry.scopes - viewer.principal.scopes))
+        return f"Its author shows it only to callers with the scope {missing}"
+    hiding = console.gate.policy.hides(viewer.principal, entry.facts, viewer.revision.name)
     return "This server lists no tools" if hiding is None else f"Hidden by {hiding.rule}: {hiding.why}"
 
 
-def _verdict(console: Console, eye: _Eye, entry: Entry) -> Object:
-    lacking = entry.scopes - eye.who.scopes
-    if lacking:
-        return {"verdict": "deny", "rule": "scopes", "why": f"its author wants the scope {' '.join(sorted(lacking))}"}
-    found = console.gate.policy.outlook(eye.who, entry.facts, eye.revision.name)
-    if len({each.verdict for each in found}) == 1:
-        return {"verdict": found[0].verdict, "rule": found[0].rule, "why": found[0].why}
-    told = "; ".join(f"{each.verdict} by {each.rule} ({each.why})" for each in found[:-1])
-    last = f"{found[-1].verdict} by {found[-1].rule}"
-    return {"verdict": "depends", "rule": ", ".join(each.rule for each in found), "why": f"{told}; else {last}"}
+def _verdict(console: Console, viewer: _Viewer, entry: ToolEntry) -> Object:
+    missing_scopes = entry.scopes - viewer.principal.scopes
+    if missing_scopes:
+        return {
+            "verdict": "deny",
+            "rule": "scopes",
+            "why": f"its author wants the scope {' '.join(sorted(missing_scopes))}",
+        }
+    outcomes = console.gate.policy.possible_decisions(viewer.principal, entry.facts, viewer.revision.name)
+    if len({each.verdict for each in outcomes}) == 1:
+        return {"verdict": outcomes[0].verdict, "rule": outcomes[0].rule, "why": outcomes[0].why}
+    reasons = "; ".join(f"{each.verdict} by {each.rule} ({each.why})" for each in outcomes[:-1])
+    last = f"{outcomes[-1].verdict} by {outcomes[-1].rule}"
+    return {"verdict": "depends", "rule": ", ".join(each.rule for each in outcomes), "why": f"{reasons}; else {last}"}
 
 
-def _limits(console: Console, who: Principal, entry: Entry) -> Iterator[str]:
-    rates = console.engine.guards.get("rates", Rates())
+def _limits(console: Console, principal: Principal, entry: ToolEntry) -> Iterator[str]:
+    rates = console.engine.guard_options.get("rates", Rates())
     if rates is not None:
         own = next((each for name, each in rates.tools.items() if fnmatchcase(entry.tool.name, name)), rates.tool)
         if own.rate:
-            yield f"{_often(own.rate)} of this tool, by each caller"
+            yield f"{_rate_text(own.rate)} of this tool, by each caller"
         if own.concurrent is not None:
             yield f"{own.concurrent} at once, by all callers"
-        everything = rates.address if who.id == ANONYMOUS else rates.principal
-        if everything and (who.id != LOCAL or rates.local):
-            yield f"{_often(everything)} of all tools, by {'each address' if who.id == ANONYMOUS else 'each caller'}"
+        everything = rates.address if principal.id == ANONYMOUS else rates.principal
+        if everything and (principal.id != LOCAL or rates.local):
+            counted_by = "each address" if principal.id == ANONYMOUS else "each caller"
+            yield f"{_rate_text(everything)} of all tools, by {counted_by}"
         if own.cost != 1:
             yield f"each counts as {own.cost:g} calls"
     yield f"given up after {entry.idle:g} s without a sign of life, or {entry.total:g} s"
 
 
-def _often(text: str) -> str:
+def _rate_text(text: str) -> str:
     rate = Rate.parse(text)
     burst = f", {rate.burst:,} in one go" if rate.burst != rate.count else ""
     return f"{rate.count:,} a {rate.unit}{burst}"
 
 
-def _warnings(entry: Entry, alike: dict[str, str], flaw: str) -> Iterator[str]:
+def _warnings(entry: ToolEntry, look_alike_names: dict[str, str], flaw: str) -> Iterator[str]:
     if flaw:
         yield f"What it should be is not known: {flaw}"
-    said = entry.tool.description
-    if said is not UNSET and len(said) > MAX_DESCRIPTION:
-        yield f"Its description has {len(said):,} characters: clients leave out what has over {MAX_DESCRIPTION:,}"
-    if (other := alike.get(entry.tool.name)) is not None:
+    value = entry.tool.description
+    if value is not UNSET and len(value) > MAX_DESCRIPTION:
+        yield f"Its description has {len(value):,} characters: clients leave out what has over {MAX_DESCRIPTION:,}"
+    if (other := look_alike_names.get(entry.tool.name)) is not None:
         yield f"Its name can be taken for {other!a}"
-    for member, said in definition(entry.tool).items():
-        if any(inert(text) != text for text in texts_in(said)):
+    for member, value in definition(entry.tool).items():
+        if any(escape(text) != text for text in texts_in(value)):
             yield f"Its {member} has characters that are not seen, or act on a screen"
 
 
-def _icon(given: Json) -> Object:
-    source = given.get("src") if type(given) is dict else None
-    made = {"src": "", "from": "", "why_not": ""}
-    if type(source) is not str or not safe_icons([given]):
-        said = source[:60] if type(source) is str else ""
-        is_svg = said.lower().startswith("data:image/svg")
-        why = "drawings in SVG can hold programs" if is_svg else "it is neither a small picture nor an https address"
-        return {**made, "why_not": f"Not shown: {why}"}
-    return {**made, "src" if source[:5].lower() == "data:" else "from": source}
+def _icon_row(icon_json: Json) -> Object:
+    source = icon_json.get("src") if type(icon_json) is dict else None
+    blank_row = {"src": "", "from": "", "why_not": ""}
+    if type(source) is not str or not safe_icons([icon_json]):
+        source_start = source[:60] if type(source) is str else ""
+        is_svg = source_start.lower().startswith("data:image/svg")
+        reason = "drawings in SVG can hold programs" if is_svg else "it is neither a small picture nor an https address"
+        return {**blank_row, "why_not": f"Not shown: {reason}"}
+    return {**blank_row, "src" if source[:5].lower() == "data:" else "from": source}

@@ -16,30 +16,30 @@ from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
 from handrail.approvals.queue import Approval
-from handrail.engine.catalog import Entry
-from handrail.engine.input_requests import Answer, Form, NeedInput, Question, Roots, Sample, Url
+from handrail.engine.catalog import ToolEntry
+from handrail.engine.input_requests import Answer, Form, InputRequired, Question, Roots, Sample, Url
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
 from handrail.guards.rules import Decision
-from handrail.guards.sanitize import Finding, changes, together
+from handrail.guards.sanitize import Finding, changes, merge_findings
 from handrail.jsonrpc import Id
 from handrail.model import SANITIZED, ClientInfo, InputRequest, Json, Object, Principal
-from handrail.options import shown
-from handrail.other_names import NOT_HERE, also_known_as
+from handrail.options import describe_value
+from handrail.other_names import NOT_HERE, suggest_names
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
-from handrail.schema.jsonable import plain
-from handrail.schema.repair import Repair
+from handrail.schema.jsonable import to_jsonable
+from handrail.schema.repair import RepairedArgument
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.engine.driving import Course
-    from handrail.engine.inflight import Flight
-    from handrail.observe.activity import Feed
+    from handrail.engine.driving import CoroutineDriver
+    from handrail.engine.inflight import InFlightCalls
+    from handrail.observe.activity import ActivityFeed
 
 STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
 """Of the pipeline, in its order."""
-_RUNS = STAGES.index("run") + 1  # marks of a call whose tool runs
+_MARKS_WHEN_RUNNING = STAGES.index("run") + 1  # marks of a call whose tool runs
 
 
 P = ParamSpec("P")
@@ -48,7 +48,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 log = logging.getLogger("handrail")
 
 
-def _notifies(method: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Awaitable[None]]:
+def _notification_method(method: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Awaitable[None]]:
     """Let a notification leave whether or not it is awaited; in a `def` tool there is nothing to await."""
 
     @wraps(method)
@@ -65,7 +65,7 @@ def _notifies(method: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Awa
     return notify
 
 
-def _waits(method: M) -> M:
+def _waiting_method(method: M) -> M:
     """Let a `def` tool in a worker thread call a method without `await`: it waits there, and returns the answer."""
 
     @wraps(method)
@@ -79,41 +79,41 @@ def _waits(method: M) -> M:
 class _Notification(Coroutine[Any, Any, None]):
     """A notification that leaves when it is awaited, else when it is dropped."""
 
-    __slots__ = ("_call", "_coroutine", "_is_begun")
+    __slots__ = ("_call", "_coroutine", "_is_started")
 
     def __init__(self, call: Call, coroutine: Coroutine[Any, Any, None] | None) -> None:
         self._call = call
         self._coroutine = coroutine
-        self._is_begun = coroutine is None  # it has left already
+        self._is_started = coroutine is None  # it has left already
 
     def __await__(self) -> Generator[Any, Any, None]:
-        self._is_begun = True
+        self._is_started = True
         if self._coroutine is not None:
             yield from self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        self._is_begun = True
+        self._is_started = True
         if self._coroutine is None:
             raise StopIteration
         return self._coroutine.send(value)
 
     def throw(self, *problem: Any) -> Any:
-        self._is_begun = True
+        self._is_started = True
         if self._coroutine is None:
             raise problem[0]
         return self._coroutine.throw(*problem)
 
     def close(self) -> None:
-        self._is_begun = True
+        self._is_started = True
         if self._coroutine is not None:
             self._coroutine.close()
 
     def __del__(self) -> None:
-        if not self._is_begun and self._coroutine is not None:
+        if not self._is_started and self._coroutine is not None:
             self._call._send_unawaited(self._coroutine)
 
 
-@also_known_as(
+@suggest_names(
     {
         "report_progress": "await call.progress(done, total, message)",
         "elicit": "await call.ask(message, form)",
@@ -134,9 +134,9 @@ class _Notification(Coroutine[Any, Any, None]):
 class Call(Struct, eq=False):
     """Handed to a tool that has a parameter of this type."""
 
-    _flight: Flight  # the way back to the peer it came from
+    _flight: InFlightCalls  # the way back to the peer it came from
     id: Id
-    entry: Entry
+    entry: ToolEntry
     arguments: Object
     revision: Revision
     client: ClientInfo
@@ -146,35 +146,35 @@ class Call(Struct, eq=False):
     cancelled: bool = False  # readable from any thread
     timed_out: bool = False  # and so cancelled
     closed: bool = False  # ended or given up: nothing may be sent for it any more but the answer
-    over: bool = False  # answered, or it never will be
+    is_answered: bool = False  # answered, or it never will be
     level: int | None = None  # the log level the request itself named
-    course: Course | None = None  # while it is driven by hand
+    driver: CoroutineDriver | None = None  # while it is driven by hand
     task: asyncio.Task[Any] | None = None
-    landing: asyncio.Future[None] | None = None  # done when it is over, if somebody waits for that
+    reply_future: asyncio.Future[None] | None = None  # done when it is over, if somebody waits for that
     timer: asyncio.TimerHandle | None = None
-    touched: float = 0.0  # when there last was a sign of life
+    last_activity: float = 0.0  # when there last was a sign of life
     waiting: int = 0  # questions open at the client; while there are any, the idle clock stands still
     answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
     answers: Mapping[str, Json] = {}  # answers a retry brought along
     questions: frozenset[Id] = frozenset()  # that are open at the client, or were
     sent: Object | None = None  # the arguments as they came, if they are others by now
-    repairs: tuple[Repair, ...] = ()  # of the arguments
+    repairs: tuple[RepairedArgument, ...] = ()  # of the arguments
     findings: tuple[Finding, ...] = ()  # in the result
     message_findings: tuple[Finding, ...] = ()  # in progress, log messages and questions
     decision: Decision | None = None  # of the rules, where there was something to decide
     approval: Approval | None = None
-    shown: Object | None = None  # the arguments a person was asked about, where it runs with others
+    reviewed_arguments: Object | None = None  # the arguments a person was asked about, where it runs with others
     agreed: str = ""  # which question it was to a person, or what made one unnecessary
     trail: Trail | None = None  # what becomes of it is recorded there
     serial: str = ""  # its name there
     intended: bool = False  # from here on it may have had an effect
     recorded: bool = False  # how it ended
-    feed: Feed | None = None  # where somebody watches
+    feed: ActivityFeed | None = None  # where somebody watches
     is_preview: bool = False  # handed to a preview: it asks nothing
     marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
     unsent: frozenset[asyncio.Task[Any]] = frozenset()  # notifications that were not awaited, and have to wait
-    _asked: int = 0
-    _blocked: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
+    _ask_count: int = 0
+    _blocking_futures: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
     _progress: float = -math.inf
     _deadline: float | None = None
     _trace: Trace | UnsetType | None = UNSET
@@ -198,7 +198,7 @@ class Call(Struct, eq=False):
     def trace(self) -> Trace | None:
         """Which trace the client made the call in: `_meta` says so, else the headers of its request."""
         if self._trace is UNSET:
-            self._trace = self.named_trace or read_headers(self._flight.traced)
+            self._trace = self.named_trace or read_headers(self._flight.trace_headers)
         return self._trace
 
     @property
@@ -216,7 +216,7 @@ class Call(Struct, eq=False):
 
     @property
     def server(self) -> str:
-        return self._flight.engine.gate.name
+        return self._flight.engine.guard_set.name
 
     @property
     def address(self) -> str:
@@ -225,7 +225,7 @@ class Call(Struct, eq=False):
 
     @property
     def over_http(self) -> bool:
-        return self._flight.traced is not None
+        return self._flight.trace_headers is not None
 
     @property
     def is_identified(self) -> bool:
@@ -246,19 +246,21 @@ class Call(Struct, eq=False):
         """The time of its event loop."""
         return self._flight.loop.time()
 
-    @_notifies
+    @_notification_method
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
         try:
             finite = math.isfinite(done) and (total is None or math.isfinite(total))
         except TypeError:
             meant = "numbers first, then a text: progress(1, 2, 'half')"
-            raise TypeError(f"progress: expected {meant}; got {shown(done)}, {shown(total)}") from None
+            raise TypeError(
+                f"progress: expected {meant}; got {describe_value(done)}, {describe_value(total)}"
+            ) from None
         if not finite:
             raise ValueError("progress: a number that is finite")
-        self.touched = self.now()
+        self.last_activity = self.now()
         if self.feed is not None and not self.waiting:  # else it only is a sign of life
-            self.feed.progressed(self, done, total, message)
+            self.feed.record_progress(self, done, total, message)
         token = UNSET if self.meta is UNSET else self.meta.progress_token
         if token is UNSET or self.closed or done <= self._progress:
             return
@@ -266,27 +268,29 @@ class Call(Struct, eq=False):
         if total is not None:
             params["total"] = total
         if message is not None and self.revision.progress_message:
-            params |= await self._cleaned({"message": message})
+            params |= await self._sanitize_params({"message": message})
             if done <= self._progress:  # another went by meanwhile
                 return
         self._progress = done
-        await self._flight.tell(self, jsonrpc.notification("notifications/progress", params))
+        await self._flight.notify(self, jsonrpc.notification("notifications/progress", params))
 
-    @_notifies
+    @_notification_method
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it wants messages of this level."""
         if level not in LEVELS:
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
         if self.feed is not None:
-            self.feed.logged(self, level, data)
+            self.feed.record_log(self, level, data)
         if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
             return
-        params: Object = {"level": level, "data": plain(data)}
+        params: Object = {"level": level, "data": to_jsonable(data)}
         if logger is not None:
             params["logger"] = logger
-        await self._flight.tell(self, jsonrpc.notification("notifications/message", await self._cleaned(params)))
+        await self._flight.notify(
+            self, jsonrpc.notification("notifications/message", await self._sanitize_params(params))
+        )
 
-    @_waits
+    @_waiting_method
     async def ask(self, message: str, form: type | Mapping[str, Json], *, key: str | None = None) -> Answer:
         """Ask the user to fill in a form.
 
@@ -296,27 +300,27 @@ class Call(Struct, eq=False):
         answer: Answer = await self._ask_one(Form(message, form), key)
         return answer
 
-    @_waits
+    @_waiting_method
     async def ask_url(self, message: str, url: str, *, key: str | None = None) -> Answer:
         """Ask the user to visit a page: the only way to ask for secrets."""
         answer: Answer = await self._ask_one(Url(message, url), key)
         return answer
 
-    @_waits
+    @_waiting_method
     async def sample(
         self, messages: str | Sequence[Object], *, max_tokens: int = 1000, key: str | None = None, **more: Json
     ) -> Object:
         """Let the client's model answer; gives `{"role", "content", "model", …}`."""
-        found: Object = await self._ask_one(Sample(messages, max_tokens=max_tokens, **more), key)
-        return found
+        answer: Object = await self._ask_one(Sample(messages, max_tokens=max_tokens, **more), key)
+        return answer
 
-    @_waits
+    @_waiting_method
     async def roots(self, *, key: str | None = None) -> list[Object]:
         """The folders the client works in."""
-        found: list[Object] = await self._ask_one(Roots(), key)
-        return found
+        folders: list[Object] = await self._ask_one(Roots(), key)
+        return folders
 
-    @_waits
+    @_waiting_method
     async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         """Ask several things in one round."""
         if self.is_preview:
@@ -325,10 +329,10 @@ class Call(Struct, eq=False):
             each.capability for each in questions.values() if not self._takes(each.request.method, each.capability)
         ]
         if missing:
-            raise _missing(missing)
-        if self.revision.asks == "retry":
-            return await self._from_retry(questions)
-        tasks = [asyncio.ensure_future(self._by_request(each)) for each in questions.values()]
+            raise _missing_capabilities(missing)
+        if self.revision.input_mode == "retry":
+            return await self._answers_from_retry(questions)
+        tasks = [asyncio.ensure_future(self._ask_by_request(each)) for each in questions.values()]
         try:
             return dict(zip(questions, await asyncio.gather(*tasks), strict=True))
         except BaseException:
@@ -339,124 +343,130 @@ class Call(Struct, eq=False):
 
     def can_ask(self, capability: str) -> bool:
         """Whether the user can be asked, by `"elicitation.form"` or `"elicitation.url"`."""
-        reachable = self.revision.asks == "retry" or self._flight.two_way
+        reachable = self.revision.input_mode == "retry" or self._flight.two_way
         return reachable and self._takes("elicitation/create", capability)
 
     def _takes(self, method: str, capability: str) -> bool:
-        return method in self.revision.questions and self.client.declares(capability)
+        return method in self.revision.input_methods and self.client.declares(capability)
 
     def require(self, capability: str) -> None:
         """Go on only if the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
         if not self.client.declares(capability):
-            raise _missing([capability])
+            raise _missing_capabilities([capability])
 
     def cancel(self) -> None:
         """Somebody at the server has had enough of it; its caller is told so."""
         self._flight.cancel(self)
 
-    def stop(self, *, at_once: bool = True) -> None:
+    def cancel_work(self, *, at_once: bool = True) -> None:
         """Nobody wants the answer any more: end the work as far as it can be ended.
 
         Not `at_once`: a thread that runs the tool is left to see by itself that it is not wanted, and waited for.
         """
         self.cancelled = self.closed = True
-        for ident in self.questions:
-            self._flight.take_back(self, ident)
-        for future in self._blocked:
+        for request_id in self.questions:
+            self._flight.cancel_input_request(self, request_id)
+        for future in self._blocking_futures:
             future.cancel()
-        in_thread = self.entry.mode == "thread" and self.marks is not None and len(self.marks) == _RUNS
+        in_thread = self.entry.mode == "thread" and self.marks is not None and len(self.marks) == _MARKS_WHEN_RUNNING
         if self.task is not None and (at_once or not in_thread):
             self.task.cancel()
-        elif self.course is not None:
-            self.course(asyncio.CancelledError())
+        elif self.driver is not None:
+            self.driver(asyncio.CancelledError())
 
-    @_waits
+    @_waiting_method
     async def close_stream(self) -> None:
         """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""
         await self._flight.close_stream(self)
 
-    def _send_unawaited(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _send_unawaited(self, notification: Coroutine[Any, Any, None]) -> None:
         """Send what a tool did not await, in its order and before the answer."""
         loop = self._flight.loop
         if asyncio._get_running_loop() is not loop:  # the garbage collector runs in any thread
             try:
-                loop.call_soon_threadsafe(self._send_unawaited, coroutine)
+                loop.call_soon_threadsafe(self._send_unawaited, notification)
             except RuntimeError:  # the loop has closed: no peer is left
-                coroutine.close()
+                notification.close()
             return
         if self.unsent:
-            coroutine = _after(self.unsent, coroutine)
-        task = self._flight.engine.starter(loop)(coroutine)
+            notification = _send_after(self.unsent, notification)
+        task = self._flight.engine.task_starter(loop)(notification)
         if not task.done():
             self.unsent |= {task}
-        task.add_done_callback(partial(_sent_unawaited, self))
+        task.add_done_callback(partial(_on_unawaited_sent, self))
 
     async def _ask_one(self, question: Question, key: str | None) -> Any:
-        self._asked += 1
-        name = f"ask-{self._asked}" if key is None else key
+        self._ask_count += 1
+        name = f"ask-{self._ask_count}" if key is None else key
         return (await self.ask_all({name: question}))[name]
 
-    async def _worded(self, question: Question) -> InputRequest:
-        wanted = question.request
-        params = wanted.params if isinstance(question, Form) and question.as_is else await self._cleaned(wanted.params)
-        return InputRequest(wanted.method, self.revision.ask(wanted.method, params))
+    async def _input_request(self, question: Question) -> InputRequest:
+        request = question.request
+        params = (
+            request.params
+            if isinstance(question, Form) and question.as_is
+            else await self._sanitize_params(request.params)
+        )
+        return InputRequest(request.method, self.revision.encode_input(request.method, params))
 
-    async def _cleaned(self, params: Object) -> Object:
+    async def _sanitize_params(self, params: Object) -> Object:
         """The params of a message as they may leave, with what was changed in their `_meta`."""
         cleaned: Object
-        cleaned, findings = await self._flight.engine.gate.cleaned_message(params)
+        cleaned, findings = await self._flight.engine.guard_set.sanitize_message(params)
         if findings:
-            self.message_findings = together([*self.message_findings, *findings])
+            self.message_findings = merge_findings([*self.message_findings, *findings])
             if changed := changes(findings):
                 cleaned = {**cleaned, "_meta": {**cleaned.get("_meta", {}), SANITIZED: changed}}
         return cleaned
 
-    async def _by_request(self, question: Question) -> Any:
-        wanted = question.request
-        asked = await self._worded(question)
+    async def _ask_by_request(self, question: Question) -> Any:
+        request = question.request
+        sanitized = await self._input_request(question)
         self.waiting += 1
         try:
-            answer = await self._flight.ask(self, asked)
+            answer = await self._flight.request_input(self, sanitized)
         except RemoteProtocolError as problem:
-            if wanted.method == "elicitation/create":
+            if request.method == "elicitation/create":
                 return Answer("cancel")
-            raise ToolError(f"The client did not answer {wanted.method}: {problem}") from None
+            raise ToolError(f"The client did not answer {request.method}: {problem}") from None
         finally:
             self.waiting -= 1
-            self.touched = self.now()
-        return question.read(self.revision.heard(wanted.params, answer))
+            self.last_activity = self.now()
+        return question.read(self.revision.decode_input(request.params, answer))
 
-    async def _from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    async def _answers_from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:
+        answers: dict[str, Any] = {}
         for key in [key for key in questions if key in self.answers]:
             with contextlib.suppress(ToolError):  # an answer that does not fit is no answer: ask again
-                found[key] = questions[key].read(self.answers[key])
+                answers[key] = questions[key].read(self.answers[key])
                 self.answered = {**self.answered, key: self.answers[key]}
-        if len(found) < len(questions):
-            raise NeedInput({key: await self._worded(each) for key, each in questions.items() if key not in found})
-        return found
+        if len(answers) < len(questions):
+            raise InputRequired(
+                {key: await self._input_request(each) for key, each in questions.items() if key not in answers}
+            )
+        return answers
 
 
-async def _after(earlier: frozenset[asyncio.Task[Any]], coroutine: Coroutine[Any, Any, None]) -> None:
+async def _send_after(earlier: frozenset[asyncio.Task[Any]], coroutine: Coroutine[Any, Any, None]) -> None:
     await asyncio.wait(earlier)
     await coroutine
 
 
-def _sent_unawaited(call: Call, task: asyncio.Task[None]) -> None:
+def _on_unawaited_sent(call: Call, task: asyncio.Task[None]) -> None:
     call.unsent -= {task}
     if not task.cancelled() and (problem := task.exception()) is not None:
         log.error("tool %r: a notification that was not awaited was not sent: %s", call.name, problem)
 
 
-def _missing(capabilities: Sequence[str]) -> Refused:
+def _missing_capabilities(capabilities: Sequence[str]) -> Refused:
     """Says what the client would have had to declare: `{"elicitation": {"form": {}}}`."""
-    wanted: Object = {}
+    required: Object = {}
     for capability in capabilities:
-        here = wanted
+        branch = required
         for name in capability.split("."):
-            here = here.setdefault(name, {})
+            branch = branch.setdefault(name, {})
     text = f"Client capability required: {', '.join(capabilities)}"
-    return Refused(Kind.NEEDS_CAPABILITY, text, {"requiredCapabilities": wanted})
+    return Refused(Kind.NEEDS_CAPABILITY, text, {"requiredCapabilities": required})
 
 
 class Blocking:
@@ -478,7 +488,7 @@ class Blocking:
             raise LocalProtocolError("call.blocking is for `def` tools in a worker thread; here, await the method")
         call = self._call
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        call._blocked |= {future}
+        call._blocking_futures |= {future}
         if call.cancelled:
             future.cancel()
         try:
@@ -487,4 +497,4 @@ class Blocking:
             # As for a task: not an `Exception`, so that a tool does not go on after a cancelled question.
             raise asyncio.CancelledError from None
         finally:
-            call._blocked -= {future}
+            call._blocking_futures -= {future}

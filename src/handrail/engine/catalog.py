@@ -17,11 +17,11 @@ from handrail.guards.fingerprint import fingerprint
 from handrail.guards.rules import Facts
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool
-from handrail.options import expect, shown
+from handrail.options import describe_value, expect
 from handrail.revisions import Revision
-from handrail.schema.compile import Checker, compile_schema, sensitive
+from handrail.schema.compile import Checker, compile_schema, sensitive_properties
 from handrail.schema.explain import closest
-from handrail.schema.jsonable import NotJson, plain
+from handrail.schema.jsonable import NotJson, to_jsonable
 
 if TYPE_CHECKING:
     from handrail.engine.preview import Preview
@@ -42,7 +42,7 @@ HINTS = {
 _VENDOR = re.compile(r"x-.|.*[./]", re.IGNORECASE | re.DOTALL)
 
 
-class Entry(Struct, kw_only=True):
+class ToolEntry(Struct, kw_only=True):
     """A tool, and what is needed to run it."""
 
     tool: Tool
@@ -59,16 +59,16 @@ class Entry(Struct, kw_only=True):
     hide: bool = False  # from callers without them
     owner: Any  # the server it was registered with: its state is what the call sees
     enabled: bool = True
-    place: int = 0
-    origin: Entry | None = None
+    position: int = 0
+    origin: ToolEntry | None = None
     via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
     facts: Facts = Facts(name="")  # what rules go by
     fingerprint: str = ""
     source: str = ""  # the file its function is in
     preview: Preview | None = None  # what says what a call would do, where its author gave one
 
-    def shown_to(self, held: frozenset[str]) -> bool:
-        return not self.hide or self.scopes <= held
+    def is_visible_to(self, scopes: frozenset[str]) -> bool:
+        return not self.hide or self.scopes <= scopes
 
     def bad_arguments(self, arguments: Object) -> Refused:
         problems = self.input.problems(arguments)
@@ -80,34 +80,34 @@ class Entry(Struct, kw_only=True):
         )
 
 
-def make_entry(tool: Tool, **rest: Any) -> Entry:
+def make_entry(tool: Tool, **rest: Any) -> ToolEntry:
     """Check a definition and compile all a call will need of it."""
     where = f"tool {tool.name!r}"
     if not tool.name or not isinstance(tool.name, str):
         raise SchemaError(f"{where}: a name is a text of 1 to 128 characters")
     if not _NAME.fullmatch(tool.name):
         log.warning("%s: names should have 1 to 128 characters of A-Z a-z 0-9 _ - .", where)
-    tool = _checked(tool, where)
+    tool = _normalize_tool(tool, where)
     output, wraps = None, False
     if tool.output_schema is not UNSET:
         output = compile_schema(tool.output_schema, f"{where}: output_schema", any_root=True, formats=False)
         wraps = tool.output_schema.get("type") != "object"
     checker = compile_schema(tool.input_schema, f"{where}: input_schema")
-    for name in sensitive(checker.headers):
+    for name in sensitive_properties(checker.headers):
         log.warning("%s: %s looks like a secret and is mirrored into an HTTP header", where, name)
-    return Entry(tool=tool, input=checker, output=output, wraps=wraps, **rest)
+    return ToolEntry(tool=tool, input=checker, output=output, wraps=wraps, **rest)
 
 
-def _checked(tool: Tool, where: str) -> Tool:
+def _normalize_tool(tool: Tool, where: str) -> Tool:
     """The definition, with what is shown of it as strict JSON of our own: one bad tool would break the whole list."""
     for name in ("title", "description"):
         if not isinstance(getattr(tool, name), str | UnsetType):
             raise SchemaError(f"{where}: {name}: expected a text, got {type(getattr(tool, name)).__name__}")
     own: dict[str, Any] = {}
     for name in ("annotations", "icons", "meta"):
-        given = getattr(tool, name)
+        value = getattr(tool, name)
         try:
-            own[name] = given if given is UNSET else decode(encode(plain(given)))
+            own[name] = value if value is UNSET else decode(encode(to_jsonable(value)))
         except NotJson as problem:
             raise SchemaError(f"{where}: {name}: {problem}") from None
     _check_annotations({} if own["annotations"] is UNSET else own["annotations"], where)
@@ -118,7 +118,7 @@ def _checked(tool: Tool, where: str) -> Tool:
     return replace(tool, **own)
 
 
-def title_of(entry: Entry | None) -> str:
+def title_of(entry: ToolEntry | None) -> str:
     """What a tool is called, by itself or by its hints; or nothing."""
     if entry is None:
         return ""
@@ -127,34 +127,37 @@ def title_of(entry: Entry | None) -> str:
     return str(hints.get("title") or "") if tool.title is UNSET else tool.title
 
 
-def annotations_of(given: Any, options: Mapping[str, bool], where: str) -> Object | UnsetType:
+def annotations_of(tool_annotations: Any, options: Mapping[str, bool], where: str) -> Object | UnsetType:
     """Return the annotations of a tool, with what its own options (`destructive=True`) say.
 
     `given` may also be an object of another package that has `model_dump`, such as `mcp.types.ToolAnnotations`.
     """
-    if given is not UNSET and not isinstance(given, Mapping):
-        dump = getattr(given, "model_dump", None)
-        if dump is None or isinstance(given, type):
-            raise SchemaError(f"{where}: annotations: expected a dict, got {shown(given)}; or write destructive=True")
-        given = dump(by_alias=True, exclude_none=True)
-    known: Object = {} if given is UNSET else dict(given)
+    if tool_annotations is not UNSET and not isinstance(tool_annotations, Mapping):
+        dump = getattr(tool_annotations, "model_dump", None)
+        if dump is None or isinstance(tool_annotations, type):
+            raise SchemaError(
+                f"{where}: annotations: expected a dict, got {describe_value(tool_annotations)}; "
+                "or write destructive=True"
+            )
+        tool_annotations = dump(by_alias=True, exclude_none=True)
+    merged: Object = {} if tool_annotations is UNSET else dict(tool_annotations)
     for option, value in options.items():
         hint = HINTS[option]
         expect(f"{where}: {option}", value, "True or False", bool)
-        if known.get(hint, value) is not value:
-            raise SchemaError(f"{where}: {option}={value} contradicts annotations.{hint}: {known[hint]!r}; give one")
-        known[hint] = value
-    return known if known or given is not UNSET else UNSET
+        if merged.get(hint, value) is not value:
+            raise SchemaError(f"{where}: {option}={value} contradicts annotations.{hint}: {merged[hint]!r}; give one")
+        merged[hint] = value
+    return merged if merged or tool_annotations is not UNSET else UNSET
 
 
-def _check_annotations(given: Json, where: str) -> None:
-    if type(given) is not dict:
-        raise SchemaError(f"{where}: annotations: expected a dict, got {shown(given)}")
-    for name, value in given.items():
+def _check_annotations(tool_annotations: Json, where: str) -> None:
+    if type(tool_annotations) is not dict:
+        raise SchemaError(f"{where}: annotations: expected a dict, got {describe_value(tool_annotations)}")
+    for name, value in tool_annotations.items():
         if name in _HINTS:
-            kind, said = (str, "text") if name == "title" else (bool, "boolean")
+            kind, type_name = (str, "text") if name == "title" else (bool, "boolean")
             if type(value) is not kind:
-                raise SchemaError(f"{where}: annotations.{name}: {value!r} is not a {said}")
+                raise SchemaError(f"{where}: annotations.{name}: {value!r} is not a {type_name}")
         elif not _VENDOR.match(name):  # a tool that destroys would run unasked, for a letter
             near = _hint_for(name)
             option = next((f", or the option {option}=…" for option, hint in HINTS.items() if hint == near), "")
@@ -162,7 +165,7 @@ def _check_annotations(given: Json, where: str) -> None:
             raise SchemaError(
                 f"{where}: annotations.{name}: unknown; {meant} (One of your own begins with 'x-' or has a '/'.)"
             )
-    if given.get("destructiveHint") is True and given.get("readOnlyHint") is True:
+    if tool_annotations.get("destructiveHint") is True and tool_annotations.get("readOnlyHint") is True:
         raise SchemaError(f"{where}: a tool cannot both be read-only and destroy something; leave one of them out")
 
 
@@ -178,63 +181,63 @@ class Catalog:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
-        self._shown: dict[str, Entry] = {}
-        self._off: set[str] = set()  # switched off by an operator, whoever adds it, and when
-        self._places = 0
+        self._entries: dict[str, ToolEntry] = {}
+        self._listed: dict[str, ToolEntry] = {}
+        self._switched_off: set[str] = set()  # switched off by an operator, whoever adds it, and when
+        self._last_position = 0
         self._lock = threading.RLock()
         self._pages: dict[tuple[str, int, int, frozenset[str], frozenset[str]], tuple[Raw, int | None]] = {}
         self.hiding: frozenset[str] = frozenset()  # scopes that make a tool appear
         self.watchers: set[Callable[[], None]] = set()
-        self.get = self._shown.get
+        self.get = self._listed.get
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[ToolEntry]:
         """Those that are listed."""
-        return iter(list(self._shown.values()))
+        return iter(list(self._listed.values()))
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ToolEntry]:
         """All of them, also those that are switched off."""
         return list(self._entries.values())
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ToolEntry) -> None:
         with self._lock:
             if entry.tool.name in self._entries:
                 raise SchemaError(f"tool {entry.tool.name!r} exists already; remove it first, or choose another name")
-            self._places += 1
-            entry.place = self._places
+            self._last_position += 1
+            entry.position = self._last_position
             tool = entry.tool
             hints = {} if tool.annotations is UNSET else tool.annotations
             entry.facts = Facts(name=tool.name, tags=entry.tags, annotations=hints)
             entry.fingerprint = fingerprint(tool)
             self._entries[entry.tool.name] = entry
-        self._change()
+        self._rebuild()
 
     def remove(self, name: str) -> None:
         with self._lock:
-            self._known(name)
+            self._require(name)
             del self._entries[name]
-        self._change()
+        self._rebuild()
 
     def enable(self, name: str, enabled: bool) -> None:
         with self._lock:
-            entry = self._known(name)
+            entry = self._require(name)
             if entry.enabled is enabled:
                 return
             entry.enabled = enabled
-        self._change()
+        self._rebuild()
 
     def switch(self, name: str, on: bool) -> None:
         """By an operator: what is off stays off, also if it is taken away and added again, or is not there yet."""
         with self._lock:
-            (self._off.discard if on else self._off.add)(name)
+            (self._switched_off.discard if on else self._switched_off.add)(name)
             if on and name in self._entries:
                 self._entries[name].enabled = True
-        self._change()
+        self._rebuild()
 
-    def unknown(self, name: str, held: frozenset[str], hidden: frozenset[str] = frozenset()) -> Refused:
-        known = [each.tool.name for each in self._shown.values() if each.shown_to(held)]
-        near = closest(name, (each for each in known if each not in hidden))
+    def unknown_tool(self, name: str, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> Refused:
+        names = [each.tool.name for each in self._listed.values() if each.is_visible_to(scopes)]
+        near = closest(name, (each for each in names if each not in hidden))
         return Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {name[:200]}", {"didYouMean": near} if near else None)
 
     def page(
@@ -242,39 +245,41 @@ class Catalog:
         revision: Revision,
         after: int,
         size: int,
-        held: frozenset[str],
+        scopes: frozenset[str],
         hidden: frozenset[str] = frozenset(),
         clean: Callable[[Json], Json] | None = None,
     ) -> tuple[Raw, int | None]:
         """The tools placed after `after`, as JSON, and the place the next page begins after, if there is one."""
-        key = (revision.name, after, size, held & self.hiding, hidden)
+        key = (revision.name, after, size, scopes & self.hiding, hidden)
         with self._lock:
             if key not in self._pages:
                 if len(self._pages) >= MAX_PAGES:
                     self._pages = {}
-                shown = [each for name, each in self._shown.items() if name not in hidden and each.shown_to(held)]
-                rest = [entry for entry in shown if entry.place > after]
+                visible = [
+                    each for name, each in self._listed.items() if name not in hidden and each.is_visible_to(scopes)
+                ]
+                rest = [entry for entry in visible if entry.position > after]
                 page = rest[:size] if size else rest
                 listed = [revision.tool(entry.tool) for entry in page]
                 tools = b",".join(encode(clean(to_builtins(each)) if clean else each) for each in listed)
-                self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].place if len(page) < len(rest) else None
+                self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].position if len(page) < len(rest) else None
             return self._pages[key]
 
-    def is_on(self, entry: Entry) -> bool:
-        return entry.enabled and entry.tool.name not in self._off
+    def is_on(self, entry: ToolEntry) -> bool:
+        return entry.enabled and entry.tool.name not in self._switched_off
 
-    def _known(self, name: str) -> Entry:
+    def _require(self, name: str) -> ToolEntry:
         if name not in self._entries:
             near = closest(name, self._entries)
             raise KeyError(f"no tool {name!r}" + (f"; did you mean {near!r}?" if near else ""))
         return self._entries[name]
 
-    def _change(self) -> None:
+    def _rebuild(self) -> None:
         with self._lock:
-            self._shown = {name: entry for name, entry in self._entries.items() if self.is_on(entry)}
-            self.get = self._shown.get
+            self._listed = {name: entry for name, entry in self._entries.items() if self.is_on(entry)}
+            self.get = self._listed.get
             self._pages = {}
-            hidden = [entry.scopes for entry in self._shown.values() if entry.hide]
+            hidden = [entry.scopes for entry in self._listed.values() if entry.hide]
             self.hiding = frozenset().union(*hidden)
         for watcher in list(self.watchers):
             watcher()

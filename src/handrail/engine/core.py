@@ -15,25 +15,29 @@ from msgspec.structs import replace
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog
 from handrail.engine.eager import Start, starter
-from handrail.engine.guard_set import Gate, GuardOptions, checked
-from handrail.engine.outcome import Observer, counted
+from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
+from handrail.engine.outcome import Observer, count_calls
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
-from handrail.engine.thread_pool import Workers
+from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Kind, missing_extra
 from handrail.metrics import Metrics
 from handrail.model import SERVER_ASKS, Object
 from handrail.options import collection, expect
-from handrail.protocol.seal import MAKES_ONE, Seal, key_flaw
+from handrail.protocol.seal import KEY_HINT, Seal, key_problem
 from handrail.revisions import Offer, Revision
-from handrail.revisions.base import Fault, Identity, Welcome
+from handrail.revisions.base import ErrorMapping, Identity, ServerDescription
 from handrail.schema.explain import check_options
 
 if TYPE_CHECKING:
-    from handrail.observe.activity import Feed
+    from handrail.observe.activity import ActivityFeed
 
 DEFAULT_PAGE = 1_000
 
-_FORMS = {"by_revision": {}, "error": {Kind.BAD_ARGUMENTS: Fault(-32602)}, "result": {Kind.BAD_ARGUMENTS: Fault(0)}}
+_FORMS = {
+    "by_revision": {},
+    "error": {Kind.BAD_ARGUMENTS: ErrorMapping(-32602)},
+    "result": {Kind.BAD_ARGUMENTS: ErrorMapping(0)},
+}
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -102,7 +106,7 @@ class Engine:
             about["icons"] = collection(f"server {name!r}: icons", about["icons"], "icons")
         self.identity = Identity(**{"name": name, "version": "0.0.0", **about})
         self.instructions = options.get("instructions", UNSET)
-        self.said = self.identity, self.instructions  # by its author
+        self.author_metadata = self.identity, self.instructions  # by its author
         self.offer = Offer(options.get("revisions"))
         self.limits = options.get("limits") or Limits()
         self.page_size = options.get("page_size")
@@ -123,26 +127,26 @@ class Engine:
         self.catalog = Catalog()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start: Start
-        self._late: set[Call | None] = set()
-        self.workers = Workers(options.get("workers", 16))
-        self.warned: dict[str, float] = {}  # of tools that hold the event loop up, and when
+        self._untimed_calls: set[Call | None] = set()
+        self.thread_pool = ThreadPool(options.get("workers", 16))
+        self.blocking_warnings: dict[str, float] = {}  # of tools that hold the event loop up, and when
         self.middleware: list[Middleware] = []
         self.metrics: Metrics | None = None
-        self.feed: Feed | None = None
+        self.feed: ActivityFeed | None = None
         self._observers: list[Observer] = [_spans(self.forms)] if options.get("tracing") else []
-        self.gate = Gate(name, lambda: self.clock())
-        self._pipeline = pipeline(self.workers, self.gate)
+        self.guard_set = GuardSet(name, lambda: self.clock())
+        self._pipeline = pipeline(self.thread_pool, self.guard_set)
         self.inner: Handler  # what a call without middleware is handled by
         self.handle: Handler
-        self.guards: GuardOptions = {}  # as they were given
+        self.guard_options: GuardOptions = {}  # as they were given
         self.guard(cast(GuardOptions, guards))
 
     def guard(self, options: GuardOptions) -> None:
         """Set guards; those that are not named stay as they are."""
-        self.guards = {**self.guards, **checked(options, f"server {self.identity.name!r}")}
-        self.gate.configure(self.guards)
-        self.identity, self.instructions = self.said
-        if (sanitizer := self.gate.sanitizer) is not None:
+        self.guard_options = {**self.guard_options, **check_guard_options(options, f"server {self.identity.name!r}")}
+        self.guard_set.configure(self.guard_options)
+        self.identity, self.instructions = self.author_metadata
+        if (sanitizer := self.guard_set.sanitizer) is not None:
             self.instructions = sanitizer.value(self.instructions)
             title, description = map(sanitizer.value, (self.identity.title, self.identity.description))
             self.identity = replace(self.identity, title=title, description=description)
@@ -152,26 +156,26 @@ class Engine:
         self.middleware.append(middleware)
         self._compose()
 
-    def count(self) -> Metrics:
+    def enable_metrics(self) -> Metrics:
         """Count calls from now on."""
         if self.metrics is None:
             self.metrics = Metrics()
-            self._observers.insert(0, counted(self.metrics))
+            self._observers.insert(0, count_calls(self.metrics))
             self._compose()
         return self.metrics
 
-    def watch(self) -> Feed:
+    def enable_feed(self) -> ActivityFeed:
         """Keep in view what goes on, from now on."""
         if self.feed is None:
-            from handrail.observe.activity import Feed  # which most servers do without
+            from handrail.observe.activity import ActivityFeed  # which most servers do without
 
-            self.feed = Feed(lambda: self.clock())
+            self.feed = ActivityFeed(lambda: self.clock())
         return self.feed
 
     def _compose(self) -> None:
         self.inner = self._observed(self._pipeline)
         self.handle = (
-            self._observed(compose(self.middleware, self._pipeline, self.gate)) if self.middleware else self.inner
+            self._observed(compose(self.middleware, self._pipeline, self.guard_set)) if self.middleware else self.inner
         )
 
     def _observed(self, handler: Handler) -> Handler:
@@ -179,40 +183,40 @@ class Engine:
             handler = each(handler)
         return handler
 
-    def handler_through(self, servers: tuple[Any, ...]) -> Handler:
+    def handler_via(self, servers: tuple[Any, ...]) -> Handler:
         """The handler of a tool that other servers brought along: their middleware inside ours."""
         theirs = [each for server in servers for each in server.engine.middleware]
-        return self._observed(compose([*self.middleware, *theirs], self._pipeline, self.gate))
+        return self._observed(compose([*self.middleware, *theirs], self._pipeline, self.guard_set))
 
-    def starter(self, loop: asyncio.AbstractEventLoop) -> Start:
+    def task_starter(self, loop: asyncio.AbstractEventLoop) -> Start:
         """How calls are started on a loop; there is one, as a rule."""
         if self._loop is not loop:
-            self._loop, self._start, self._late = loop, starter(loop), set()
+            self._loop, self._start, self._untimed_calls = loop, starter(loop), set()
         return self._start
 
-    def late(self, loop: asyncio.AbstractEventLoop) -> set[Call | None]:
+    def untimed_calls(self, loop: asyncio.AbstractEventLoop) -> set[Call | None]:
         """Calls on a loop that have no timer yet; with None, if one is set by which they will get theirs."""
-        self.starter(loop)
-        return self._late
+        self.task_starter(loop)
+        return self._untimed_calls
 
-    def size_for(self, revision: Revision) -> int:
+    def page_size_for(self, revision: Revision) -> int:
         """How many tools a page has; 0: all."""
         return self.page_size or (DEFAULT_PAGE if revision.pages else 0)
 
-    def welcome(self, revision: Revision, *, asks: bool = False) -> Object:
+    def handshake_result(self, revision: Revision, *, asks_user: bool = False) -> Object:
         """The opening answer; `asks`: this server asks the caller's user before a destructive tool runs."""
         capabilities: Object = {"logging": {}}
-        if asks:
+        if asks_user:
             capabilities["experimental"] = {SERVER_ASKS: {}}
         if self.has_tools:
-            announces = self.list_changed or revision.announces
+            announces = self.list_changed or revision.always_announces
             capabilities["tools"] = {"listChanged": True} if announces else {}
-        return revision.welcome(
-            Welcome(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
+        return revision.opening_result(
+            ServerDescription(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
 
 
-def _spans(forms: Mapping[Kind, Fault]) -> Observer:
+def _spans(forms: Mapping[Kind, ErrorMapping]) -> Observer:
     try:
         from handrail.observe.tracing import spans
     except ModuleNotFoundError as missing:
@@ -224,9 +228,9 @@ def _spans(forms: Mapping[Kind, Fault]) -> Observer:
 
 def key_from_environment() -> bytes:
     """`HANDRAIL_KEY`, shared by processes that must understand each other's cursors and states; else one of our own."""
-    given = os.environ.get("HANDRAIL_KEY")
-    if given is None:
+    key = os.environ.get("HANDRAIL_KEY")
+    if key is None:
         return secrets.token_bytes(32)
-    if flaw := key_flaw(given.encode()):
-        raise ValueError(f"HANDRAIL_KEY: {flaw}; {MAKES_ONE}")
-    return given.encode()
+    if flaw := key_problem(key.encode()):
+        raise ValueError(f"HANDRAIL_KEY: {flaw}; {KEY_HINT}")
+    return key.encode()

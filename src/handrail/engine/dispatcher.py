@@ -15,14 +15,14 @@ from msgspec import UNSET, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.call import Call
-from handrail.engine.inflight import LATER, Flight, Reply, Subscription
-from handrail.engine.outcome import count_refused
-from handrail.engine.records import Record, turned_away
+from handrail.engine.inflight import REPLY_PENDING, InFlightCalls, ReplyCallback, Subscription
+from handrail.engine.outcome import count_refusal
+from handrail.engine.records import CallRecord, refusal_record
 from handrail.errors import Kind, Refused, RemoteProtocolError
-from handrail.jsonrpc import Id, Message, Notification, Refusal, Request, Response, decode
+from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode
 from handrail.model import ClientInfo, Json, Object
 from handrail.protocol.connection import CANCELLED, names_version
-from handrail.protocol.http_rules import Headers, check_parameters
+from handrail.protocol.http_rules import Headers, check_param_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS, SUBSCRIPTION
 
@@ -33,121 +33,132 @@ MAX_BATCH = 256
 CURSOR_SECONDS = 24 * 3600
 
 
-class Conversation(Flight):
+class Dispatcher(InFlightCalls):
     """One peer: its messages in, our messages out."""
 
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
-    needed: frozenset[str] = frozenset()  # scopes a refused call would have needed
-    raw: bytes | bytearray = b""  # the message it is at, as it came
-    _announcing = False
+    needed_scopes: frozenset[str] = frozenset()  # scopes a refused call would have needed
+    raw_message: bytes | bytearray = b""  # the message it is at, as it came
+    _announcement_pending = False
 
-    def unwatch(self) -> None:
+    def unwatch_tools(self) -> None:
         self.engine.catalog.watchers.discard(self.tools_changed)
 
-    def watch(self) -> None:
+    def watch_tools(self) -> None:
         """From now on, tell the peer when the tools change."""
         self.engine.catalog.watchers.add(self.tools_changed)
 
     def receive(self, data: bytes | bytearray) -> bytes | None:
         """Handle one message as it came; what is answered later goes out by itself."""
-        self.raw = data
-        return self.handle(decode(data), self.say)
+        self.raw_message = data
+        return self.handle(decode(data), self.send)
 
-    def handle(self, message: Message | list[Json], reply: Reply) -> bytes | None:
+    def handle(self, message: Message | list[Json], reply: ReplyCallback) -> bytes | None:
         """The answer to a message, LATER if it will be given to `reply`, or None. Never raises (P-01)."""
         try:
             if type(message) is Request:
                 feed = self.engine.feed
-                return self.respond(message, reply) if feed is None else feed.follow(self, message, reply)
+                return self.respond(message, reply) if feed is None else feed.track(self, message, reply)
             if type(message) is Notification:
-                self._notified(message)
+                self._on_notification(message)
             elif type(message) is Response:
-                self._answered(message)
-            elif isinstance(message, Refusal):
+                self._on_response(message)
+            elif isinstance(message, InvalidMessage):
                 return self._unreadable(message)
             elif isinstance(message, list):
                 return self._batch(message, reply)
         except Exception:
             log.exception("a message could not be handled")
-            return self._unreadable(Refusal(Kind.INTERNAL, "Internal error"))
+            return self._unreadable(InvalidMessage(Kind.INTERNAL, "Internal error"))
         return None
 
     def refuse(self, kind: Kind, text: str) -> bytes:
         """The answer to something that was not even a message."""
-        return self._unreadable(Refusal(kind, text))
+        return self._unreadable(InvalidMessage(kind, text))
 
     # What arrives
 
-    def respond(self, request: Request, reply: Reply) -> bytes | None:
+    def respond(self, request: Request, reply: ReplyCallback) -> bytes | None:
         connection = self.connection
         try:
-            revision = connection.speaker(request)
+            revision = connection.revision_of(request)
         except Refused as refused:
-            voice = connection.voice_for(request)
-            self.turned_away(request, voice, refused)
-            return self.refusal(voice, request.id, refused)
+            voice = connection.fallback_revision_for(request)
+            self.record_refusal(request, voice, refused)
+            return self.encode_refusal(voice, request.id, refused)
         try:
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
             if request.method != "tools/call":
                 is_list = request.method in _LISTS
-                waits = self.engine.gate.allow(self.principal, self.address, is_list=is_list)
+                waits = self.engine.guard_set.charge_request(self.principal, self.address, is_list=is_list)
                 if waits is not None:
-                    self.wait(self._list_when_counted(request, revision, waits, reply))
-                    return LATER
-            params = connection.typed(request, revision)
+                    self.start_request(self._list_when_charged(request, revision, waits, reply))
+                    return REPLY_PENDING
+            params = connection.parse_params(request, revision)
             return _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
-            self.turned_away(request, revision, refused)
-            return self.refusal(revision, request.id, refused)
+            self.record_refusal(request, revision, refused)
+            return self.encode_refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
             bug = Refused(Kind.INTERNAL, "Internal error")
-            self.turned_away(request, revision, bug)
-            return self.refusal(revision, request.id, bug)
+            self.record_refusal(request, revision, bug)
+            return self.encode_refusal(revision, request.id, bug)
 
-    async def _list_when_counted(
-        self, request: Request, revision: Revision, waits: Awaitable[Any], reply: Reply
+    async def _list_when_charged(
+        self, request: Request, revision: Revision, waits: Awaitable[Any], reply: ReplyCallback
     ) -> None:
-        from handrail.guards.store_limits import counted
+        from handrail.guards.store_limits import await_charge
 
         try:
-            await counted(waits)
-            params = self.connection.typed(request, revision)
+            await await_charge(waits)
+            params = self.connection.parse_params(request, revision)
             answer = _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
-            answer = self.refusal(revision, request.id, refused)
+            answer = self.encode_refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
-            answer = self.refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
+            answer = self.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
         reply(answer)
 
-    def turned_away(self, request: Request, revision: Revision, refused: Refused) -> None:
+    def record_refusal(self, request: Request, revision: Revision, refused: Refused) -> None:
         """Count and record a call that never became one."""
         if request.method != "tools/call":
             return
-        engine, gate = self.engine, self.engine.gate
+        engine, guards = self.engine, self.engine.guard_set
         if engine.metrics is not None:
-            count_refused(engine.metrics, engine.catalog, request, self.principal, refused)
-        ident = "" if engine.feed is None else engine.feed.turned_away(self, request, revision, refused)
-        if gate.trail is not None:
-            where = Record(
-                "refusal", ident or gate.serial(), "", self.principal.id, self.address, gate.name, "", revision.name
+            count_refusal(engine.metrics, engine.catalog, request, self.principal, refused)
+        call_id = "" if engine.feed is None else engine.feed.record_refusal(self, request, revision, refused)
+        if guards.trail is not None:
+            where = CallRecord(
+                "refusal",
+                call_id or guards.next_serial(),
+                "",
+                self.principal.id,
+                self.address,
+                guards.name,
+                "",
+                revision.name,
             )
-            gate.trail.hand(turned_away(request, where, self.traced, refused))
+            guards.trail.submit(refusal_record(request, where, self.trace_headers, refused))
 
-    def _notified(self, message: Notification) -> None:
+    def _on_notification(self, message: Notification) -> None:
         if message.method == CANCELLED:
-            ident = message.params.get("requestId")
-            known = self.connection.in_flight.get(ident) if type(ident) is int or type(ident) is str else None
+            request_id = message.params.get("requestId")
+            request = (
+                self.connection.in_flight.get(request_id)
+                if type(request_id) is int or type(request_id) is str
+                else None
+            )
             # Whether a request can be cancelled is up to the revision it was made in.
-            if known is not None and CANCELLED in known.revision.notifications:
-                self.give_up(known)
+            if request is not None and CANCELLED in request.revision.notifications:
+                self.cancel_without_reply(request)
         elif message.method == "notifications/initialized":
             self.connection.ready = self.connection.revision is not None
 
-    def _answered(self, message: Response) -> None:
-        waiter = self.connection.asked.pop(message.id, None)
+    def _on_response(self, message: Response) -> None:
+        waiter = self.connection.pending.pop(message.id, None)
         if waiter is None or waiter.done():
             return
         if message.error is not UNSET:
@@ -159,103 +170,111 @@ class Conversation(Flight):
         else:
             waiter.set_exception(RemoteProtocolError("the answer is not an object"))
 
-    def _batch(self, items: list[Json], reply: Reply) -> bytes:
-        voice = self.connection.voice
+    def _batch(self, items: list[Json], reply: ReplyCallback) -> bytes:
+        voice = self.connection.fallback_revision
         if not voice.batches:
             return self.refuse(Kind.INVALID_REQUEST, f"{voice.name} has no batches: send one message at a time")
         if not 1 <= len(items) <= MAX_BATCH:
             return self.refuse(Kind.INVALID_REQUEST, f"A batch of {len(items)}: 1 to {MAX_BATCH} messages are allowed")
-        batch = _Batch(self.outlet.send, reply, self.engine.limits.max_message_bytes, len(items))
+        batch = _Batch(self.reply_channel.send, reply, self.engine.limits.max_message_bytes, len(items))
         for item in items:
             message = jsonrpc.read(item)
             if type(message) is Request and (message.method == "initialize" or names_version(message)):
                 refused = Refused(Kind.INVALID_REQUEST, f"{message.method}: not inside a batch")
-                batch.take(self.refusal(voice, message.id, refused))
+                batch.add(self.encode_refusal(voice, message.id, refused))
                 continue
-            answer = self.handle(message, batch.take)
-            if answer is not LATER:
-                batch.take(answer)
-        return LATER
+            answer = self.handle(message, batch.add)
+            if answer is not REPLY_PENDING:
+                batch.add(answer)
+        return REPLY_PENDING
 
-    def _unreadable(self, refusal: Refusal) -> bytes:
-        return self.refusal(self.connection.voice, refusal.id, Refused(refusal.kind, refusal.text))
+    def _unreadable(self, refusal: InvalidMessage) -> bytes:
+        return self.encode_refusal(self.connection.fallback_revision, refusal.id, Refused(refusal.kind, refusal.text))
 
     # Methods
 
-    def _initialize(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
-        agreed = self.connection.initialize(params)
-        asks = self._asks(agreed, self.connection.client)
-        return self.answer(agreed, ident, {"protocolVersion": agreed.name, **self.engine.welcome(agreed, asks=asks)})
+    def _initialize(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+        negotiated = self.connection.initialize(params)
+        asks = self._asks_user(negotiated, self.connection.client)
+        return self.encode_response(
+            negotiated,
+            request_id,
+            {"protocolVersion": negotiated.name, **self.engine.handshake_result(negotiated, asks_user=asks)},
+        )
 
-    def _ping(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
-        return self.answer(revision, ident, {})
+    def _ping(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+        return self.encode_response(revision, request_id, {})
 
-    def _set_level(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
+    def _set_level(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
         self.connection.level = LEVELS.index(params.level)
-        return self.answer(revision, ident, {})
+        return self.encode_response(revision, request_id, {})
 
-    def _discover(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
-        asks = revision.sender is not None and self._asks(revision, revision.sender(params))
-        return self.answer(revision, ident, self.engine.welcome(revision, asks=asks))
+    def _discover(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+        asks = revision.sender is not None and self._asks_user(revision, revision.sender(params))
+        return self.encode_response(revision, request_id, self.engine.handshake_result(revision, asks_user=asks))
 
-    def _asks(self, revision: Revision, client: ClientInfo) -> bool:
+    def _asks_user(self, revision: Revision, client: ClientInfo) -> bool:
         """Whether this client's user is asked here before a destructive tool runs, and the client leaves that to us."""
         # The id of a session over HTTP does not hold what is experimental: its calls would not be known for such.
-        is_known = revision.stateless or self.headers is None
-        return is_known and self.engine.gate.promises(revision, client, self.is_identified)
+        has_capabilities = revision.stateless or self.headers is None
+        return has_capabilities and self.engine.guard_set.promises_to_ask(revision, client, self.is_identified)
 
-    def _list(self, ident: Id, revision: Revision, params: Any, reply: object) -> bytes:
+    def _list(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
         engine = self.engine
         after: Json = 0
         if params.cursor is not UNSET:
             after = engine.seal.open("tools/list", self.principal.id, params.cursor, engine.clock())
             if type(after) is not int:
                 raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
-        hidden = engine.gate.hidden(engine.catalog, self.principal, revision)
-        size, sanitizer = engine.size_for(revision), engine.gate.sanitizer
+        hidden = engine.guard_set.hidden(engine.catalog, self.principal, revision)
+        size, sanitizer = engine.page_size_for(revision), engine.guard_set.sanitizer
         clean = None if sanitizer is None else sanitizer.value
         tools, last = engine.catalog.page(revision, after, size, self.principal.scopes, hidden, clean)
         cursor: str | UnsetType = UNSET
         if last is not None:
             expires = int(engine.clock()) + CURSOR_SECONDS
-            cursor = engine.seal.close("tools/list", self.principal.id, last, expires)
-        scope = "private" if engine.catalog.hiding or engine.gate.policy.hides_anything else "public"
-        return self.answer(revision, ident, revision.page(tools, cursor, engine.ttl_ms, scope))
+            cursor = engine.seal.seal("tools/list", self.principal.id, last, expires)
+        scope = "private" if engine.catalog.hiding or engine.guard_set.policy.hides_anything else "public"
+        return self.encode_response(revision, request_id, revision.page(tools, cursor, engine.ttl_ms, scope))
 
-    def _call(self, ident: Id, revision: Revision, params: Any, reply: Reply) -> bytes | None:
-        engine, gate = self.engine, self.engine.gate
+    def _call(self, request_id: Id, revision: Revision, params: Any, reply: ReplyCallback) -> bytes | None:
+        engine, guards = self.engine, self.engine.guard_set
         entry = engine.catalog.get(params.name)
-        if entry is None or not entry.shown_to(self.principal.scopes) or gate.hides(entry, self.principal, revision):
-            gate.allow(self.principal, self.address)  # there is no tool whose limit would hold
-            hidden = gate.hidden(engine.catalog, self.principal, revision)
-            raise engine.catalog.unknown(params.name, self.principal.scopes, hidden)
+        if (
+            entry is None
+            or not entry.is_visible_to(self.principal.scopes)
+            or guards.hides(entry, self.principal, revision)
+        ):
+            guards.charge_request(self.principal, self.address)  # there is no tool whose limit would hold
+            hidden = guards.hidden(engine.catalog, self.principal, revision)
+            raise engine.catalog.unknown_tool(params.name, self.principal.scopes, hidden)
         if not entry.scopes <= self.principal.scopes:
-            gate.allow(self.principal, self.address)
-            self.needed = entry.scopes
+            guards.charge_request(self.principal, self.address)
+            self.needed_scopes = entry.scopes
             raise Refused(Kind.FORBIDDEN, f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}")
         if len(self.connection.in_flight) >= engine.limits.max_calls:
-            self._no_room()
+            self._refuse_overload()
         if entry.input.headers and self.headers is not None and revision.stateless:
-            check_parameters(entry.input.headers, params.arguments, self.headers)
+            check_param_headers(entry.input.headers, params.arguments, self.headers)
         client = self.connection.client if revision.sender is None else revision.sender(params)
-        call = Call(self, ident, entry, params.arguments, revision, client, self.principal, params.meta, reply)
+        call = Call(self, request_id, entry, params.arguments, revision, client, self.principal, params.meta, reply)
         if revision.stateless:
             call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
             if params.request_state is not UNSET or params.input_responses is not UNSET:
-                call.answers = self.retried(params)
-        return self.begin(call)
+                call.answers = self.retry_answers(params)
+        return self.start(call)
 
-    def _listen(self, ident: Id, revision: Revision, params: Any, reply: Reply) -> bytes:
+    def _listen(self, request_id: Id, revision: Revision, params: Any, reply: ReplyCallback) -> bytes:
         if len(self.connection.in_flight) >= self.engine.limits.max_calls:
-            self._no_room()
+            self._refuse_overload()
         tools = params.notifications.tools_list_changed and self.engine.list_changed and self.engine.has_tools
-        self.connection.in_flight[ident] = Subscription(ident, revision, tools, reply)
-        self.watch()
+        self.connection.in_flight[request_id] = Subscription(request_id, revision, tools, reply)
+        self.watch_tools()
         honoured = {"toolsListChanged": True} if tools else {}
-        self._tell_subscriber("notifications/subscriptions/acknowledged", ident, {"notifications": honoured})
-        return LATER
+        self._notify_subscriber("notifications/subscriptions/acknowledged", request_id, {"notifications": honoured})
+        return REPLY_PENDING
 
-    def _no_room(self) -> NoReturn:
+    def _refuse_overload(self) -> NoReturn:
         most = self.engine.limits.max_calls
         raise Refused(Kind.OVERLOADED, f"{most} requests are in flight, no more are taken; wait for some to end")
 
@@ -263,56 +282,56 @@ class Conversation(Flight):
 
     def tools_changed(self) -> None:
         """From any thread. Changes in one turn of the loop are announced together."""
-        if not self._announcing:
-            self._announcing = True
+        if not self._announcement_pending:
+            self._announcement_pending = True
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
                 self.loop.call_soon_threadsafe(self._announce)
 
     def _announce(self) -> None:
-        self._announcing = False
-        agreed = self.connection.revision
-        if agreed is not None and self.connection.ready and (self.engine.list_changed or agreed.announces):
-            self.outlet.send(jsonrpc.notification(CHANGED))
-        for known in list(self.connection.in_flight.values()):
-            if isinstance(known, Subscription) and known.tools:
-                self._tell_subscriber(CHANGED, known.id, {})
+        self._announcement_pending = False
+        revision = self.connection.revision
+        if revision is not None and self.connection.ready and (self.engine.list_changed or revision.always_announces):
+            self.reply_channel.send(jsonrpc.notification(CHANGED))
+        for request in list(self.connection.in_flight.values()):
+            if isinstance(request, Subscription) and request.tools:
+                self._notify_subscriber(CHANGED, request.id, {})
 
-    def _tell_subscriber(self, method: str, ident: Id, params: Object) -> None:
-        self.outlet.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: ident}}))
+    def _notify_subscriber(self, method: str, request_id: Id, params: Object) -> None:
+        self.reply_channel.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: request_id}}))
 
-    def drop(self) -> None:
-        self.unwatch()
-        super().drop()
+    def cancel_all(self) -> None:
+        self.unwatch_tools()
+        super().cancel_all()
 
 
 _LISTS = frozenset({"tools/list", "server/discover"})  # handshakes and pings are counted by each process
 _METHODS: dict[str, Callable[..., bytes | None]] = {
-    "initialize": Conversation._initialize,
-    "ping": Conversation._ping,
-    "logging/setLevel": Conversation._set_level,
-    "server/discover": Conversation._discover,
-    "tools/list": Conversation._list,
-    "tools/call": Conversation._call,
-    "subscriptions/listen": Conversation._listen,
+    "initialize": Dispatcher._initialize,
+    "ping": Dispatcher._ping,
+    "logging/setLevel": Dispatcher._set_level,
+    "server/discover": Dispatcher._discover,
+    "tools/list": Dispatcher._list,
+    "tools/call": Dispatcher._call,
+    "subscriptions/listen": Dispatcher._listen,
 }
 
 
 class _Batch:
     """Collects the answers to one batch; gives them on together when the last is there."""
 
-    def __init__(self, send: Callable[[bytes], None], reply: Reply, limit: int, size: int) -> None:
+    def __init__(self, send: Callable[[bytes], None], reply: ReplyCallback, limit: int, size: int) -> None:
         self._send = send
         self._reply = reply
         self._limit = limit
-        self._open = size
+        self._pending = size
         self._answers: list[bytes] = []
 
-    def take(self, answer: bytes | None) -> None:
+    def add(self, answer: bytes | None) -> None:
         """An answer, or the news that there will be none."""
-        self._open -= 1
+        self._pending -= 1
         if answer is not None:
             self._answers.append(answer)
-        if self._open:
+        if self._pending:
             return
         whole = b"[" + b",".join(self._answers) + b"]"
         if len(whole) > self._limit:  # an answer may also come by itself

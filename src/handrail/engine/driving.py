@@ -1,8 +1,8 @@
 """Calls without a task.
 
 Most calls wait for nothing but the disk. A task and a future for that would cost more than all the guards together. So
-their coroutine is driven by hand: it awaits its own `Course`, and whoever has written the record goes on with it. On
-the way nothing may ask for the current task, as timeouts do; before something might, the call does `await TASK`, and
+their coroutine is driven by hand: it awaits its own `CoroutineDriver`, and the writer of the record goes on with it.
+On the way nothing may ask for the current task, as timeouts do; before something might, the call does `await TASK`, and
 goes on in one. After the intent every tool that is `async` does.
 """
 
@@ -16,47 +16,47 @@ from handrail.model import ToolResult
 
 if TYPE_CHECKING:
     from handrail.engine.call import Call
-    from handrail.engine.inflight import Flight
+    from handrail.engine.inflight import InFlightCalls
 
-__all__ = ["TASK", "Course"]
+__all__ = ["NEEDS_TASK", "CoroutineDriver"]
 
 
-class Course:
+class CoroutineDriver:
     """A call on its way. Awaited by itself, once; called when that is over, with the problem there was."""
 
-    __slots__ = ("_call", "_context", "_coroutine", "_flight", "_is_over", "_problem", "_waits")
+    __slots__ = ("_call", "_context", "_coroutine", "_flight", "_is_done", "_is_waiting", "_problem")
 
     def __init__(
-        self, flight: Flight, call: Call, coroutine: Coroutine[Any, Any, ToolResult], context: Context
+        self, flight: InFlightCalls, call: Call, coroutine: Coroutine[Any, Any, ToolResult], context: Context
     ) -> None:
         self._flight = flight
         self._call = call
         self._coroutine = coroutine
         self._context = context
-        self._is_over = self._waits = False
+        self._is_done = self._is_waiting = False
         self._problem: BaseException | None = None
 
-    def go(self) -> bytes:
+    def step(self) -> bytes:
         """Until the call has ended, or has to wait."""
         flight, call, coroutine = self._flight, self._call, self._coroutine
         try:
             waits_for = self._context.run(coroutine.send, None)
         except StopIteration as end:
-            return flight.ended(call, end.value)
+            return flight.finish_call(call, end.value)
         except BaseException as problem:
-            return flight.ended(call, problem)
-        if waits_for is TASK:
+            return flight.finish_call(call, problem)
+        if waits_for is NEEDS_TASK:
             return flight.run(call, coroutine, self._context)
-        return flight.hold(call)
+        return flight.register(call)
 
     def __call__(self, problem: BaseException | None = None) -> None:
-        if self._is_over:
+        if self._is_done:
             return
-        self._is_over, self._problem = True, problem
-        if self._waits:
+        self._is_done, self._problem = True, problem
+        if self._is_waiting:
             flight, call = self._flight, self._call
             if problem is not None or call.entry.mode == "inline":
-                flight.reply(call, self.go())
+                flight.reply(call, self.step())
             else:
                 flight.reply(call, flight.run(call, self._coroutine, self._context))
 
@@ -67,17 +67,17 @@ class Course:
         return self
 
     def __next__(self) -> Self:
-        if not self._is_over:
-            self._waits = True
+        if not self._is_done:
+            self._is_waiting = True
             return self
         if self._problem is not None:
             raise self._problem
         raise StopIteration
 
 
-class _Task:
-    def __await__(self) -> Generator[_Task, None, None]:
+class _NeedsTask:
+    def __await__(self) -> Generator[_NeedsTask, None, None]:
         yield self
 
 
-TASK = _Task()
+NEEDS_TASK = _NeedsTask()

@@ -3,7 +3,7 @@
 Most calls never wait. A task that starts at the next turn of the loop would cost them a queue and a callback; one that
 starts here costs an object, and inside it `asyncio.current_task`, `asyncio.timeout` and context variables behave as
 everywhere. Python 3.12 can do this itself. On 3.11 a task asks its loop for one thing when it is made: to call its
-first step soon. `_ByHand` takes that step out of the loop's hands and calls it now.
+first step soon. `_EagerStarter311` takes that step out of the loop's hands and calls it now.
 
 Inside of another task that one steps aside for a moment: a loop runs one task at a time.
 """
@@ -28,32 +28,32 @@ def starter(loop: asyncio.AbstractEventLoop) -> Start:
         make: Callable[..., asyncio.Task[Any]] = asyncio.Task
         return lambda coroutine, context=None: make(coroutine, loop=loop, name=_NAME, context=context, eager_start=True)
     if hasattr(loop, "__dict__"):
-        return _ByHand(loop).start
+        return _EagerStarter311(loop).start
     return lambda coroutine, context=None: loop.create_task(coroutine, context=context)  # such as uvloop's
 
 
-class _ByHand:
+class _EagerStarter311:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._attributes = vars(loop)
         self._current: dict[Any, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]  # 3.11
         self._call_soon = loop.call_soon
-        self._taken: list[tuple[Callable[[], object], Context]] = []
+        self._steps: list[tuple[Callable[[], object], Context]] = []
 
-    def _take(self, step: Callable[..., object], *args: object, context: Context | None = None) -> object:
+    def _capture_step(self, step: Callable[..., object], *args: object, context: Context | None = None) -> object:
         # Memory is asked for meanwhile, so destructors may run, and call the loop too.
         if args or context is None:
             return self._call_soon(step, *args, context=context)
-        self._taken.append((step, context))
+        self._steps.append((step, context))
         return None
 
     def start(self, coroutine: Coroutine[Any, Any, Any], context: Context | None = None) -> asyncio.Task[Any]:
-        self._attributes["call_soon"] = self._take
+        self._attributes["call_soon"] = self._capture_step
         try:
             task = asyncio.Task(coroutine, loop=self._loop, name=_NAME, context=context)
         finally:
             del self._attributes["call_soon"]
-        step, inside = self._taken.pop() if len(self._taken) == 1 else self._first_step(task)
+        step, inside = self._steps.pop() if len(self._steps) == 1 else self._first_step(task)
         outer = self._current.get(self._loop)
         if outer is None:
             inside.run(step)
@@ -66,10 +66,10 @@ class _ByHand:
         return task
 
     def _first_step(self, task: asyncio.Task[Any]) -> tuple[Callable[[], object], Context]:
-        found = self._taken.pop()
-        while self._taken:  # of tasks that destructors made
-            other = self._taken.pop()
+        first = self._steps.pop()
+        while self._steps:  # of tasks that destructors made
+            other = self._steps.pop()
             if getattr(other[0], "__self__", None) is task:
-                found, other = other, found
+                first, other = other, first
             self._call_soon(other[0], context=other[1])
-        return found
+        return first

@@ -15,32 +15,32 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from msgspec import UNSET, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
-from handrail.approvals.edits import unmasked
-from handrail.approvals.queue import Approvals, Asked, Desk
-from handrail.approvals.webhook import Post, Sender
+from handrail.approvals.edits import unmask
+from handrail.approvals.queue import ApprovalQueue, ApprovalRequest, Approvals
+from handrail.approvals.webhook import HttpPost, WebhookSender
 from handrail.audit.format import TrailError
-from handrail.engine.approval_flow import Agreement, used_up
+from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call import Call
-from handrail.engine.catalog import Catalog, Entry, title_of
-from handrail.engine.driving import TASK
+from handrail.engine.catalog import Catalog, ToolEntry, title_of
+from handrail.engine.driving import NEEDS_TASK
 from handrail.engine.preview import run_preview
-from handrail.engine.records import intent
-from handrail.engine.thread_pool import Workers
-from handrail.engine.truncation import NAME, ReadingOn, offered, read_more, smallest_cap
+from handrail.engine.records import intent_record
+from handrail.engine.thread_pool import ThreadPool
+from handrail.engine.truncation import TOOL_NAME, TruncatedResults, add_read_more, read_more, smallest_cap
 from handrail.errors import Kind, Refused
-from handrail.guards.limits import ANONYMOUS, Limiter, MemoryLimiter, Shares, Taken, Throttled, network
+from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Throttled, network
 from handrail.guards.policy import Policy, Rule, policy_of
 from handrail.guards.rates import Rates
 from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, changes, is_small, risk, secrets_in
 from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
-from handrail.options import collection, expect, shown, texts
+from handrail.options import collection, describe_value, expect, texts
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
-from handrail.text.controls import inert, mask, mask_secrets, one_line
+from handrail.text.controls import escape, mask, mask_secrets, one_line
 from handrail.text.log_filter import keep_out_of_logs
 from handrail.text.secrets import Secrets
 
@@ -56,8 +56,8 @@ FILES_READ: set[str] = set()
 in force."""
 
 REPAIRED = "io.handrail/repaired"
-_CLEANERS = 2  # threads in which large results are cleaned
-_PREVIEWERS = 4  # threads for previews: one that hangs takes none of those that tools run in
+_CLEANING_THREADS = 2  # threads in which large results are cleaned
+_PREVIEW_THREADS = 4  # threads for previews: one that hangs takes none of those that tools run in
 MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question
 
 
@@ -86,103 +86,105 @@ _MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
 }
 
 
-def checked(options: GuardOptions, where: str) -> GuardOptions:
+def check_guard_options(options: GuardOptions, where: str) -> GuardOptions:
     """Return guards as they are kept; TypeError where one is not what is meant. A list of rules becomes a policy."""
-    kept: dict[str, Any] = {**options}
+    guards: dict[str, Any] = {**options}
     for name, (meant, *kinds) in _MEANT.items():
-        if kept.get(name) is not None:
-            expect(f"{where}: {name}", kept[name], meant, *kinds)
-    if "policy" in kept:
-        kept["policy"] = policy_of(kept["policy"], f"{where}: policy")
-    if "secrets" in kept:
-        kept["secrets"] = frozenset(texts(f"{where}: secrets", kept["secrets"]))
-    if "inspectors" in kept:
-        kept["inspectors"] = collection(f"{where}: inspectors", kept["inspectors"], "functions (tool, result)")
-        for each in kept["inspectors"]:
+        if guards.get(name) is not None:
+            expect(f"{where}: {name}", guards[name], meant, *kinds)
+    if "policy" in guards:
+        guards["policy"] = policy_of(guards["policy"], f"{where}: policy")
+    if "secrets" in guards:
+        guards["secrets"] = frozenset(texts(f"{where}: secrets", guards["secrets"]))
+    if "inspectors" in guards:
+        guards["inspectors"] = collection(f"{where}: inspectors", guards["inspectors"], "functions (tool, result)")
+        for each in guards["inspectors"]:
             if not callable(each):
-                raise TypeError(f"{where}: inspectors: expected functions (tool, result), got {shown(each)} among them")
+                raise TypeError(
+                    f"{where}: inspectors: expected functions (tool, result), got {describe_value(each)} among them"
+                )
     # A trail, its settings and a store are told by what they can do: their modules need SQLite.
     for name, verb, meant in (
-        ("audit", "hand", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
+        ("audit", "submit", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
         ("store", "commit", 'a file such as "state.db", or a Store'),
         ("trail", "keep_days", "TrailSettings(…) of handrail.audit.log"),
     ):
-        given = kept.get(name)
-        if given is not None and not hasattr(given, verb) and (name == "trail" or not isinstance(given, str | Path)):
-            raise TypeError(f"{where}: {name}: expected {meant}, got {shown(given)}")
-    return cast(GuardOptions, kept)
+        value = guards.get(name)
+        if value is not None and not hasattr(value, verb) and (name == "trail" or not isinstance(value, str | Path)):
+            raise TypeError(f"{where}: {name}: expected {meant}, got {describe_value(value)}")
+    return cast(GuardOptions, guards)
 
 
 _PROMISED = Decision("ask", "built in: destructive tools ask", "the tool is destructive, and the client has not asked")
 
 
-class Gate:
+class GuardSet:
     """Guards that are not there are None, and cost nothing."""
 
     policy: Policy
     limiter: Limiter | None  # of calls
-    others: MemoryLimiter | None  # of requests that are no calls
-    shares: Shares | None  # of the slots of tools, by caller
+    request_limiter: MemoryLimiter | None  # of requests that are no calls
+    shares: CallerSlots | None  # of the slots of tools, by caller
     sanitizer: Sanitizer | None
     secrets: frozenset[str]  # that are known
     repairs: bool
     masking: Secrets | None  # of arguments that are written down
-    desk: Desk
+    approval_queue: ApprovalQueue
     audits: bool
     trail: Trail | None = None  # while the server serves
-    reading: ReadingOn | None = None  # while the server serves, and results may be cut
-    _sender: Sender | None = None
-    meeting: Store | None = None  # where the processes of one listener meet
-    _opened: SqliteStore | None = None
-    _counts: SqliteStore | None = None
-    _shared: StoreLimiter | None = None
+    truncated_results: TruncatedResults | None = None  # while the server serves, and results may be cut
+    _sender: WebhookSender | None = None
+    listener_store: Store | None = None  # where the processes of one listener meet
+    _own_store: SqliteStore | None = None
+    _count_store: SqliteStore | None = None
+    _shared_limiter: StoreLimiter | None = None
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.name = name
         self._clock = clock
         self._options: GuardOptions = {}
-        self.served = ""  # the file the server is served from, where a command was given one
-        self.serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
-        self._cleaners = Workers(_CLEANERS)
-        self._previewers = Workers(_PREVIEWERS)
+        self.served_file = ""  # the file the server is served from, where a command was given one
+        self.next_serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
+        self._cleaning_pool = ThreadPool(_CLEANING_THREADS)
+        self._preview_pool = ThreadPool(_PREVIEW_THREADS)
 
     def configure(self, options: GuardOptions) -> None:
         for name in ("rates", "sanitize", "approvals", "trail"):
             try:  # as a file would be read: a misspelled word is an error
-                if (given := options.get(name)) is not None:
-                    convert(to_builtins(given), type(given))
+                if (settings := options.get(name)) is not None:
+                    convert(to_builtins(settings), type(settings))
             except ValidationError as problem:
                 raise ValueError(f"{name}: {problem}") from None
         self._options = options
         self.policy = policy_of(options.get("policy"), "policy") or Policy(clock=self._clock)
-        self._ruled = not self.policy.is_open
+        self._has_policy = not self.policy.is_open
         rates = options.get("rates", Rates())
-        self.limiter = self.others = None if rates is None else MemoryLimiter(rates)
+        self.limiter = self.request_limiter = None if rates is None else MemoryLimiter(rates)
         limited = [] if rates is None else [each for each in (rates.tool, *rates.tools.values()) if each.share]
-        self.shares = Shares(rates) if rates is not None and limited else None
+        self.shares = CallerSlots(rates) if rates is not None and limited else None
         webhook = (options.get("approvals") or Approvals()).webhook
         signing = [webhook.secret()] if webhook.url else []
         self.secrets = secrets_in(os.environ) | frozenset([*options.get("secrets", ()), *signing])
-        wanted = options.get("sanitize", Sanitize())
-        patterns = {} if wanted is None else wanted.patterns
+        sanitize_options = options.get("sanitize", Sanitize())
+        patterns = {} if sanitize_options is None else sanitize_options.patterns
         keep_out_of_logs(self.secrets, patterns)
-        if wanted is None:
+        if sanitize_options is None:
             self.sanitizer = None
         else:
-            self.sanitizer = Sanitizer(wanted, secrets=self.secrets, inspectors=options.get("inspectors", ()))
+            self.sanitizer = Sanitizer(sanitize_options, secrets=self.secrets, inspectors=options.get("inspectors", ()))
         self.repairs = options.get("repair", False)
         self.audits = options.get("audit") is not None
-        self._known = Secrets(self.secrets, patterns)
-        self.masking = self._known if options.get("audit_arguments") else None
-        self._place_desk(self._given_store)
+        self._secret_matcher = Secrets(self.secrets, patterns)
+        self.masking = self._secret_matcher if options.get("audit_arguments") else None
+        self._set_approval_queue(self._configured_store)
 
-    async def open(self, post: Post) -> None:
+    async def open(self, post: HttpPost) -> None:
         """What has to be open while the server serves; `post` is how a webhook is asked."""
         ours, numbers = token_hex(6), count(1)  # random bytes for each call would be a system call each
-        self.serial = lambda: f"{ours}{next(numbers)}"  # no two alike, whatever process they are in
-        audit, kept = self._options.get("audit"), self._options.get("store")
+        self.next_serial = lambda: f"{ours}{next(numbers)}"  # no two alike, whatever process they are in
+        audit, store_option = self._options.get("audit"), self._options.get("store")
         try:
-            store = self._open_store(kept) if isinstance(kept, str | Path) else kept
+            store = self._open_store(store_option) if isinstance(store_option, str | Path) else store_option
             if isinstance(audit, str | Path):
                 store = self._open_trail(Path(audit), store)
             else:
@@ -191,19 +193,19 @@ class Gate:
                     if audit.store is None:
                         raise ValueError("audit: this trail has no store to keep approvals in; open_trail(…, store=…)")
                     store = audit.store
-                self._place_desk(store)
+                self._set_approval_queue(store)
         except (OSError, StoreError) as problem:
-            files = " and ".join(str(each) for each in (audit, kept) if isinstance(each, str | Path))
-            told = problem.strerror if isinstance(problem, OSError) else problem
-            raise StoreError(f"{files}: records and approvals cannot be kept there: {told}") from problem
-        self._count_together(store or self.meeting)
-        if self.desk.options.webhook.url:
-            self._sender = Sender(self.desk.options.webhook, self.desk, post)
-            self.desk.filed = self._sender.ask
+            files = " and ".join(str(each) for each in (audit, store_option) if isinstance(each, str | Path))
+            cause = problem.strerror if isinstance(problem, OSError) else problem
+            raise StoreError(f"{files}: records and approvals cannot be kept there: {cause}") from problem
+        self._share_limits(store or self.listener_store)
+        if self.approval_queue.options.webhook.url:
+            self._sender = WebhookSender(self.approval_queue.options.webhook, self.approval_queue, post)
+            self.approval_queue.on_created = self._sender.send
 
-    def _count_together(self, store: Store | None) -> None:
+    def _share_limits(self, store: Store | None) -> None:
         rates = self._options.get("rates", Rates())
-        alone, together = (None, None) if rates is None else rates.divided()
+        alone, together = (None, None) if rates is None else rates.split()
         if rates is None or alone is None or together is None:
             return
         if store is None and rates.shared:
@@ -212,24 +214,26 @@ class Gate:
             return  # there is nobody to share them with
         from handrail.guards.store_limits import StoreLimiter
 
-        if self._opened is not None and store is self._opened:  # counts need not wait for the disk
+        if self._own_store is not None and store is self._own_store:  # counts need not wait for the disk
             from handrail.stores.sqlite import SqliteStore
 
-            store = self._counts = SqliteStore(self._opened.path, durable=False, clock=self._clock)
-        self.limiter = self._shared = StoreLimiter(store, together, name=self.name, alone=MemoryLimiter(alone))
+            store = self._count_store = SqliteStore(self._own_store.path, durable=False, clock=self._clock)
+        self.limiter = self._shared_limiter = StoreLimiter(
+            store, together, name=self.name, local_limiter=MemoryLimiter(alone)
+        )
 
-    def read_on(self, catalog: Catalog, owner: Any) -> None:
+    def offer_read_more(self, catalog: Catalog, owner: Any) -> None:
         """Let callers read on where results are cut, if any are."""
         cap = smallest_cap(self._options.get("sanitize") or Sanitize())
-        if self.sanitizer is not None and cap and offered(catalog, owner):
-            self.reading = ReadingOn(self.name, cap, self._store)
-            self.sanitizer.keep = self.reading.keep
+        if self.sanitizer is not None and cap and add_read_more(catalog, owner):
+            self.truncated_results = TruncatedResults(self.name, cap, self._store)
+            self.sanitizer.store_remainder = self.truncated_results.new_handle
 
-    def end_reading(self, catalog: Catalog) -> None:
-        if self.reading is not None and self.sanitizer is not None:
-            self.reading = self.sanitizer.keep = None
+    def withdraw_read_more(self, catalog: Catalog) -> None:
+        if self.truncated_results is not None and self.sanitizer is not None:
+            self.truncated_results = self.sanitizer.store_remainder = None
             if any(entry.invoke is read_more for entry in catalog.entries):  # also one that was switched off
-                catalog.remove(NAME)
+                catalog.remove(TOOL_NAME)
 
     def _open_trail(self, path: Path, store: Store | None) -> Store | None:
         """With approvals in the same file, where that can be: then one transaction uses them up and records it."""
@@ -237,15 +241,15 @@ class Gate:
 
         settings = self._options.get("trail")
         if path.suffix not in DATABASES:
-            kept = MemoryStore(clock=self._clock) if store is None else store
-            self.trail = open_trail(path, settings, store=kept, clock=self._clock)
-            self._place_desk(kept, shared=store is not None)
+            approval_store = MemoryStore(clock=self._clock) if store is None else store
+            self.trail = open_trail(path, settings, store=approval_store, clock=self._clock)
+            self._set_approval_queue(approval_store, shared=store is not None)
             return store
         if store is not None:
             raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
         opened = self._open_store(path)
         self.trail = open_trail(opened, settings, clock=self._clock)
-        self._place_desk(opened)
+        self._set_approval_queue(opened)
         return opened
 
     def _open_store(self, path: str | Path) -> SqliteStore:
@@ -253,27 +257,27 @@ class Gate:
 
         settings = self._options.get("trail")
         durable = settings is None or settings.sync == "every-call"
-        self._opened = SqliteStore(path, durable=durable, clock=self._clock)
-        return self._opened
+        self._own_store = SqliteStore(path, durable=durable, clock=self._clock)
+        return self._own_store
 
     async def close(self) -> None:
         if self._sender is not None:
             await self._sender.close()
             self._sender = None
-        if self._shared is not None:
-            await self._shared.close()
-            self._shared = None
-            self.limiter = self.others
-        if self._counts is not None:
-            await self._counts.close()
-            self._counts = None
+        if self._shared_limiter is not None:
+            await self._shared_limiter.close()
+            self._shared_limiter = None
+            self.limiter = self.request_limiter
+        if self._count_store is not None:
+            await self._count_store.close()
+            self._count_store = None
         trail, self.trail = self.trail, None
         if trail is not None and trail is not self._options.get("audit"):
             await trail.close()
-        if self._opened is not None:
-            await self._opened.close()
-            self._opened = None
-            self._place_desk(self._given_store)
+        if self._own_store is not None:
+            await self._own_store.close()
+            self._own_store = None
+            self._set_approval_queue(self._configured_store)
 
     @property
     def store(self) -> Store:
@@ -281,26 +285,28 @@ class Gate:
         return self._store
 
     @property
-    def _given_store(self) -> Store | None:
+    def _configured_store(self) -> Store | None:
         store = self._options.get("store")
         return None if isinstance(store, str | Path) else store  # a file is opened with the server
 
-    def _place_desk(self, store: Store | None, shared: bool = True) -> None:
+    def _set_approval_queue(self, store: Store | None, shared: bool = True) -> None:
         options = self._options.get("approvals")
         self._store = MemoryStore(clock=self._clock) if store is None else store
         shared = (shared and store is not None) or bool(options and options.webhook.url)
-        hide = self._without_secrets
-        self.desk = Desk(self._store, options, trail=self.trail, clock=self._clock, shared=shared, hide=hide)
+        hide = self._mask_arguments
+        self.approval_queue = ApprovalQueue(
+            self._store, options, trail=self.trail, clock=self._clock, shared=shared, redact=hide
+        )
 
-    def _without_secrets(self, arguments: Object) -> Object:
+    def _mask_arguments(self, arguments: Object) -> Object:
         """Arguments as they may be kept."""
-        return cast(Object, mask_secrets(self._known.hidden_in(arguments), self.secrets))
+        return cast(Object, mask_secrets(self._secret_matcher.redact(arguments), self.secrets))
 
-    def decides(self, entry: Entry) -> bool:
+    def must_decide(self, entry: ToolEntry) -> bool:
         """Whether there is anything to decide about it."""
-        return self._ruled or entry.facts.annotations.get("destructiveHint") is True
+        return self._has_policy or entry.facts.annotations.get("destructiveHint") is True
 
-    def hides(self, entry: Entry, principal: Principal, revision: Revision) -> bool:
+    def hides(self, entry: ToolEntry, principal: Principal, revision: Revision) -> bool:
         policy = self.policy
         return policy.hides_anything and policy.hides(principal, entry.facts, revision.name) is not None
 
@@ -311,94 +317,96 @@ class Gate:
         hides = self.policy.hides
         return frozenset(each.tool.name for each in catalog if hides(principal, each.facts, revision.name))
 
-    def allow(self, principal: Principal, address: str, *, is_list: bool = False) -> Awaitable[Taken] | None:
+    def charge_request(
+        self, principal: Principal, address: str, *, is_list: bool = False
+    ) -> Awaitable[Admission] | None:
         """Another request than a call. What is given back is still to be `counted`."""
-        taken: Taken | Awaitable[Taken] = None
-        if self.others is not None:
-            taken = self.others.take(principal.id, "", address)
-        if taken is None and is_list and self._shared is not None:
-            taken = self._shared.take(principal.id, "", address)
-        if isinstance(taken, Throttled):
-            raise taken.refusal()
-        return taken if isinstance(taken, Awaitable) else None
+        charge: Admission | Awaitable[Admission] = None
+        if self.request_limiter is not None:
+            charge = self.request_limiter.take(principal.id, "", address)
+        if charge is None and is_list and self._shared_limiter is not None:
+            charge = self._shared_limiter.take(principal.id, "", address)
+        if isinstance(charge, Throttled):
+            raise charge.refusal()
+        return charge if isinstance(charge, Awaitable) else None
 
-    def put_on_record(self, call: Call) -> None:
+    def start_record(self, call: Call) -> None:
         """From now on: whatever becomes of this call."""
         if self.trail is None:
             raise Refused(Kind.UNRECORDED, f"{call.name} was not called: nobody has opened the record of it")
-        call.trail, call.serial, call.marks = self.trail, self.serial(), [perf_counter_ns()]
+        call.trail, call.serial, call.marks = self.trail, self.next_serial(), [perf_counter_ns()]
 
-    async def entered(self, call: Call, taken: Taken | Awaitable[Taken]) -> Callable[[], None] | None:
+    async def enter(self, call: Call, charge: Admission | Awaitable[Admission]) -> Callable[[], None] | None:
         """What gives the call's place back, if it was within the limits and takes one."""
-        if isinstance(taken, Awaitable):
-            if call.course is not None:
-                await TASK
+        if isinstance(charge, Awaitable):
+            if call.driver is not None:
+                await NEEDS_TASK
             try:
-                taken = await taken
+                charge = await charge
             except StoreError as problem:
                 raise _unrecorded(call, problem) from None
-        if isinstance(taken, Throttled):
-            raise taken.refusal()
-        return taken
+        if isinstance(charge, Throttled):
+            raise charge.refusal()
+        return charge
 
-    async def reentered(self, call: Call) -> Callable[[], None] | None:
-        """As `entered`, for one that gave its place back while a person thought. Its rates it has met."""
+    async def reenter(self, call: Call) -> Callable[[], None] | None:
+        """As `enter`, for one that gave its place back while a person thought. Its rates it has met."""
         if self.limiter is None:
             return None
-        return await self.entered_by_share(call, partial(self.limiter.place, call.name))
+        return await self.enter_with_share(call, partial(self.limiter.take_slot, call.name))
 
-    async def entered_by_share(
-        self, call: Call, take: Callable[[], Taken | Awaitable[Taken]]
+    async def enter_with_share(
+        self, call: Call, take: Callable[[], Admission | Awaitable[Admission]]
     ) -> Callable[[], None] | None:
-        """As `entered`; a caller that has its share of the tool's slots is refused before anything is taken."""
+        """As `enter`; a caller that has its share of the tool's slots is refused before anything is taken."""
         share = None
         if self.shares is not None:
             share = self.shares.take(call.principal.id, call.name, call.address)
         if isinstance(share, Throttled):
             raise share.refusal()
         try:
-            taken = take()
-            leave = None if taken is None else await self.entered(call, taken)
+            charge = take()
+            release = None if charge is None else await self.enter(call, charge)
         except BaseException:
             if share is not None:
                 share()
             raise
-        if share is None or leave is None:
-            return share or leave
-        return partial(_release, leave, share)
+        if share is None or release is None:
+            return share or release
+        return partial(_release, release, share)
 
     def repair(self, call: Call) -> None:
         """Arguments that are not valid as they stand get the one reading they have."""
-        found = repair(call.entry.input, call.arguments) if self.repairs else None
-        if found is None:
+        repaired = repair(call.entry.input, call.arguments) if self.repairs else None
+        if repaired is None:
             raise call.entry.bad_arguments(call.arguments)
         call.sent = call.arguments
-        call.arguments, call.repairs = found
-        told = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
-        log.info("tool %r: arguments read anew: %s", call.name, told)
+        call.arguments, call.repairs = repaired
+        summary = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
+        log.info("tool %r: arguments read anew: %s", call.name, summary)
 
-    def asks(self, call: Call) -> bool:
+    def needs_approval(self, call: Call) -> bool:
         """Whether a person has to agree; what nobody can agree to is refused."""
         who, facts = call.principal, call.entry.facts
         call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
         if decision.verdict == "deny":
-            allowed = self.policy.allowed(who, facts, decision, call.revision.name)
+            allowed = self.policy.denial_hint(who, facts, decision, call.revision.name)
             raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed {allowed}", readable=True)
-        if decision.verdict == "allow" and self._promised(call):
+        if decision.verdict == "allow" and self._is_promised(call):
             call.decision = decision = _PROMISED
         if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
             raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
         return decision.verdict == "ask"
 
-    async def agree(self, call: Call) -> None:
+    async def obtain_approval(self, call: Call) -> None:
         """A person says yes, or has said so before: the approval is used up when the intent is written."""
-        if call.course is not None:
-            await TASK
+        if call.driver is not None:
+            await NEEDS_TASK
         entry, decision = call.entry, call.decision
         assert decision is not None
-        asked = Asked(
+        request = ApprovalRequest(
             server=self.name,
-            principal=_whose(call),
+            principal=_approval_owner(call),
             tool=call.name,
             fingerprint=entry.fingerprint,
             arguments=call.arguments,
@@ -408,134 +416,142 @@ class Gate:
             client=call.client.name[:100],
             schema=entry.tool.input_schema,
             title=title_of(entry),
-            by=self.desk.options.deciders(call.is_identified),
-            remember=self.desk.options.remember,
-            source=encode([self.served, entry.source]).decode(),
-            description=inert("" if entry.tool.description is UNSET else entry.tool.description[:MAX_DESCRIPTION]),
+            by=self.approval_queue.options.deciders(call.is_identified),
+            remember=self.approval_queue.options.remember,
+            source=encode([self.served_file, entry.source]).decode(),
+            description=escape("" if entry.tool.description is UNSET else entry.tool.description[:MAX_DESCRIPTION]),
         )
         preview = None
         if entry.preview is not None:
-            preview = partial(run_preview, entry.preview, call, self._previewers, self._cleaner(call))
+            preview = partial(run_preview, entry.preview, call, self._preview_pool, self._text_cleaner(call))
         try:
-            grant = None if await self.desk.is_approved(asked) else await self.desk.granted(asked)
+            grant = (
+                None
+                if await self.approval_queue.is_approved(request)
+                else await self.approval_queue.find_grant(request)
+            )
             if grant is not None:
                 call.agreed = f"remembered {grant.id}"
                 return
-            call.approval = approval = await Agreement(call, asked, self.desk, preview).reached()
+            call.approval = approval = await ApprovalFlow(call, request, self.approval_queue, preview).run()
         except (TrailError, StoreError) as problem:
             raise _unrecorded(call, problem) from None
         if approval.edited is not None:
-            call.sent, call.shown = call.sent or call.arguments, call.arguments
+            call.sent, call.reviewed_arguments = call.sent or call.arguments, call.arguments
             misplaced: list[tuple[str, str]] = []
-            masked = self._without_secrets(call.shown)  # in the caller's order; what is kept is in another
-            call.arguments = unmasked(call.shown, masked, approval.edited, "", misplaced)
+            masked = self._mask_arguments(call.reviewed_arguments)  # in the caller's order; what is kept is in another
+            call.arguments = unmask(call.reviewed_arguments, masked, approval.edited, "", misplaced)
             if misplaced or not entry.input.valid(call.arguments):
-                await self.desk.cancel(approval)
+                await self.approval_queue.cancel(approval)
                 why = misplaced[0][1] if misplaced else entry.bad_arguments(call.arguments).text
                 raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
-            self.asks(call)  # whoever changed them has agreed
+            self.needs_approval(call)  # whoever changed them has agreed
 
-    def _promised(self, call: Call) -> bool:
+    def _is_promised(self, call: Call) -> bool:
         """Whether the client was told that a call like this is asked about, and so has not asked itself."""
         is_destructive = call.entry.facts.annotations.get("destructiveHint") is True
-        return is_destructive and self.promises(call.revision, call.client, call.is_identified)
+        return is_destructive and self.promises_to_ask(call.revision, call.client, call.is_identified)
 
-    def promises(self, revision: Revision, client: ClientInfo, is_identified: bool) -> bool:
+    def promises_to_ask(self, revision: Revision, client: ClientInfo, is_identified: bool) -> bool:
         """Whether the client leaves it to the server to ask its user about destructive tools, and the server can."""
-        can_ask = "elicitation/create" in revision.questions and client.declares("elicitation.form")
-        return client.leaves_asking and can_ask and self.desk.options.deciders(is_identified) in ("anyone", "caller")
+        can_ask = "elicitation/create" in revision.input_methods and client.declares("elicitation.form")
+        return (
+            client.delegates_confirmation
+            and can_ask
+            and self.approval_queue.options.deciders(is_identified) in ("anyone", "caller")
+        )
 
-    def _cleaner(self, call: Call) -> Callable[[str], str]:
+    def _text_cleaner(self, call: Call) -> Callable[[str], str]:
         """What takes the secrets out of a text about a call, also those of its arguments."""
-        known = self.secrets | set(_hidden(call.arguments, mask_secrets(call.arguments, self.secrets)))
+        secret_texts = self.secrets | set(_masked_texts(call.arguments, mask_secrets(call.arguments, self.secrets)))
 
         def clean(text: str) -> str:
-            return mask(text if self.sanitizer is None else str(self.sanitizer.value(text)), known)
+            return mask(text if self.sanitizer is None else str(self.sanitizer.value(text)), secret_texts)
 
         return clean
 
-    async def intend(self, call: Call) -> None:
+    async def record_intent(self, call: Call) -> None:
         """Write down what is about to be done, and use the approval up, in one step."""
-        changes = [self.desk.consuming(call.approval)] if call.approval is not None else []
+        changes = [self.approval_queue.consume_op(call.approval)] if call.approval is not None else []
         call.intended = done = True  # whoever is cancelled while it is written may find it written
         try:
             if call.trail is None:
                 done = await self._store.commit(changes)
-            elif call.course is not None:
-                call.trail.hand(intent(call, self.masking), call.course)
-                await call.course
+            elif call.driver is not None:
+                call.trail.submit(intent_record(call, self.masking), call.driver)
+                await call.driver
             else:
-                done = await call.trail.write(intent(call, self.masking), changes)
+                done = await call.trail.write(intent_record(call, self.masking), changes)
         except (TrailError, StoreError) as problem:
             call.intended = False
             raise _unrecorded(call, problem) from None
         if not done:
             call.intended = False
-            raise used_up(call.name)
+            raise approval_used_up(call.name)
         if call.approval is not None:
-            await self.desk.tell(call.approval)
+            await self.approval_queue.publish_change(call.approval)
 
-    async def continued(self, call: Call) -> None:
+    async def reissue_approval(self, call: Call) -> None:
         """The tool has asked something by ending its try: the approval is good for the next one too."""
-        if call.approval is not None and call.revision.asks == "retry":
+        if call.approval is not None and call.revision.input_mode == "retry":
             try:
-                ticket = await self.desk.continued(call.approval)
+                ticket = await self.approval_queue.reissue(call.approval)
             except (TrailError, StoreError) as problem:
                 log.error("tool %r has asked something: %s", call.name, problem)
                 text = f"{call.name} has asked something, which cannot be recorded now; the server's log says why"
                 raise Refused(Kind.UNRECORDED, text) from None
             call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
 
-    async def cleaned(
+    async def sanitize_result(
         self, call: Call, result: ToolResult, *, is_clean: bool = False, is_doubtful: bool = False
     ) -> ToolResult:
         """What may leave."""
         if call.repairs:
-            told = [{"path": each.path, "sent": each.sent, "became": each.became} for each in call.repairs]
-            result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: told})
+            repaired = [{"path": each.path, "sent": each.sent, "became": each.became} for each in call.repairs]
+            result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: repaired})
         if self.sanitizer is None or is_clean:
             return result
-        sent, given, name = result.structured, result, call.entry.tool.name
-        if not is_doubtful and self.sanitizer.passes(name, result):
+        sent, original, name = result.structured, result, call.entry.tool.name
+        if not is_doubtful and self.sanitizer.is_clean(name, result):
             return result
         if is_small(result):
-            walk = self.sanitizer.walk(name, result)
+            walk = self.sanitizer.scan(name, result)
         else:  # others do not wait for it
-            if call.course is not None:
-                await TASK
-            walk = await self._cleaners.run(partial(self.sanitizer.walk, name, result, copies=True))
+            if call.driver is not None:
+                await NEEDS_TASK
+            walk = await self._cleaning_pool.run(partial(self.sanitizer.scan, name, result, copies=True))
         result, findings = self.sanitizer.finish(name, walk)
-        if result is given and not findings:
+        if result is original and not findings:
             return result
         call.findings += findings
         left, schema = result.structured, None if result.is_error else call.entry.output
         if schema is not None and left is not sent and not schema.valid(left):
             result = replace(result, structured=UNSET, is_error=True, content=[_UNFIT, *result.content])
         reason = risk(findings) if findings else None
-        known = {} if result.meta is UNSET else result.meta
+        meta = {} if result.meta is UNSET else result.meta
         added: Object = {SANITIZED: changed} if (changed := changes(call.findings)) else {}
-        if reason is not None and RISK not in known:  # the author's own words win
+        if reason is not None and RISK not in meta:  # the author's own words win
             added[RISK] = {"level": "dangerous", "reason": reason}
-        return replace(result, meta={**known, **added}) if added else result
+        return replace(result, meta={**meta, **added}) if added else result
 
-    async def cleaned_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
+    async def sanitize_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
         """What may leave of a progress or log message, or of a question, and what was found in it."""
         if self.sanitizer is None:
             return params, ()
         if is_small(params):
             return self.sanitizer.message(params)
-        made: tuple[Json, Sequence[Finding]] = await self._cleaners.run(
+        message: tuple[Json, Sequence[Finding]] = await self._cleaning_pool.run(
             partial(self.sanitizer.message, params, copies=True)
         )
-        return made
+        return message
 
-    async def save_rest(self, call: Call, result: ToolResult) -> None:
+    async def save_remainder(self, call: Call, result: ToolResult) -> None:
         """Put away what was cut off, for whoever wants to read on."""
-        assert self.reading is not None
-        reading, fresh = self.reading, self.reading.taken()
-        if call.course is not None:
-            await TASK
-        await reading.save(fresh, call.principal.id, result)
+        assert self.truncated_results is not None
+        truncated_results, unsaved = self.truncated_results, self.truncated_results.take_unsaved()
+        if call.driver is not None:
+            await NEEDS_TASK
+        await truncated_results.save(unsaved, call.principal.id, result)
 
 
 _UNFIT = Text(
@@ -544,15 +560,15 @@ _UNFIT = Text(
 )
 
 
-def _hidden(real: Json, shown: Json) -> Iterator[str]:
+def _masked_texts(real: Json, masked: Json) -> Iterator[str]:
     """The texts that a mask hides."""
-    if type(real) is dict and type(shown) is dict:
-        for inner, seen in zip(real.values(), shown.values(), strict=False):
-            yield from _hidden(inner, seen)
-    elif type(real) is list and type(shown) is list:
-        for inner, seen in zip(real, shown, strict=False):
-            yield from _hidden(inner, seen)
-    elif real != shown:
+    if type(real) is dict and type(masked) is dict:
+        for inner, masked_value in zip(real.values(), masked.values(), strict=False):
+            yield from _masked_texts(inner, masked_value)
+    elif type(real) is list and type(masked) is list:
+        for inner, masked_value in zip(real, masked, strict=False):
+            yield from _masked_texts(inner, masked_value)
+    elif real != masked:
         yield real if type(real) is str else encode(real).decode()
 
 
@@ -561,10 +577,10 @@ def _release(*places: Callable[[], None]) -> None:
         release()
 
 
-def _whose(call: Call) -> str:
+def _approval_owner(call: Call) -> str:
     """Whose a yes is. Callers without a name are told apart by where they are: one's yes is not another's."""
-    who = call.principal.id
-    return f"{who} from {network(call.address)}" if who == ANONYMOUS else who
+    principal_id = call.principal.id
+    return f"{principal_id} from {network(call.address)}" if principal_id == ANONYMOUS else principal_id
 
 
 def _unrecorded(call: Call, problem: Exception) -> Refused:

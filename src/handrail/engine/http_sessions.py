@@ -24,7 +24,7 @@ from handrail.stores import Store
 
 SESSION_SECONDS = 24 * 3600
 EVENT_SECONDS = 300
-KEEP_EVENTS = 1_000
+MAX_EVENTS = 1_000
 TOPIC = "sessions"
 MAX_RECENT = 1_000
 END = b""  # the last record of a stream that is complete
@@ -35,7 +35,7 @@ _ENDED = b"ended"
 _CAPABILITIES = ("elicitation", "sampling", "roots")
 
 
-class Session(Struct, frozen=True):
+class HttpSession(Struct, frozen=True):
     """One session for as long as something of it is going on here."""
 
     name: str  # random, and the same in every process
@@ -45,7 +45,7 @@ class Session(Struct, frozen=True):
     key: str = ""  # in the store
 
 
-class Sessions:
+class HttpSessions:
     """The sessions of one server."""
 
     def __init__(self, engine: Engine, store: Store) -> None:
@@ -54,36 +54,42 @@ class Sessions:
         # `get` of a store that needs no waiting
         self.peek: Callable[[str], bytes | None] | None = getattr(store, "peek", None)
         # Reading an id again for every request would cost a third of a call.
-        self._recent: dict[tuple[bytes, str], Session] = {}
+        self._recent: dict[tuple[bytes, str], HttpSession] = {}
         self._live: WeakValueDictionary[str, Connection] = WeakValueDictionary()
 
-    def begin(self, connection: Connection, principal: Principal) -> str:
+    def issue_id(self, connection: Connection, principal: Principal) -> str:
         """The id of a session that has just shaken hands."""
         assert connection.revision is not None
-        who = connection.client
-        declared = {name: _names(who.capabilities[name]) for name in _CAPABILITIES if name in who.capabilities}
-        payload = [secrets.token_urlsafe(12), connection.revision.name, who.name[:100], who.version[:100], declared]
+        client = connection.client
+        declared = {name: _names(client.capabilities[name]) for name in _CAPABILITIES if name in client.capabilities}
+        payload = [
+            secrets.token_urlsafe(12),
+            connection.revision.name,
+            client.name[:100],
+            client.version[:100],
+            declared,
+        ]
         expires = int(self.engine.clock()) + SESSION_SECONDS
-        return self.engine.seal.close(_PURPOSE, principal.id, payload, expires)
+        return self.engine.seal.seal(_PURPOSE, principal.id, payload, expires)
 
-    async def find(self, ident: bytes, principal: Principal) -> Session | None:
+    async def find(self, session_id: bytes, principal: Principal) -> HttpSession | None:
         """The session of an id; None if it is not ours, not this caller's, too old, or was ended."""
-        session = self._recall(ident, principal)
-        return session and self._still(session, await self.store.get(session.key))
+        session = self._recall(session_id, principal)
+        return session and self._unless_ended(session, await self.store.get(session.key))
 
-    def find_at_once(self, ident: bytes, principal: Principal) -> Session | None:
+    def find_at_once(self, session_id: bytes, principal: Principal) -> HttpSession | None:
         """The same, with a store that needs no waiting."""
-        session = self._recall(ident, principal)
+        session = self._recall(session_id, principal)
         if session is not None and self.peek is not None:
-            noted = self.peek(session.key)
-            return session if noted is None else self._still(session, noted)
+            stored = self.peek(session.key)
+            return session if stored is None else self._unless_ended(session, stored)
         return None
 
-    def _recall(self, ident: bytes, principal: Principal) -> Session | None:
-        key = (ident, principal.id)
+    def _recall(self, session_id: bytes, principal: Principal) -> HttpSession | None:
+        key = (session_id, principal.id)
         session = self._recent.get(key)
         if session is None:
-            session = self._opened(ident.decode("latin-1"), principal)
+            session = self._unseal(session_id.decode("latin-1"), principal)
             if session is None:
                 return None
             self._recent[key] = session
@@ -91,19 +97,19 @@ class Sessions:
                 del self._recent[next(iter(self._recent))]
         return session if self.engine.clock() < session.expires else None
 
-    def _still(self, session: Session, noted: bytes | None) -> Session | None:
+    def _unless_ended(self, session: HttpSession, stored: bytes | None) -> HttpSession | None:
         """A session, unless it was ended."""
-        if noted == _ENDED:
+        if stored == _ENDED:
             return None
-        if noted is not None:
-            session.connection.level = LEVELS.index(noted.decode())
+        if stored is not None:
+            session.connection.level = LEVELS.index(stored.decode())
         return session
 
-    def _opened(self, text: str, principal: Principal) -> Session | None:
-        found = self.engine.seal.read(_PURPOSE, principal.id, text)
-        if found is None:
+    def _unseal(self, text: str, principal: Principal) -> HttpSession | None:
+        unsealed = self.engine.seal.read(_PURPOSE, principal.id, text)
+        if unsealed is None:
             return None
-        expires, (name, revision, client, version, declared) = found
+        expires, (name, revision, client, version, declared) = unsealed
         connection = self._live.get(name)
         if connection is None:
             if revision not in self.engine.offer.handshake:
@@ -113,30 +119,30 @@ class Sessions:
             connection.client = ClientInfo(client, version, UNSET, declared)
             connection.ready = True
             # Another process may ask in the same session: its questions must not be taken for ours.
-            connection.last_id = secrets.randbelow(2**32) << 16
+            connection.last_request_id = secrets.randbelow(2**32) << 16
             self._live[name] = connection
-        return Session(name, connection, expires, revision.encode(), f"session:{name}")
+        return HttpSession(name, connection, expires, revision.encode(), f"session:{name}")
 
     def live(self, name: str) -> Connection | None:
         return self._live.get(name)
 
-    async def pass_on(self, name: str, body: bytes | None) -> None:
+    async def publish(self, name: str, body: bytes | None) -> None:
         """Let the process in which a session or pipe has something going on hear a message, or (None) of its end."""
         await self.store.publish(TOPIC, encode([name, body]))
 
-    def begin_pipe(self, principal: Principal) -> str:
+    def issue_pipe_id(self, principal: Principal) -> str:
         """The id of a pipe of the transport of 2024, which lives in one process and is known to all."""
         expires = int(self.engine.clock()) + SESSION_SECONDS
-        return self.engine.seal.close(_PIPE, principal.id, secrets.token_urlsafe(12), expires)
+        return self.engine.seal.seal(_PIPE, principal.id, secrets.token_urlsafe(12), expires)
 
     def owns_pipe(self, text: str, principal: Principal) -> bool:
         return self.engine.seal.open(_PIPE, principal.id, text, self.engine.clock()) is not None
 
-    async def end(self, session: Session) -> None:
+    async def close(self, session: HttpSession) -> None:
         await self.store.put(session.key, _ENDED, ttl=SESSION_SECONDS)
-        await self.pass_on(session.name, None)
+        await self.publish(session.name, None)
 
-    async def note_level(self, session: Session) -> None:
+    async def save_level(self, session: HttpSession) -> None:
         level: str = LEVELS[session.connection.level]
         await self.store.put(session.key, level.encode(), ttl=SESSION_SECONDS)
 
@@ -146,24 +152,24 @@ class EventLog:
 
     LISTENER: ClassVar = "l-"  # begins the name of a stream for what the server says unasked
 
-    def __init__(self, store: Store, session: Session, stream: str) -> None:
+    def __init__(self, store: Store, session: HttpSession, stream: str) -> None:
         self.stream = stream
         self._store = store
         self._key = f"events:{session.name}:{self.stream}"
 
     async def add(self, message: bytes) -> str:
         """Keep a message; the id of its event."""
-        number = await self._store.append(self._key, message, keep=KEEP_EVENTS, ttl=EVENT_SECONDS)
-        return self.ident(number)
+        number = await self._store.append(self._key, message, keep=MAX_EVENTS, ttl=EVENT_SECONDS)
+        return self.event_id(number)
 
-    def ident(self, number: int) -> str:
+    def event_id(self, number: int) -> str:
         return f"{self.stream}.{number}"
 
     async def after(self, number: int) -> list[tuple[int, bytes]]:
         return await self._store.read(self._key, after=number)
 
 
-def read_ident(text: str) -> tuple[str, int] | None:
+def parse_event_id(text: str) -> tuple[str, int] | None:
     """The stream and the number an event id stands for."""
     stream, _, number = text.rpartition(".")
     return (stream, int(number)) if stream and number.isascii() and number.isdigit() and len(number) < 10 else None

@@ -17,35 +17,35 @@ from handrail.audit.format import TrailError
 from handrail.engine import recording
 from handrail.engine.call import Call
 from handrail.engine.core import Engine
-from handrail.engine.driving import Course
+from handrail.engine.driving import CoroutineDriver
 from handrail.engine.input_requests import questions_in
-from handrail.engine.pipeline import failed, told
+from handrail.engine.pipeline import error_result, failure_result
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.jsonrpc import Id, encode_sorted
 from handrail.model import REFUSED, InputRequest, Object, Principal, ToolResult
 from handrail.protocol.connection import CANCELLED, Connection
 from handrail.protocol.http_rules import Headers
 from handrail.revisions import Revision
-from handrail.revisions.base import SUBSCRIPTION, Fault
+from handrail.revisions.base import SUBSCRIPTION, ErrorMapping
 
 log = logging.getLogger("handrail")
 
 STATE_SECONDS = 3600
 CLEANUP_SECONDS = 0.3
-SOON_SECONDS = 0.02  # most calls have ended by then
+TIMER_DELAY_SECONDS = 0.02  # most calls have ended by then
 SLOW_SECONDS = 0.5  # without a turn of the event loop
 WARN_AGAIN_SECONDS = 60.0
 RECORD_SECONDS = 5.0  # for the record of a call that took too long already
-LATER = b""  # in place of an answer that will come
+REPLY_PENDING = b""  # in place of an answer that will come
 UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
 
-RESULT = Fault(0)  # told as the result of the tool
+RESULT = ErrorMapping(0)  # told as the result of the tool
 
-How = ToolResult | BaseException
-Reply = Callable[[bytes | None], None]
+ResultOrError = ToolResult | BaseException
+ReplyCallback = Callable[[bytes | None], None]
 
 
-class Outlet(Protocol):
+class ReplyChannel(Protocol):
     """Where messages to the peer go. `send` never waits; `drain` waits while too much is unsent."""
 
     def send(self, message: bytes) -> None: ...
@@ -58,293 +58,293 @@ class Subscription(Struct):
     id: Id
     revision: Revision
     tools: bool
-    reply: Reply
+    reply: ReplyCallback
 
 
-class Flight:
+class InFlightCalls:
     """What is going on between one peer and us."""
 
     status = 200  # what the last refusal is over HTTP
     address = ""  # where the peer is
     is_identified = False  # the transport has verified who the peer is
-    traced: Headers | None = None  # over HTTP, what the headers say of the trace
+    trace_headers: Headers | None = None  # over HTTP, what the headers say of the trace
     _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
-    _late: set[Call | None] | None = None  # calls that have no timer yet
-    _waiting: set[asyncio.Task[None]] | None = None  # other requests that are answered later
+    _untimed_calls: set[Call | None] | None = None  # calls that have no timer yet
+    _request_tasks: set[asyncio.Task[None]] | None = None  # other requests that are answered later
 
     def __init__(
-        self, engine: Engine, outlet: Outlet, principal: Principal, connection: Connection | None = None
+        self, engine: Engine, reply_channel: ReplyChannel, principal: Principal, connection: Connection | None = None
     ) -> None:
         self.engine = engine
-        self.outlet = outlet
+        self.reply_channel = reply_channel
         self.principal = principal
         self.loop = asyncio.get_running_loop()
         self.connection = connection or Connection(engine.offer, engine.hidden)
 
-    def begin(self, call: Call) -> bytes:
+    def start(self, call: Call) -> bytes:
         """Run a call; the answer if it has one already, else it goes to its `reply`."""
         engine, entry = self.engine, call.entry
-        if engine.gate.audits:
-            engine.gate.put_on_record(call)
+        if engine.guard_set.audits:
+            engine.guard_set.start_record(call)
         if (feed := engine.feed) is not None:
-            call.feed, call.marks, feed.call = feed, [feed.started], call
+            call.feed, call.marks, feed.call = feed, [feed.started_ns], call
             if call.trail is not None:
                 call.serial = feed.serial
-        handle = engine.handler_through(entry.via) if entry.via else engine.handle
+        handle = engine.handler_via(entry.via) if entry.via else engine.handle
         if handle is engine.inner and (entry.mode == "inline" or call.trail is not None):
-            call.course = Course(self, call, handle(call), copy_context())
-            return call.course.go()
+            call.driver = CoroutineDriver(self, call, handle(call), copy_context())
+            return call.driver.step()
         return self.run(call, handle(call), None)
 
     def run(self, call: Call, coroutine: Coroutine[Any, Any, ToolResult], context: Context | None) -> bytes:
         """Go on with a call in a task of its own."""
-        call.course = None
+        call.driver = None
         loop = self.loop
         began = loop.time()
-        task = self.engine.starter(loop)(coroutine, context)
+        task = self.engine.task_starter(loop)(coroutine, context)
         if loop.time() - began > SLOW_SECONDS:
             self._warn_of_blocking(call, loop.time() - began)
         if task.done():
-            return self.ended(call, _how(task))
+            return self.finish_call(call, _result_of(task))
         call.task = task
         if self._tasks is None:
             self._tasks = set()
         self._tasks.add(task)
-        task.add_done_callback(partial(self._settle, call))
-        return self.hold(call)
+        task.add_done_callback(partial(self._on_task_done, call))
+        return self.register(call)
 
-    def _warn_of_blocking(self, call: Call, taken: float) -> None:
+    def _warn_of_blocking(self, call: Call, seconds: float) -> None:
         """Name the tool that kept the event loop from everything else; each tool once a minute."""
         now = self.loop.time()
         if (
             call.entry.mode == "async"
-            and now - self.engine.warned.get(call.name, -WARN_AGAIN_SECONDS) >= WARN_AGAIN_SECONDS
+            and now - self.engine.blocking_warnings.get(call.name, -WARN_AGAIN_SECONDS) >= WARN_AGAIN_SECONDS
         ):
-            self.engine.warned[call.name] = now
+            self.engine.blocking_warnings[call.name] = now
             log.warning(
                 "tool %r held the event loop for %.1f s, and no other call went on: await what takes long"
                 " (asyncio.sleep in place of time.sleep), or make it `def`, which runs in a thread",
                 call.name,
-                taken,
+                seconds,
             )
 
-    def wait(self, answering: Coroutine[Any, Any, None]) -> None:
+    def start_request(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Answer a request that is no call later, and before the end."""
-        self._waiting = self._waiting or set()
-        self._waiting.add(task := self.loop.create_task(answering))
-        task.add_done_callback(self._waiting.discard)
+        self._request_tasks = self._request_tasks or set()
+        self._request_tasks.add(task := self.loop.create_task(coroutine))
+        task.add_done_callback(self._request_tasks.discard)
 
     # The way back to the peer
 
     @property
     def two_way(self) -> bool:
         """Whether the peer can be sent more than the answer to what it asked."""
-        return getattr(self.outlet, "two_way", True)
+        return getattr(self.reply_channel, "two_way", True)
 
-    def say(self, answer: bytes | None) -> None:
+    def send(self, answer: bytes | None) -> None:
         if answer is not None:
-            self.outlet.send(answer)
+            self.reply_channel.send(answer)
 
-    async def tell(self, call: Call, message: bytes) -> None:
+    async def notify(self, call: Call, message: bytes) -> None:
         if not call.closed:
             if call.feed is not None:
-                call.feed.said(call, "out", message)
-            self.outlet.send(message)
-            await self.outlet.drain()
+                call.feed.record_message(call, "out", message)
+            self.reply_channel.send(message)
+            await self.reply_channel.drain()
 
-    async def ask(self, call: Call, request: InputRequest) -> Object:
+    async def request_input(self, call: Call, request: InputRequest) -> Object:
         if call.closed:
             raise asyncio.CancelledError
         if not self.two_way:
             raise Refused(Kind.NEEDS_CAPABILITY, "The client cannot be asked: it does not accept text/event-stream")
         waiter: asyncio.Future[Object] = self.loop.create_future()
-        ident, message = self.connection.question(request.method, request.params, waiter)
-        self.outlet.send(message)
-        call.questions |= {ident}
+        request_id, message = self.connection.create_request(request.method, request.params, waiter)
+        self.reply_channel.send(message)
+        call.questions |= {request_id}
         if call.feed is not None:
-            call.feed.said(call, "out", message)
+            call.feed.record_message(call, "out", message)
         try:
             return await waiter
         finally:
-            self.take_back(call, ident)
+            self.cancel_input_request(call, request_id)
 
-    def take_back(self, call: Call, ident: Id) -> None:
+    def cancel_input_request(self, call: Call, request_id: Id) -> None:
         """Tell the client that a question need not be answered any more, if it was not."""
-        if self.connection.asked.pop(ident, None) is not None and CANCELLED in call.revision.notifications:
-            self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": ident}))
+        if self.connection.pending.pop(request_id, None) is not None and CANCELLED in call.revision.notifications:
+            self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": request_id}))
 
     def log_floor(self, call: Call) -> int:
         return self.connection.level if call.level is None else call.level
 
     async def close_stream(self, call: Call) -> None:
         """Where a call has a stream of its own, the client is to come back for the rest of it."""
-        pause = getattr(self.outlet, "pause", None)
-        if pause is not None and call.revision.primes:  # without a first event there is nothing to come back by
+        pause = getattr(self.reply_channel, "pause", None)
+        if pause is not None and call.revision.priming_event:  # without a first event there is nothing to come back by
             pause()
 
     # The clocks
 
-    def hold(self, call: Call) -> bytes:
+    def register(self, call: Call) -> bytes:
         """Count a call among those in flight. Its clocks begin now; a timer it gets if it is still there soon."""
         in_flight, entry = self.connection.in_flight, call.entry
         if in_flight.get(call.id) is call:
-            return LATER
+            return REPLY_PENDING
         in_flight[call.id] = call
-        call.touched = now = self.loop.time()
+        call.last_activity = now = self.loop.time()
         if call._deadline is None:
             call._deadline = now + entry.total
-        if entry.idle <= SOON_SECONDS or entry.total <= SOON_SECONDS:
-            self._arm(call)
-            return LATER
-        late = self._late = self._late or self.engine.late(self.loop)
-        if not late:
-            self.loop.call_later(SOON_SECONDS, _arm_all, late)
-            late.add(None)
-        late.add(call)
-        return LATER
+        if entry.idle <= TIMER_DELAY_SECONDS or entry.total <= TIMER_DELAY_SECONDS:
+            self._set_timer(call)
+            return REPLY_PENDING
+        untimed_calls = self._untimed_calls = self._untimed_calls or self.engine.untimed_calls(self.loop)
+        if not untimed_calls:
+            self.loop.call_later(TIMER_DELAY_SECONDS, _set_timers, untimed_calls)
+            untimed_calls.add(None)
+        untimed_calls.add(call)
+        return REPLY_PENDING
 
-    def _arm(self, call: Call) -> None:
-        since = self.loop.time() if call.waiting else call.touched
-        call.timer = self.loop.call_at(min(since + call.entry.idle, call.deadline), self._tick, call)
+    def _set_timer(self, call: Call) -> None:
+        since = self.loop.time() if call.waiting else call.last_activity
+        call.timer = self.loop.call_at(min(since + call.entry.idle, call.deadline), self._on_timer, call)
 
-    def _tick(self, call: Call) -> None:
+    def _on_timer(self, call: Call) -> None:
         now = self.loop.time()
         if now >= call.deadline:
             self._time_out(call, f"took longer than {call.entry.total:g} s")
-        elif not call.waiting and now - call.touched >= call.entry.idle:
+        elif not call.waiting and now - call.last_activity >= call.entry.idle:
             self._time_out(call, f"gave no sign of life for {call.entry.idle:g} s")
         else:
-            self._arm(call)
+            self._set_timer(call)
 
-    def _time_out(self, call: Call, what: str) -> None:
-        log.warning("tool %r %s; given up", call.name, what)
+    def _time_out(self, call: Call, reason: str) -> None:
+        log.warning("tool %r %s; given up", call.name, reason)
         if call.recorded:  # or about to be: what is late is the disk
-            self._land(call, LATER, TrailError("it takes too long"))
+            self._on_recorded(call, REPLY_PENDING, TrailError("it takes too long"))
             return
         call.timed_out = call.cancelled = True
-        answer = self.refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {what}."))
+        answer = self.encode_refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {reason}."))
         self._answer_early(call, TimeoutError(), answer)
-        if not call.over:  # it waits for the disk, which may be what was late all along
-            late = TrailError("it takes too long")
-            call.timer = self.loop.call_later(RECORD_SECONDS, self._land, call, LATER, late)
+        if not call.is_answered:  # it waits for the disk, which may be what was late all along
+            timeout_error = TrailError("it takes too long")
+            call.timer = self.loop.call_later(RECORD_SECONDS, self._on_recorded, call, REPLY_PENDING, timeout_error)
 
     def cancel(self, call: Call) -> None:
         """Somebody at the server has had enough of a call. Its caller, who has not, is told so."""
         if not call.closed and not call.recorded:
             call.cancelled = True
-            answer = self._failure(call, f"The tool {call.name} was cancelled by an operator.")
+            answer = self._encode_failure(call, f"The tool {call.name} was cancelled by an operator.")
             self._answer_early(call, asyncio.CancelledError(), answer, at_once=False)
 
-    def _answer_early(self, call: Call, how: BaseException, answer: bytes, *, at_once: bool = True) -> None:
+    def _answer_early(self, call: Call, error: BaseException, answer: bytes, *, at_once: bool = True) -> None:
         """Answer a call that goes on, perhaps, and that nobody waits for any more."""
         if call.trail is not None:
-            answer = self._recorded(call, how, answer)
-        call.stop(at_once=at_once)
+            answer = self._record_outcome(call, error, answer)
+        call.cancel_work(at_once=at_once)
         self.reply(call, answer)
 
     # The end of a call
 
-    def _settle(self, call: Call, task: asyncio.Task[ToolResult]) -> None:
+    def _on_task_done(self, call: Call, task: asyncio.Task[ToolResult]) -> None:
         if self._tasks is not None:
             self._tasks.discard(task)
-        self.reply(call, self.ended(call, _how(task)))
+        self.reply(call, self.finish_call(call, _result_of(task)))
 
-    def ended(self, call: Call, how: How) -> bytes:
+    def finish_call(self, call: Call, result: ResultOrError) -> bytes:
         """The answer to a call that has ended, as soon as that is on record; whoever gave it up has answered it."""
         if call.feed is not None:
             try:
-                call.feed.ended(call, how)
+                call.feed.record_end(call, result)
             except Exception:  # who looks on does not come between
                 log.exception("the end of %s could not be shown", call.name)
-        answer = LATER if call.cancelled else self._finish(call, how)
-        return answer if call.trail is None or call.recorded else self._recorded(call, how, answer)
+        answer = REPLY_PENDING if call.cancelled else self._encode_outcome(call, result)
+        return answer if call.trail is None or call.recorded else self._record_outcome(call, result, answer)
 
-    def _recorded(self, call: Call, how: How, answer: bytes) -> bytes:
+    def _record_outcome(self, call: Call, result: ResultOrError, answer: bytes) -> bytes:
         """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
         assert call.trail is not None
-        record = recording.ended(call, how)
+        record = recording.outcome_record(call, result)
         call.recorded = True
         if not call.intended:
-            call.trail.hand(record)
+            call.trail.submit(record)
             return answer
-        if answer is not LATER:
-            self.hold(call)
-        call.trail.hand(record, partial(self._land, call, answer))
-        return LATER
+        if answer is not REPLY_PENDING:
+            self.register(call)
+        call.trail.submit(record, partial(self._on_recorded, call, answer))
+        return REPLY_PENDING
 
-    def _land(self, call: Call, answer: bytes, problem: TrailError | None) -> None:
+    def _on_recorded(self, call: Call, answer: bytes, problem: TrailError | None) -> None:
         if problem is not None:
             log.error("the outcome of %s (%s) could not be recorded: %s", call.name, call.serial, problem)
             self.status = 200
-            answer = self._failure(call, UNRECORDED % call.name)
+            answer = self._encode_failure(call, UNRECORDED % call.name)
         self.reply(call, answer)
 
     def reply(self, call: Call, answer: bytes | None) -> None:
-        if call.over or answer is LATER:
+        if call.is_answered or answer is REPLY_PENDING:
             return
-        call.over = True
+        call.is_answered = True
         self.connection.in_flight.pop(call.id, None)
         if call.timer is not None:
             call.timer.cancel()
-        elif self._late is not None:
-            self._late.discard(call)
-        if call.landing is not None:
-            call.landing.set_result(None)
+        elif self._untimed_calls is not None:
+            self._untimed_calls.discard(call)
+        if call.reply_future is not None:
+            call.reply_future.set_result(None)
         call.reply(answer)
 
-    def _finish(self, call: Call, how: How) -> bytes:
+    def _encode_outcome(self, call: Call, result: ResultOrError) -> bytes:
         """The answer to a call that has ended, however it ended."""
         revision = call.revision
         call.closed = True
-        if isinstance(how, BaseException):
-            if isinstance(how, Refused):
-                how.__traceback__ = None  # which would lead back to here, and only the garbage collector out again
-                return self.refusal(revision, call.id, how)
-            if (questions := questions_in(how)) is not None:
+        if isinstance(result, BaseException):
+            if isinstance(result, Refused):
+                result.__traceback__ = None  # which would lead back to here, and only the garbage collector out again
+                return self.encode_refusal(revision, call.id, result)
+            if (questions := questions_in(result)) is not None:
                 return self._input_required(call, questions)
-            if isinstance(how, ToolError):  # from middleware; from the tool itself it has become a result already
-                how = told(call.name, how)
-            elif isinstance(how, asyncio.CancelledError):
-                how = failed(f"The tool {call.name} was cancelled.")
+            if isinstance(result, ToolError):  # from middleware; from the tool itself it has become a result already
+                result = failure_result(call.name, result)
+            elif isinstance(result, asyncio.CancelledError):
+                result = error_result(f"The tool {call.name} was cancelled.")
             else:
-                log.error("tools/call %r failed outside the tool", call.name, exc_info=how)
-                return self.refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
+                log.error("tools/call %r failed outside the tool", call.name, exc_info=result)
+                return self.encode_refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
         try:
-            answer = self.answer(revision, call.id, revision.result(how, call.entry.wraps))
+            answer = self.encode_response(revision, call.id, revision.result(result, call.entry.wraps))
         except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
             log.error("tool %r returned what cannot be sent: %s", call.name, problem)
-            answer = self._failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
+            answer = self._encode_failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
         if len(answer) > self.engine.limits.max_message_bytes:
             size, most = len(answer), self.engine.limits.max_message_bytes
             text = f"The result of {call.name} has {size:,} bytes; at most {most:,} can be sent. Ask for less of it."
             hint = "return pages, cut texts with Sanitize(max_text=…), link to a resource, or raise max_message_bytes"
             log.error("tool %r: its result has %s bytes, at most %s can be sent: %s", call.name, size, most, hint)
-            answer = self._failure(call, f"{text} (Its author can {hint}.)")
+            answer = self._encode_failure(call, f"{text} (Its author can {hint}.)")
         return answer
 
-    def _failure(self, call: Call, text: str) -> bytes:
-        return self.answer(call.revision, call.id, call.revision.result(failed(text), False))
+    def _encode_failure(self, call: Call, text: str) -> bytes:
+        return self.encode_response(call.revision, call.id, call.revision.result(error_result(text), False))
 
-    def give_up(self, known: Call | Subscription) -> None:
+    def cancel_without_reply(self, request: Call | Subscription) -> None:
         """The peer does not want the answer any more: stop, and say nothing."""
-        if isinstance(known, Call):
-            known.stop()
-            known._flight.reply(known, None)  # over HTTP it came in another one than the news that it is not wanted
+        if isinstance(request, Call):
+            request.cancel_work()
+            request._flight.reply(request, None)  # over HTTP it came in another one than the news that it is not wanted
         else:
-            del self.connection.in_flight[known.id]
-            known.reply(None)
+            del self.connection.in_flight[request.id]
+            request.reply(None)
 
     # Input asked for by answer and retry
 
     def _input_required(self, call: Call, questions: dict[str, InputRequest]) -> bytes:
         expires = int(self.engine.clock()) + STATE_SECONDS
         sent = call.arguments if call.sent is None else call.sent  # what the retry will bring again
-        state = self.engine.seal.close(_purpose(call.name, sent), self.principal.id, call.answered, expires)
+        state = self.engine.seal.seal(_purpose(call.name, sent), self.principal.id, call.answered, expires)
         asked: Object = {"inputRequests": questions} if questions else {}
         result = {"resultType": "input_required", **asked, "requestState": state}
-        return self.answer(call.revision, call.id, result)
+        return self.encode_response(call.revision, call.id, result)
 
-    def retried(self, params: Any) -> Object:
+    def retry_answers(self, params: Any) -> Object:
         """All answers given so far: those sealed in the state, and those of this round."""
         answers: Object = {} if params.input_responses is UNSET else params.input_responses
         if params.request_state is UNSET:
@@ -357,72 +357,74 @@ class Flight:
 
     # The end of everything
 
-    async def finish(self, grace: float) -> None:
+    async def close(self, grace: float) -> None:
         """Let calls that were accepted end, for as long as `grace`; then give them up."""
-        for waiter in self.connection.asked.values():
+        for waiter in self.connection.pending.values():
             if not waiter.done():
                 waiter.set_exception(TransportError("the client has gone"))
-        self.end_subscriptions()
-        if landings := self.landings():
+        self.close_subscriptions()
+        if landings := self.pending_replies():
             await asyncio.wait(landings, timeout=grace)
-        self.drop()
+        self.cancel_all()
         if self._tasks:  # whose own clean-up may need what the lifespan is about to close
             await asyncio.wait(self._tasks, timeout=CLEANUP_SECONDS)
 
-    def landings(self) -> list[asyncio.Future[None]]:
+    def pending_replies(self) -> list[asyncio.Future[None]]:
         """Of each request that is in flight: done when it is answered."""
-        calls = [known for known in self.connection.in_flight.values() if isinstance(known, Call)]
+        calls = [request for request in self.connection.in_flight.values() if isinstance(request, Call)]
         for call in calls:
-            call.landing = call.landing or self.loop.create_future()
-        return [*(call.landing for call in calls if call.landing is not None), *(self._waiting or ())]
+            call.reply_future = call.reply_future or self.loop.create_future()
+        return [*(call.reply_future for call in calls if call.reply_future is not None), *(self._request_tasks or ())]
 
-    def end_subscriptions(self) -> None:
+    def close_subscriptions(self) -> None:
         """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
-        for known in list(self.connection.in_flight.values()):
-            if isinstance(known, Subscription):
-                del self.connection.in_flight[known.id]
-                result = {"resultType": "complete", "_meta": {SUBSCRIPTION: known.id}}
-                known.reply(self.answer(known.revision, known.id, result))
-                self.outlet.send(jsonrpc.notification(CANCELLED, {"requestId": known.id}))
+        for subscription in list(self.connection.in_flight.values()):
+            if isinstance(subscription, Subscription):
+                del self.connection.in_flight[subscription.id]
+                result = {"resultType": "complete", "_meta": {SUBSCRIPTION: subscription.id}}
+                subscription.reply(self.encode_response(subscription.revision, subscription.id, result))
+                self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": subscription.id}))
 
-    def drop(self) -> None:
+    def cancel_all(self) -> None:
         """Give up whatever is still running; the peer hears nothing more."""
-        for known in list(self.connection.in_flight.values()):
-            self.give_up(known)
-        for task in self._waiting or ():
+        for request in list(self.connection.in_flight.values()):
+            self.cancel_without_reply(request)
+        for task in self._request_tasks or ():
             task.cancel()
 
     # Answers
 
-    def answer(self, revision: Revision, ident: Id, result: Object) -> bytes:
-        if revision.stamp is not None and self.engine.identify:
-            result = revision.stamp(result, self.engine.identity)
-        return jsonrpc.answer(ident, result)
+    def encode_response(self, revision: Revision, request_id: Id, result: Object) -> bytes:
+        if revision.add_server_info is not None and self.engine.identify:
+            result = revision.add_server_info(result, self.engine.identity)
+        return jsonrpc.response(request_id, result)
 
-    def refusal(self, revision: Revision, ident: Id | UnsetType, refused: Refused) -> bytes:
-        sanitizer = self.engine.gate.sanitizer
+    def encode_refusal(self, revision: Revision, request_id: Id | UnsetType, refused: Refused) -> bytes:
+        sanitizer = self.engine.guard_set.sanitizer
         if sanitizer is not None:
             refused.text = sanitizer.text(refused.text)
             refused.data = None if refused.data is None else sanitizer.value(refused.data)
-        form = RESULT if refused.readable else self.engine.forms.get(refused.kind) or revision.faults[refused.kind]
+        form = (
+            RESULT if refused.readable else self.engine.forms.get(refused.kind) or revision.error_mappings[refused.kind]
+        )
         self.status = form.status
         self.retry_after = refused.retry_after
         if form.code:
-            return revision.error(ident, form.code, refused)
-        told = failed(refused.prefix + refused.text)
+            return revision.error(request_id, form.code, refused)
+        result = error_result(refused.prefix + refused.text)
         if refused.readable:
-            told.meta = {REFUSED: refused.kind.value}
-        return self.answer(revision, "" if ident is UNSET else ident, revision.result(told, False))
+            result.meta = {REFUSED: refused.kind.value}
+        return self.encode_response(revision, "" if request_id is UNSET else request_id, revision.result(result, False))
 
 
-def _arm_all(late: set[Call | None]) -> None:
-    for call in late:
+def _set_timers(untimed_calls: set[Call | None]) -> None:
+    for call in untimed_calls:
         if call is not None:
-            call._flight._arm(call)
-    late.clear()
+            call._flight._set_timer(call)
+    untimed_calls.clear()
 
 
-def _how(task: asyncio.Task[ToolResult]) -> How:
+def _result_of(task: asyncio.Task[ToolResult]) -> ResultOrError:
     try:
         return task.result()
     except BaseException as problem:

@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from handrail.errors import LocalProtocolError, Refused, ToolError
 from handrail.model import InputRequest, Json, Object
-from handrail.options import shown
+from handrail.options import describe_value
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import form_for
-from handrail.text.controls import asked_secret
+from handrail.text.controls import secret_field
 
 Action = Literal["accept", "decline", "cancel"]
 _PRIMITIVES = ("string", "number", "integer", "boolean")
@@ -27,7 +27,7 @@ class Answer(Struct, frozen=True):
     content: Any = None
 
 
-class NeedInput(BaseException):
+class InputRequired(BaseException):
     """Ends a first try: the answer to these questions is needed.
 
     Not an `Exception`, so that a tool's own `except Exception` does not swallow it.
@@ -38,7 +38,7 @@ class NeedInput(BaseException):
         self.requests = requests
 
 
-class Later(NeedInput):
+class RetryLater(InputRequired):
     """Ends a try without a question: the client is to call again, and need not ask anybody first."""
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Later(NeedInput):
 
 def questions_in(problem: BaseException) -> dict[str, InputRequest] | None:
     """The questions that ended a try; asked side by side in a task group, they come as a group. None: it was no try."""
-    if isinstance(problem, NeedInput):
+    if isinstance(problem, InputRequired):
         return problem.requests
     inner = problem.exceptions if isinstance(problem, BaseExceptionGroup) else ()
-    found = [asked for each in inner if (asked := questions_in(each)) is not None]
-    return {key: request for asked in found for key, request in asked.items()} if found else None
+    groups = [requests for each in inner if (requests := questions_in(each)) is not None]
+    return {key: request for requests in groups for key, request in requests.items()} if groups else None
 
 
 class Form:
@@ -64,11 +64,11 @@ class Form:
         if isinstance(form, Mapping):
             schema = dict(form)
         elif not isinstance(form, type):
-            raise LocalProtocolError(f"form: expected a class, or a JSON Schema as a dict, got {shown(form)}")
+            raise LocalProtocolError(f"form: expected a class, or a JSON Schema as a dict, got {describe_value(form)}")
         else:
             schema, self._convert = form_for(form)
         _check_flat(schema)
-        if field := asked_secret(schema):
+        if field := secret_field(schema):
             raise LocalProtocolError(
                 f"form: {field!r} asks for a secret, which must not pass through a client and its model; send the user"
                 " to a page of yours with `call.ask_url(…)`"

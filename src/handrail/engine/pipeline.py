@@ -18,17 +18,17 @@ from msgspec import UNSET, MsgspecError
 from msgspec.json import decode as parse
 
 from handrail.engine.call import Call
-from handrail.engine.catalog import Entry
-from handrail.engine.driving import TASK
-from handrail.engine.guard_set import Gate
+from handrail.engine.catalog import ToolEntry
+from handrail.engine.driving import NEEDS_TASK
+from handrail.engine.guard_set import GuardSet
 from handrail.engine.input_requests import questions_in
-from handrail.engine.thread_pool import Workers
+from handrail.engine.thread_pool import ThreadPool
 from handrail.engine.truncation import read_more
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
-from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, Problem, ResourceLink, Text, ToolResult
+from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult, Violation
 from handrail.options import collection
-from handrail.schema.jsonable import NotJson, plain
+from handrail.schema.jsonable import NotJson, to_jsonable
 
 log = logging.getLogger("handrail")
 
@@ -38,37 +38,37 @@ Middleware = Callable[[Call, Handler], Awaitable[ToolResult]]
 _BLOCKS = (Text, Image, Audio, ResourceLink, EmbeddedResource)
 
 
-def pipeline(workers: Workers, gate: Gate) -> Handler:
+def pipeline(thread_pool: ThreadPool, guards: GuardSet) -> Handler:
     """The guards of a server, in their order."""
 
     async def run(call: Call) -> ToolResult:
-        entry, leave, marks = call.entry, None, call.marks
+        entry, release, marks = call.entry, None, call.marks
         if marks is not None:
             marks.append(perf_counter_ns())
-        if gate.limiter is not None:
-            take = gate.limiter.take
-            if gate.shares is not None:
-                taking = partial(take, call.principal.id, entry.tool.name, call.address)
-                leave = await gate.entered_by_share(call, taking)
-            elif (taken := take(call.principal.id, entry.tool.name, call.address)) is not None:
-                leave = await gate.entered(call, taken)
+        if guards.limiter is not None:
+            take = guards.limiter.take
+            if guards.shares is not None:
+                charge_call = partial(take, call.principal.id, entry.tool.name, call.address)
+                release = await guards.enter_with_share(call, charge_call)
+            elif (charge := take(call.principal.id, entry.tool.name, call.address)) is not None:
+                release = await guards.enter(call, charge)
         try:
             if marks is not None:
                 marks.append(perf_counter_ns())
             if not entry.input.valid(call.arguments):
-                gate.repair(call)
+                guards.repair(call)
             if marks is not None:
                 marks.append(perf_counter_ns())
-            if gate.decides(entry) and gate.asks(call):
-                if leave is not None:
-                    leave()
-                    leave = None
-                await gate.agree(call)
-                leave = await gate.reentered(call)
+            if guards.must_decide(entry) and guards.needs_approval(call):
+                if release is not None:
+                    release()
+                    release = None
+                await guards.obtain_approval(call)
+                release = await guards.reenter(call)
             if marks is not None:
                 marks.append(perf_counter_ns())
             if call.trail is not None or call.approval is not None:
-                await gate.intend(call)
+                await guards.record_intent(call)
             if marks is not None:
                 marks.append(perf_counter_ns())
             value: Any = None
@@ -78,76 +78,78 @@ def pipeline(workers: Workers, gate: Gate) -> Handler:
                 elif entry.mode == "inline":
                     value = entry.invoke(call.arguments, call)
                 else:
-                    ended, leave = leave, None  # a thread that nobody waits for any more still has its place
-                    value = await workers.run(_invoked, call, ended=ended)
-                result = outcome(entry, value)
+                    ended, release = release, None  # a thread that nobody waits for any more still has its place
+                    value = await thread_pool.run(_invoke_in_thread, call, ended=ended)
+                result = to_result(entry, value)
             except ToolError as failure:
-                result = _marked(entry, told(entry.tool.name, failure))
+                result = _mark_dangerous(entry, failure_result(entry.tool.name, failure))
             except (Refused, asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as problem:
                 if questions_in(problem) is not None:
-                    await gate.continued(call)
+                    await guards.reissue_approval(call)
                     raise
                 # The text of an exception may hold anything; only the log gets it.
-                log.exception("tool %r failed%s", entry.tool.name, _traced(call))
-                result = failed(f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details.")
+                log.exception("tool %r failed%s", entry.tool.name, _trace_suffix(call))
+                result = error_result(
+                    f"The tool {entry.tool.name} failed unexpectedly; the server's log has the details."
+                )
             if call.unsent:  # notifications come before the answer, also those the tool did not await
-                if call.course is not None:
-                    await TASK
+                if call.driver is not None:
+                    await NEEDS_TASK
                 await asyncio.wait(call.unsent)
             if marks is not None:
                 marks.append(perf_counter_ns())
             mirrored = result.structured is not UNSET and not isinstance(value, ToolResult)
             if call.repairs or (
-                gate.sanitizer is not None and not gate.sanitizer.passes(entry.tool.name, result, mirrored)
+                guards.sanitizer is not None and not guards.sanitizer.is_clean(entry.tool.name, result, mirrored)
             ):
                 # What can be read on was cleaned before it was cut.
-                result = await gate.cleaned(
+                result = await guards.sanitize_result(
                     call, result, is_clean=entry.invoke is read_more, is_doubtful=not call.repairs
                 )
-                if gate.reading is not None and gate.reading.fresh:
-                    await gate.save_rest(call, result)
+                if guards.truncated_results is not None and guards.truncated_results.unsaved:
+                    await guards.save_remainder(call, result)
             if marks is not None:
                 marks.append(perf_counter_ns())
             return result
         finally:
-            if leave is not None:
-                leave()
+            if release is not None:
+                release()
 
     return run
 
 
-def _invoked(call: Call) -> Any:
+def _invoke_in_thread(call: Call) -> Any:
     """In a thread. Whoever cancelled the call while it waited for one has been told that it was."""
     if call.cancelled:
         raise asyncio.CancelledError
     return call.entry.invoke(call.arguments, call)
 
 
-def told(name: str, failure: ToolError) -> ToolResult:
+def failure_result(name: str, failure: ToolError) -> ToolResult:
     """A failure in the words of whoever raised it."""
     try:
-        return ToolResult([Text(failure.text)], is_error=True, data=plain(failure.data))
+        return ToolResult([Text(failure.text)], is_error=True, data=to_jsonable(failure.data))
     except BaseException as problem:  # of its own methods; some would leave the loop, and end the server
         log.error("tool %r: the data of a ToolError cannot be sent: %r", name, problem)
-        return failed(failure.text)
+        return error_result(failure.text)
 
 
-def compose(middleware: list[Middleware], inner: Handler, gate: Gate) -> Handler:
+def compose(middleware: list[Middleware], inner: Handler, guards: GuardSet) -> Handler:
     """Middleware around a handler, the first one outermost; what it makes of a result is cleaned as well."""
     for each in reversed(middleware):
         inner = _around(each, inner)
 
     async def handle(call: Call) -> ToolResult:
         try:
-            result = outcome(call.entry, await inner(call))  # whatever was made of it: it keeps its promises
+            result = to_result(call.entry, await inner(call))  # whatever was made of it: it keeps its promises
         except ToolError as failure:
-            result = told(call.name, failure)
-        if gate.sanitizer is not None:  # also what comes back as it went: there may be more in it by now
-            result = await gate.cleaned(call, result)
-            if gate.reading is not None and gate.reading.fresh:
-                await gate.save_rest(call, result)
+            result = failure_result(call.name, failure)
+        if guards.sanitizer is not None:  # also what comes back as it went: there may be more in it by now
+            result = await guards.sanitize_result(call, result)
+            if guards.truncated_results is not None and guards.truncated_results.unsaved:
+                await guards.save_remainder(call, result)
         return result
 
     return handle if middleware else inner
@@ -166,77 +168,79 @@ def _around(middleware: Middleware, inner: Handler) -> Handler:
     return handle
 
 
-def _traced(call: Call) -> str:
+def _trace_suffix(call: Call) -> str:
     return "" if call.trace is None else f" in trace {call.trace.trace_id}"
 
 
-def failed(text: str) -> ToolResult:
+def error_result(text: str) -> ToolResult:
     return ToolResult([Text(text)], is_error=True)
 
 
-def outcome(entry: Entry, value: Any) -> ToolResult:
+def to_result(entry: ToolEntry, value: Any) -> ToolResult:
     """What a tool returned, as a result that keeps its promises."""
     schema = entry.output
     if type(value) is str and schema is None:
         result = ToolResult([Text(value)])
     else:
         try:
-            result = _complete(value) if isinstance(value, ToolResult) else _result(value, schema is not None)
+            result = (
+                _normalize_result(value) if isinstance(value, ToolResult) else _wrap_value(value, schema is not None)
+            )
             if schema is not None and not result.is_error:
                 if result.structured is UNSET:
-                    raise _BrokenPromise("no structured content")
+                    raise _OutputMismatch("no structured content")
                 if not schema.valid(result.structured):
                     problems = schema.problems(result.structured)
-                    raise _BrokenPromise("; ".join(each.text for each in problems), problems)
-        except _BrokenPromise as problem:
+                    raise _OutputMismatch("; ".join(each.text for each in problems), problems)
+        except _OutputMismatch as problem:
             log.error("tool %r broke its output schema: %s", entry.tool.name, problem)
-            return failed(
-                f"The tool {entry.tool.name} returned output that does not fit its own schema{problem.places}."
+            return error_result(
+                f"The tool {entry.tool.name} returned output that does not fit its own schema{problem.locations}."
             )
         except NotJson as problem:
             log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
-            return failed(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
+            return error_result(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
         except BaseException:  # of the value's own methods; its text is not for the peer either
             log.exception("tool %r returned what cannot be sent", entry.tool.name)
-            return failed(f"The tool {entry.tool.name} returned a value that cannot be sent.")
-    return result if entry.dangerous is UNSET and not result.risk else _marked(entry, result)
+            return error_result(f"The tool {entry.tool.name} returned a value that cannot be sent.")
+    return result if entry.dangerous is UNSET and not result.risk else _mark_dangerous(entry, result)
 
 
-def _marked(entry: Entry, result: ToolResult) -> ToolResult:
+def _mark_dangerous(entry: ToolEntry, result: ToolResult) -> ToolResult:
     reason = result.risk or entry.dangerous
     if reason is not UNSET:
-        known = {} if result.meta is UNSET else result.meta
-        result.meta = {**known, RISK: {"level": "dangerous", "reason": reason}}
+        meta = {} if result.meta is UNSET else result.meta
+        result.meta = {**meta, RISK: {"level": "dangerous", "reason": reason}}
     return result
 
 
-class _BrokenPromise(Exception):
-    """Output that is not what the tool's schema promises. `places` names members and rules; values are for the log."""
+class _OutputMismatch(Exception):
+    """Output that is not what the tool's schema promises. `locations` names members and rules, never values."""
 
-    def __init__(self, text: str, problems: Sequence[Problem] = ()) -> None:
+    def __init__(self, text: str, problems: Sequence[Violation] = ()) -> None:
         super().__init__(text)
-        found = [f"{each.path or 'the whole'} ({each.keyword})" for each in problems if each.keyword]
-        self.places = f" at {', '.join(dict.fromkeys(found))}" if found else ""
+        locations = [f"{each.path or 'the whole'} ({each.keyword})" for each in problems if each.keyword]
+        self.locations = f" at {', '.join(dict.fromkeys(locations))}" if locations else ""
 
 
-def _result(value: Any, structured: bool) -> ToolResult:
+def _wrap_value(value: Any, structured: bool) -> ToolResult:
     if not structured:
         if value is None or value == []:
             return ToolResult([])
         if isinstance(value, str):
             return ToolResult([Text(str.__str__(value))])
         if isinstance(value, _BLOCKS):
-            return _complete(ToolResult([value]))
+            return _normalize_result(ToolResult([value]))
         if isinstance(value, list | tuple) and any(isinstance(item, _BLOCKS) for item in value):
-            return _complete(ToolResult([Text(item) if isinstance(item, str) else item for item in value]))
-    data = plain(value)
+            return _normalize_result(ToolResult([Text(item) if isinstance(item, str) else item for item in value]))
+    data = to_jsonable(value)
     return ToolResult([Text(encode(data).decode())], data)
 
 
-def _complete(given: ToolResult) -> ToolResult:
+def _normalize_result(result: ToolResult) -> ToolResult:
     """A copy whose parts are strict JSON, with the structured data also as text, for clients that read only that."""
     try:
-        content = collection("ToolResult.content", given.content, "blocks such as Text(…)")
+        content = collection("ToolResult.content", result.content, "blocks such as Text(…)")
     except TypeError as problem:
         raise NotJson(str(problem)) from None
     for block in content:
@@ -245,18 +249,18 @@ def _complete(given: ToolResult) -> ToolResult:
         for name in ("annotations", "meta", "resource", "icons"):
             part = getattr(block, name, UNSET)
             if part is not UNSET:
-                plain(part)
+                to_jsonable(part)
     structured: Json = UNSET
-    if given.structured is not UNSET:
-        structured = plain(given.structured)
-        if not any(_says(block, structured) for block in content):
+    if result.structured is not UNSET:
+        structured = to_jsonable(result.structured)
+        if not any(_has_value(block, structured) for block in content):
             content.append(Text(encode(structured).decode()))
-    meta = UNSET if given.meta is UNSET else plain(given.meta)
-    data = plain(given.data) if given.data else {}
-    return ToolResult(content, structured, given.is_error, meta, data, str(given.risk))
+    meta = UNSET if result.meta is UNSET else to_jsonable(result.meta)
+    data = to_jsonable(result.data) if result.data else {}
+    return ToolResult(content, structured, result.is_error, meta, data, str(result.risk))
 
 
-def _says(block: Block, value: Json) -> bool:
+def _has_value(block: Block, value: Json) -> bool:
     try:
         return type(block) is Text and bool(parse(block.text) == value)
     except MsgspecError:

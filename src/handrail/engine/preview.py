@@ -14,21 +14,23 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from handrail.engine.call import Call
-from handrail.engine.thread_pool import Workers
+from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Refused, SchemaError, ToolError
 from handrail.model import Object
 from handrail.schema.derive import Invoke, derive
 from handrail.schema.explain import closest
-from handrail.schema.jsonable import plain
-from handrail.text.controls import inert
+from handrail.schema.jsonable import to_jsonable
+from handrail.text.controls import escape
 
 __all__ = ["Preview", "make_preview", "run_preview"]
 
 log = logging.getLogger("handrail")
 
-SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
 MAX_CHARACTERS = 2_000
-MAX_READ = 50_000  # characters that are cleaned before the text is cut: no secret is shown by being cut in two
+MAX_CLEANED_CHARACTERS = (
+    50_000  # characters that are cleaned before the text is cut: no secret is shown by being cut in two
+)
 
 
 class Preview(Struct, frozen=True):
@@ -41,8 +43,8 @@ class Preview(Struct, frozen=True):
 
     def invoke(self, call: Call) -> Any:
         bound = self.bind(call.arguments, call)
-        given = {name: value for name, value in bound.items() if name in self.names}
-        return self.function(**given, **({self.call: call} if self.call else {}))
+        keywords = {name: value for name, value in bound.items() if name in self.names}
+        return self.function(**keywords, **({self.call: call} if self.call else {}))
 
 
 def make_preview(
@@ -89,24 +91,24 @@ def make_preview(
 _REST = inspect.Parameter.VAR_KEYWORD
 
 
-async def run_preview(preview: Preview, call: Call, workers: Workers, clean: Callable[[str], str]) -> str:
+async def run_preview(preview: Preview, call: Call, thread_pool: ThreadPool, clean: Callable[[str], str]) -> str:
     """What the call would do, bounded, cleaned and inert. A preview that fails is shown as one that failed."""
     # It may look, not act: nothing it does reaches the client.
-    given = copy(call)
-    given.is_preview, given.closed, given.feed = True, True, None
-    given.arguments = deepcopy(call.arguments)
-    timeout = asyncio.timeout(SECONDS)
+    preview_call = copy(call)
+    preview_call.is_preview, preview_call.closed, preview_call.feed = True, True, None
+    preview_call.arguments = deepcopy(call.arguments)
+    timeout = asyncio.timeout(TIMEOUT_SECONDS)
     try:
         async with timeout:
             if inspect.iscoroutinefunction(preview.function):
-                value = await preview.invoke(given)
+                value = await preview.invoke(preview_call)
             else:
-                value = await workers.run(preview.invoke, given)
+                value = await thread_pool.run(preview.invoke, preview_call)
                 if inspect.isawaitable(value):
                     value = await value
         if value is None:
             return ""
-        text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
+        text = value if isinstance(value, str) else json.dumps(to_jsonable(value), indent=2, ensure_ascii=False)
     except (ToolError, Refused) as problem:
         text = f"preview failed: {problem.text}"
     except BaseException as problem:  # whatever it is, only the preview has failed
@@ -114,13 +116,17 @@ async def run_preview(preview: Preview, call: Call, workers: Workers, clean: Cal
         if isinstance(problem, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         if timeout.expired():
-            text = f"preview failed: no answer within {SECONDS:g} s"
+            text = f"preview failed: no answer within {TIMEOUT_SECONDS:g} s"
         else:  # the text of an exception may hold anything; only the log gets it
             log.exception("tool %r: its preview failed", call.name)
             text = f"preview failed: {type(problem).__name__}"
     text = str.__str__(text).strip()
-    shown = inert(clean(text[:MAX_READ]).strip())
-    if len(shown) > MAX_CHARACTERS:
-        return shown[: MAX_CHARACTERS - 1] + "…"
+    safe_text = escape(clean(text[:MAX_CLEANED_CHARACTERS]).strip())
+    if len(safe_text) > MAX_CHARACTERS:
+        return safe_text[: MAX_CHARACTERS - 1] + "…"
     # So little is left of so much: what ends it may be half a secret.
-    return shown if len(text) <= MAX_READ else f"preview failed: over {MAX_READ:,} characters, of which most are hidden"
+    return (
+        safe_text
+        if len(text) <= MAX_CLEANED_CHARACTERS
+        else f"preview failed: over {MAX_CLEANED_CHARACTERS:,} characters, of which most are hidden"
+    )

@@ -6,27 +6,27 @@ from operator import sub
 from time import perf_counter_ns
 
 from handrail.engine.call import Call
-from handrail.engine.outcome import ending
-from handrail.engine.records import Record, Stages, about
+from handrail.engine.outcome import outcome_of
+from handrail.engine.records import CallRecord, Stages, call_record
 from handrail.guards.sanitize import changes
 from handrail.model import Text, ToolResult
 
 
-def ended(call: Call, how: ToolResult | BaseException) -> Record:
+def outcome_record(call: Call, result: ToolResult | BaseException) -> CallRecord:
     """An outcome, or a refusal if nothing was begun."""
-    outcome = ending(call, how)
+    outcome = outcome_of(call, result)
     if call.intended:
-        record = Record("outcome", call.serial, outcome)
+        record = CallRecord("outcome", call.serial, outcome)
     else:
-        event = "asked" if outcome == "input_required" else "answered" if isinstance(how, ToolResult) else "refusal"
-        record = about(call, event, outcome)
+        event = "asked" if outcome == "input_required" else "answered" if isinstance(result, ToolResult) else "refusal"
+        record = call_record(call, event, outcome)
     if marks := call.marks:
         record.seconds = (perf_counter_ns() - marks[0]) // 1000 / 1e6
         record.stages_ns = Stages(*map(sub, marks[1:], marks))
-    if isinstance(how, ToolResult):
-        record.characters = sum([len(each.text) for each in how.content if isinstance(each, Text)])
+    if isinstance(result, ToolResult):
+        record.characters = sum([len(each.text) for each in result.content if isinstance(each, Text)])
     if call.findings:
         record.findings = sorted({f"{each.kind}: {each.rule}" for each in call.findings})
-    if found := call.findings + call.message_findings:
-        record.sanitized = changes(found)
+    if findings := call.findings + call.message_findings:
+        record.sanitized = changes(findings)
     return record

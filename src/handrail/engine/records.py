@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET, Struct, UnsetType, defstruct, field
 from msgspec.structs import replace
 
-from handrail.audit.format import Event, digest
+from handrail.audit.format import AuditEvent, digest
 from handrail.engine.call import STAGES, Call
 from handrail.errors import Refused
 from handrail.jsonrpc import Request, encode_sorted
@@ -21,10 +21,10 @@ Stages = defstruct("Stages", [(name, int, 0) for name in STAGES], omit_defaults=
 """How long each took."""
 
 
-class Record(Event, omit_defaults=True):
+class CallRecord(AuditEvent, omit_defaults=True):
     """One of the records of a call; what does not apply is not in it."""
 
-    # The event is `intent` or `outcome`; or of a call that was not begun `refusal`, `answered` or `asked`.
+    # The event is `intent_record` or `outcome`; or of a call that was not begun `refusal`, `answered` or `asked`.
     call: str  # the same in all records of one call
     outcome: str = ""
     principal: str = ""
@@ -49,38 +49,38 @@ class Record(Event, omit_defaults=True):
     sanitized: Mapping[str, int] = {}  # how often what was changed in what the call returned and told, by class
 
 
-def intent(call: Call, secrets: Secrets | None) -> Record:
+def intent_record(call: Call, secrets: Secrets | None) -> CallRecord:
     """With the arguments, if it is known what to mask in them."""
-    record = about(call, "intent")
+    record = call_record(call, "intent")
     if secrets is not None:
-        record.arguments = mask_secrets(secrets.hidden_in(call.arguments))
-    if call.shown is not None:
-        record.asked_digest = digest(encode_sorted(call.shown))
+        record.arguments = mask_secrets(secrets.redact(call.arguments))
+    if call.reviewed_arguments is not None:
+        record.asked_digest = digest(encode_sorted(call.reviewed_arguments))
     if call.repairs:
         record.repaired = [each.path for each in call.repairs]
     return record
 
 
-def turned_away(request: Request, where: Record, headers: Headers | None, refused: Refused) -> Record:
+def refusal_record(request: Request, template: CallRecord, headers: Headers | None, refused: Refused) -> CallRecord:
     """Of a call that was turned away before it was one: what it says of itself may be anything."""
     name, arguments, meta = (request.params.get(each) for each in ("name", "arguments", "_meta"))
-    named = read_trace(meta.get("traceparent")) if type(meta) is dict else None
-    trace = named or read_headers(headers)
-    written = encode_sorted({} if arguments is None else arguments)
+    meta_trace = read_trace(meta.get("traceparent")) if type(meta) is dict else None
+    trace = meta_trace or read_headers(headers)
+    encoded = encode_sorted({} if arguments is None else arguments)
     return replace(
-        where,
+        template,
         tool=name[:200] if type(name) is str else "",
-        arguments_digest=digest(written),
-        arguments_bytes=len(written),
+        arguments_digest=digest(encoded),
+        arguments_bytes=len(encoded),
         trace="" if trace is None else trace.trace_id,
         outcome=refused.kind.value,
     )
 
 
-def about(call: Call, event: str, outcome: str = "") -> Record:
+def call_record(call: Call, event: str, outcome: str = "") -> CallRecord:
     entry, decision, trace = call.entry, call.decision, call.trace
-    written = encode_sorted(call.arguments)
-    return Record(
+    encoded = encode_sorted(call.arguments)
+    return CallRecord(
         event,
         call.serial,
         outcome,
@@ -91,8 +91,8 @@ def about(call: Call, event: str, outcome: str = "") -> Record:
         call.revision.name,
         entry.tool.name,
         entry.fingerprint,
-        digest(written),
-        len(written),
+        digest(encoded),
+        len(encoded),
         "" if decision is None else decision.rule,
         call.agreed,
         "" if trace is None else trace.trace_id,

@@ -22,11 +22,11 @@ class _Job(Struct, eq=False):
     work: Callable[[], Any]
     done: asyncio.Future[Any]
     running: bool = False
-    given_up: bool = False
+    abandoned: bool = False
     ended: Callable[[], None] | None = None
 
 
-class Workers:
+class ThreadPool:
     """A bounded set of threads; `run` waits for a free one."""
 
     def __init__(self, size: int) -> None:
@@ -54,9 +54,9 @@ class Workers:
         finally:
             with self._lock:
                 if job.running:
-                    job.given_up = True
+                    job.abandoned = True
                     self.abandoned += 1
-            if ended is not None and not job.given_up:
+            if ended is not None and not job.abandoned:
                 ended()
 
     def _work(self) -> None:
@@ -78,11 +78,11 @@ class Workers:
             problem = raised
         with self._lock:
             job.running = False
-            self.abandoned -= job.given_up
+            self.abandoned -= job.abandoned
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
             loop = job.done.get_loop()
             loop.call_soon_threadsafe(_settle, job.done, value, problem)
-            if job.given_up and job.ended is not None:
+            if job.abandoned and job.ended is not None:
                 loop.call_soon_threadsafe(job.ended)
 
 

@@ -23,15 +23,15 @@ from handrail.stores import Delete, Put, Store, StoreError
 
 log = logging.getLogger("handrail")
 
-NAME = "read_more"
-SECONDS = 900.0
+TOOL_NAME = "read_more"
+KEEP_SECONDS = 900.0
 MAX_HANDLES, MAX_BYTES = 1_000, 64 * 1024 * 1024  # of one process; the oldest go first
 MAX_REST = 8 * 1024 * 1024  # characters
-NOTICE = 200  # characters kept free for it
+NOTICE_CHARS = 200  # characters kept free for it
 
 _PLACE = {"type": "integer", "minimum": 0, "default": 0, "description": "How many characters of the rest to leave out"}
 TOOL = Tool(
-    name=NAME,
+    name=TOOL_NAME,
     description="Reads on where the result of a tool was cut. The notice at the cut names the handle, and the offset.",
     input_schema={
         "type": "object",
@@ -43,84 +43,84 @@ TOOL = Tool(
 )
 
 
-class Rest(Struct, frozen=True):
+class Remainder(Struct, frozen=True):
     principal: str
     text: bytes
     total: int  # characters there were
     risk: Json  # how the result it belongs to is marked
 
 
-class ReadingOn:
+class TruncatedResults:
     """The rests of one server's results, while it serves."""
 
     def __init__(self, server: str, cap: int, store: Store) -> None:
         self._prefix = f"rest:{server}:"
-        self._size = cap - NOTICE
+        self._size = cap - NOTICE_CHARS
         self._store = store
-        self._held: deque[tuple[str, int]] = deque()
+        self._handles: deque[tuple[str, int]] = deque()
         self._bytes = 0
-        self.fresh: list[tuple[str, str]] = []  # kept a moment ago, by the result that is being cleaned
+        self.unsaved: list[tuple[str, str]] = []  # kept a moment ago, by the result that is being cleaned
 
-    def keep(self, rest: str) -> str:
+    def new_handle(self, rest: str) -> str:
         """A handle for it, which is good once `save` is done."""
-        self.fresh.append((token_hex(16), rest))
-        return self.fresh[-1][0]
+        self.unsaved.append((token_hex(16), rest))
+        return self.unsaved[-1][0]
 
-    def taken(self) -> list[tuple[str, str]]:
+    def take_unsaved(self) -> list[tuple[str, str]]:
         """What was cut off the result that was cleaned just now."""
-        fresh, self.fresh = self.fresh, []
-        return fresh
+        unsaved, self.unsaved = self.unsaved, []
+        return unsaved
 
-    async def save(self, fresh: list[tuple[str, str]], principal: str, result: ToolResult) -> None:
+    async def save(self, unsaved: list[tuple[str, str]], principal: str, result: ToolResult) -> None:
         """Put away what was cut off this result."""
         risk = None if result.meta is UNSET else result.meta.get(RISK)
-        for handle, rest in fresh:
+        for handle, rest in unsaved:
             text = rest[:MAX_REST].encode("utf-8", "surrogatepass")
-            key, value = self._prefix + handle, encode(Rest(principal, text, len(rest), risk))
-            self._held.append((key, len(value)))
+            key, value = self._prefix + handle, encode(Remainder(principal, text, len(rest), risk))
+            self._handles.append((key, len(value)))
             self._bytes += len(value)
             gone: list[Delete] = []
-            while len(self._held) > MAX_HANDLES or self._bytes > MAX_BYTES:
-                oldest, size = self._held.popleft()
+            while len(self._handles) > MAX_HANDLES or self._bytes > MAX_BYTES:
+                oldest, size = self._handles.popleft()
                 self._bytes -= size
                 gone.append(Delete(oldest))
             try:
-                await self._store.commit([*gone, Put(key, value, SECONDS)])
+                await self._store.commit([*gone, Put(key, value, KEEP_SECONDS)])
             except StoreError as problem:
                 log.error("the rest of a result could not be kept: %s", problem)
 
-    async def part(self, principal: str, handle: str, offset: int) -> ToolResult:
+    async def read(self, principal: str, handle: str, offset: int) -> ToolResult:
         """What comes after `offset` characters of a rest, as much of it as may be sent at once."""
         value = await self._store.get(self._prefix + handle)
-        rest = None if value is None else decode(value, type=Rest)
+        rest = None if value is None else decode(value, type=Remainder)
         if rest is None or rest.principal != principal:
             raise ToolError("Unknown handle, or too old. Call the tool again that the result was of.")
         text = rest.text.decode("utf-8", "surrogatepass")
         if offset >= len(text):
             raise ToolError(f"offset: {offset} is past the end; there are {len(text)} characters")
         end = min(offset + self._size, len(text))
-        shown = text[offset:end]
+        excerpt = text[offset:end]
         if end < len(text):
-            shown += f"\n[… {offset:,} to {end:,} of {rest.total:,} characters shown; "
-            shown += f'call {NAME} with handle "{handle}" and offset {end} for the rest]'
+            excerpt += f"\n[… {offset:,} to {end:,} of {rest.total:,} characters shown; "
+            excerpt += f'call {TOOL_NAME} with handle "{handle}" and offset {end} for the rest]'
         elif end < rest.total:
-            shown += f"\n[… the last {rest.total - end:,} characters were cut, so ask for less at a time]"
-        return ToolResult([Text(shown)], meta={RISK: rest.risk} if rest.risk else UNSET)
+            excerpt += f"\n[… the last {rest.total - end:,} characters were cut, so ask for less at a time]"
+        return ToolResult([Text(excerpt)], meta={RISK: rest.risk} if rest.risk else UNSET)
 
 
 async def read_more(arguments: Object, call: Call) -> ToolResult:
-    reading = call._flight.engine.gate.reading
-    assert reading is not None  # it is listed only then
-    return await reading.part(call.principal.id, arguments["handle"], int(arguments.get("offset", 0)))
+    truncated_results = call._flight.engine.guard_set.truncated_results
+    assert truncated_results is not None  # it is listed only then
+    return await truncated_results.read(call.principal.id, arguments["handle"], int(arguments.get("offset", 0)))
 
 
-def offered(catalog: Catalog, owner: Any) -> bool:
+def add_read_more(catalog: Catalog, owner: Any) -> bool:
     """Whether the tool is listed now; it is not if the author has one of that name."""
     rest: Object = {"idle": 60.0, "total": 600.0, "dangerous": UNSET, "tags": frozenset(), "owner": owner}
     try:
         catalog.add(make_entry(TOOL, invoke=read_more, mode="async", **rest))
     except SchemaError:
-        log.warning("there is a tool %r already: results that are too long are cut, and cannot be read on", NAME)
+        log.warning("there is a tool %r already: results that are too long are cut, and cannot be read on", TOOL_NAME)
         return False
     return True
 

@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from handrail.guards.predicates import first_step
 from handrail.guards.rates import Rates
-from handrail.guards.rules import Compiled, any_glob
+from handrail.guards.rules import CompiledRule, any_glob
 from handrail.guards.sanitize import Sanitize
 from handrail.model import Object
 from handrail.schema.explain import closest
 
-__all__ = ["Known", "rules_that_meet_nothing", "settings_that_meet_nothing"]
+__all__ = ["LintedTool", "lint_rules", "lint_settings"]
 
 
-_ELSEWHERE = frozenset({"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
+_OPEN_KEYWORDS = frozenset({"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
 
 
-class Known(NamedTuple):
+class LintedTool(NamedTuple):
     """What there is to meet of a tool."""
 
     name: str
@@ -36,34 +36,34 @@ class Known(NamedTuple):
         listed = self.schema.get("properties")
         # Who says that there may be others, or names none at all, takes any.
         is_open = self.schema.get("additionalProperties", listed is None) is not False
-        return None if is_open or self.schema.keys() & _ELSEWHERE else set(listed or ())
+        return None if is_open or self.schema.keys() & _OPEN_KEYWORDS else set(listed or ())
 
 
-def rules_that_meet_nothing(rules: Iterable[Compiled], tools: Sequence[Known]) -> Iterator[str]:
+def lint_rules(rules: Iterable[CompiledRule], tools: Sequence[LintedTool]) -> Iterator[str]:
     for compiled in rules:
         rule, where = compiled.rule, compiled.decision.rule
-        yield from _unmet(f"{where}: tools", rule.tools, tools)
+        yield from _unmatched(f"{where}: tools", rule.tools, tools)
         tags = sorted({tag for tool in tools for tag in tool.tags})
         for tag in rule.tags:
             if tag not in tags:
                 yield f"{where}: tags: {tag!r} is on no tool{_hint(tag, tags)}"
         matches = any_glob(rule.tools or ["*"], where)
-        meant = [each for each in tools if matches(each.name) and (not rule.tags or each.tags & {*rule.tags})]
-        names = [each.arguments for each in meant]
-        for path in rule.arguments if meant else ():
+        matching = [each for each in tools if matches(each.name) and (not rule.tags or each.tags & {*rule.tags})]
+        names = [each.arguments for each in matching]
+        for path in rule.arguments if matching else ():
             word = first_step(path)
             if word is not None and all(each is not None and word not in each for each in names):
-                there = sorted(set().union(*(each for each in names if each)))
-                yield f"{where}: arguments: {word!r} is an argument of no tool it is about{_hint(word, there)}"
+                arguments = sorted(set().union(*(each for each in names if each)))
+                yield f"{where}: arguments: {word!r} is an argument of no tool it is about{_hint(word, arguments)}"
 
 
-def settings_that_meet_nothing(rates: Rates | None, sanitize: Sanitize | None, tools: Sequence[Known]) -> Iterator[str]:
+def lint_settings(rates: Rates | None, sanitize: Sanitize | None, tools: Sequence[LintedTool]) -> Iterator[str]:
     for section, settings in (("limits", rates), ("sanitize", sanitize)):
         if settings is not None:
-            yield from _unmet(f"{section}.tools", settings.tools, tools)
+            yield from _unmatched(f"{section}.tools", settings.tools, tools)
 
 
-def _unmet(where: str, patterns: Iterable[str], tools: Sequence[Known]) -> Iterator[str]:
+def _unmatched(where: str, patterns: Iterable[str], tools: Sequence[LintedTool]) -> Iterator[str]:
     names = [each.name for each in tools]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):

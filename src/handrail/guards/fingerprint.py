@@ -37,14 +37,14 @@ _ATTRIBUTES = {each.encode_name: each.name for each in fields(Tool) if each.enco
 def definition(tool: Tool | Mapping[str, Json]) -> Object:
     """What counts of a tool: one of a server's own, or one as it was listed."""
     if isinstance(tool, Tool):
-        said = {name: getattr(tool, attribute) for name, attribute in _ATTRIBUTES.items()}
-        return {name: value for name, value in said.items() if value is not UNSET}
+        members = {name: getattr(tool, attribute) for name, attribute in _ATTRIBUTES.items()}
+        return {name: value for name, value in members.items() if value is not UNSET}
     return {name: tool[name] for name in FIELDS if name in tool}
 
 
 def canonical(value: Json) -> bytes:
-    made = encode_sorted(value)
-    return encode_sorted(_whole(value)) if b".0" in made else made
+    encoded = encode_sorted(value)
+    return encode_sorted(_normalize_numbers(value)) if b".0" in encoded else encoded
 
 
 def source_of(function: Callable[..., Any]) -> str:
@@ -52,14 +52,14 @@ def source_of(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     try:
         path = Path(code.co_filename).resolve() if code is not None else Path()
-        found = path.stat()
-        return f"{path} {_content(path, found.st_mtime_ns, found.st_size)}" if path.is_file() else ""
+        file_stat = path.stat()
+        return f"{path} {_file_digest(path, file_stat.st_mtime_ns, file_stat.st_size)}" if path.is_file() else ""
     except OSError:
         return ""
 
 
 @lru_cache(maxsize=256)
-def _content(path: Path, changed: int, size: int) -> str:
+def _file_digest(path: Path, changed: int, size: int) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
@@ -72,30 +72,30 @@ def comparable(old: Object, old_revision: str, new: Object, new_revision: str) -
     """Two definitions of a tool, in words that both of their revisions have."""
     if old_revision == new_revision or not {old_revision, new_revision} <= REVISIONS.keys():
         return old, new
-    was, now = (_said_in(each, old_revision, new_revision) for each in (old, new))
-    claims = now.get("annotations")
-    for name in (old.keys() | new.keys()) - was.keys() - now.keys():
-        if name == "title" and type(claims) is dict and new.get(name, UNSET) == claims.get(name):
+    old_members, new_members = (_translate(each, old_revision, new_revision) for each in (old, new))
+    hints = new_members.get("annotations")
+    for name in (old.keys() | new.keys()) - old_members.keys() - new_members.keys():
+        if name == "title" and type(hints) is dict and new.get(name, UNSET) == hints.get(name):
             continue  # 2025-03-26 has it there
         if name in new or name == "annotations":
-            was |= {name: old[name]} if name in old else {}
-            now |= {name: new[name]} if name in new else {}
-    return was, now
+            old_members |= {name: old[name]} if name in old else {}
+            new_members |= {name: new[name]} if name in new else {}
+    return old_members, new_members
 
 
-def _whole(value: Json) -> Json:
+def _normalize_numbers(value: Json) -> Json:
     if type(value) is float:
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
     if type(value) is dict:
-        return {name: _whole(inner) for name, inner in value.items()}
-    return [_whole(inner) for inner in value] if type(value) is list else value
+        return {name: _normalize_numbers(inner) for name, inner in value.items()}
+    return [_normalize_numbers(inner) for inner in value] if type(value) is list else value
 
 
-def _said_in(said: Object, *revisions: str) -> Object:
+def _translate(members: Object, *revisions: str) -> Object:
     """A definition as these revisions would have it listed; as it is, if they would not."""
     try:
         for each in revisions:
-            said = definition(REVISIONS[each].tool(convert(said, Tool)))
+            members = definition(REVISIONS[each].tool(convert(members, Tool)))
     except ValidationError:
         pass
-    return dict(said)
+    return dict(members)

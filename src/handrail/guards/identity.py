@@ -18,19 +18,19 @@ from handrail.model import Object, Principal
 from handrail.options import mapping, texts
 
 MIN_KEY_CHARS, MIN_DIFFERENT_CHARS, MAX_KEY_CHARS = 16, 8, 1024
-WEAK = (
+WEAK_WORDS = (
     "changeme change-me change_me password passw0rd secret default letmein example sample qwerty 123456 abcdef "
     "apikey api-key api_key placeholder"
 ).split()
 """Words of keys that were never random. None is so short that a random key would have it by chance."""
-WEAK_DIGESTS = frozenset(sha256(word.encode()).digest() for word in ["", "test", "admin", "token", *WEAK])
-HASH = re.compile(r"sha256:([0-9a-f]{64})")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+WEAK_DIGESTS = frozenset(sha256(word.encode()).digest() for word in ["", "test", "admin", "token", *WEAK_WORDS])
+KEY_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 """No `#`, which the ids of token holders have (`issuer#subject`): a key's name is never one of those."""
-RESERVED = ("anonymous", "local")  # principals already: the caller without a token, and the user of this machine
+RESERVED_NAMES = ("anonymous", "local")  # principals already: the caller without a token, and the user of this machine
 
 
-_MAKES_ONE = "`handrail keys new {}` makes one, or ApiKeys.new() in Python"
+_CREATE_HINT = "`handrail keys new {}` makes one, or ApiKeys.new() in Python"
 
 
 class Verifier(Protocol):
@@ -60,22 +60,24 @@ class ApiKeys:
     def __init__(self, keys: Mapping[str, str], *, scopes: Mapping[str, Collection[str]] | None = None) -> None:
         keys = mapping("ApiKeys: keys", keys, "hashed keys by name")
         scopes = mapping("ApiKeys: scopes", scopes or {}, "scopes by name")
-        if strangers := scopes.keys() - keys.keys():
-            name = min(strangers)
-            raise ValueError(f"scopes.{_place(name)}: there is no key of that name; {_MAKES_ONE.format(name)}")
-        self._known: dict[bytes, Principal] = {}
+        if unmatched_names := scopes.keys() - keys.keys():
+            name = min(unmatched_names)
+            raise ValueError(f"scopes.{_quoted_name(name)}: there is no key of that name; {_CREATE_HINT.format(name)}")
+        self._principals: dict[bytes, Principal] = {}
         for name, hashed in keys.items():
-            if not NAME.fullmatch(name) or name in RESERVED:
-                hint = "letters, digits and ._@- make one, and it is not " + " or ".join(RESERVED)
-                raise ValueError(f"keys.{_place(name)}: not a name for a key; {hint} (`handrail keys new NAME`)")
-            if not (match := HASH.fullmatch(hashed)):  # and the value is not repeated: it may be a key in the clear
+            if not KEY_NAME.fullmatch(name) or name in RESERVED_NAMES:
+                hint = "letters, digits and ._@- make one, and it is not " + " or ".join(RESERVED_NAMES)
+                raise ValueError(f"keys.{_quoted_name(name)}: not a name for a key; {hint} (`handrail keys new NAME`)")
+            if not (match := KEY_HASH.fullmatch(hashed)):  # and the value is not repeated: it may be a key in the clear
                 text = "not a hashed key, which is 'sha256:' and 64 hex digits"
-                raise ValueError(f"keys.{name}: {text}; {_MAKES_ONE.format(name)}")
+                raise ValueError(f"keys.{name}: {text}; {_CREATE_HINT.format(name)}")
             if (digest := bytes.fromhex(match[1])) in WEAK_DIGESTS:
-                raise ValueError(f"keys.{name}: a weak or default key; {_MAKES_ONE.format(name)}")
-            if digest in self._known:
-                raise ValueError(f"keys.{name}: {self._known[digest].id} has the same key; {_MAKES_ONE.format(name)}")
-            self._known[digest] = Principal(name, frozenset(texts(f"scopes.{name}", scopes.get(name, ()))))
+                raise ValueError(f"keys.{name}: a weak or default key; {_CREATE_HINT.format(name)}")
+            if digest in self._principals:
+                raise ValueError(
+                    f"keys.{name}: {self._principals[digest].id} has the same key; {_CREATE_HINT.format(name)}"
+                )
+            self._principals[digest] = Principal(name, frozenset(texts(f"scopes.{name}", scopes.get(name, ()))))
 
     @classmethod
     def from_environment(cls, variable: str = "HANDRAIL_API_KEYS") -> ApiKeys:
@@ -88,7 +90,7 @@ class ApiKeys:
         for entry in re.split(r"[;\n]", os.environ.get(variable, "")):
             if words := entry.split():
                 name, _, hashed = words[0].partition("=")
-                if not HASH.fullmatch(hashed) or name in keys:  # nor is the name repeated: it may be a key, too
+                if not KEY_HASH.fullmatch(hashed) or name in keys:  # nor is the name repeated: it may be a key, too
                     raise ValueError(f"{variable}: entry {len(keys) + 1} is not name=sha256:…, or its name is taken")
                 keys[name], scopes[name] = hashed, words[1:]
         if not keys:
@@ -104,8 +106,8 @@ class ApiKeys:
     @staticmethod
     def hashed(key: str) -> str:
         """What to keep of `key`, which must be random and have 16 to 1024 characters."""
-        few = not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS
-        if few or any(word in key.lower() for word in WEAK):
+        is_too_simple = not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS
+        if is_too_simple or any(word in key.lower() for word in WEAK_WORDS):
             raise ValueError("a weak or default key; `handrail keys new NAME`, or ApiKeys.new(), makes a good one")
         return _hash(key)
 
@@ -113,19 +115,19 @@ class ApiKeys:
         if len(token) > MAX_KEY_CHARS:
             return None
         digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
-        found = None
-        for known, principal in self._known.items():
+        principal_match = None
+        for key_digest, principal in self._principals.items():
             # To the end, whichever it is: time tells neither whether nor where a key was found.
-            if compare_digest(known, digest):
-                found = principal
-        return found
+            if compare_digest(key_digest, digest):
+                principal_match = principal
+        return principal_match
 
     async def close(self) -> None:
         """Nothing to end: keys hold no connection."""
 
 
-def _place(name: str) -> str:
-    return name if NAME.fullmatch(name) else repr(name)
+def _quoted_name(name: str) -> str:
+    return name if KEY_NAME.fullmatch(name) else repr(name)
 
 
 def _hash(key: str) -> str:

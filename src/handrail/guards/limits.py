@@ -21,15 +21,15 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from handrail.errors import Kind, Refused
-from handrail.guards.identity import RESERVED
-from handrail.guards.rates import UNITS, Rate, Rates, ToolRate
+from handrail.guards.identity import RESERVED_NAMES
+from handrail.guards.rates import UNIT_SECONDS, Rate, Rates, ToolRate
 
-ANONYMOUS, LOCAL = RESERVED
+ANONYMOUS, LOCAL = RESERVED_NAMES
 MAX_BUCKETS = 10_000
 """For principals; and as many for addresses, which anybody can make up, and which must not take their place."""
 MAX_TOOLS = 10_000  # that are counted one by one; all further ones that a pattern fits are counted as one
-SWEEP = 4  # buckets looked at when a call adds some: more than it adds, so that full ones cannot pile up
-LATECOMERS = ""
+SWEEP_BUCKETS = 4  # buckets looked at when a call adds some: more than it adds, so that full ones cannot pile up
+OVERFLOW_BUCKET = ""
 BUSY_SECONDS = 1.0  # in place of the time until a slot is free, which nobody knows
 
 Scope = Literal["principal", "address", "lists", "tool", "concurrency"]
@@ -50,11 +50,11 @@ class Throttled(Struct, frozen=True):
         return Refused(kind, text, {"retryAfter": self.retry_after}, retry_after=self.retry_after)
 
 
-Taken = Throttled | Callable[[], None] | None
+Admission = Throttled | Callable[[], None] | None
 """No; or what gives the slot of a call back, once it has ended; or None: go on, there is nothing to give back."""
 
 
-class Shares:
+class CallerSlots:
     """The slots of a tool that each caller holds in this process; one caller does not hold all of them.
 
     A caller without another one beside it, over standard input, keeps only to what `each` says.
@@ -65,23 +65,23 @@ class Shares:
         self._limits: dict[str, ToolRate] = {}  # by tool
         self._held: Counter[tuple[str, str]] = Counter()
 
-    def most(self, principal: str, tool: str) -> int | None:
+    def max_slots(self, principal: str, tool: str) -> int | None:
         """Return the most that one caller may hold; None: any number."""
         limit = self._limits.get(tool)
         if limit is None:
             if len(self._limits) >= MAX_TOOLS:
                 self._limits.clear()
-            fitting = (each for pattern, each in self._rates.tools.items() if fnmatchcase(tool, pattern))
-            limit = self._limits[tool] = next(fitting, self._rates.tool)
+            matching = (each for pattern, each in self._rates.tools.items() if fnmatchcase(tool, pattern))
+            limit = self._limits[tool] = next(matching, self._rates.tool)
         return limit.each if principal == LOCAL else limit.share
 
     def take(self, principal: str, tool: str, address: str) -> Throttled | Callable[[], None] | None:
-        most = self.most(principal, tool)
-        if most is None:
+        limit = self.max_slots(principal, tool)
+        if limit is None:
             return None
         key = (tool, network(address) if address and principal == ANONYMOUS else principal)
-        if self._held[key] >= most:
-            return Throttled(BUSY_SECONDS, f"{most} of this tool at once for one caller", "concurrency")
+        if self._held[key] >= limit:
+            return Throttled(BUSY_SECONDS, f"{limit} of this tool at once for one caller", "concurrency")
         self._held[key] += 1
         return partial(self._release, key)
 
@@ -94,13 +94,13 @@ class Shares:
 class Limiter(Protocol):
     """Says who may go on."""
 
-    def take(self, principal: str, tool: str, address: str = "") -> Taken | Awaitable[Taken]:
+    def take(self, principal: str, tool: str, address: str = "") -> Admission | Awaitable[Admission]:
         """Count a call of a tool there is; with `""` for the tool, a request that is not a call.
 
         `address` counts if the caller has no name but `anonymous`.
         """
 
-    def place(self, tool: str) -> Taken | Awaitable[Taken]:
+    def take_slot(self, tool: str) -> Admission | Awaitable[Admission]:
         """Only a slot, if the tool has any: for a call that was counted before, and had to wait elsewhere."""
 
 
@@ -112,52 +112,56 @@ class MemoryLimiter:
     ) -> None:
         self._plans = Plans(rates)
         self._clock = clock
-        self._most = max_buckets
-        self._known = _Ring()
-        self._strangers = _Ring()
+        self._max_buckets = max_buckets
+        self._principal_ring = _Ring()
+        self._address_ring = _Ring()
         self._running: Counter[str] = Counter()  # calls of tools that have slots
 
-    def take(self, principal: str, tool: str, address: str = "") -> Taken:
+    def take(self, principal: str, tool: str, address: str = "") -> Admission:
         plan = self._plans[tool]
         if address and principal == ANONYMOUS:
-            charges, caller, ring = plan.strange, network(address), self._strangers
+            charges, caller, ring = plan.address_charges, network(address), self._address_ring
         else:
-            charges, caller, ring = plan.local if principal == LOCAL else plan.known, principal, self._known
+            charges, caller, ring = (
+                plan.local_charges if principal == LOCAL else plan.principal_charges,
+                principal,
+                self._principal_ring,
+            )
         if not charges and plan.slots is None:
             return None
         now = self._clock()
-        worst, wait, is_new, taken = None, 0, False, []
+        tightest, wait, is_new, updates = None, 0, False, []
         for charge in charges:
-            who = caller
-            end = charge.full.get(who)
+            bucket = caller
+            end = charge.full_at.get(bucket)
             if end is None:
                 is_new = True
                 # When there are too many, those who come late share one. None is dropped to make room: else whoever
                 # makes up enough callers gets rid of a bucket that is empty.
-                if len(ring) >= self._most:
-                    who = LATECOMERS
-                end = charge.full.get(who, now)
+                if len(ring) >= self._max_buckets:
+                    bucket = OVERFLOW_BUCKET
+                end = charge.full_at.get(bucket, now)
             if end < now:
                 end = now
             elif end > now + charge.slack and end - now - charge.slack > wait:
-                worst, wait = charge, end - now - charge.slack
-            taken.append((charge.full, who, end + charge.cost))
+                tightest, wait = charge, end - now - charge.slack
+            updates.append((charge.full_at, bucket, end + charge.cost))
         if is_new:
             _sweep(ring, now)
-        if worst is not None:
-            return Throttled(wait / 1e9, worst.limit, worst.scope)
-        ticket = None
+        if tightest is not None:
+            return Throttled(wait / 1e9, tightest.limit, tightest.scope)
+        slot = None
         if plan.slots is not None:
-            ticket = self.place(tool)
-            if isinstance(ticket, Throttled):
-                return ticket
-        for full, who, end in taken:
-            if is_new and who not in full:
-                ring.append((full, who))
-            full[who] = end
-        return ticket
+            slot = self.take_slot(tool)
+            if isinstance(slot, Throttled):
+                return slot
+        for full_at, bucket, end in updates:
+            if is_new and bucket not in full_at:
+                ring.append((full_at, bucket))
+            full_at[bucket] = end
+        return slot
 
-    def place(self, tool: str) -> Taken:
+    def take_slot(self, tool: str) -> Admission:
         slots = self._plans[tool].slots
         if slots is None:
             return None
@@ -172,12 +176,12 @@ class MemoryLimiter:
 
 def _sweep(ring: _Ring, now: int) -> None:
     """Forget some of the buckets that are full."""
-    for _ in range(min(SWEEP, len(ring))):
-        full, caller = ring.popleft()
-        if full[caller] > now:
-            ring.append((full, caller))
+    for _ in range(min(SWEEP_BUCKETS, len(ring))):
+        full_at, caller = ring.popleft()
+        if full_at[caller] > now:
+            ring.append((full_at, caller))
         else:
-            del full[caller]
+            del full_at[caller]
 
 
 class Charge(Struct, eq=False):
@@ -188,15 +192,15 @@ class Charge(Struct, eq=False):
     limit: str
     cost: int
     slack: int  # how far from full the bucket may be, to have as much
-    full: dict[str, int]  # caller -> when the bucket will be
+    full_at: dict[str, int]  # caller -> when the bucket will be
 
 
 class Plan(Struct, eq=False):
     """What a request is charged to, depending on who makes it."""
 
-    known: list[Charge]
-    strange: list[Charge]  # whoever has an address and no name
-    local: list[Charge]
+    principal_charges: list[Charge]
+    address_charges: list[Charge]  # whoever has an address and no name
+    local_charges: list[Charge]
     slots: int | None = None
 
 
@@ -211,29 +215,53 @@ class Plans(dict[str, Plan]):
     def __missing__(self, tool: str) -> Plan:
         rates = self._rates
         if not tool:
-            known, strange = (_charges("lists", "lists", rates.lists, "requests that are not calls") for _ in range(2))
-            return self.setdefault(tool, Plan(known, strange, known if rates.local else []))
-        fitting = ((pattern, each) for pattern, each in rates.tools.items() if fnmatchcase(tool, pattern))
-        pattern, its = next(fitting, ("*", rates.tool))
+            principal_charges, address_charges = (
+                _charges("lists", "lists", rates.lists, "requests that are not calls") for _ in range(2)
+            )
+            return self.setdefault(
+                tool, Plan(principal_charges, address_charges, principal_charges if rates.local else [])
+            )
+        matching = ((pattern, each) for pattern, each in rates.tools.items() if fnmatchcase(tool, pattern))
+        pattern, tool_rate = next(matching, ("*", rates.tool))
         name = tool if len(self) < MAX_TOOLS else pattern
         if name not in self:
-            own, strange = (_charges(f"tool {name}", "tool", its.rate, "this tool") for _ in range(2))
-            known = own + _charges("principal", "principal", rates.principal, "this caller", self._principals, its.cost)
-            strange += _charges("address", "address", rates.address, "this address", self._addresses, its.cost)
-            self[name] = Plan(known, strange, known if rates.local else own, its.concurrent)
+            tool_charges, address_charges = (
+                _charges(f"tool {name}", "tool", tool_rate.rate, "this tool") for _ in range(2)
+            )
+            principal_charges = tool_charges + _charges(
+                "principal", "principal", rates.principal, "this caller", self._principals, tool_rate.cost
+            )
+            address_charges += _charges(
+                "address", "address", rates.address, "this address", self._addresses, tool_rate.cost
+            )
+            self[name] = Plan(
+                principal_charges,
+                address_charges,
+                principal_charges if rates.local else tool_charges,
+                tool_rate.concurrent,
+            )
         return self[name]
 
 
 def _charges(
-    name: str, scope: Scope, text: str, whose: str, full: dict[str, int] | None = None, cost: float = 1.0
+    name: str, scope: Scope, text: str, owner: str, full_at: dict[str, int] | None = None, cost: float = 1.0
 ) -> list[Charge]:
     """One, or none if there is no limit."""
     if not text:
         return []
     rate = Rate.parse(text)
-    token = -(-UNITS[rate.unit] * 1_000_000_000 // rate.count)  # rounded up: in no time more than the rate
-    taken = round(cost * token)
-    return [Charge(name, scope, f"{rate} for {whose}", taken, rate.burst * token - taken, {} if full is None else full)]
+    token_ns = -(-UNIT_SECONDS[rate.unit] * 1_000_000_000 // rate.count)  # rounded up: in no time more than the rate
+    cost_ns = round(cost * token_ns)
+    return [
+        Charge(
+            name,
+            scope,
+            f"{rate} for {owner}",
+            cost_ns,
+            rate.burst * token_ns - cost_ns,
+            {} if full_at is None else full_at,
+        )
+    ]
 
 
 def busy(slots: int) -> Throttled:

@@ -20,17 +20,17 @@ from typing import Any, Literal, NamedTuple, get_args
 from msgspec import Struct, to_builtins
 from msgspec.json import encode
 
-from handrail.guards.config_lint import Known, rules_that_meet_nothing
-from handrail.guards.predicates import Answer, all_of, known
-from handrail.guards.rules import Compiled, Decision, Facts, Rule, Verdict, any_glob, compile_rule, hints
+from handrail.guards.config_lint import LintedTool, lint_rules
+from handrail.guards.predicates import TriState, all_of, check_choice
+from handrail.guards.rules import CompiledRule, Decision, Facts, Rule, Verdict, any_glob, compile_rule, hints
 from handrail.model import Object, Principal
-from handrail.options import collection, expect, mapping, shown
+from handrail.options import collection, describe_value, expect, mapping
 
 __all__ = ["Decision", "Facts", "Fallback", "Policy", "Rule", "Verdict", "policy_of"]
 
 Fallback = Literal["allow", "deny", "ask"]
-KEPT_PLANS = 4_096
-MAX_TOLD = 500  # characters of what would be allowed
+MAX_PLANS = 4_096
+MAX_HINT_CHARACTERS = 500  # characters of what would be allowed
 
 _RANK = {"hide": 0, "deny": 1, "ask": 2, "allow": 2}  # those of one rank are taken in the order written
 _STRICTNESS = {"deny": 1, "ask": 2, "allow": 3}
@@ -40,8 +40,8 @@ class _Step(NamedTuple):
     """A rule of which only the time or the arguments are left to look at."""
 
     decision: Decision
-    holds: Callable[[float], bool] | None
-    asked: Callable[[Object], Answer] | None
+    time_test: Callable[[float], bool] | None
+    argument_test: Callable[[Object], TriState] | None
     words: str  # of these two
 
 
@@ -49,10 +49,12 @@ class _Plan(Struct, frozen=True):
     """What is left to decide for one caller, tool and revision."""
 
     steps: list[_Step]
-    otherwise: Decision
+    fallback: Decision
     timed: bool
     hides: bool
-    bars: bool  # whatever the time and the arguments, no call is allowed or asked about, and that is the default
+    always_denies: (
+        bool  # whatever the time and the arguments, no call is allowed or asked about, and that is the default
+    )
 
 
 class Policy:
@@ -75,14 +77,16 @@ class Policy:
         for number, rule in enumerate(rules, 1):
             expect(f"rule {number}", rule, "Rule(…)", Rule)
         groups = mapping("Policy: groups", groups or {}, "callers by group")
-        known("default", default, get_args(Fallback))
-        known("destructive", destructive, get_args(Fallback))
+        check_choice("default", default, get_args(Fallback))
+        check_choice("destructive", destructive, get_args(Fallback))
         members = {name: any_glob(ids, f"group {name!r}") for name, ids in groups.items()}
         self._clock = clock
         self._groups = {name: list(ids) for name, ids in (groups or {}).items()}
         self._rules = [compile_rule(rule, number, members) for number, rule in enumerate(rules, 1)]
-        said = [*groups.values(), *(each.rule.principals for each in self._rules)]
-        self.principals = sorted({who for ids in said for who in ids if "*" not in who})  # that are named
+        principal_lists = [*groups.values(), *(each.rule.principals for each in self._rules)]
+        self.principals = sorted(
+            {principal for ids in principal_lists for principal in ids if "*" not in principal}
+        )  # that are named
         names = ["default"]
         for number, compiled in enumerate(self._rules, 1):
             if (name := compiled.decision.rule) in names or name.startswith("built in"):
@@ -114,16 +118,16 @@ class Policy:
     def version(self) -> str:
         """The same for the same rules and members of the groups they name: a yes under others is none."""
         rules = [to_builtins(rule.rule) for rule in self._rules]
-        named = {group for rule in self._rules for group in rule.rule.groups}
-        groups = {name: sorted(ids) for name, ids in self._groups.items() if name in named}
-        said = [rules, self._default.verdict, self._destructive.verdict, groups]
-        return sha256(encode(said, order="sorted")).hexdigest()[:16]
+        group_names = {group for rule in self._rules for group in rule.rule.groups}
+        groups = {name: sorted(ids) for name, ids in self._groups.items() if name in group_names}
+        content = [rules, self._default.verdict, self._destructive.verdict, groups]
+        return sha256(encode(content, order="sorted")).hexdigest()[:16]
 
     def decide(self, principal: Principal, facts: Facts, arguments: Object, revision: str) -> Decision:
         """The verdict on a call whose arguments are valid."""
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
         if not plan.steps:
-            return plan.otherwise
+            return plan.fallback
         return _decide(plan, arguments, self._clock() if plan.timed else 0.0)
 
     def hides(self, principal: Principal, facts: Facts, revision: str) -> Decision | None:
@@ -132,14 +136,14 @@ class Policy:
         With `default="deny"`, that is also so for a tool that no rule could ever allow this caller.
         """
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
-        if plan.bars:
-            return plan.otherwise
+        if plan.always_denies:
+            return plan.fallback
         if not plan.hides:
             return None
-        found = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
-        return found if found.verdict == "hide" else None
+        decision = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
+        return decision if decision.verdict == "hide" else None
 
-    def allowed(self, principal: Principal, facts: Facts, denial: Decision, revision: str) -> str:
+    def denial_hint(self, principal: Principal, facts: Facts, denial: Decision, revision: str) -> str:
         """What a caller is told of a denial, after "is not allowed": what would be, as far as that is up to the call.
 
         Only conditions on arguments and time are told, of rules that are about this caller and this tool.
@@ -151,18 +155,20 @@ class Policy:
         text = "like this for this caller" if against or offers else "for this caller"
         if against:
             text += f": {against[0]}"
-        return f"{text}; allowed is: {' or '.join(offers)}"[:MAX_TOLD] if offers else text[:MAX_TOLD]
+        return (
+            f"{text}; allowed is: {' or '.join(offers)}"[:MAX_HINT_CHARACTERS] if offers else text[:MAX_HINT_CHARACTERS]
+        )
 
-    def outlook(self, principal: Principal, facts: Facts, revision: str) -> list[Decision]:
+    def possible_decisions(self, principal: Principal, facts: Facts, revision: str) -> list[Decision]:
         """Every decision a call could meet now, in the order of the rules. If it is one, no argument changes it."""
         plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
-        found, now = [], self._clock()
-        for decision, holds, asked, _ in plan.steps:
-            if holds is None or holds(now):
-                found.append(decision)
-                if asked is None:
-                    return found
-        return [*found, plan.otherwise]
+        decisions, now = [], self._clock()
+        for decision, time_test, argument_test, _ in plan.steps:
+            if time_test is None or time_test(now):
+                decisions.append(decision)
+                if argument_test is None:
+                    return decisions
+        return [*decisions, plan.fallback]
 
     def explain(
         self, principal: Principal, facts: Facts, arguments: Object, revision: str
@@ -174,86 +180,88 @@ class Policy:
     @property
     def warnings(self) -> list[str]:
         """Rules that match every call, and rules that are never reached because of one."""
-        found = []
-        every = None
+        warnings = []
+        catch_all = None
         for rule in self._ranked:
             name, verdict = rule.decision.rule, rule.decision.verdict
-            if every:
-                found.append(f"{name}: never decides: {every!r} comes first and matches every call")
-            elif not (rule.fixed or rule.timed or rule.asked):
-                found.append(f"{name}: has no condition: {verdict} for every caller and tool, destructive or not")
-                every = name
-        return found
+            if catch_all:
+                warnings.append(f"{name}: never decides: {catch_all!r} comes first and matches every call")
+            elif not (rule.caller_tests or rule.time_tests or rule.argument_tests):
+                warnings.append(f"{name}: has no condition: {verdict} for every caller and tool, destructive or not")
+                catch_all = name
+        return warnings
 
-    def warnings_for(self, tools: Sequence[Known]) -> list[str]:
+    def warnings_for(self, tools: Sequence[LintedTool]) -> list[str]:
         """What rules name and these tools do not have."""
-        return list(rules_that_meet_nothing(self._rules, tools))
+        return list(lint_rules(self._rules, tools))
 
     def _plan(self, principal: Principal, facts: Facts, revision: str) -> _Plan:
         steps: list[_Step] = []
-        otherwise = self._fallback(facts)
+        fallback = self._fallback(facts)
         for rule in self._ranked:
-            if all(test(principal, facts, revision) for _, test in rule.fixed):
-                if not rule.timed and not rule.asked:
-                    otherwise = rule.decision
+            if all(test(principal, facts, revision) for _, test in rule.caller_tests):
+                if not rule.time_tests and not rule.argument_tests:
+                    fallback = rule.decision
                     break
-                holds = rule.timed[0][1] if rule.timed else None
-                asked = all_of([test for _, test in rule.asked]) if rule.asked else None
-                words = ", ".join(words for words, _ in (*rule.timed, *rule.asked))
-                steps.append(_Step(rule.decision, holds, asked, words))
-        if len(self._plans) >= KEPT_PLANS:
+                time_test = rule.time_tests[0][1] if rule.time_tests else None
+                argument_test = all_of([test for _, test in rule.argument_tests]) if rule.argument_tests else None
+                words = ", ".join(words for words, _ in (*rule.time_tests, *rule.argument_tests))
+                steps.append(_Step(rule.decision, time_test, argument_test, words))
+        if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        verdicts = {otherwise.verdict, *(step.decision.verdict for step in steps)}
-        bars = self._default.verdict == "deny" and verdicts == {"deny"}
-        plan = _Plan(steps, otherwise, any(step.holds for step in steps), "hide" in verdicts, bars)
+        verdicts = {fallback.verdict, *(step.decision.verdict for step in steps)}
+        always_denies = self._default.verdict == "deny" and verdicts == {"deny"}
+        plan = _Plan(steps, fallback, any(step.time_test for step in steps), "hide" in verdicts, always_denies)
         self._plans[principal, facts, revision] = plan
         return plan
 
     def _fallback(self, facts: Facts) -> Decision:
-        found = [self._default]
+        candidates = [self._default]
         if not facts.trusted:
-            found.append(self._untrusted)
+            candidates.append(self._untrusted)
         if hints(facts).get("destructiveHint") is True:
-            found.append(self._destructive)
-        return min(found, key=lambda each: _STRICTNESS[each.verdict])
+            candidates.append(self._destructive)
+        return min(candidates, key=lambda each: _STRICTNESS[each.verdict])
 
 
-def policy_of(given: Any, where: str) -> Policy | None:
+def policy_of(policy: Any, where: str) -> Policy | None:
     """Return a policy, of one that is given or of its rules; TypeError where it is neither."""
-    if given is None or isinstance(given, Policy):
-        return given
-    if isinstance(given, Rule):
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, Rule):
         raise TypeError(f"{where}: expected Policy([Rule(…)]) or a list of rules, got one rule; write policy=[Rule(…)]")
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"{where}: expected Policy([Rule(…)]) or a list of rules, got {shown(given)}")
-    return Policy(list(given))
+    if isinstance(policy, str | bytes) or not isinstance(policy, Iterable):
+        raise TypeError(f"{where}: expected Policy([Rule(…)]) or a list of rules, got {describe_value(policy)}")
+    return Policy(list(policy))
 
 
 def _decide(plan: _Plan, arguments: Object, now: float) -> Decision:
-    doubted = None
-    for decision, holds, asked, _ in plan.steps:
-        if holds and not holds(now):
+    uncertain = None
+    for decision, time_test, argument_test, _ in plan.steps:
+        if time_test and not time_test(now):
             continue
-        answer = asked is None or asked(arguments)
+        answer = argument_test is None or argument_test(arguments)
         if answer is None:
             if decision.verdict == "ask":
-                doubted = doubted or decision
+                uncertain = uncertain or decision
             answer = decision.verdict == "deny"
         if answer:
             break
     else:
-        decision = plan.otherwise
+        decision = plan.fallback
     # A rule that perhaps asks takes an allowance away, and never softens a refusal.
-    return doubted if doubted and decision.verdict == "allow" else decision
+    return uncertain if uncertain and decision.verdict == "allow" else decision
 
 
 def _explain(
-    rule: Compiled, principal: Principal, facts: Facts, arguments: Object, revision: str, now: float
+    rule: CompiledRule, principal: Principal, facts: Facts, arguments: Object, revision: str, now: float
 ) -> tuple[str, bool, str]:
     decision = rule.decision
-    answers: list[tuple[str, Answer]] = [(words, test(principal, facts, revision)) for words, test in rule.fixed]
-    answers += [(words, holds(now)) for words, holds in rule.timed]
-    answers += [(words, test(arguments)) for words, test in rule.asked]
+    answers: list[tuple[str, TriState]] = [
+        (words, test(principal, facts, revision)) for words, test in rule.caller_tests
+    ]
+    answers += [(words, holds(now)) for words, holds in rule.time_tests]
+    answers += [(words, test(arguments)) for words, test in rule.argument_tests]
     for words, answer in answers:
         if answer is False:
             return decision.rule, False, f"not so: {words}"

@@ -30,13 +30,13 @@ from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.schema.compile import compile_schema
 from handrail.schema.explain import closest
-from handrail.schema.jsonable import plain
+from handrail.schema.jsonable import to_jsonable
 
-__all__ = ["Answer", "Predicate", "all_of", "first_step", "known", "reader"]
+__all__ = ["Predicate", "TriState", "all_of", "check_choice", "compile_condition", "first_step"]
 
-Answer = bool | None
+TriState = bool | None
 """Yes, no, or None: it cannot be told."""
-Test = Callable[[Json], Answer]
+Test = Callable[[Json], TriState]
 
 _Number = int | float | UnsetType
 _Size = Annotated[int, Meta(ge=0)] | UnsetType
@@ -64,12 +64,12 @@ class Predicate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
 _NAMES = tuple(each.encode_name for each in fields(Predicate))
 _KINDS = {str: "text", bool: "boolean", int: "number", float: "number", NoneType: "null", list: "list", dict: "object"}
 _STEP = re.compile(r"\*|(?:[^\\.*]|\\[\\.*])+")
-_EACH = object()  # the step `*`
+_WILDCARD = object()  # the step `*`
 _MISSING = object()
-_ASTRAY = object()  # the path goes on, but not in what is there
+_UNREACHABLE = object()  # the path goes on, but not in what is there
 
 
-def known(where: str, word: str, words: Iterable[str]) -> None:
+def check_choice(where: str, word: str, words: Iterable[str]) -> None:
     """ValueError unless `word` is one of `words`; it names the one that was probably meant."""
     words = list(words)
     if word not in words:
@@ -78,24 +78,28 @@ def known(where: str, word: str, words: Iterable[str]) -> None:
         raise ValueError(f"{where}: unknown: {word!r}; {hint}")
 
 
-def reader(path: str, given: Object, where: str, *, every: bool) -> tuple[str, Callable[[Object], Answer]]:
+def compile_condition(
+    path: str, conditions: Object, where: str, *, every: bool
+) -> tuple[str, Callable[[Object], TriState]]:
     """The condition in words, and as a function of the arguments of a call; ValueError begins with `where`.
 
     `every`: each element a `*` stands for must fulfil it, rather than one.
     """
     where = f"{where}: arguments.{path}"
-    steps, test = _steps(path, where), _test(given, where)
-    asked = [f"{path} {name.replace('_', ' ')} {encode(plain(value)).decode()}" for name, value in given.items()]
-    words = ", ".join(asked)
-    if _EACH in steps:
-        return words, lambda arguments: _together([test(value) for value in _reach(arguments, steps)], every)
+    steps, test = _parse_path(path, where), _compile_test(conditions, where)
+    phrases = [
+        f"{path} {name.replace('_', ' ')} {encode(to_jsonable(value)).decode()}" for name, value in conditions.items()
+    ]
+    words = ", ".join(phrases)
+    if _WILDCARD in steps:
+        return words, lambda arguments: _combine([test(value) for value in _values_at(arguments, steps)], every)
     if len(steps) == 1:
         return words, lambda arguments, name=steps[0]: test(arguments.get(name, _MISSING))
 
-    def read(arguments: Object) -> Answer:
+    def read(arguments: Object) -> TriState:
         value: Json = arguments
         for step in steps:
-            value = value.get(step, _MISSING) if type(value) is dict else _below(value, step)
+            value = value.get(step, _MISSING) if type(value) is dict else _member(value, step)
         return test(value)
 
     return words, read
@@ -103,111 +107,111 @@ def reader(path: str, given: Object, where: str, *, every: bool) -> tuple[str, C
 
 def first_step(path: str) -> str | None:
     """The name of the argument a path begins with; None: any."""
-    step = _steps(path, "")[0]
-    return None if step is _EACH else str(step)
+    step = _parse_path(path, "")[0]
+    return None if step is _WILDCARD else str(step)
 
 
-def all_of(tests: list[Callable[[Any], Answer]]) -> Callable[[Any], Answer]:
+def all_of(tests: list[Callable[[Any], TriState]]) -> Callable[[Any], TriState]:
     """All tests as one: no if one says no, else doubtful if one is."""
     if len(tests) == 1:
         return tests[0]
 
-    def test(value: Any) -> Answer:
-        answer: Answer = True
+    def test(value: Any) -> TriState:
+        answer: TriState = True
         for each in tests:
-            found = each(value)
-            if found is False:
+            result = each(value)
+            if result is False:
                 return False
-            answer = answer and found
+            answer = answer and result
         return answer
 
     return test
 
 
-def _together(answers: list[Answer], every: bool) -> Answer:
+def _combine(answers: list[TriState], every: bool) -> TriState:
     decisive = not every  # one yes decides for any of them, one no for all
     if decisive in answers or not answers:
         return bool(answers) and decisive
     return None if None in answers else every
 
 
-def _steps(path: str, where: str) -> list[Any]:
+def _parse_path(path: str, where: str) -> list[Any]:
     if path.startswith("/"):
         parts = path[1:].split("/")
-        return [_EACH if part == "*" else part.replace("~1", "/").replace("~0", "~") for part in parts]
+        return [_WILDCARD if part == "*" else part.replace("~1", "/").replace("~0", "~") for part in parts]
     parts = _STEP.findall(path)
     if ".".join(parts) != path or not path:
         raise ValueError(f"{where}: not a path such as order.id or items.*.price; \\. is a dot, \\* a star in a name")
-    return [_EACH if part == "*" else re.sub(r"\\(.)", r"\1", part) for part in parts]
+    return [_WILDCARD if part == "*" else re.sub(r"\\(.)", r"\1", part) for part in parts]
 
 
-def _reach(value: Json, steps: list[Any]) -> list[Json]:
-    found = [value]
+def _values_at(value: Json, steps: list[Any]) -> list[Json]:
+    values = [value]
     for step in steps:
-        if step is _EACH:
-            found = [inner for each in found for inner in _inside(each)]
+        if step is _WILDCARD:
+            values = [inner for each in values for inner in _elements(each)]
         else:
-            found = [_below(each, step) for each in found]
-    return found
+            values = [_member(each, step) for each in values]
+    return values
 
 
-def _inside(value: Json) -> Iterable[Json]:
+def _elements(value: Json) -> Iterable[Json]:
     if type(value) is dict:
         return value.values()
-    return value if type(value) is list else (_MISSING if value is _MISSING else _ASTRAY,)
+    return value if type(value) is list else (_MISSING if value is _MISSING else _UNREACHABLE,)
 
 
-def _below(value: Json, step: str) -> Json:
+def _member(value: Json, step: str) -> Json:
     if type(value) is dict:
         return value.get(step, _MISSING)
     if type(value) is list and step.isdecimal():
         return value[int(step)] if int(step) < len(value) else _MISSING
-    return _MISSING if value is _MISSING else _ASTRAY
+    return _MISSING if value is _MISSING else _UNREACHABLE
 
 
-def _test(given: Object, where: str) -> Test:
-    for name in given:
-        known(where, name, _NAMES)
-    if not given:
+def _compile_test(conditions: Object, where: str) -> Test:
+    for name in conditions:
+        check_choice(where, name, _NAMES)
+    if not conditions:
         raise ValueError(f"{where}: nothing is asked of it; known are {', '.join(_NAMES)}")
     try:
-        predicate = convert(given, Predicate)
+        predicate = convert(conditions, Predicate)
     except ValidationError as error:
         text, _, place = str(error).partition(" - at `$")
         raise ValueError(f"{where}{place.rstrip('`')}: {text}") from None
-    asked = {name: value for name, value in asdict(predicate).items() if value is not UNSET}
-    if predicate.present is False and len(asked) > 1:
+    operands = {name: value for name, value in asdict(predicate).items() if value is not UNSET}
+    if predicate.present is False and len(operands) > 1:
         raise ValueError(f"{where}: present = false leaves nothing else to ask")
-    return all_of([_TESTS[name](value, f"{where}.{name.rstrip('_')}") for name, value in asked.items()])
+    return all_of([_TESTS[name](value, f"{where}.{name.rstrip('_')}") for name, value in operands.items()])
 
 
 def _equal(values: list[Json], where: str) -> Test:
     try:
-        values = [plain(each) for each in values]
+        values = [to_jsonable(each) for each in values]
     except ValueError as problem:
         raise ValueError(f"{where}: {problem}") from None
     kinds = {_KINDS[type(each)] for each in values}
     simple = {(_KINDS[type(each)], each) for each in values if type(each) not in (list, dict)}
 
-    def test(value: Json) -> Answer:
+    def test(value: Json) -> TriState:
         kind = _KINDS.get(type(value))
         if kind not in kinds:
             return False if value is _MISSING else None
         if kind == "list" or kind == "object":
-            return any(_same(each, value) for each in values)
+            return any(_is_equal(each, value) for each in values)
         return (kind, value) in simple
 
     return test
 
 
-def _same(one: Json, two: Json) -> bool:
+def _is_equal(one: Json, two: Json) -> bool:
     kind = _KINDS[type(one)]
     if kind != _KINDS.get(type(two)):
         return False
     if kind == "list":
-        return len(one) == len(two) and all(map(_same, one, two))
+        return len(one) == len(two) and all(map(_is_equal, one, two))
     if kind == "object":
-        return one.keys() == two.keys() and all(_same(value, two[key]) for key, value in one.items())
+        return one.keys() == two.keys() and all(_is_equal(value, two[key]) for key, value in one.items())
     return bool(one == two)
 
 
@@ -215,7 +219,7 @@ def _number(compare: Callable[[Any, Any], bool], limit: int | float, where: str)
     if type(limit) is float and not isfinite(limit):
         raise ValueError(f"{where}: {limit} is not a number to compare with")
 
-    def test(value: Json) -> Answer:
+    def test(value: Json) -> TriState:
         kind = type(value)
         if kind is int or (kind is float and value == value):
             return compare(value, limit)
@@ -225,7 +229,7 @@ def _number(compare: Callable[[Any, Any], bool], limit: int | float, where: str)
 
 
 def _size(compare: Callable[[int, int], bool], limit: int) -> Test:
-    def test(value: Json) -> Answer:
+    def test(value: Json) -> TriState:
         if type(value) is str or type(value) is list:
             return compare(len(value), limit)
         return False if value is _MISSING else None
@@ -235,13 +239,13 @@ def _size(compare: Callable[[int, int], bool], limit: int) -> Test:
 
 def _pattern(pattern: str, where: str) -> Test:
     """In linear time, with the engine that checks schemas."""
-    found = compile_schema({"pattern": pattern}, where, any_root=True).valid
+    is_match = compile_schema({"pattern": pattern}, where, any_root=True).valid
 
-    def test(value: Json) -> Answer:
+    def test(value: Json) -> TriState:
         if type(value) is not str:
             return False if value is _MISSING else None
         try:
-            return found(value)
+            return is_match(value)
         except UnicodeEncodeError:  # half a character, which the engine does not take
             return None
 
@@ -249,7 +253,7 @@ def _pattern(pattern: str, where: str) -> Test:
 
 
 def _not(test: Test) -> Test:
-    def negated(value: Json) -> Answer:
+    def negated(value: Json) -> TriState:
         answer = None if value is _MISSING else test(value)
         return answer if answer is None else not answer
 
@@ -257,7 +261,7 @@ def _not(test: Test) -> Test:
 
 
 _TESTS: dict[str, Callable[[Any, str], Test]] = {
-    "present": lambda wanted, _: lambda value: None if value is _ASTRAY else (value is not _MISSING) is wanted,
+    "present": lambda wanted, _: lambda value: None if value is _UNREACHABLE else (value is not _MISSING) is wanted,
     "is_": lambda value, where: _equal([value], where),
     "is_not": lambda value, where: _not(_equal([value], where)),
     "in_": _equal,

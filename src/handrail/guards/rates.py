@@ -12,9 +12,13 @@ from msgspec.structs import replace
 
 from handrail.options import expect, mapping
 
-UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
-RATE = re.compile(rf"([1-9]\d{{0,8}}) ?/ ?({'|'.join(UNITS)})(?: burst ([1-9]\d{{0,8}}))?", re.ASCII)
-BUILT_IN = {"principal": "1000/second burst 5000", "address": "200/second burst 2000", "lists": "200/second burst 2000"}
+UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+RATE_PATTERN = re.compile(rf"([1-9]\d{{0,8}}) ?/ ?({'|'.join(UNIT_SECONDS)})(?: burst ([1-9]\d{{0,8}}))?", re.ASCII)
+DEFAULT_RATES = {
+    "principal": "1000/second burst 5000",
+    "address": "200/second burst 2000",
+    "lists": "200/second burst 2000",
+}
 
 
 class Rate(Struct, frozen=True):
@@ -30,11 +34,11 @@ class Rate(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        found = RATE.fullmatch(text.strip())
-        if found is None:
-            units = ", ".join(UNITS)
+        match = RATE_PATTERN.fullmatch(text.strip())
+        if match is None:
+            units = ", ".join(UNIT_SECONDS)
             raise ValueError(f"{text[:50]!r} is not a rate, as '60/minute' or '60/minute burst 100' ({units})")
-        return cls(int(found[1]), found[2], int(found[3] or found[1]))
+        return cls(int(match[1]), match[2], int(match[3] or match[1]))
 
     def __str__(self) -> str:
         return f"{self.count}/{self.unit}" + (f" burst {self.burst}" if self.burst != self.count else "")
@@ -54,7 +58,7 @@ class ToolRate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cost: Annotated[float, Meta(description="How many calls of its caller's rate a call of this tool counts as.")] = 1.0
 
     def __post_init__(self) -> None:
-        _check("rate", self.rate)
+        _parse_rate("rate", self.rate)
         expect("concurrent", self.concurrent, "a number of calls, or None for any", int, NoneType)
         expect("cost", self.cost, "a number of calls, as 1 or 2.5", int, float)
         expect("each", self.each, "a number of calls, or None for all but one", int, NoneType)
@@ -80,13 +84,15 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     flood that keeps to them leaves the server most of its time for others.
     """
 
-    principal: Annotated[str, Meta(description="Calls by each principal; empty: any number.")] = BUILT_IN["principal"]
+    principal: Annotated[str, Meta(description="Calls by each principal; empty: any number.")] = DEFAULT_RATES[
+        "principal"
+    ]
     address: Annotated[
         str, Meta(description="Calls by nobody in particular from each address, or IPv6 network of 64 bits.")
-    ] = BUILT_IN["address"]
+    ] = DEFAULT_RATES["address"]
     lists: Annotated[
         str, Meta(description="Requests that are not calls, as lists, handshakes and pings, by each caller.")
-    ] = BUILT_IN["lists"]
+    ] = DEFAULT_RATES["lists"]
     tool: Annotated[ToolRate, Meta(description="What holds for a tool that nothing in `tools` fits.")] = field(
         default_factory=ToolRate
     )
@@ -105,14 +111,14 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         expect("Rates: tool", self.tool, "ToolRate(…)", ToolRate)
         for name, each in mapping("Rates: tools", self.tools, "ToolRate(…) by name").items():
             expect(f"Rates: tools.{name}", each, 'ToolRate(rate="10/minute")', ToolRate)
-        _check("lists", self.lists)
+        _parse_rate("lists", self.lists)
         for name in ("principal", "address"):
-            rate = _check(name, getattr(self, name))
+            rate = _parse_rate(name, getattr(self, name))
             for where, each in (("tool", self.tool), *((f"tools.{key}", each) for key, each in self.tools.items())):
                 if rate is not None and each.cost > rate.burst:
                     raise ValueError(f"{where}.cost: {each.cost:g} is more than `{name}` ever has, {rate.burst}")
 
-    def divided(self) -> tuple[Rates, Rates | None]:
+    def split(self) -> tuple[Rates, Rates | None]:
         """What each process counts by itself, and what they count together.
 
         To count together takes a look at a file. What is built in is only there against floods, which each process can
@@ -120,16 +126,20 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if self.shared is False:
             return self, None
-        names = [each for each in BUILT_IN if self.shared or getattr(self, each) != BUILT_IN[each]]
+        names = [each for each in DEFAULT_RATES if self.shared or getattr(self, each) != DEFAULT_RATES[each]]
         tools = [self.tool, *self.tools.values()]
-        if not any(getattr(self, each) for each in names) and not any(it.rate or it.concurrent for it in tools):
+        if not any(getattr(self, each) for each in names) and not any(
+            tool_rate.rate or tool_rate.concurrent for tool_rate in tools
+        ):
             return self, None
-        free, *others = (replace(each, rate="", concurrent=None) for each in tools)
-        alone = replace(self, tool=free, tools=dict(zip(self.tools, others, strict=True)), **dict.fromkeys(names, ""))
-        return alone, replace(self, **{each: "" for each in BUILT_IN if each not in names})
+        unlimited, *others = (replace(each, rate="", concurrent=None) for each in tools)
+        local_rates = replace(
+            self, tool=unlimited, tools=dict(zip(self.tools, others, strict=True)), **dict.fromkeys(names, "")
+        )
+        return local_rates, replace(self, **{each: "" for each in DEFAULT_RATES if each not in names})
 
 
-def _check(name: str, text: str) -> Rate | None:
+def _parse_rate(name: str, text: str) -> Rate | None:
     expect(name, text, "a text such as '60/minute'", str)
     try:
         return Rate.parse(text) if text else None

@@ -18,20 +18,20 @@ from zoneinfo import ZoneInfo, available_timezones
 from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 from msgspec.structs import force_setattr
 
-from handrail.guards.predicates import Answer, known, reader
+from handrail.guards.predicates import TriState, check_choice, compile_condition
 from handrail.model import Object, Principal
 from handrail.options import mapping, texts
 from handrail.revisions import REVISIONS
 
-__all__ = ["Compiled", "Decision", "Facts", "Rule", "Verdict", "any_glob", "compile_rule", "hints"]
+__all__ = ["CompiledRule", "Decision", "Facts", "Rule", "Verdict", "any_glob", "compile_rule", "hints"]
 
 Verdict = Literal["allow", "deny", "ask", "hide"]
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 _PESSIMISTIC = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24(?=:00)):([0-5]\d)", re.ASCII)
-_OTHER_GLOBS = "?[]{}"
-_LISTS = "principals groups scopes without_scopes tools tags days revisions servers".split()
+_UNSUPPORTED_WILDCARDS = "?[]{}"
+_LIST_FIELDS = "principals groups scopes without_scopes tools tags days revisions servers".split()
 
 
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,10 +61,10 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers: Annotated[list[str], Meta(description="Names of upstream servers, `*` for any characters.")] = []
 
     def __post_init__(self) -> None:
-        for name in _LISTS:
-            if type(given := getattr(self, name)) is not list:
-                members = texts(f"Rule: {name}", given)
-                force_setattr(self, name, sorted(members) if isinstance(given, Set) else members)
+        for name in _LIST_FIELDS:
+            if type(value := getattr(self, name)) is not list:
+                members = texts(f"Rule: {name}", value)
+                force_setattr(self, name, sorted(members) if isinstance(value, Set) else members)
         for name in ("annotations", "arguments"):
             mapping(f"Rule: {name}", getattr(self, name), "conditions")
 
@@ -87,17 +87,17 @@ class Decision(Struct, frozen=True):
     why: str
 
 
-Fixed = Callable[[Principal, Facts, str], bool]
+CallerTest = Callable[[Principal, Facts, str], bool]
 
 
-class Compiled(Struct, frozen=True):
+class CompiledRule(Struct, frozen=True):
     """A rule, its decision, and its conditions, each with its words."""
 
     rule: Rule
     decision: Decision
-    fixed: list[tuple[str, Fixed]]  # the same for each call of one caller to one tool
-    timed: list[tuple[str, Callable[[float], bool]]]
-    asked: list[tuple[str, Callable[[Object], Answer]]]  # of the arguments
+    caller_tests: list[tuple[str, CallerTest]]  # the same for each call of one caller to one tool
+    time_tests: list[tuple[str, Callable[[float], bool]]]
+    argument_tests: list[tuple[str, Callable[[Object], TriState]]]  # of the arguments
 
 
 def hints(facts: Facts) -> Mapping[str, Any]:
@@ -106,34 +106,36 @@ def hints(facts: Facts) -> Mapping[str, Any]:
         return _PESSIMISTIC
     if not facts.server:
         return facts.annotations
-    said = {name: value for name, value in facts.annotations.items() if type(value) is bool}
-    changes = not said.get("readOnlyHint")  # or its destructiveHint means nothing
-    return {**_PESSIMISTIC, "destructiveHint": changes, **said}
+    declared = {name: value for name, value in facts.annotations.items() if type(value) is bool}
+    is_writing = not declared.get("readOnlyHint")  # or its destructiveHint means nothing
+    return {**_PESSIMISTIC, "destructiveHint": is_writing, **declared}
 
 
-def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], bool]]) -> Compiled:
+def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], bool]]) -> CompiledRule:
     """The conditions of a rule, tools first: they tell most rules apart."""
-    rule, name = _checked(rule, f"rule {number}"), rule.name or f"rule {number}"
+    rule, name = _validate(rule, f"rule {number}"), rule.name or f"rule {number}"
     where = f"rule {number} ({name})" if rule.name else name
-    tools = any_glob(rule.tools, f"{where}: tools", _OTHER_GLOBS)
-    servers = any_glob(rule.servers, f"{where}: servers", _OTHER_GLOBS)
+    tools = any_glob(rule.tools, f"{where}: tools", _UNSUPPORTED_WILDCARDS)
+    servers = any_glob(rule.servers, f"{where}: servers", _UNSUPPORTED_WILDCARDS)
     principals = any_glob(rule.principals, f"{where}: principals")
     for key, words in (("groups", groups), ("revisions", REVISIONS), ("annotations", _PESSIMISTIC)):
         for word in getattr(rule, key):
             if key == "groups" and not groups:
                 text = f"{where}: groups: unknown: {word!r}; there are no groups"
                 raise ValueError(f'{text}: a line `{word} = ["ada"]` in the section [groups] makes one')
-            known(f"{where}: {key}", word, words)
-    fixed: list[tuple[str, Fixed]] = []
+            check_choice(f"{where}: {key}", word, words)
+    caller_tests: list[tuple[str, CallerTest]] = []
 
-    def condition(key: str, test: Fixed) -> None:
-        if said := getattr(rule, key):
-            fixed.append((f"{key.replace('_', ' ')} {', '.join(said)}", test))
+    def condition(key: str, test: CallerTest) -> None:
+        if values := getattr(rule, key):
+            caller_tests.append((f"{key.replace('_', ' ')} {', '.join(values)}", test))
 
     if "*" not in rule.tools:
         condition("tools", lambda _, facts, __: tools(facts.name))
     condition("tags", lambda _, facts, __: not facts.tags.isdisjoint(rule.tags))
-    fixed += [(f"{hint} {str(wanted).lower()}", _hint(hint, wanted)) for hint, wanted in rule.annotations.items()]
+    caller_tests += [
+        (f"{hint} {str(expected).lower()}", _hint_test(hint, expected)) for hint, expected in rule.annotations.items()
+    ]
     condition("servers", lambda _, facts, __: bool(facts.server) and servers(facts.server))
     if "*" not in rule.principals:
         condition("principals", lambda principal, *_: principals(principal.id))
@@ -141,19 +143,22 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
     condition("scopes", lambda principal, *_: principal.scopes.issuperset(rule.scopes))
     condition("without_scopes", lambda principal, *_: not principal.scopes.issuperset(rule.without_scopes))
     condition("revisions", lambda _, __, revision: revision in rule.revisions)
-    timed = [_when(rule, where)] if rule.hours or rule.days or rule.timezone else []
+    time_tests = [_compile_time(rule, where)] if rule.hours or rule.days or rule.timezone else []
     if rule.arguments and rule.verdict == "hide":
         raise ValueError(f"{where}: arguments: a tool is hidden before it has any; use deny")
-    asked = [reader(path, given, where, every=rule.verdict == "allow") for path, given in rule.arguments.items()]
-    why = "; ".join(each[0] for each in (*fixed, *timed, *asked)) or "it has no condition"
-    return Compiled(rule, Decision(rule.verdict, name, why), fixed, timed, asked)
+    argument_tests = [
+        compile_condition(path, conditions, where, every=rule.verdict == "allow")
+        for path, conditions in rule.arguments.items()
+    ]
+    why = "; ".join(each[0] for each in (*caller_tests, *time_tests, *argument_tests)) or "it has no condition"
+    return CompiledRule(rule, Decision(rule.verdict, name, why), caller_tests, time_tests, argument_tests)
 
 
-def any_glob(globs: Sequence[str], where: str, refused: str = "") -> Callable[[str], bool]:
+def any_glob(globs: Sequence[str], where: str, forbidden: str = "") -> Callable[[str], bool]:
     """Whether a text is matched by one of these."""
     globs = texts(where, globs)
     for glob in globs:
-        if not glob or not set(refused).isdisjoint(glob):
+        if not glob or not set(forbidden).isdisjoint(glob):
             raise ValueError(f"{where}: {glob!r} is not a name, or one with `*` for any characters")
     # Only `*` is special. `translate` finds each piece between two of them once, with nothing to go back for.
     plain = [translate(re.sub(r"[?\[]", r"[\g<0>]", glob)) for glob in globs]
@@ -161,9 +166,9 @@ def any_glob(globs: Sequence[str], where: str, refused: str = "") -> Callable[[s
     return lambda text: match(text) is not None
 
 
-def _checked(rule: Rule, where: str) -> Rule:
+def _validate(rule: Rule, where: str) -> Rule:
     """The rule, read as a file would be: whoever writes Python gets the same errors."""
-    known(f"{where}: verdict", rule.verdict, get_args(Verdict))
+    check_choice(f"{where}: verdict", rule.verdict, get_args(Verdict))
     try:
         return convert(to_builtins(rule), Rule)
     except ValidationError as error:
@@ -171,16 +176,16 @@ def _checked(rule: Rule, where: str) -> Rule:
         raise ValueError(f"{where}: {place.rstrip('`')}: {text}") from None
 
 
-def _hint(hint: str, wanted: bool) -> Fixed:
-    return lambda _, facts, __: (hints(facts).get(hint) is True) is wanted
+def _hint_test(hint: str, expected: bool) -> CallerTest:
+    return lambda _, facts, __: (hints(facts).get(hint) is True) is expected
 
 
-def _when(rule: Rule, where: str) -> tuple[str, Callable[[float], bool]]:
+def _compile_time(rule: Rule, where: str) -> tuple[str, Callable[[float], bool]]:
     """Wall time: an hour that a change of the clocks repeats counts twice, one that it skips never comes."""
     if not rule.hours and not rule.days:
         raise ValueError(f"{where}: timezone: says nothing without hours or days")
     for day in rule.days:
-        known(f"{where}: days", day, DAYS)
+        check_choice(f"{where}: days", day, DAYS)
     match = _HOURS.fullmatch(rule.hours or "00:00-24:00")
     hour, minute, end_hour, end_minute = map(int, match.groups()) if match else (0, 0, 0, 0)
     start, end = hour * 60 + minute, end_hour * 60 + end_minute
@@ -199,12 +204,12 @@ def _when(rule: Rule, where: str) -> tuple[str, Callable[[float], bool]]:
         if last[0] == now // 60:  # nothing changes within a minute
             return last[1]
         moment = datetime.fromtimestamp(now, zone)
-        at, day = moment.hour * 60 + moment.minute, moment.weekday()
+        minute_of_day, day = moment.hour * 60 + moment.minute, moment.weekday()
         if start < end:
-            inside = start <= at < end
+            inside = start <= minute_of_day < end
         else:
-            inside = not end <= at < start
-            day = (day - 1) % 7 if at < end else day
+            inside = not end <= minute_of_day < start
+            day = (day - 1) % 7 if minute_of_day < end else day
         last = (now // 60, inside and day in days)
         return last[1]
 

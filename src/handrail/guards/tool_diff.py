@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from handrail.guards.fingerprint import FIELDS, canonical
 from handrail.model import Json, Object
-from handrail.text.confusables import looks
-from handrail.text.controls import inert, one_line, seen, texts_in
+from handrail.text.confusables import skeleton
+from handrail.text.controls import escape, one_line, strip_invisible, texts_in
 
-__all__ = ["Change", "changes", "difference", "kinds"]
+__all__ = ["Change", "change_kinds", "compare_definitions", "format_changes"]
 
-Kind = Literal["wording", "widened", "narrowed", "schema", "hint", "invisible", "new", "gone"]
+ChangeKind = Literal["wording", "widened", "narrowed", "schema", "hint", "invisible", "new", "gone"]
 
-MAX_SHOWN = 30  # places in one tool
-MAX_LINES, MAX_LINE = 20, 400  # of either side of one
+MAX_PLACES = 30  # places in one tool
+MAX_LINES, MAX_LINE_CHARS = 20, 400  # of either side of one
 # Keywords of JSON Schema, by what a change of them means.
 _TEXTS = frozenset({"title", "description", "$comment"})
 _LOWER = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
@@ -31,8 +31,10 @@ _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 _INNER = frozenset("items additionalProperties contains propertyNames not if then else unevaluatedProperties".split())
 _LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 # Whatever accepts more below these accepts more as a whole; below all others that is not certain.
-_FOLLOWS = frozenset("properties patternProperties $defs definitions items additionalProperties anyOf allOf".split())
-_TURNS = (b'"not":', b'"if":', b'"oneOf":', b'"contains":')
+_MONOTONE_KEYWORDS = frozenset(
+    "properties patternProperties $defs definitions items additionalProperties anyOf allOf".split()
+)
+_REVERSING_KEYWORDS = (b'"not":', b'"if":', b'"oneOf":', b'"contains":')
 
 
 class Change(Struct, frozen=True):
@@ -43,98 +45,112 @@ class Change(Struct, frozen=True):
     """
 
     path: str
-    kind: Kind
+    kind: ChangeKind
     before: Json = UNSET
     after: Json = UNSET
 
 
-def changes(old: Object | None, new: Object | None) -> list[Change]:
+def compare_definitions(old: Object | None, new: Object | None) -> list[Change]:
     """Every difference between two definitions; None stands for no tool at all."""
-    found: list[Change] = []
+    changes: list[Change] = []
     if old is None or new is None:
-        found.append(Change("", "gone" if new is None else "new", *(UNSET if it is None else it for it in (old, new))))
+        changes.append(
+            Change("", "gone" if new is None else "new", *(UNSET if side is None else side for side in (old, new)))
+        )
     else:
         for name in FIELDS:
-            found += _differences(name, old.get(name, UNSET), new.get(name, UNSET))
-    return [looked for each in found for looked in _looked_at(each)]
+            changes += _field_changes(name, old.get(name, UNSET), new.get(name, UNSET))
+    return [change for each in changes for change in _with_invisible(each)]
 
 
-def kinds(found: Sequence[Change]) -> list[str]:
+def change_kinds(changes: Sequence[Change]) -> list[str]:
     """The kinds of changes there are, each once."""
-    return sorted({each.kind for each in found})
+    return sorted({each.kind for each in changes})
 
 
-def difference(found: Sequence[Change]) -> str:
+def format_changes(changes: Sequence[Change]) -> str:
     """Changes to look at on a terminal: each place with its kind, what was there (-) and what is there now (+).
 
     Nothing in it acts or hides; what is cut off is counted. What looks the same is written in ASCII.
     """
     lines: list[str] = []
-    places = [[*each] for _, each in groupby(found, lambda change: change.path)]
-    for place in places[:MAX_SHOWN]:
+    places = [[*each] for _, each in groupby(changes, lambda change: change.path)]
+    for place in places[:MAX_PLACES]:
         lines.append(f"{one_line(place[0].path, 200) or 'the tool'}: {', '.join(each.kind for each in place)}")
-        lines += _sides(place[0])
-    if len(places) > MAX_SHOWN:
-        lines.append(f"… and {len(places) - MAX_SHOWN:,} more places")
+        lines += _format_sides(place[0])
+    if len(places) > MAX_PLACES:
+        lines.append(f"… and {len(places) - MAX_PLACES:,} more places")
     return "\n".join(lines)
 
 
 # What a difference means
 
 
-def _differences(name: str, was: Json, now: Json) -> Iterator[Change]:
+def _field_changes(name: str, was: Json, now: Json) -> Iterator[Change]:
     path = f"/{name}"
     if name.endswith("Schema"):
-        unsure = any(word in canonical([was, now]) for word in _TURNS) if UNSET not in (was, now) else False
-        for each in _schemas(path, was, now):
-            yield _unsure(each) if unsure and ("/$defs/" in each.path or "/definitions/" in each.path) else each
+        is_uncertain = (
+            any(word in canonical([was, now]) for word in _REVERSING_KEYWORDS) if UNSET not in (was, now) else False
+        )
+        for each in _schema_changes(path, was, now):
+            yield (
+                _without_direction(each)
+                if is_uncertain and ("/$defs/" in each.path or "/definitions/" in each.path)
+                else each
+            )
     elif name == "annotations" and type(was) is dict and type(now) is dict:
         for key in sorted(was.keys() | now.keys()):
-            kind: Kind = "wording" if key == "title" else "hint"
-            yield Change(path + _step(key), kind, was.get(key, UNSET), now.get(key, UNSET))
+            kind: ChangeKind = "wording" if key == "title" else "hint"
+            yield Change(path + _pointer_step(key), kind, was.get(key, UNSET), now.get(key, UNSET))
     else:
         yield Change(path, "hint" if name == "annotations" else "wording", was, now)
 
 
-def _schemas(path: str, was: Json, now: Json) -> Iterator[Change]:
-    if _same(was, now):
+def _schema_changes(path: str, was: Json, now: Json) -> Iterator[Change]:
+    if _is_same(was, now):
         return
     if type(was) is not dict or type(now) is not dict:
-        yield Change(path, _verdict("additionalProperties", was, now), was, now)
+        yield Change(path, _keyword_kind("additionalProperties", was, now), was, now)
         return
     for key in sorted(was.keys() | now.keys()):
         left, right = was.get(key, UNSET), now.get(key, UNSET)
-        for each in _keyword(path + _step(key), key, left, right, now) if not _same(left, right) else ():
-            yield each if key in _FOLLOWS or each.path == path + _step(key) else _unsure(each)
+        for each in (
+            _keyword_changes(path + _pointer_step(key), key, left, right, now) if not _is_same(left, right) else ()
+        ):
+            yield (
+                each
+                if key in _MONOTONE_KEYWORDS or each.path == path + _pointer_step(key)
+                else _without_direction(each)
+            )
 
 
-def _keyword(path: str, key: str, was: Json, now: Json, schema: Object) -> Iterator[Change]:
+def _keyword_changes(path: str, key: str, was: Json, now: Json, schema: Object) -> Iterator[Change]:
     if key in _TEXTS and dict not in (type(was), type(now)):
         yield Change(path, "wording", was, now)
     elif key in _MAPS and {type(was), type(now)} <= {dict, type(UNSET)} and (was or now):
         left, right = was or {}, now or {}
         for name in sorted(left.keys() | right.keys()):
             if name in left and name in right:
-                yield from _schemas(path + _step(name), left[name], right[name])
+                yield from _schema_changes(path + _pointer_step(name), left[name], right[name])
             else:
-                kind = _property(name in right, schema) if key == "properties" else "schema"
-                yield Change(path + _step(name), kind, left.get(name, UNSET), right.get(name, UNSET))
+                kind = _property_kind(name in right, schema) if key == "properties" else "schema"
+                yield Change(path + _pointer_step(name), kind, left.get(name, UNSET), right.get(name, UNSET))
     elif key in _INNER and type(was) is dict and type(now) is dict:
-        yield from _schemas(path, was, now)
+        yield from _schema_changes(path, was, now)
     elif key in _LISTS and type(was) is list and type(now) is list and len(was) == len(now):
         for number, (left, right) in enumerate(zip(was, now, strict=True)):
-            yield from _schemas(f"{path}/{number}", left, right)
+            yield from _schema_changes(f"{path}/{number}", left, right)
     else:
-        yield Change(path, _verdict(key, was, now), was, now)
+        yield Change(path, _keyword_kind(key, was, now), was, now)
 
 
-def _property(is_new: bool, schema: Object) -> Kind:
+def _property_kind(is_new: bool, schema: Object) -> ChangeKind:
     if is_new:
         return "widened"
     return "narrowed" if schema.get("additionalProperties") is False and "patternProperties" not in schema else "schema"
 
 
-def _verdict(key: str, was: Json, now: Json) -> Kind:
+def _keyword_kind(key: str, was: Json, now: Json) -> ChangeKind:
     """Whether a keyword that changed lets more or less through, where that is certain."""
     less: Json
     more: Json
@@ -143,7 +159,7 @@ def _verdict(key: str, was: Json, now: Json) -> Kind:
     if key in _LOWER | _UPPER and {type(was), type(now)} <= {int, float}:
         less, more = (now, was) if key in _LOWER else (was, now)
     elif key == "type":
-        less, more = _types(was), _types(now)
+        less, more = _schema_types(was), _schema_types(now)
     elif key in ("enum", "anyOf", "required", "allOf") and type(was) is list and type(now) is list:
         less, more = ({*map(canonical, each)} for each in ((was, now) if key in ("enum", "anyOf") else (now, was)))
     elif key == "additionalProperties":
@@ -155,8 +171,8 @@ def _verdict(key: str, was: Json, now: Json) -> Kind:
     return "widened" if less < more else "narrowed" if less > more else "schema"
 
 
-def _types(said: Json) -> set[str]:
-    types = {each for each in (said if type(said) is list else [said]) if type(each) is str}
+def _schema_types(schema_type: Json) -> set[str]:
+    types = {each for each in (schema_type if type(schema_type) is list else [schema_type]) if type(each) is str}
     return types | {"integer"} if "number" in types else types
 
 
@@ -164,54 +180,54 @@ def _openness(schema: Json) -> int:
     return 0 if schema is False else 2 if schema in (UNSET, True, {}) else 1
 
 
-def _unsure(change: Change) -> Change:
+def _without_direction(change: Change) -> Change:
     return replace(change, kind="schema") if change.kind in ("widened", "narrowed") else change
 
 
-def _looked_at(change: Change) -> Iterator[Change]:
+def _with_invisible(change: Change) -> Iterator[Change]:
     """The change itself, unless there is none; and whether more than meets the eye has come with it."""
     was, now = change.before, change.after
-    if _same(was, now):
+    if _is_same(was, now):
         return
-    same = type(was) is str and type(now) is str and looks(was) == looks(now)
-    if not same:
+    looks_same = type(was) is str and type(now) is str and skeleton(was) == skeleton(now)
+    if not looks_same:
         yield change
-    if same or _hidden(now) - _hidden(was):
+    if looks_same or _hidden_characters(now) - _hidden_characters(was):
         yield replace(change, kind="invisible")
 
 
-def _hidden(value: Json) -> Counter[str]:
+def _hidden_characters(value: Json) -> Counter[str]:
     hidden: Counter[str] = Counter()
     for each in texts_in(value):
-        if seen(each) != each:
-            hidden += Counter(each) - Counter(seen(each))
+        if strip_invisible(each) != each:
+            hidden += Counter(each) - Counter(strip_invisible(each))
     return hidden
 
 
-def _same(one: Json, other: Json) -> bool:
+def _is_same(one: Json, other: Json) -> bool:
     return one is other or (UNSET not in (one, other) and canonical(one) == canonical(other))
 
 
-def _step(name: str) -> str:
+def _pointer_step(name: str) -> str:
     return "/" + name.replace("~", "~0").replace("/", "~1")
 
 
 # What a difference looks like
 
 
-def _sides(change: Change) -> Iterator[str]:
+def _format_sides(change: Change) -> Iterator[str]:
     was, now = _lines(change.before), _lines(change.after)
-    head = _shared(was, now)
-    tail = _shared(was[head:][::-1], now[head:][::-1])
+    head = _common_prefix(was, now)
+    tail = _common_prefix(was[head:][::-1], now[head:][::-1])
     was, now = was[head : len(was) - tail], now[head : len(now) - tail]
-    start = max(0, _shared(was[0], now[0]) - 60) if len(was) == len(now) == 1 else 0
+    start = max(0, _common_prefix(was[0], now[0]) - 60) if len(was) == len(now) == 1 else 0
     for sign, lines in (("-", was), ("+", now)):
         for line in lines[:MAX_LINES]:
-            cut = line[start : start + MAX_LINE]
-            shown = cut.encode("ascii", "backslashreplace").decode() if change.kind == "invisible" else cut
+            cut = line[start : start + MAX_LINE_CHARS]
+            display = cut.encode("ascii", "backslashreplace").decode() if change.kind == "invisible" else cut
             more = len(line) - start - len(cut)
             ends = f"… ({more:,} characters more)" if more > 0 else ""
-            yield f"  {sign} {'…' if start else ''}{inert(shown, lines=False)}{ends}"
+            yield f"  {sign} {'…' if start else ''}{escape(display, lines=False)}{ends}"
         if len(lines) > MAX_LINES:
             yield f"  {sign} … ({len(lines) - MAX_LINES:,} lines more)"
 
@@ -223,7 +239,7 @@ def _lines(value: Json) -> list[str]:
     return text.split("\n")
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+def _common_prefix(one: Sequence[str], other: Sequence[str]) -> int:
     """How many of the first are the same in both."""
     shorter = min(len(one), len(other))
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)

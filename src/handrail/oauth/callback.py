@@ -10,9 +10,9 @@ from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 from handrail.errors import AuthorizationError
-from handrail.oauth.discovery import checked
+from handrail.oauth.discovery import validate_url
 
-__all__ = ["Receiver", "open_browser"]
+__all__ = ["RedirectListener", "open_browser"]
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_CONNECTIONS = 16
@@ -23,7 +23,7 @@ HEADERS = (
     "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\nX-Content-Type-Options: nosniff\r\n"
     "Connection: close\r\n"
 )
-ANSWERS = {
+RESPONSES = {
     200: ("OK", "The answer has arrived. You can close this window."),
     400: ("Bad Request", "This is not the answer to a question that was asked."),
     404: ("Not Found", "There is nothing here."),
@@ -35,11 +35,11 @@ def open_browser(url: str, host: str = "") -> bool:
 
     To give this function is to agree that every server may have a page of its authorization server opened.
     """
-    checked(url, "the page to open", local=True)
+    validate_url(url, "the page to open", local=True)
     return webbrowser.open(url)
 
 
-class Receiver:
+class RedirectListener:
     """Waits on this machine for a browser that is sent to `redirect`, which is http with an address or localhost.
 
     What does not have the right path, host and `state` is refused, and the waiting goes on.
@@ -48,9 +48,9 @@ class Receiver:
     def __init__(self, redirect: str) -> None:
         self.redirect = redirect
         self._state = ""
-        self._back: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._redirect_url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server: asyncio.Server | None = None
-        self._served: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
 
     async def start(self, *, any_port: bool) -> None:
         """Listen, on another port if that of `redirect` is taken and `any_port` will do; `redirect` says which."""
@@ -75,24 +75,24 @@ class Receiver:
     async def wait(self, state: str) -> str:
         """The URL the browser was sent back to, of the first with `state`."""
         self._state = state
-        return await self._back
+        return await self._redirect_url
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-            for writer in self._served:
+            for writer in self._connections:
                 writer.transport.abort()
-            await asyncio.gather(*filter(None, self._served.values()), return_exceptions=True)
+            await asyncio.gather(*filter(None, self._connections.values()), return_exceptions=True)
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back = ""
-        self._served[writer] = asyncio.current_task()
+        self._connections[writer] = asyncio.current_task()
         try:
-            if len(self._served) <= MAX_CONNECTIONS:
+            if len(self._connections) <= MAX_CONNECTIONS:
                 async with asyncio.timeout(READ_SECONDS):
-                    status, back = self._judged(await reader.readuntil(b"\r\n\r\n"))
-                    words, page = ANSWERS[status]
+                    status, back = self._check_request(await reader.readuntil(b"\r\n\r\n"))
+                    words, page = RESPONSES[status]
                     body = PAGE.format(page).encode()
                     head = f"HTTP/1.1 {status} {words}\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n"
                     writer.write(head.encode() + body)
@@ -103,19 +103,24 @@ class Receiver:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
-            del self._served[writer]
-            if back and not self._back.done():
-                self._back.set_result(back)
+            del self._connections[writer]
+            if back and not self._redirect_url.done():
+                self._redirect_url.set_result(back)
 
-    def _judged(self, head: bytes) -> tuple[int, str]:
+    def _check_request(self, head: bytes) -> tuple[int, str]:
         """The status to answer with, and the URL if it is the one we wait for."""
         first, *lines = head.decode("latin-1").split("\r\n")
         method, _, rest = first.partition(" ")
         target, _, version = rest.partition(" ")
-        wanted = urlsplit(self.redirect)
+        redirect_parts = urlsplit(self.redirect)
         path, _, query = target.partition("?")
         hosts = [line[5:].strip().lower() for line in lines if line[:5].lower() == "host:"]
-        if method != "GET" or not version.startswith("HTTP/1.") or path != wanted.path or hosts != [wanted.netloc]:
+        if (
+            method != "GET"
+            or not version.startswith("HTTP/1.")
+            or path != redirect_parts.path
+            or hosts != [redirect_parts.netloc]
+        ):
             return 404, ""
         try:
             states = parse_qs(query, max_num_fields=32).get("state", [])

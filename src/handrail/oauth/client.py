@@ -20,12 +20,30 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from handrail.errors import AuthorizationError, Sent, TransportError
-from handrail.oauth.callback import Receiver, open_browser
+from handrail.oauth.callback import RedirectListener, open_browser
 from handrail.oauth.credentials import FileCredentials, MemoryCredentials
-from handrail.oauth.discovery import Authorize, Challenge, Flow, Found, checked, discover, origin, read_challenge, words
-from handrail.oauth.fetch import Flights
-from handrail.oauth.flow import INSUFFICIENT, OFFLINE, Applicant, Grant, Registered, Rejected, Token
-from handrail.oauth.outbound import Outbound, Resolve, look_up
+from handrail.oauth.discovery import (
+    AuthorizationRequest,
+    Challenge,
+    Discovered,
+    Flow,
+    discover,
+    origin,
+    read_challenge,
+    unique_scopes,
+    validate_url,
+)
+from handrail.oauth.fetch import SingleFlight
+from handrail.oauth.flow import (
+    INSUFFICIENT_SCOPE,
+    OFFLINE_ACCESS,
+    AuthorizationServerError,
+    ClientRegistration,
+    OAuthClient,
+    Token,
+    TokenGrant,
+)
+from handrail.oauth.outbound import Outbound, Resolve, resolve_host
 from handrail.options import texts
 from handrail.protocol.http_rules import is_local
 
@@ -33,14 +51,14 @@ __all__ = ["OAuth", "open_browser"]
 
 log = logging.getLogger("handrail")
 
-MAX_FRUITLESS = 3
+MAX_FRUITLESS_FLOWS = 3
 MAX_FLOWS = 10
 WINDOW_SECONDS = 600
 MAX_ISSUERS = 8
-LOST_CLIENT = ("invalid_client", "unauthorized_client")
+UNKNOWN_CLIENT_ERRORS = ("invalid_client", "unauthorized_client")
 
-Opened = bool | str | None
-Browser = Callable[[str, str], Opened | Awaitable[Opened]]
+BrowserResult = bool | str | None
+Browser = Callable[[str, str], BrowserResult | Awaitable[BrowserResult]]
 T = TypeVar("T")
 
 
@@ -74,9 +92,9 @@ class OAuth:
         grant: Literal["authorization_code", "client_credentials"] = "authorization_code",
         timeout: float = 300,
         clock: Callable[[], float] = time.time,
-        resolve: Resolve = look_up,
+        resolve: Resolve = resolve_host,
     ) -> None:
-        wanted = None if scopes is None else texts("OAuth: scopes", scopes)
+        scope_names = None if scopes is None else texts("OAuth: scopes", scopes)
         if (client_secret or private_key) and not (client_id or client_metadata_url):
             raise ValueError("client_secret and private_key belong to a client_id")
         if (private_key is None) != (signing_algorithm is None):
@@ -90,34 +108,34 @@ class OAuth:
             raise ValueError("redirect: http to 127.0.0.1 with a port (0 for any) is needed, or https")
         if parts.query or parts.fragment or not parts.path:
             raise ValueError("redirect: a path is needed, and nothing after it")
-        self._applicant = Applicant(
+        self._oauth_client = OAuthClient(
             clock=clock,
             random=partial(secrets.token_urlsafe, 32),
             client_id=client_id or "",
             client_secret=client_secret or "",
-            metadata_url=checked(client_metadata_url, "client_metadata_url", local=False)
+            metadata_url=validate_url(client_metadata_url, "client_metadata_url", local=False)
             if client_metadata_url
             else "",
             private_key=private_key or "",
             signing_algorithm=signing_algorithm or "",
-            scopes=None if wanted is None else words(wanted),
+            scopes=None if scope_names is None else unique_scopes(scope_names),
             redirect=redirect,
         )
-        self._issuer, self._is_for_itself = issuer, grant == "client_credentials"
+        self._issuer, self._uses_client_credentials = issuer, grant == "client_credentials"
         self._browser, self._timeout, self._clock, self._resolve = browser, timeout, clock, resolve
         self._credentials = MemoryCredentials() if folder is None else FileCredentials(os.path.expanduser(folder))
-        self._servers: dict[str, _Server] = {}
-        self._flights = Flights()
+        self._servers: dict[str, _ServerState] = {}
+        self._single_flight = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"OAuth({self._applicant.client_id or self._applicant.metadata_url!r})"
+        return f"OAuth({self._oauth_client.client_id or self._oauth_client.metadata_url!r})"
 
     async def headers(self, url: str) -> dict[str, str]:
         """What goes with a request to the MCP server at `url`; its token is renewed shortly before it expires."""
         server = self._server(url)
         if (grant := server.grant) and grant.token.renew_at <= self._clock():
             try:
-                await self._flights.join(server.key, partial(self._renewed, server, grant))
+                await self._single_flight.do(server.key, partial(self._renew, server, grant))
             except (AuthorizationError, TransportError) as failed:  # the server will say whether that matters
                 log.debug("the token for %s was not renewed: %s", server.url, failed)
         grant = server.grant
@@ -130,8 +148,8 @@ class OAuth:
 
         However many requests are refused at once, somebody is asked once. AuthorizationError says why it was in vain.
         """
-        told = read_challenge(challenge)
-        if status != 401 and not (status == 403 and told.error == INSUFFICIENT):
+        bearer_challenge = read_challenge(challenge)
+        if status != 401 and not (status == 403 and bearer_challenge.error == INSUFFICIENT_SCOPE):
             return False
         server = self._server(url)
         at, used = LAST_USED.get()
@@ -139,14 +157,14 @@ class OAuth:
             used = server.grant.token if server.grant else None
         was_asked = False  # for this request, and not for what another one needed
 
-        async def question() -> None:
+        async def authorize_once() -> None:
             nonlocal was_asked
             was_asked = True
-            await self._authorized(server, used, told)
+            await self._reauthorize(server, used, bearer_challenge)
 
         try:
-            while not was_asked and not self._is_better(server.grant, used, told):
-                await self._flights.join(server.key, question)
+            while not was_asked and not self._is_better(server.grant, used, bearer_challenge):
+                await self._single_flight.do(server.key, authorize_once)
         except AuthorizationError as failed:
             failed.server, failed.phase, failed.sent = origin(url), "authorization", Sent.FAILED
             raise
@@ -156,26 +174,26 @@ class OAuth:
 
     async def close(self) -> None:
         """End what is under way; those who wait are told."""
-        await self._flights.close()
+        await self._single_flight.close()
 
-    def _server(self, url: str) -> _Server:
+    def _server(self, url: str) -> _ServerState:
         if (server := self._servers.get(url)) is None:
-            checked(url.partition("#")[0], "the server's URL", local=True)
-            who = self._applicant.client_id or self._applicant.metadata_url
-            key = "\n".join((url, who, str(self._is_for_itself)))
-            server = self._servers[url] = _Server(url, key, next(iter(self._credentials.load(key)), None))
+            validate_url(url.partition("#")[0], "the server's URL", local=True)
+            client_name = self._oauth_client.client_id or self._oauth_client.metadata_url
+            key = "\n".join((url, client_name, str(self._uses_client_credentials)))
+            server = self._servers[url] = _ServerState(url, key, next(iter(self._credentials.load(key)), None))
         return server
 
-    def _is_better(self, grant: Grant | None, used: Token | None, told: Challenge) -> bool:
+    def _is_better(self, grant: TokenGrant | None, used: Token | None, challenge: Challenge) -> bool:
         """Whether `grant`, got by another task or process, may be what the refused request lacked."""
         return (
             grant is not None
             and (used is None or grant.token.access != used.access)
             and self._clock() < grant.token.expires_at
-            and (told.error != INSUFFICIENT or {*told.scopes} <= {*grant.token.granted})
+            and (challenge.error != INSUFFICIENT_SCOPE or {*challenge.scopes} <= {*grant.token.granted})
         )
 
-    async def _renewed(self, server: _Server, old: Grant) -> None:
+    async def _renew(self, server: _ServerState, old: TokenGrant) -> None:
         """Before it expires: without asking anybody, and without asking the server where."""
         async with self._credentials.lock(server.key):
             grants = self._credentials.load(server.key)
@@ -184,86 +202,98 @@ class OAuth:
                 return
             if old.token.refresh:
                 try:
-                    await self._keep(server, await self._run(server, self._applicant.refresh(old)), locked=True)
-                except Rejected:
+                    await self._store_grant(
+                        server, await self._run(server, self._oauth_client.refresh(old)), locked=True
+                    )
+                except AuthorizationServerError:
                     server.grant = replace(old, token=replace(old.token, refresh=""))  # it is not tried again
                     raise
                 return
-        if self._is_for_itself:
-            found = await self._run(server, discover(server.url, Challenge(), self._issuer))
-            await self._keep(
-                server, await self._run(server, self._applicant.client_credentials(found, old.token.asked))
+        if self._uses_client_credentials:
+            discovery = await self._run(server, discover(server.url, Challenge(), self._issuer))
+            await self._store_grant(
+                server, await self._run(server, self._oauth_client.client_credentials(discovery, old.token.asked))
             )
 
-    async def _authorized(self, server: _Server, used: Token | None, told: Challenge) -> None:
+    async def _reauthorize(self, server: _ServerState, used: Token | None, challenge: Challenge) -> None:
         """After a refusal. Its server may have another authorization server by now, so it is asked again."""
-        found = await self._run(server, discover(server.url, told, self._issuer))
-        issuer = found.server.issuer
+        discovery = await self._run(server, discover(server.url, challenge, self._issuer))
+        issuer = discovery.server.issuer
         async with self._credentials.lock(server.key):
             grants = self._credentials.load(server.key)
-            known = next((grant for grant in grants if grant.issuer == issuer), None)
+            stored_grant = next((grant for grant in grants if grant.issuer == issuer), None)
             # Not an old one, of an authorization server that was left and is back: better a new one, if that is easy.
-            is_current = known is not None and (known is grants[0] or not known.token.refresh)
-            if is_current and self._is_better(known, used, told):
-                server.grant = known
+            is_current = stored_grant is not None and (stored_grant is grants[0] or not stored_grant.token.refresh)
+            if is_current and self._is_better(stored_grant, used, challenge):
+                server.grant = stored_grant
                 return
-            if known is None and grants and self._applicant.client_id and self._issuer is None:
+            if stored_grant is None and grants and self._oauth_client.client_id and self._issuer is None:
                 raise AuthorizationError(
                     f"the server now names another authorization server than that of the client_id: {issuer}",
                     hint="If that is right, give it as `issuer`.",
                 )
-            scopes = self._applicant.wanted(told, found, known.token.asked if known else ())
-            if told.error == INSUFFICIENT and used and {*scopes} - {OFFLINE} <= {*used.granted}:
+            scopes = self._oauth_client.scopes_to_request(
+                challenge, discovery, stored_grant.token.asked if stored_grant else ()
+            )
+            if challenge.error == INSUFFICIENT_SCOPE and used and {*scopes} - {OFFLINE_ACCESS} <= {*used.granted}:
                 raise AuthorizationError("the server refuses a token that has every scope it asks for")
             # If what a refresh gave was refused, so will be what the next one gives; and none gives more scopes.
-            is_in_vain = told.error == INSUFFICIENT or (used is not None and used == server.refreshed)
+            is_in_vain = challenge.error == INSUFFICIENT_SCOPE or (used is not None and used == server.last_refreshed)
             # Whether a refresh gives what asking anew would.
-            is_enough = known and known.resource == found.resource and {*scopes} <= {*known.token.asked}
-            if known and known.token.refresh and is_enough and not is_in_vain:
+            is_enough = (
+                stored_grant
+                and stored_grant.resource == discovery.resource
+                and {*scopes} <= {*stored_grant.token.asked}
+            )
+            if stored_grant and stored_grant.token.refresh and is_enough and not is_in_vain:
                 try:
-                    grant = await self._run(server, self._applicant.refresh(known))
-                except Rejected as rejected:
+                    grant = await self._run(server, self._oauth_client.refresh(stored_grant))
+                except AuthorizationServerError as rejected:
                     log.debug("the refresh token for %s is not good any more: %s", server.url, rejected.error)
-                    if rejected.error in LOST_CLIENT:
+                    if rejected.error in UNKNOWN_CLIENT_ERRORS:
                         server.clients[issuer] = None
                 else:
-                    server.refreshed = grant.token
-                    await self._keep(server, grant, locked=True)
+                    server.last_refreshed = grant.token
+                    await self._store_grant(server, grant, locked=True)
                     return
-        spent = used or (known.token if known else None)
+        spent = used or (stored_grant.token if stored_grant else None)
         has_expired = spent is not None and spent.expires_at <= self._clock()
-        server.check_patience(self._clock())
-        if self._is_for_itself:
-            grant = await self._run(server, self._applicant.client_credentials(found, scopes))
+        server.check_flow_limit(self._clock())
+        if self._uses_client_credentials:
+            grant = await self._run(server, self._oauth_client.client_credentials(discovery, scopes))
         else:
-            client = server.clients.get(issuer, known.client if known else None)
-            grant = await self._consented(server, found, scopes, client)
-        await self._keep(server, grant)
+            client = server.clients.get(issuer, stored_grant.client if stored_grant else None)
+            grant = await self._authorize_user(server, discovery, scopes, client)
+        await self._store_grant(server, grant)
         if not has_expired:  # to get another for one that has is what tokens are for
             server.flows.append((self._clock(), bool(used and {*grant.token.granted} - {*used.granted})))
 
-    async def _consented(
-        self, server: _Server, found: Found, scopes: tuple[str, ...], known: Registered | None
-    ) -> Grant:
+    async def _authorize_user(
+        self,
+        server: _ServerState,
+        discovery: Discovered,
+        scopes: tuple[str, ...],
+        registration: ClientRegistration | None,
+    ) -> TokenGrant:
         """A token by the consent of somebody who is sent to the authorization server, and back."""
-        issuer, redirect = found.server.issuer, self._applicant.redirect_for(known)
-        receiver = Receiver(redirect) if is_local(redirect) else None
+        issuer, redirect = discovery.server.issuer, self._oauth_client.redirect_for(registration)
+        receiver = RedirectListener(redirect) if is_local(redirect) else None
         try:
             if receiver is not None:
-                await receiver.start(any_port=urlsplit(self._applicant.redirect).port == 0)
+                await receiver.start(any_port=urlsplit(self._oauth_client.redirect).port == 0)
                 redirect = receiver.redirect
-            client = await self._run(server, self._applicant.register(found, redirect, known))
+            client = await self._run(server, self._oauth_client.register(discovery, redirect, registration))
             # An authorization server that has forgotten a client may tell nobody but the user: it is not tried twice.
             # One that is new is kept for the next try, even if nobody comes back this time.
-            server.clients[issuer] = None if client is known else client
-            grant = await self._run(server, self._applicant.authorize(found, client, redirect, scopes), receiver)
+            server.clients[issuer] = None if client is registration else client
+            grant = await self._run(server, self._oauth_client.authorize(discovery, client, redirect, scopes), receiver)
         finally:
             if receiver is not None:
                 await receiver.close()
         server.clients[issuer] = client
         return grant
 
-    async def _keep(self, server: _Server, grant: Grant, *, locked: bool = False) -> None:
+    async def _store_grant(self, server: _ServerState, grant: TokenGrant, *, locked: bool = False) -> None:
         """Use `grant` from now on. `locked`: whoever calls has the lock."""
         server.grant = grant
         try:
@@ -273,28 +303,28 @@ class OAuth:
         except AuthorizationError as failed:  # it is good all the same, for as long as this process lives
             log.warning("the token for %s is not kept: %s", origin(server.url), failed)
 
-    async def _run(self, server: _Server, flow: Flow[T], receiver: Receiver | None = None) -> T:
+    async def _run(self, server: _ServerState, flow: Flow[T], receiver: RedirectListener | None = None) -> T:
         """Do what `flow` says, to its end."""
         reply: Any = None
         outbound = Outbound(server.url, resolve=self._resolve)
         try:
             while True:
                 match flow.send(reply):
-                    case Authorize() as step:
-                        reply = await self._consent(step, receiver)
+                    case AuthorizationRequest() as step:
+                        reply = await self._open_and_wait(step, receiver)
                     case step:
-                        reply = await outbound.ask(step)
+                        reply = await outbound.send(step)
         except StopIteration as end:
             result: T = end.value
             return result
         finally:
             flow.close()
 
-    async def _consent(self, step: Authorize, receiver: Receiver | None) -> str:
+    async def _open_and_wait(self, step: AuthorizationRequest, receiver: RedirectListener | None) -> str:
         """The URL somebody came back to: at the receiver, or as the browser function says."""
-        checked(step.url.partition("?")[0], "the page to open", local=True)
+        validate_url(step.url.partition("?")[0], "the page to open", local=True)
         host = urlsplit(step.issuer).netloc
-        tasks = {asyncio.create_task(self._open(step.url, host))}
+        tasks = {asyncio.create_task(self._open_page(step.url, host))}
         if receiver is not None:
             tasks.add(asyncio.create_task(receiver.wait(step.state)))
         try:
@@ -312,14 +342,14 @@ class OAuth:
             await asyncio.gather(*tasks, return_exceptions=True)
         raise AuthorizationError(f"nobody can come back from {host}: the browser function has to say where he was sent")
 
-    async def _open(self, url: str, host: str) -> str:
+    async def _open_page(self, url: str, host: str) -> str:
         if self._browser is None:
             raise AuthorizationError(
                 f"somebody has to log in at {host}, and nobody is there to be asked",
                 hint="Give OAuth(browser=…): `open_browser`, or a function that shows the URL to the user.",
             )
         if inspect.iscoroutinefunction(self._browser):
-            opened: Opened | Awaitable[Opened] = self._browser(url, host)
+            opened: BrowserResult | Awaitable[BrowserResult] = self._browser(url, host)
         else:
             opened = await asyncio.to_thread(self._browser, url, host)
         if inspect.isawaitable(opened):
@@ -329,21 +359,21 @@ class OAuth:
         return opened.strip() if isinstance(opened, str) else ""
 
 
-class _Server(Struct):
+class _ServerState(Struct):
     """What is known of one MCP server."""
 
     url: str
     key: str
-    grant: Grant | None
-    clients: dict[str, Registered | None] = {}  # by issuer; None if the one that is kept is not to be used
-    refreshed: Token | None = None  # the last that came of a refusal
+    grant: TokenGrant | None
+    clients: dict[str, ClientRegistration | None] = {}  # by issuer; None if the one that is kept is not to be used
+    last_refreshed: Token | None = None  # the last that came of a refusal
     flows: list[tuple[float, bool]] = []  # when one came to its end, and whether it brought more scopes
 
-    def check_patience(self, now: float) -> None:
+    def check_flow_limit(self, now: float) -> None:
         """A server that refuses every token cannot keep us asking for more."""
         self.flows = [flow for flow in self.flows if now - flow[0] < WINDOW_SECONDS]
         fruitless = sum(not was_fruitful for _, was_fruitful in self.flows)
-        if len(self.flows) >= MAX_FLOWS or fruitless >= MAX_FRUITLESS:
+        if len(self.flows) >= MAX_FLOWS or fruitless >= MAX_FRUITLESS_FLOWS:
             raise AuthorizationError(
                 f"the server has refused {len(self.flows)} new tokens in {WINDOW_SECONDS // 60} minutes"
             )
@@ -351,4 +381,4 @@ class _Server(Struct):
 
 # The server, and the token for it, that a task asked for last: so that a refusal that comes late is known for what it
 # is, that of a token which has been replaced since.
-LAST_USED: ContextVar[tuple[_Server | None, Token | None]] = ContextVar("last_used", default=(None, None))
+LAST_USED: ContextVar[tuple[_ServerState | None, Token | None]] = ContextVar("last_used", default=(None, None))

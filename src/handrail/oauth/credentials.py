@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec import Struct, json
 
 from handrail.errors import AuthorizationError
-from handrail.oauth.flow import Grant
+from handrail.oauth.flow import TokenGrant
 
 if sys.platform != "win32":
     import fcntl
@@ -31,19 +31,19 @@ __all__ = ["FileCredentials", "MemoryCredentials"]
 log = logging.getLogger("handrail")
 
 MAX_FILE_BYTES = 1024 * 1024
-FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.01, 0.2
 
 
 class MemoryCredentials:
     """Gone with the process."""
 
     def __init__(self) -> None:
-        self._grants: dict[str, list[Grant]] = {}
+        self._grants: dict[str, list[TokenGrant]] = {}
 
-    def load(self, key: str) -> list[Grant]:
+    def load(self, key: str) -> list[TokenGrant]:
         return self._grants.get(key, [])
 
-    def save(self, key: str, grants: list[Grant]) -> None:
+    def save(self, key: str, grants: list[TokenGrant]) -> None:
         self._grants[key] = grants
 
     def lock(self, key: str) -> nullcontext[None]:
@@ -57,31 +57,31 @@ class FileCredentials:
     somebody has to log in again.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, patience: float = 60) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, lock_seconds: float = 60) -> None:
         if sys.platform == "win32":
             raise NotImplementedError("credentials in a folder need a system with POSIX permissions")
         self._folder = Path(folder)
-        self._patience = patience
+        self._lock_seconds = lock_seconds
 
-    def load(self, key: str) -> list[Grant]:
+    def load(self, key: str) -> list[TokenGrant]:
         """What was saved last, by whichever process."""
         name = _name(key)
-        with self._opened() as folder:
+        with self._open_folder() as folder:
             try:
-                with open(self._checked(name, os.O_RDONLY, folder), "rb") as file:
+                with open(self._open_checked(name, os.O_RDONLY, folder), "rb") as file:
                     return json.decode(file.read(MAX_FILE_BYTES), type=_Content).grants
             except FileNotFoundError:
                 return []
             except (ValueError, RecursionError) as wrong:
                 os.replace(name, f"{name}.corrupt", src_dir_fd=folder, dst_dir_fd=folder)
-                told = type(wrong).__name__  # not its text: that may quote the file
-                log.warning("%s cannot be read (%s) and was set aside", self._folder / name, told)
+                error_name = type(wrong).__name__  # not its text: that may quote the file
+                log.warning("%s cannot be read (%s) and was set aside", self._folder / name, error_name)
                 return []
 
-    def save(self, key: str, grants: list[Grant]) -> None:
+    def save(self, key: str, grants: list[TokenGrant]) -> None:
         """Keep `grants` in place of what was there; when this returns they are safe."""
         name, draft = _name(key), f".{secrets.token_hex(8)}"
-        with self._opened() as folder:
+        with self._open_folder() as folder:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
@@ -99,22 +99,22 @@ class FileCredentials:
     async def lock(self, key: str) -> AsyncIterator[None]:
         """Be the only one to change what is under `key`: a refresh token that is used twice is lost."""
         name = f"{_name(key)}.lock"
-        with self._opened() as folder:
-            descriptor = self._checked(name, os.O_RDWR | os.O_CREAT, folder)
+        with self._open_folder() as folder:
+            descriptor = self._open_checked(name, os.O_RDWR | os.O_CREAT, folder)
         try:
             try:
-                async with asyncio.timeout(self._patience):
-                    await _locked(descriptor)
+                async with asyncio.timeout(self._lock_seconds):
+                    await _acquire_lock(descriptor)
             except TimeoutError:
                 raise AuthorizationError(
-                    f"another process did not come to an end with {self._folder / name} in {self._patience:g} s"
+                    f"another process did not come to an end with {self._folder / name} in {self._lock_seconds:g} s"
                 ) from None
             yield
         finally:
             os.close(descriptor)  # and the lock goes with it
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _open_folder(self) -> Iterator[int]:
         """A descriptor of the folder: what is done by it is done in the folder that was checked."""
         try:
             self._folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ class FileCredentials:
         except OSError as failed:
             raise AuthorizationError(f"credentials cannot be kept in {self._folder}: {failed.strerror}") from failed
 
-    def _checked(self, name: str, flags: int, folder: int) -> int:
+    def _open_checked(self, name: str, flags: int, folder: int) -> int:
         path = self._folder / name
         try:
             # Without waiting: it may be a pipe.
@@ -139,10 +139,10 @@ class FileCredentials:
                 raise AuthorizationError(f"{path} is a link to another file", hint="Remove it.") from None
             raise
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise AuthorizationError(f"{path} is not a file")
-            _check(found, path, "600")
+            _check(status, path, "600")
         except BaseException:
             os.close(descriptor)
             raise
@@ -150,7 +150,7 @@ class FileCredentials:
 
 
 class _Content(Struct):
-    grants: list[Grant]
+    grants: list[TokenGrant]
     version: int = 1
 
 
@@ -158,22 +158,22 @@ def _name(key: str) -> str:
     return f"{sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _check(found: os.stat_result, path: Path, mode: str) -> None:
-    if found.st_uid != os.geteuid():
+def _check(status: os.stat_result, path: Path, mode: str) -> None:
+    if status.st_uid != os.geteuid():
         raise AuthorizationError(f"{path} belongs to somebody else")
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise AuthorizationError(f"{path} can be used by others", hint=f"Say: chmod {mode} {path}")
 
 
-async def _locked(descriptor: int) -> None:
+async def _acquire_lock(descriptor: int) -> None:
     """Wait for the lock; in small steps, since a thread that waits for it could not be called off."""
-    pause = FIRST_PAUSE
+    pause = FIRST_PAUSE_SECONDS
     while sys.platform != "win32":
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if pause == FIRST_PAUSE:
+            if pause == FIRST_PAUSE_SECONDS:
                 log.debug("waiting for another process to renew a token")
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)

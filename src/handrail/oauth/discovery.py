@@ -1,8 +1,8 @@
 """Who guards a server: from the challenge in its refusal to the metadata of an authorization server.
 
 Without I/O: the flows here are generators that yield what has to be asked and are sent the answers. All of it was said
-by strangers, so no URL is yielded that has not been through `checked`, and every document has to name what it was asked
-about: the resource that of the server, the metadata the issuer (RFC 9728, section 3.3; RFC 8414, section 3.3).
+by strangers, so no URL is yielded that has not been through `validate_url`, and every document has to name what it was
+asked about: the resource that of the server, the metadata the issuer (RFC 9728, section 3.3; RFC 8414, section 3.3).
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ from handrail.errors import AuthorizationError
 from handrail.model import Json
 from handrail.protocol.http_rules import is_local
 
-__all__ = ["Answer", "Ask", "Challenge", "Found", "ServerMetadata", "checked", "discover", "origin", "read_challenge"]
+__all__ = [
+    "Challenge",
+    "Discovered",
+    "FlowRequest",
+    "FlowResponse",
+    "ServerMetadata",
+    "discover",
+    "origin",
+    "read_challenge",
+    "validate_url",
+]
 
 MAX_URL_CHARS = 8192
 MAX_CHALLENGE_CHARS = 8192
 MAX_SCOPES = 100
-RESOURCE = "/.well-known/oauth-protected-resource"
-SERVER = "/.well-known/oauth-authorization-server"
-OPENID = "/.well-known/openid-configuration"
+RESOURCE_METADATA_PATH = "/.well-known/oauth-protected-resource"
+SERVER_METADATA_PATH = "/.well-known/oauth-authorization-server"
+OPENID_CONFIGURATION_PATH = "/.well-known/openid-configuration"
 
 # Nothing in it that one reader of URLs takes for an end and another does not (RFC 3986, section 2).
 PLAIN_URL = re.compile(r"(?i:https?)://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
@@ -41,14 +51,14 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Struct)
 
 
-class Quiet(Struct, frozen=True):
+class Redacted(Struct, frozen=True):
     """Does not show what is in it: that may be a secret."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
 
 
-class Ask(Quiet, frozen=True):
+class FlowRequest(Redacted, frozen=True):
     """Ask for the document at `url`, or send `data`, which is secret; the reply is an Answer."""
 
     url: str
@@ -56,7 +66,7 @@ class Ask(Quiet, frozen=True):
     headers: dict[str, str] = {}
 
 
-class Authorize(Quiet, frozen=True):
+class AuthorizationRequest(Redacted, frozen=True):
     """Have somebody open `url` and say yes; the reply is the whole URL he was sent back to."""
 
     url: str
@@ -64,11 +74,11 @@ class Authorize(Quiet, frozen=True):
     issuer: str
 
 
-Flow = Generator[Ask | Authorize, Any, T]
+Flow = Generator[FlowRequest | AuthorizationRequest, Any, T]
 """Yields its steps and is sent what came of each."""
 
 
-class Answer(Quiet, frozen=True):
+class FlowResponse(Redacted, frozen=True):
     """What came: `body` is the JSON in it, None if it was none."""
 
     status: int
@@ -105,7 +115,7 @@ class ServerMetadata(Struct):
     authorization_response_iss_parameter_supported: bool | None = None
 
 
-class Found(Struct, frozen=True):
+class Discovered(Struct, frozen=True):
     """The authorization server of a resource; every URL in it is checked."""
 
     resource: str
@@ -116,7 +126,7 @@ class Found(Struct, frozen=True):
 
 def read_challenge(header: str) -> Challenge:
     """What the Bearer challenges in a `WWW-Authenticate` say, one or several; what cannot be read is left out."""
-    said: dict[str, str] = {}
+    params: dict[str, str] = {}
     scheme, at = "", 0
     while (part := PART.match(header, at, MAX_CHALLENGE_CHARS)) is not None:
         at = part.end()
@@ -124,16 +134,18 @@ def read_challenge(header: str) -> Challenge:
             scheme = part["scheme"].lower()
         elif scheme == "bearer":
             value = part["bare"] if part["quoted"] is None else re.sub(r"\\(.)", r"\1", part["quoted"])
-            said.setdefault(part["name"].lower(), value)
-    return Challenge(said.get("resource_metadata", ""), words(said.get("scope", "").split()), said.get("error", ""))
+            params.setdefault(part["name"].lower(), value)
+    return Challenge(
+        params.get("resource_metadata", ""), unique_scopes(params.get("scope", "").split()), params.get("error", "")
+    )
 
 
-def words(scopes: Iterable[str]) -> tuple[str, ...]:
+def unique_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
     """`scopes`, each once, without what is none."""
     return tuple(dict.fromkeys(filter(SCOPE.fullmatch, scopes)))[:MAX_SCOPES]
 
 
-def checked(url: str, what: str, *, local: bool) -> str:
+def validate_url(url: str, what: str, *, local: bool) -> str:
     """`url`, if it may be asked or opened: https, or if `local` http to this machine; AuthorizationError if not."""
     try:
         parts = urlsplit(url) if len(url) <= MAX_URL_CHARS and PLAIN_URL.fullmatch(url) else SplitResult(*[""] * 5)
@@ -155,20 +167,20 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port not in (None, default) else "")
 
 
-def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[Found]:
+def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[Discovered]:
     """The authorization server of the MCP server at `url`: `issuer` if given, else the first it names.
 
     A server without metadata of its resource is one of 2025-03-26, and its own authorization server.
     """
     local = is_local(url)
-    checked(url, "the server's URL", local=local)
+    validate_url(url, "the server's URL", local=local)
     home, path = origin(url), urlsplit(url).path.rstrip("/")
-    places = [checked(challenge.metadata_url, "resource_metadata", local=local)] if challenge.metadata_url else []
-    places += [home + RESOURCE + path, home + RESOURCE]
-    resource = yield from _first(places, ResourceMetadata)
-    name, scopes, servers = home + path, words(()), [home]
+    places = [validate_url(challenge.metadata_url, "resource_metadata", local=local)] if challenge.metadata_url else []
+    places += [home + RESOURCE_METADATA_PATH + path, home + RESOURCE_METADATA_PATH]
+    resource = yield from _fetch_first(places, ResourceMetadata)
+    name, scopes, servers = home + path, unique_scopes(()), [home]
     if resource is not None:
-        name, scopes = _of(resource.resource, url), words(resource.scopes_supported or ())
+        name, scopes = _own_resource(resource.resource, url), unique_scopes(resource.scopes_supported or ())
         servers = resource.authorization_servers or []
     if not servers or (issuer is not None and issuer not in servers):
         raise AuthorizationError(
@@ -176,8 +188,8 @@ def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[
             if servers
             else "the server names no authorization server"
         )
-    chosen = checked(issuer or servers[0], "the authorization server", local=local)
-    server = yield from _first(_server_places(chosen), ServerMetadata)
+    chosen = validate_url(issuer or servers[0], "the authorization server", local=local)
+    server = yield from _fetch_first(_metadata_urls(chosen), ServerMetadata)
     is_guess = server is None and resource is None
     if server is None and resource is None:
         server = ServerMetadata(home, f"{home}/authorize", f"{home}/token", f"{home}/register", ["S256"])
@@ -188,21 +200,25 @@ def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[
         raise AuthorizationError(f"the metadata of {chosen} is that of another issuer, {server.issuer[:100]!a}")
     for field in ("authorization_endpoint", "token_endpoint", "registration_endpoint"):
         if (endpoint := getattr(server, field)) is not None:
-            checked(endpoint, field, local=local)
-    return Found(name, scopes, server, is_guess)
+            validate_url(endpoint, field, local=local)
+    return Discovered(name, scopes, server, is_guess)
 
 
-def _server_places(issuer: str) -> list[str]:
+def _metadata_urls(issuer: str) -> list[str]:
     home, path = origin(issuer), urlsplit(issuer).path.rstrip("/")
     if urlsplit(issuer).query:
         raise AuthorizationError("the authorization server has a query in its name")
-    return [home + SERVER + path, home + OPENID + path, *([home + path + OPENID] if path else [])]
+    return [
+        home + SERVER_METADATA_PATH + path,
+        home + OPENID_CONFIGURATION_PATH + path,
+        *([home + path + OPENID_CONFIGURATION_PATH] if path else []),
+    ]
 
 
-def _first(places: list[str], kind: type[D]) -> Flow[D | None]:
+def _fetch_first(places: list[str], kind: type[D]) -> Flow[D | None]:
     """The document at the first of `places` that has one; a server in trouble is not one that has none."""
     for url in dict.fromkeys(places):
-        answer: Answer = yield Ask(url)
+        answer: FlowResponse = yield FlowRequest(url)
         if answer.status >= 500:
             raise AuthorizationError(f"{url} answers with status {answer.status}", hint="Try again later.")
         if answer.status == 200 and isinstance(answer.body, dict):
@@ -213,7 +229,7 @@ def _first(places: list[str], kind: type[D]) -> Flow[D | None]:
     return None
 
 
-def _of(resource: str, url: str) -> str:
+def _own_resource(resource: str, url: str) -> str:
     """`resource`, if the server at `url` is it, or a part of it (RFC 8707, section 2)."""
     own, named = urlsplit(url), urlsplit(resource if PLAIN_URL.fullmatch(resource) else "")
     path = named.path.rstrip("/")

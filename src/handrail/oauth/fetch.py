@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 from msgspec import json
 
 from handrail.errors import TransportError, missing_extra
-from handrail.protocol.http_rules import is_sheltered
+from handrail.protocol.http_rules import is_secure_url
 
 if TYPE_CHECKING:
     from aiohttp import BaseConnector
 
-__all__ = ["Flights", "ask", "exchange", "post", "safe"]
+__all__ = ["SingleFlight", "check_secure_url", "exchange", "fetch_json", "post"]
 
-MAX_ANSWER_BYTES = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
 MAX_FLIGHTS = 256
 CONNECT_SECONDS = 10.0
 HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
@@ -26,9 +26,9 @@ HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 T = TypeVar("T")
 
 
-def safe(url: str) -> str:
+def check_secure_url(url: str) -> str:
     """`url`, if what comes from there can be believed and fetched: https, or http from this machine."""
-    if not is_sheltered(url):
+    if not is_secure_url(url):
         name = urlsplit(url).hostname or ""
         raise ValueError(f"{name!r}: https is needed, or http to this machine, and no password in the URL")
     try:
@@ -38,7 +38,7 @@ def safe(url: str) -> str:
     return url
 
 
-async def ask(
+async def fetch_json(
     url: str,
     kind: type[T],
     deadline: float,
@@ -89,14 +89,14 @@ async def exchange(
             body = b""
             async for piece in response.content.iter_chunked(8192):
                 body += piece
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise TransportError(f"more than {MAX_ANSWER_BYTES:,} bytes")
+                if len(body) > MAX_RESPONSE_BYTES:
+                    raise TransportError(f"more than {MAX_RESPONSE_BYTES:,} bytes")
             return response.status, {name.lower(): value for name, value in response.headers.items()}, body
     except (aiohttp.ClientError, OSError, ValueError, RecursionError) as failed:  # TimeoutError is an OSError
         raise TransportError(type(failed).__name__) from None  # their texts may have the whole address
 
 
-class Flights:
+class SingleFlight:
     """Questions under way: who asks one again waits for the same answer.
 
     A question is not its asker's: one who goes away does not take the answer from the others.
@@ -109,20 +109,20 @@ class Flights:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def join(self, key: bytes | str, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def do(self, key: bytes | str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The answer to `question`; TransportError if too many are under way, or this is closed."""
         if (task := self._tasks.get(key)) is None:
             if self._closed or len(self._tasks) >= MAX_FLIGHTS:
                 raise TransportError("closed, or too much is asked at once")
-            task = self._tasks[key] = asyncio.create_task(question())
-            task.add_done_callback(partial(self._landed, key))
+            task = self._tasks[key] = asyncio.create_task(work())
+            task.add_done_callback(partial(self._on_done, key))
         await asyncio.wait({task})
         if task.cancelled():
             raise TransportError("closed")
-        answer: T = task.result()
-        return answer
+        result: T = task.result()
+        return result
 
-    def _landed(self, key: bytes | str, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, key: bytes | str, task: asyncio.Task[Any]) -> None:
         del self._tasks[key]
         if not task.cancelled():
             task.exception()  # seen, also when nobody waits any more

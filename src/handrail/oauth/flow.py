@@ -22,27 +22,37 @@ from msgspec import Struct, ValidationError, convert, json
 from msgspec.structs import replace
 
 from handrail.errors import GIVE_KEY, AuthorizationError, missing_extra
-from handrail.oauth.discovery import Answer, Ask, Authorize, Challenge, Flow, Found, Quiet, ServerMetadata, words
+from handrail.oauth.discovery import (
+    AuthorizationRequest,
+    Challenge,
+    Discovered,
+    Flow,
+    FlowRequest,
+    FlowResponse,
+    Redacted,
+    ServerMetadata,
+    unique_scopes,
+)
 from handrail.protocol.http_rules import is_local
 
-__all__ = ["Applicant", "Grant", "Registered", "Rejected", "Token"]
+__all__ = ["AuthorizationServerError", "ClientRegistration", "OAuthClient", "Token", "TokenGrant"]
 
 MAX_TOKEN_CHARS = 16 * 1024
-MAX_SAID_CHARS = 200
+MAX_DESCRIPTION_CHARS = 200
 MAX_FIELDS = 32
 ASSERTION_SECONDS = 60
-EARLY_SECONDS = 30
+RENEW_EARLY_SECONDS = 30
 VISIBLE = re.compile(r"[!-~]+")
 ERROR = re.compile(r"[a-z_]{1,64}")
-BY_JWT = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+JWT_BEARER_ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 KEY_TYPES = {"ES": "EC", "RS": "RSA", "PS": "RSA", "Ed": "OKP"}
-OFFLINE = "offline_access"
-INSUFFICIENT = "insufficient_scope"
+OFFLINE_ACCESS = "offline_access"
+INSUFFICIENT_SCOPE = "insufficient_scope"
 JSON = {"Content-Type": "application/json"}
 SECRET_FIELDS = ("code", "code_verifier", "refresh_token")
 
 
-class Registered(Quiet, frozen=True):
+class ClientRegistration(Redacted, frozen=True):
     """A client as an authorization server knows it; the secret of one that the user gave is not in here."""
 
     id: str
@@ -52,7 +62,7 @@ class Registered(Quiet, frozen=True):
     secret_expires_at: float = 0  # 0: never
 
 
-class Token(Quiet, frozen=True, omit_defaults=True):
+class Token(Redacted, frozen=True, omit_defaults=True):
     """An access token and what came with it. Times are seconds since 1970; one without an end is good until refused."""
 
     access: str
@@ -63,17 +73,17 @@ class Token(Quiet, frozen=True, omit_defaults=True):
     expires_at: float = math.inf
 
 
-class Grant(Struct, frozen=True):
+class TokenGrant(Struct, frozen=True):
     """All that one authorization server gave us for one resource."""
 
     issuer: str
     resource: str
     token_endpoint: str
-    client: Registered
+    client: ClientRegistration
     token: Token
 
 
-class Rejected(AuthorizationError):
+class AuthorizationServerError(AuthorizationError):
     """The authorization server said no; `error` is its word for why."""
 
     def __init__(self, text: str, *, error: str = "", hint: str = "") -> None:
@@ -81,7 +91,7 @@ class Rejected(AuthorizationError):
         self.error = error
 
 
-class Applicant(Quiet, frozen=True, kw_only=True):
+class OAuthClient(Redacted, frozen=True, kw_only=True):
     """Who asks for tokens: what the user said about it. Time and randomness come from outside."""
 
     clock: Callable[[], float]
@@ -94,42 +104,46 @@ class Applicant(Quiet, frozen=True, kw_only=True):
     scopes: tuple[str, ...] | None = None
     redirect: str = "http://127.0.0.1:0/callback"
 
-    def wanted(self, challenge: Challenge, found: Found, held: Collection[str]) -> tuple[str, ...]:
+    def scopes_to_request(self, challenge: Challenge, discovery: Discovered, held: Collection[str]) -> tuple[str, ...]:
         """The scopes to ask for: those the user allows, else what is held and what is needed."""
         if self.scopes is not None:
             beyond = [word for word in challenge.scopes if word not in self.scopes]
-            if beyond and challenge.error == INSUFFICIENT:
+            if beyond and challenge.error == INSUFFICIENT_SCOPE:
                 raise AuthorizationError(
                     f"the server wants the scope {' '.join(beyond)!r}", hint="Add it to `scopes`, if it may have it."
                 )
             return self.scopes
-        is_too_little = not held or challenge.error == INSUFFICIENT
-        asked = [*held, *(challenge.scopes or (found.scopes if is_too_little else ()))]
-        offered = found.server.scopes_supported or ()
+        is_too_little = not held or challenge.error == INSUFFICIENT_SCOPE
+        requested = [*held, *(challenge.scopes or (discovery.scopes if is_too_little else ()))]
+        offered = discovery.server.scopes_supported or ()
         # Not alone: without a scope the authorization server gives its usual ones.
-        if asked and OFFLINE in offered:
-            asked.append(OFFLINE)
-        return words(word for word in asked if word != OFFLINE or word in offered)
+        if requested and OFFLINE_ACCESS in offered:
+            requested.append(OFFLINE_ACCESS)
+        return unique_scopes(word for word in requested if word != OFFLINE_ACCESS or word in offered)
 
-    def redirect_for(self, known: Registered | None) -> str:
+    def redirect_for(self, registration: ClientRegistration | None) -> str:
         """Where somebody should be sent back to: if any port will do, best to the one that is registered."""
-        parts = urlsplit(known.redirect if known else "")
+        parts = urlsplit(registration.redirect if registration else "")
         with_any_port = parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:0").geturl()
-        return known.redirect if known and with_any_port == self.redirect else self.redirect
+        return registration.redirect if registration and with_any_port == self.redirect else self.redirect
 
-    def register(self, found: Found, redirect: str, known: Registered | None) -> Flow[Registered]:
+    def register(
+        self, discovery: Discovered, redirect: str, registration: ClientRegistration | None
+    ) -> Flow[ClientRegistration]:
         """The client we are to this authorization server; `known` is the one that was registered earlier."""
-        _check_code_flow(found.server)
-        if (own := self._own(found)) is not None:
-            return own
-        is_over = known and 0 < known.secret_expires_at <= self.clock()
-        if known and known.redirect == redirect and not is_over:
-            return known
-        return (yield from self._registered(found, redirect))
+        _check_code_flow(discovery.server)
+        if (static_registration := self._static_registration(discovery)) is not None:
+            return static_registration
+        is_over = registration and 0 < registration.secret_expires_at <= self.clock()
+        if registration and registration.redirect == redirect and not is_over:
+            return registration
+        return (yield from self._register_client(discovery, redirect))
 
-    def authorize(self, found: Found, client: Registered, redirect: str, scopes: tuple[str, ...]) -> Flow[Grant]:
+    def authorize(
+        self, discovery: Discovered, client: ClientRegistration, redirect: str, scopes: tuple[str, ...]
+    ) -> Flow[TokenGrant]:
         """A token by somebody's consent."""
-        server = found.server
+        server = discovery.server
         endpoint = _check_code_flow(server)
         state, verifier = self.random(), self.random()
         challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
@@ -140,96 +154,109 @@ class Applicant(Quiet, frozen=True, kw_only=True):
             "code_challenge": challenge,
             "code_challenge_method": "S256",
             "state": state,
-            "resource": found.resource,
+            "resource": discovery.resource,
         }
         if scopes:
             query["scope"] = " ".join(scopes)
-        if OFFLINE in scopes:
+        if OFFLINE_ACCESS in scopes:
             query["prompt"] = "consent"  # OpenID Connect Core, section 11
-        back: str = yield Authorize(_with_query(endpoint, query), state, server.issuer)
+        back: str = yield AuthorizationRequest(_with_query(endpoint, query), state, server.issuer)
         fields = {
             "grant_type": "authorization_code",
-            "code": _code(back, redirect, state, server),
+            "code": _authorization_code(back, redirect, state, server),
             "redirect_uri": redirect,
             "code_verifier": verifier,
-            "resource": found.resource,
+            "resource": discovery.resource,
         }
-        return (yield from self._grant(found, client, fields, scopes))
+        return (yield from self._request_grant(discovery, client, fields, scopes))
 
-    def client_credentials(self, found: Found, scopes: tuple[str, ...]) -> Flow[Grant]:
+    def client_credentials(self, discovery: Discovered, scopes: tuple[str, ...]) -> Flow[TokenGrant]:
         """A token for the client itself."""
-        if (client := self._own(found)) is None or client.method == "none":
+        if (client := self._static_registration(discovery)) is None or client.method == "none":
             raise AuthorizationError("client credentials need a client_id, and a client_secret or private_key")
-        fields = {"grant_type": "client_credentials", "resource": found.resource}
+        fields = {"grant_type": "client_credentials", "resource": discovery.resource}
         if scopes:
             fields["scope"] = " ".join(scopes)
-        return (yield from self._grant(found, client, fields, scopes))
+        return (yield from self._request_grant(discovery, client, fields, scopes))
 
-    def refresh(self, grant: Grant) -> Flow[Grant]:
+    def refresh(self, grant: TokenGrant) -> Flow[TokenGrant]:
         """The next token, by the refresh token; Rejected if it is not good any more."""
         fields = {"grant_type": "refresh_token", "refresh_token": grant.token.refresh, "resource": grant.resource}
-        answer = yield from self._asked(grant.token_endpoint, grant.issuer, grant.client, fields)
-        token = self._token(answer, grant.token.asked, grant.token.granted)
+        answer = yield from self._token_response(grant.token_endpoint, grant.issuer, grant.client, fields)
+        token = self._parse_token(answer, grant.token.asked, grant.token.granted)
         # One that is not replaced stays good (RFC 6749, section 6).
         return replace(grant, token=token if token.refresh else replace(token, refresh=grant.token.refresh))
 
-    def _own(self, found: Found) -> Registered | None:
+    def _static_registration(self, discovery: Discovered) -> ClientRegistration | None:
         """The client we are without registering: as the user said, or as a document on the web says."""
-        methods = found.server.token_endpoint_auth_methods_supported or ["client_secret_basic"]
-        if self.client_id or (self.metadata_url and found.server.client_id_metadata_document_supported):
+        methods = discovery.server.token_endpoint_auth_methods_supported or ["client_secret_basic"]
+        if self.client_id or (self.metadata_url and discovery.server.client_id_metadata_document_supported):
             if self.private_key:
                 method = "private_key_jwt"
             elif not self.client_secret or not self.client_id:
                 method = "none"
             else:
-                method = _chosen(methods, ("client_secret_basic", "client_secret_post"))
-            return Registered(self.client_id or self.metadata_url, method=method)
+                method = _choose_method(methods, ("client_secret_basic", "client_secret_post"))
+            return ClientRegistration(self.client_id or self.metadata_url, method=method)
         return None
 
-    def _registered(self, found: Found, redirect: str) -> Flow[Registered]:
+    def _register_client(self, discovery: Discovered, redirect: str) -> Flow[ClientRegistration]:
         """RFC 7591."""
-        server = found.server
+        server = discovery.server
         if server.registration_endpoint is None:
             raise AuthorizationError(
                 f"the authorization server {server.issuer} does not register clients",
                 hint="Register one there by hand and give its client_id.",
             )
         methods = server.token_endpoint_auth_methods_supported or ["none"]
-        asked = {
+        client_metadata = {
             "client_name": "Handrail",
             "redirect_uris": [redirect],
             "application_type": "native" if is_local(redirect) else "web",
             "grant_types": ["authorization_code", "refresh_token"],
             "response_types": ["code"],
-            "token_endpoint_auth_method": _chosen(methods, ("none", "client_secret_basic", "client_secret_post")),
+            "token_endpoint_auth_method": _choose_method(
+                methods, ("none", "client_secret_basic", "client_secret_post")
+            ),
         }
-        answer: Answer = yield Ask(server.registration_endpoint, json.encode(asked), JSON)
-        if found.is_guess and answer.status in (404, 405):
+        answer: FlowResponse = yield FlowRequest(server.registration_endpoint, json.encode(client_metadata), JSON)
+        if discovery.is_guess and answer.status in (404, 405):
             raise AuthorizationError(
                 "the server wants an API key or a token, and has no place to log in", hint=GIVE_KEY
             )
         try:
             if answer.status not in (200, 201):
-                raise _refusal("register us", answer)
-            made = convert(answer.body, _Registration)
+                raise _rejection("register us", answer)
+            registration = convert(answer.body, _Registration)
         except ValidationError as wrong:
             raise AuthorizationError(f"what the authorization server registered cannot be read: {wrong}") from None
-        method, secret = made.token_endpoint_auth_method or str(asked["token_endpoint_auth_method"]), made.client_secret
-        if secret and not made.token_endpoint_auth_method and not server.token_endpoint_auth_methods_supported:
+        method, secret = (
+            registration.token_endpoint_auth_method or str(client_metadata["token_endpoint_auth_method"]),
+            registration.client_secret,
+        )
+        if secret and not registration.token_endpoint_auth_method and not server.token_endpoint_auth_methods_supported:
             method = "client_secret_basic"  # the default of RFC 7591, of a server that says nothing at all
         if method.startswith("client_secret_") and not secret:
             raise AuthorizationError(f"the authorization server registered us for {method!a} without a secret")
-        return Registered(made.client_id, secret or "", method, redirect, made.client_secret_expires_at or 0)
+        return ClientRegistration(
+            registration.client_id, secret or "", method, redirect, registration.client_secret_expires_at or 0
+        )
 
-    def _grant(self, found: Found, client: Registered, fields: dict[str, str], scopes: tuple[str, ...]) -> Flow[Grant]:
-        if (endpoint := found.server.token_endpoint) is None:
-            raise AuthorizationError(f"the authorization server {found.server.issuer} has no token endpoint")
-        answer = yield from self._asked(endpoint, found.server.issuer, client, fields)
-        return Grant(found.server.issuer, found.resource, endpoint, client, self._token(answer, scopes, scopes))
+    def _request_grant(
+        self, discovery: Discovered, client: ClientRegistration, fields: dict[str, str], scopes: tuple[str, ...]
+    ) -> Flow[TokenGrant]:
+        if (endpoint := discovery.server.token_endpoint) is None:
+            raise AuthorizationError(f"the authorization server {discovery.server.issuer} has no token endpoint")
+        answer = yield from self._token_response(endpoint, discovery.server.issuer, client, fields)
+        return TokenGrant(
+            discovery.server.issuer, discovery.resource, endpoint, client, self._parse_token(answer, scopes, scopes)
+        )
 
-    def _asked(self, endpoint: str, issuer: str, client: Registered, fields: dict[str, str]) -> Flow[Answer]:
+    def _token_response(
+        self, endpoint: str, issuer: str, client: ClientRegistration, fields: dict[str, str]
+    ) -> Flow[FlowResponse]:
         """The token endpoint's answer, if it was a yes."""
-        sent, headers = dict(fields), {}
+        form, headers = dict(fields), {}
         secret = client.secret or self.client_secret
         match client.method:
             case "client_secret_basic":
@@ -237,17 +264,21 @@ class Applicant(Quiet, frozen=True, kw_only=True):
                 pair = f"{quote(client.id, safe='')}:{quote(secret, safe='')}"
                 headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
             case "client_secret_post":
-                sent |= {"client_id": client.id, "client_secret": secret}
+                form |= {"client_id": client.id, "client_secret": secret}
             case "private_key_jwt":
                 assertion = self._assertion(client.id, issuer)
-                sent |= {"client_id": client.id, "client_assertion_type": BY_JWT, "client_assertion": assertion}
+                form |= {
+                    "client_id": client.id,
+                    "client_assertion_type": JWT_BEARER_ASSERTION,
+                    "client_assertion": assertion,
+                }
             case "none":
-                sent["client_id"] = client.id
+                form["client_id"] = client.id
             case other:
                 raise AuthorizationError(f"the authorization server wants {other!a} of us, which we cannot do")
-        answer: Answer = yield Ask(endpoint, sent, headers)
+        answer: FlowResponse = yield FlowRequest(endpoint, form, headers)
         if answer.status != 200:
-            refusal = _refusal("give a token", answer, secret, *(fields.get(name, "") for name in SECRET_FIELDS))
+            refusal = _rejection("give a token", answer, secret, *(fields.get(name, "") for name in SECRET_FIELDS))
             # What does not come from the token endpoint itself is no verdict on what was shown to it.
             raise refusal if refusal.error or answer.status in (400, 401) else AuthorizationError(refusal.text)
         return answer
@@ -270,22 +301,22 @@ class Applicant(Quiet, frozen=True, kw_only=True):
             # Not its text: that may quote the key.
             raise AuthorizationError(f"private_key cannot sign with {algorithm!a} ({type(wrong).__name__})") from None
 
-    def _token(self, answer: Answer, asked: tuple[str, ...], usual: tuple[str, ...]) -> Token:
+    def _parse_token(self, answer: FlowResponse, asked: tuple[str, ...], usual: tuple[str, ...]) -> Token:
         try:
-            came = convert(answer.body, _TokenAnswer, strict=False)
+            response = convert(answer.body, _TokenResponse, strict=False)
         except ValidationError as wrong:
             raise AuthorizationError(f"the authorization server's token cannot be read: {wrong}") from None
-        if came.token_type.lower() != "bearer":
+        if response.token_type.lower() != "bearer":
             raise AuthorizationError("the authorization server's token is not a bearer token, which we asked for")
-        for text in (came.access_token, came.refresh_token or "-"):
+        for text in (response.access_token, response.refresh_token or "-"):
             if len(text) > MAX_TOKEN_CHARS or not VISIBLE.fullmatch(text):
                 raise AuthorizationError("the authorization server's token is too long, or does not look like one")
-        granted = usual if came.scope is None else words(came.scope.split())
-        token = Token(came.access_token, came.refresh_token or "", asked, granted)
-        if came.expires_in is None or not 0 <= came.expires_in < math.inf:
+        granted = usual if response.scope is None else unique_scopes(response.scope.split())
+        token = Token(response.access_token, response.refresh_token or "", asked, granted)
+        if response.expires_in is None or not 0 <= response.expires_in < math.inf:
             return token
-        now, early = self.clock(), min(EARLY_SECONDS, came.expires_in / 10)
-        return replace(token, renew_at=now + came.expires_in - early, expires_at=now + came.expires_in)
+        now, early = self.clock(), min(RENEW_EARLY_SECONDS, response.expires_in / 10)
+        return replace(token, renew_at=now + response.expires_in - early, expires_at=now + response.expires_in)
 
 
 class _Registration(Struct):
@@ -295,7 +326,7 @@ class _Registration(Struct):
     token_endpoint_auth_method: str | None = None
 
 
-class _TokenAnswer(Struct):
+class _TokenResponse(Struct):
     access_token: str
     token_type: str
     expires_in: float | None = None
@@ -312,49 +343,49 @@ def _check_code_flow(server: ServerMetadata) -> str:
     return server.authorization_endpoint
 
 
-def _chosen(offered: Collection[str], liked: tuple[str, ...]) -> str:
-    return next((method for method in liked if method in offered), liked[0])
+def _choose_method(offered: Collection[str], preferred: tuple[str, ...]) -> str:
+    return next((method for method in preferred if method in offered), preferred[0])
 
 
 def _with_query(url: str, query: Mapping[str, str]) -> str:
     """`url` with `query`, which wins over what it has of its own."""
     base, _, own = url.partition("?")
-    kept = [(name, value) for name, value in parse_qsl(own, keep_blank_values=True) if name not in query]
-    return f"{base}?{urlencode([*kept, *query.items()])}"
+    own_pairs = [(name, value) for name, value in parse_qsl(own, keep_blank_values=True) if name not in query]
+    return f"{base}?{urlencode([*own_pairs, *query.items()])}"
 
 
-def _code(back: str, redirect: str, state: str, server: ServerMetadata) -> str:
+def _authorization_code(back: str, redirect: str, state: str, server: ServerMetadata) -> str:
     """The authorization code in the URL somebody was sent back to, if it is the answer to our request."""
     parts = urlsplit(back)
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
         pairs = []
-    said = dict(pairs)
-    if not pairs or back.partition("?")[0] != redirect or parts.fragment or len(said) != len(pairs):
+    params = dict(pairs)
+    if not pairs or back.partition("?")[0] != redirect or parts.fragment or len(params) != len(pairs):
         raise AuthorizationError("what came back is not what an authorization server sends, or came to another address")
-    if not hmac.compare_digest(said.get("state", "").encode(), state.encode()):
+    if not hmac.compare_digest(params.get("state", "").encode(), state.encode()):
         raise AuthorizationError("what came back does not belong to this request: its `state` is another")
     # Before anything else is believed, an error included: with another issuer it is somebody else's (RFC 9207).
-    if said.get("iss", server.issuer) != server.issuer:
+    if params.get("iss", server.issuer) != server.issuer:
         raise AuthorizationError("what came back is from another authorization server than was asked")
-    if server.authorization_response_iss_parameter_supported and "iss" not in said:
+    if server.authorization_response_iss_parameter_supported and "iss" not in params:
         raise AuthorizationError("what came back does not say which authorization server it is from, as promised")
-    if "error" in said:
-        raise _refusal("authorize us", Answer(0, said), state)
-    if not 0 < len(said.get("code", "")) <= MAX_TOKEN_CHARS:
+    if "error" in params:
+        raise _rejection("authorize us", FlowResponse(0, params), state)
+    if not 0 < len(params.get("code", "")) <= MAX_TOKEN_CHARS:
         raise AuthorizationError("what came back has no authorization code in it")
-    return said["code"]
+    return params["code"]
 
 
-def _refusal(what: str, answer: Answer, *secrets: str) -> Rejected:
+def _rejection(what: str, answer: FlowResponse, *secrets: str) -> AuthorizationServerError:
     """What the authorization server said instead of yes, as far as it can be shown."""
     error = about = ""
     match answer.body:
-        case {"error": str(said)} if ERROR.fullmatch(said):
-            error = said
+        case {"error": str(text)} if ERROR.fullmatch(text):
+            error = text
     match answer.body:
-        case {"error_description": str(said)} if said.isprintable() and not any(s and s in said for s in secrets):
-            about = f" ({said[:MAX_SAID_CHARS]})"
-    told = error or (f"status {answer.status}" if answer.status else "no reason that can be shown")
-    return Rejected(f"the authorization server does not {what}: {told}{about}", error=error)
+        case {"error_description": str(text)} if text.isprintable() and not any(s and s in text for s in secrets):
+            about = f" ({text[:MAX_DESCRIPTION_CHARS]})"
+    reason = error or (f"status {answer.status}" if answer.status else "no reason that can be shown")
+    return AuthorizationServerError(f"the authorization server does not {what}: {reason}{about}", error=error)

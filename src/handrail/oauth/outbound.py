@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from msgspec import json
 
 from handrail.errors import AuthorizationError, TransportError, missing_extra
-from handrail.oauth.discovery import Answer, Ask, checked
+from handrail.oauth.discovery import FlowRequest, FlowResponse, validate_url
 from handrail.oauth.fetch import exchange
 from handrail.protocol.http_rules import is_local
 
@@ -26,13 +26,13 @@ try:
 except ModuleNotFoundError:
     raise missing_extra("http", "talking to an address needs aiohttp") from None
 
-__all__ = ["Outbound", "Resolve", "fetched", "kind_of", "look_up"]
+__all__ = ["Outbound", "Resolve", "address_kind", "fetch_public", "resolve_host"]
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """The addresses of a host."""
 AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
 
-NETS = {  # what is in none of them is public
+NETWORKS = {  # what is in none of them is public
     # This network, link-local, protocol assignments, documentation, 6to4 relays, benchmarks, multicast, reserved;
     # where clouds tell a machine its secrets, as far as not link-local; Teredo and other assignments, documentation,
     # 6to4.
@@ -42,38 +42,38 @@ NETS = {  # what is in none of them is public
     "loopback": "127.0.0.0/8 ::1",
     "private": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 fc00::/7",
 }
-KINDS = [(ip_network(net), kind) for kind, nets in NETS.items() for net in nets.split()]
+NETWORK_KINDS = [(ip_network(net), kind) for kind, nets in NETWORKS.items() for net in nets.split()]
 PUBLIC_IPV6 = ip_network("2000::/3")  # what is not in there is link-local, multicast, NAT64, or nothing yet
 
 
-def kind_of(address: str) -> str:
+def address_kind(address: str) -> str:
     """`public`, `loopback`, `private`, or `forbidden`."""
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    usual = "public" if found.version == 4 or found in PUBLIC_IPV6 else "forbidden"
-    return next((kind for net, kind in KINDS if found in net), usual)
+    ip = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    usual = "public" if ip.version == 4 or ip in PUBLIC_IPV6 else "forbidden"
+    return next((kind for net, kind in NETWORK_KINDS if ip in net), usual)
 
 
-async def look_up(host: str) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(info[4][0]) for info in found]
+async def resolve_host(host: str) -> Sequence[str]:
+    infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [str(info[4][0]) for info in infos]
 
 
 class Outbound:
     """What may be asked on behalf of the MCP server at `url`, which the user chose."""
 
-    def __init__(self, url: str, *, resolve: Resolve = look_up, deadline: float = 15) -> None:
+    def __init__(self, url: str, *, resolve: Resolve = resolve_host, deadline: float = 15) -> None:
         self._url, self._local = url, is_local(url)
         self._resolve, self._deadline = resolve, deadline
         self._allowed: frozenset[str] | None = None
 
-    async def ask(self, step: Ask) -> Answer:
+    async def send(self, step: FlowRequest) -> FlowResponse:
         """The answer to `step`; AuthorizationError if there is none, or if it must not be asked."""
-        checked(step.url, "the URL", local=self._local)
+        validate_url(step.url, "the URL", local=self._local)
         try:
             # In the clear only to this machine, wherever its name leads.
-            allowed = await self._kinds() if step.url.lower().startswith("https:") else frozenset({"loopback"})
+            allowed = await self._allowed_kinds() if step.url.lower().startswith("https:") else frozenset({"loopback"})
             connector = _connector(self._resolve, allowed)
             status, _, body = await exchange(
                 step.url, self._deadline, data=step.data, headers=step.headers, connector=connector
@@ -82,21 +82,25 @@ class Outbound:
             host = urlsplit(step.url).netloc
             raise AuthorizationError(f"{host} was asked in the course of authorization: {failed.text}") from failed
         try:
-            return Answer(status, json.decode(body))
+            return FlowResponse(status, json.decode(body))
         except (ValueError, RecursionError):
-            return Answer(status)
+            return FlowResponse(status)
 
-    async def _kinds(self) -> frozenset[str]:
+    async def _allowed_kinds(self) -> frozenset[str]:
         """The kinds of addresses that may be asked."""
         if self._allowed is None:
-            kinds = {"loopback"} if self._local else {kind_of(each) for each in await _found(self._resolve, self._url)}
+            kinds = (
+                {"loopback"}
+                if self._local
+                else {address_kind(each) for each in await _addresses_of(self._resolve, self._url)}
+            )
             # A name that leads to this machine is its owner's doing, not the user's.
             more = kinds if self._local or kinds == {"private"} else set()
             self._allowed = frozenset({"public", *more})
         return self._allowed
 
 
-async def fetched(url: str, *, resolve: Resolve = look_up, deadline: float = 15) -> bytes:
+async def fetch_public(url: str, *, resolve: Resolve = resolve_host, deadline: float = 15) -> bytes:
     """What is at a public https address that a stranger named; TransportError if that is nothing we may have."""
     if not url.lower().startswith("https:") or is_local(url):
         raise TransportError("only public https addresses are fetched")
@@ -108,11 +112,13 @@ async def fetched(url: str, *, resolve: Resolve = look_up, deadline: float = 15)
 
 
 def _connector(resolve: Resolve, allowed: frozenset[str]) -> TCPConnector:
-    checked = _Checked(resolve, allowed)
-    return TCPConnector(resolver=checked, use_dns_cache=False, happy_eyeballs_delay=None, socket_factory=checked.socket)
+    resolver = _CheckedResolver(resolve, allowed)
+    return TCPConnector(
+        resolver=resolver, use_dns_cache=False, happy_eyeballs_delay=None, socket_factory=resolver.socket
+    )
 
 
-async def _found(resolve: Resolve, url: str) -> Sequence[str]:
+async def _addresses_of(resolve: Resolve, url: str) -> Sequence[str]:
     host = urlsplit(url).hostname or ""
     try:
         return [str(ip_address(host))]
@@ -123,7 +129,7 @@ async def _found(resolve: Resolve, url: str) -> Sequence[str]:
             raise TransportError(f"{host} is not known: {failed.strerror}") from failed
 
 
-class _Checked(AbstractResolver):
+class _CheckedResolver(AbstractResolver):
     """Only addresses of the kinds that are `allowed`: as looked up, and again when one is connected to."""
 
     def __init__(self, resolve: Resolve, allowed: frozenset[str]) -> None:
@@ -157,5 +163,5 @@ class _Checked(AbstractResolver):
         return socket.socket(family, kind, proto)
 
     def _check(self, address: str) -> None:
-        if (kind := kind_of(address)) not in self._allowed:
+        if (kind := address_kind(address)) not in self._allowed:
             raise TransportError(f"its address is {kind}, and no server may send us there")

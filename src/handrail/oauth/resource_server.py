@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct, convert, json
 
 from handrail.errors import TransportError, missing_extra
 from handrail.model import Json, Object, Principal
-from handrail.oauth.fetch import Flights, ask, safe
+from handrail.oauth.fetch import SingleFlight, check_secure_url, fetch_json
 from handrail.options import mapping, texts
 
 __all__ = ["Introspection", "JwtVerifier"]
@@ -30,14 +30,14 @@ __all__ = ["Introspection", "JwtVerifier"]
 log = logging.getLogger("handrail")
 
 ALGORITHMS = ("RS256", "PS256", "ES256", "ES384", "EdDSA", "Ed25519")
-PUBLIC_KEY = frozenset("RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA Ed25519 Ed448".split())
+PUBLIC_KEY_ALGORITHMS = frozenset("RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA Ed25519 Ed448".split())
 JWT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 TYPES = ("jwt", "at+jwt", "application/at+jwt")  # RFC 9068; no other kind of JWT of the same issuer
 RSA_CHARS = range(342, 1367)  # of a modulus in base64url: 2048 to 8192 bits
 BEARER = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1
 MAX_TOKEN_CHARS = 16 * 1024
-MAX_KNOWN = 4096
-MAX_LEEWAY = 300
+MAX_CACHED_TOKENS = 4096
+MAX_LEEWAY_SECONDS = 300
 MAX_KEYS = 100
 MIN_SECRET_CHARS = 16
 
@@ -56,41 +56,43 @@ class _Verifier:
         self._issuer, self._leeway, self._clock = issuer, leeway, clock
         self._audience = frozenset([audience] if isinstance(audience, str) else audience) - {""}
         self._scopes = frozenset(texts("required_scopes", scopes))
-        self._known: dict[bytes, tuple[Principal, float]] = {}
-        self._flights = Flights()
-        if not issuer or "#" in issuer or not self._audience or not 0 <= leeway <= MAX_LEEWAY:
-            raise ValueError(f"issuer (without #), audience and a leeway of 0 to {MAX_LEEWAY} seconds are needed")
-        said: Object = {"authorization_servers": [issuer], "bearer_methods_supported": ["header"]}
-        self.metadata: Object | None = said | ({"scopes_supported": sorted(self._scopes)} if scopes else {})
+        self._cache: dict[bytes, tuple[Principal, float]] = {}
+        self._single_flight = SingleFlight()
+        if not issuer or "#" in issuer or not self._audience or not 0 <= leeway <= MAX_LEEWAY_SECONDS:
+            raise ValueError(
+                f"issuer (without #), audience and a leeway of 0 to {MAX_LEEWAY_SECONDS} seconds are needed"
+            )
+        metadata: Object = {"authorization_servers": [issuer], "bearer_methods_supported": ["header"]}
+        self.metadata: Object | None = metadata | ({"scopes_supported": sorted(self._scopes)} if scopes else {})
 
     async def verify(self, token: str) -> Principal | None:
         try:
             if len(token) > MAX_TOKEN_CHARS or not BEARER.fullmatch(token):
                 raise ValueError("it does not look like one")
             digest = sha256(token.encode()).digest()
-            known, until = self._known.get(digest, (None, 0.0))
-            if known and self._clock() < until:
-                return known
+            cached_principal, until = self._cache.get(digest, (None, 0.0))
+            if cached_principal and self._clock() < until:
+                return cached_principal
             claims, until = await self._claims(token, digest)
             principal = self._principal(claims)
         except (ValueError, RecursionError, TransportError) as wrong:
             log.debug("token refused: %s", wrong)
             return None
-        self._known.pop(digest, None)
-        if len(self._known) >= MAX_KNOWN:
-            del self._known[next(iter(self._known))]  # the oldest
-        self._known[digest] = (principal, min(until, claims.exp))
+        self._cache.pop(digest, None)
+        if len(self._cache) >= MAX_CACHED_TOKENS:
+            del self._cache[next(iter(self._cache))]  # the oldest
+        self._cache[digest] = (principal, min(until, claims.exp))
         return principal
 
     async def close(self) -> None:
-        await self._flights.close()
+        await self._single_flight.close()
 
     async def _claims(self, token: str, digest: bytes) -> tuple[_Claims, float]:
         """What `token` is proven to say, and until when that is good; ValueError says what is wrong with it."""
         raise NotImplementedError
 
     def _principal(self, claims: _Claims) -> Principal:
-        now, scopes = self._clock(), _words(claims.scope) | _words(claims.scp)
+        now, scopes = self._clock(), _scope_set(claims.scope) | _scope_set(claims.scp)
         if claims.iss not in (None, self._issuer):
             raise ValueError("the issuer is another")
         if self._audience.isdisjoint([claims.aud] if isinstance(claims.aud, str) else claims.aud):
@@ -135,53 +137,55 @@ class JwtVerifier(_Verifier):
         algorithms = texts("algorithms", algorithms)
         if keys is not None:
             mapping("keys", keys, "a JWK set")
-        if not algorithms or not PUBLIC_KEY.issuperset(algorithms):
-            raise ValueError(f"algorithms: only signatures by public keys are safe, {', '.join(sorted(PUBLIC_KEY))}")
+        if not algorithms or not PUBLIC_KEY_ALGORITHMS.issuperset(algorithms):
+            raise ValueError(
+                f"algorithms: only signatures by public keys are safe, {', '.join(sorted(PUBLIC_KEY_ALGORITHMS))}"
+            )
         super().__init__(issuer, audience, required_scopes, leeway, clock)
         self._algorithms = algorithms
-        self._keys = _read(convert(keys or {"keys": []}, _KeySet), algorithms)
+        self._keys = _load_keys(convert(keys or {"keys": []}, _KeySet), algorithms)
         if keys is not None and not self._keys:
             raise ValueError("keys: no public key among them fits the algorithms")
-        self._url = None if jwks_url is None else safe(jwks_url)
-        self._max_age, self._floor, self._deadline = max_age, refresh_floor, deadline
-        self._fetched = self._tried = -math.inf
+        self._url = None if jwks_url is None else check_secure_url(jwks_url)
+        self._max_age, self._refresh_floor, self._deadline = max_age, refresh_floor, deadline
+        self._fetched_at = self._attempted_at = -math.inf
 
     async def _claims(self, token: str, digest: bytes) -> tuple[_Claims, float]:
         if (parts := JWT.fullmatch(token)) is None:
             raise ValueError("it is not a signed JWT")
-        check = await self._check(json.decode(_decoded(parts[1]), type=_Header))
-        if not check(f"{parts[1]}.{parts[2]}".encode(), _decoded(parts[3])):
+        check = await self._check(json.decode(_decode_base64(parts[1]), type=_Header))
+        if not check(f"{parts[1]}.{parts[2]}".encode(), _decode_base64(parts[3])):
             raise ValueError("the signature is wrong")
         # Not longer than the key is known to be good: a key that is withdrawn takes its tokens with it.
-        until = math.inf if self._url is None else self._fetched + self._max_age
-        return json.decode(_decoded(parts[2]), type=_JwtClaims), until
+        until = math.inf if self._url is None else self._fetched_at + self._max_age
+        return json.decode(_decode_base64(parts[2]), type=_JwtClaims), until
 
     async def _check(self, header: _Header) -> Check:
         if header.alg not in self._algorithms or header.typ.lower() not in TYPES or header.crit is not UNSET:
             raise ValueError("its alg is not allowed, its typ is not an access token's, or it has a crit")
-        if not 0 <= self._clock() - self._fetched < self._max_age:
+        if not 0 <= self._clock() - self._fetched_at < self._max_age:
             await self._refresh()
-        if (check := _fitting(self._keys, header)) is None and header.kid is not None:
+        if (check := _matching_check(self._keys, header)) is None and header.kid is not None:
             await self._refresh()
-            check = _fitting(self._keys, header)
+            check = _matching_check(self._keys, header)
         if check is None:
             raise ValueError("no key, or more than one, fits its kid and alg")
         return check
 
     async def _refresh(self) -> None:
         # Strangers choose the kid, so they must not choose how often the issuer is asked.
-        if self._url and (self._flights or not 0 <= self._clock() - self._tried < self._floor):
-            await self._flights.join(b"keys", partial(self._fetch, self._url))
+        if self._url and (self._single_flight or not 0 <= self._clock() - self._attempted_at < self._refresh_floor):
+            await self._single_flight.do(b"keys", partial(self._fetch, self._url))
 
     async def _fetch(self, url: str) -> None:
-        self._tried = self._clock()
+        self._attempted_at = self._clock()
         try:
-            self._keys = _read(await ask(url, _KeySet, self._deadline), self._algorithms)
+            self._keys = _load_keys(await fetch_json(url, _KeySet, self._deadline), self._algorithms)
         except (TransportError, ValueError) as failed:
             log.warning("the keys of %s were not fetched: %s", self._issuer, failed)
         else:
-            self._fetched = self._tried
-            self._known.clear()
+            self._fetched_at = self._attempted_at
+            self._cache.clear()
 
 
 class Introspection(_Verifier):
@@ -212,12 +216,12 @@ class Introspection(_Verifier):
             self.metadata = None
         secret = f"{quote_plus(client_id)}:{quote_plus(client_secret)}"  # RFC 6749, section 2.3.1
         self._headers = {"Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
-        self._url, self._deadline, self._remember = safe(url), deadline, remember
+        self._url, self._deadline, self._remember = check_secure_url(url), deadline, remember
 
     async def _claims(self, token: str, digest: bytes) -> tuple[_Claims, float]:
         form = {"token": token, "token_type_hint": "access_token"}
-        question = partial(ask, self._url, _Claims, self._deadline, form=form, headers=self._headers)
-        claims = await self._flights.join(digest, question)
+        fetch = partial(fetch_json, self._url, _Claims, self._deadline, form=form, headers=self._headers)
+        claims = await self._single_flight.do(digest, fetch)
         if not claims.active:
             raise ValueError("it is not active")
         return claims, self._clock() + self._remember
@@ -246,7 +250,7 @@ class _JwtClaims(_Claims, kw_only=True):
     exp: float
 
 
-def _words(value: Words) -> frozenset[str]:
+def _scope_set(value: Words) -> frozenset[str]:
     return frozenset(value.split() if isinstance(value, str) else value)
 
 
@@ -261,7 +265,7 @@ class _KeySet(Struct):
     keys: list[Object]
 
 
-def _read(found: _KeySet, algorithms: Sequence[str]) -> Keys:
+def _load_keys(key_set: _KeySet, algorithms: Sequence[str]) -> Keys:
     """The keys that can check a signature by one of `algorithms`; the others are left out (RFC 7517, section 5)."""
     try:
         from joserfc.errors import JoseError
@@ -269,10 +273,10 @@ def _read(found: _KeySet, algorithms: Sequence[str]) -> Keys:
         from joserfc.jws import JWSRegistry
     except ModuleNotFoundError:
         raise missing_extra("auth", "verifying a JWT needs joserfc") from None
-    if len(found.keys) > MAX_KEYS:
+    if len(key_set.keys) > MAX_KEYS:
         raise ValueError(f"more than {MAX_KEYS} keys")
     keys: Keys = []
-    for jwk in filter(_is_good, found.keys):
+    for jwk in filter(_is_good, key_set.keys):
         checks: dict[str, Check] = {}
         with suppress(JoseError, ValueError, TypeError, KeyError):
             key = JWKRegistry.import_key(jwk)
@@ -298,11 +302,11 @@ def _is_good(jwk: Object) -> bool:
     return False
 
 
-def _fitting(keys: Keys, header: _Header) -> Check | None:
+def _matching_check(keys: Keys, header: _Header) -> Check | None:
     """The one check for a token with `header`. One without a kid gets it only if there is no choice."""
     fits = [checks[header.alg] for kid, checks in keys if header.alg in checks and header.kid in (None, kid)]
     return fits[0] if len(fits) == 1 else None
 
 
-def _decoded(part: str) -> bytes:
+def _decode_base64(part: str) -> bytes:
     return urlsafe_b64decode(part + "=" * (-len(part) % 4))

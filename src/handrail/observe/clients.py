@@ -19,14 +19,14 @@ from handrail.revisions.base import CLIENT_INFO, VERSION
 
 if TYPE_CHECKING:
     from handrail.engine.call import Call
-    from handrail.engine.dispatcher import Conversation
-    from handrail.engine.inflight import Flight
+    from handrail.engine.dispatcher import Dispatcher
+    from handrail.engine.inflight import InFlightCalls
 
-MAX_PEERS = MAX_PRINCIPALS = 1_000
-SEEN_SECONDS = 60.0
+MAX_CLIENTS = MAX_PRINCIPALS = 1_000
+ACTIVE_SECONDS = 60.0
 
 
-class Peer(Struct, eq=False, kw_only=True):
+class ConnectedClient(Struct, eq=False, kw_only=True):
     """One client."""
 
     id: str
@@ -37,113 +37,123 @@ class Peer(Struct, eq=False, kw_only=True):
     who: str
     address: str
     since: float
-    seen: float
+    last_active: float
     calls: int = 0
     connections: WeakSet[Connection] = field(default_factory=WeakSet)  # that may have a stream open
 
 
-class Peers:
+class ClientRegistry:
     """The clients of one process."""
 
     def __init__(self) -> None:
-        self._peers: dict[str, Peer] = {}
-        self._met: WeakKeyDictionary[Connection, Peer] = WeakKeyDictionary()
+        self._clients: dict[str, ConnectedClient] = {}
+        self._by_connection: WeakKeyDictionary[Connection, ConnectedClient] = WeakKeyDictionary()
         self.principals: dict[str, Principal] = {}  # that were heard of
-        self._named: dict[tuple[str, ...], Peer] = {}
-        self.last: Connection | None = None  # that a call came from, and whose it is: most come from the same again
-        self.caller: Peer
+        self._by_name: dict[tuple[str, ...], ConnectedClient] = {}
+        self.last_connection: Connection | None = (
+            None  # that a call came from, and whose it is: most come from the same again
+        )
+        self.last_client: ConnectedClient
 
-    def meet(self, conversation: Conversation, request: Request, now: float) -> Peer | None:
+    def client_of_request(self, dispatcher: Dispatcher, request: Request, now: float) -> ConnectedClient | None:
         """Whose request it is, that came at this time; None while that is not known."""
-        self._know(conversation.principal)
-        connection = conversation.connection
+        self._remember_principal(dispatcher.principal)
+        connection = dispatcher.connection
         meta: Json = request.params.get("_meta")
-        named = meta.get(VERSION) if type(meta) is dict else None
-        if type(named) is str and named in conversation.engine.offer.stateless:
-            said = meta.get(CLIENT_INFO)
-            said = said if type(said) is dict else {}
-            found = self._stateless(conversation, str(said.get("name", "")), str(said.get("version", "")), named, now)
+        revision_name = meta.get(VERSION) if type(meta) is dict else None
+        if type(revision_name) is str and revision_name in dispatcher.engine.offer.stateless:
+            client_info = meta.get(CLIENT_INFO)
+            client_info = client_info if type(client_info) is dict else {}
+            peer = self._stateless_client(
+                dispatcher, str(client_info.get("name", "")), str(client_info.get("version", "")), revision_name, now
+            )
             if request.method == "subscriptions/listen":
-                found.connections.add(connection)
+                peer.connections.add(connection)
         else:
-            is_opening = conversation.traced is not None and request.method == "initialize"
+            is_opening = dispatcher.trace_headers is not None and request.method == "initialize"
             if connection.revision is None or is_opening:  # over HTTP the session will have another connection
                 return None
             client, revision = connection.client, connection.revision.name
-            found = self._connected(conversation, client.name, client.version, revision, now)
+            peer = self._stateful_client(dispatcher, client.name, client.version, revision, now)
             if request.method == "initialize":  # once more, perhaps
-                found.client, found.version, found.revision = client.name[:100], client.version[:100], revision
-        found.seen = max(found.seen, now)
-        return found
+                peer.client, peer.version, peer.revision = client.name[:100], client.version[:100], revision
+        peer.last_active = max(peer.last_active, now)
+        return peer
 
-    def turned_away(self, conversation: Conversation, request: Request, revision: str, now: float) -> Peer:
+    def client_of_refusal(self, dispatcher: Dispatcher, request: Request, revision: str, now: float) -> ConnectedClient:
         """Whose call it would have been; if that is not known, somebody who is not listed."""
-        return self.meet(conversation, request, now) or _peer(conversation, "", "", revision, now)
+        return self.client_of_request(dispatcher, request, now) or _new_client(dispatcher, "", "", revision, now)
 
-    def find(self, call: Call, now: float) -> Peer:
-        """Whose call it is, that came at this time, if it is not `caller`'s."""
+    def client_of_call(self, call: Call, now: float) -> ConnectedClient:
+        """Whose call it is, that came at this time, if it is not `last_client`'s."""
         flight, client, revision = call._flight, call.client, call.revision
-        self._know(call.principal)
+        self._remember_principal(call.principal)
         if revision.stateless:
-            return self._stateless(flight, client.name, client.version, revision.name, now)
-        self.last = flight.connection
-        self.caller = self._connected(flight, client.name, client.version, revision.name, now)
-        return self.caller
+            return self._stateless_client(flight, client.name, client.version, revision.name, now)
+        self.last_connection = flight.connection
+        self.last_client = self._stateful_client(flight, client.name, client.version, revision.name, now)
+        return self.last_client
 
-    def _know(self, who: Principal) -> None:
-        if who.id in self.principals or len(self.principals) < MAX_PRINCIPALS:
-            self.principals[who.id] = who  # with the scopes it has by now
+    def _remember_principal(self, principal: Principal) -> None:
+        if principal.id in self.principals or len(self.principals) < MAX_PRINCIPALS:
+            self.principals[principal.id] = principal  # with the scopes it has by now
 
-    def connected(self, streams: set[Connection], busy: Counter[Peer], now: float) -> list[tuple[Peer, int, bool]]:
+    def connected(
+        self, streams: set[Connection], busy: Counter[ConnectedClient], now: float
+    ) -> list[tuple[ConnectedClient, int, bool]]:
         """Who is there now, how many calls they made, and whether a stream is open, or one of those calls: `busy`."""
-        found = [
+        rows = [
             (peer, peer.calls + busy[peer], peer in busy or not streams.isdisjoint(peer.connections))
-            for peer in self._peers.values()
+            for peer in self._clients.values()
         ]
-        for peer, _, is_open in found:
-            if not is_open and peer.seen < now - SEEN_SECONDS:
-                del self._peers[peer.id]
-                self.last = None
-        return [each for each in found if each[0].id in self._peers]
+        for peer, _, is_open in rows:
+            if not is_open and peer.last_active < now - ACTIVE_SECONDS:
+                del self._clients[peer.id]
+                self.last_connection = None
+        return [each for each in rows if each[0].id in self._clients]
 
-    def _connected(self, conversation: Flight, name: str, version: str, revision: str, now: float) -> Peer:
-        connection = conversation.connection
-        found = self._met.get(connection)
-        if found is None or found.id not in self._peers:
-            found = self._met[connection] = self._add(conversation, name, version, revision, now)
-            found.connections.add(connection)
-        return found
+    def _stateful_client(
+        self, in_flight: InFlightCalls, name: str, version: str, revision: str, now: float
+    ) -> ConnectedClient:
+        connection = in_flight.connection
+        peer = self._by_connection.get(connection)
+        if peer is None or peer.id not in self._clients:
+            peer = self._by_connection[connection] = self._add(in_flight, name, version, revision, now)
+            peer.connections.add(connection)
+        return peer
 
-    def _stateless(self, conversation: Flight, name: str, version: str, revision: str, now: float) -> Peer:
-        key = (revision, name[:100], version[:100], conversation.principal.id, conversation.address)
-        found = self._named.get(key)
-        if found is None or found.id not in self._peers:
-            if len(self._named) >= MAX_PEERS:
-                self._named = {}
-            found = self._named[key] = self._add(conversation, name, version, revision, now)
-            if conversation.traced is None:
-                found.connections.add(conversation.connection)
-        return found
+    def _stateless_client(
+        self, in_flight: InFlightCalls, name: str, version: str, revision: str, now: float
+    ) -> ConnectedClient:
+        key = (revision, name[:100], version[:100], in_flight.principal.id, in_flight.address)
+        peer = self._by_name.get(key)
+        if peer is None or peer.id not in self._clients:
+            if len(self._by_name) >= MAX_CLIENTS:
+                self._by_name = {}
+            peer = self._by_name[key] = self._add(in_flight, name, version, revision, now)
+            if in_flight.trace_headers is None:
+                peer.connections.add(in_flight.connection)
+        return peer
 
-    def _add(self, conversation: Flight, name: str, version: str, revision: str, now: float) -> Peer:
-        if len(self._peers) >= MAX_PEERS:
-            self.last = None
-            del self._peers[min(self._peers.values(), key=lambda each: each.seen).id]
-        made = _peer(conversation, name, version, revision, now)
-        self._peers[made.id] = made
-        return made
+    def _add(self, in_flight: InFlightCalls, name: str, version: str, revision: str, now: float) -> ConnectedClient:
+        if len(self._clients) >= MAX_CLIENTS:
+            self.last_connection = None
+            del self._clients[min(self._clients.values(), key=lambda each: each.last_active).id]
+        peer = _new_client(in_flight, name, version, revision, now)
+        self._clients[peer.id] = peer
+        return peer
 
 
-def _peer(conversation: Flight, name: str, version: str, revision: str, now: float) -> Peer:
-    place = conversation.address
-    return Peer(
+def _new_client(in_flight: InFlightCalls, name: str, version: str, revision: str, now: float) -> ConnectedClient:
+    place = in_flight.address
+    return ConnectedClient(
         id=secrets.token_hex(8),
         client=name[:100],
         version=version[:100],
         revision=revision,
-        transport="http" if conversation.traced is not None else "stdio" if place == "stdio" else "memory",
-        who=conversation.principal.id,
+        transport="http" if in_flight.trace_headers is not None else "stdio" if place == "stdio" else "memory",
+        who=in_flight.principal.id,
         address=place,
         since=now,
-        seen=now,
+        last_active=now,
     )

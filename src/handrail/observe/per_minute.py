@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct, field
 
 MINUTES = SECONDS = 60
-RECENT = 5  # minutes of which is known who was refused, and which tools were called
+RECENT_MINUTES = 5  # minutes of which is known who was refused, and which tools were called
 BUCKETS = 250  # four to each doubling of a nanosecond: enough for a century
 
 
@@ -40,27 +40,27 @@ class Tally(Struct):
 class Minute:
     """The calls that ended in one minute."""
 
-    __slots__ = ("at", "calls", "errors", "refused", "times", "tools", "unrecorded", "whose")
+    __slots__ = ("calls", "errors", "refusals_by_caller", "refused", "start", "times", "tools", "unrecorded")
 
     def __init__(self, at: float) -> None:
-        self.at = at
+        self.start = at
         self.calls = self.errors = self.refused = self.unrecorded = 0
         self.times = [0] * BUCKETS
-        self.whose: Counter[tuple[str, str]] = Counter()  # refusals, by caller and outcome
+        self.refusals_by_caller: Counter[tuple[str, str]] = Counter()  # refusals, by caller and outcome
         self.tools: dict[str, Tally] = {}
 
 
-class Minutes:
+class MinuteStats:
     """The minute that is going on, and those before, oldest first."""
 
     def __init__(self, now: float) -> None:
-        self.now = Minute(now // 60 * 60)
+        self.current = Minute(now // 60 * 60)
         self.past: deque[Minute] = deque(maxlen=MINUTES)
         self._seconds: deque[Tally] = deque(maxlen=SECONDS)
 
     def count(self, now: float, times: Iterable[int], errors: int = 0, unrecorded: int = 0, refused: int = 0) -> None:
         """Calls that have ended in the same second, and how many nanoseconds those that ran took."""
-        self.add(now, Counter([bucket_of(taken) for taken in times]), errors, unrecorded, refused)
+        self.add(now, Counter([bucket_of(duration_ns) for duration_ns in times]), errors, unrecorded, refused)
 
     def add(self, now: float, times: Counter[int], errors: int, unrecorded: int, refused: int) -> None:
         """The same, with how many of them fell into each bucket."""
@@ -86,11 +86,11 @@ class Minutes:
 
     def last(self, now: float) -> Tally:
         """The last sixty seconds."""
-        found = Tally()
+        total = Tally()
         for each in self._seconds:
             if now - SECONDS < each.last <= now:
-                found.add(each)
-        return found
+                total.add(each)
+        return total
 
     def roll(self, now: float) -> Minute:
         """The minute that is going on. Those that have passed since the last one had no calls.
@@ -98,25 +98,25 @@ class Minutes:
         What comes a little late, after its minute, counts in this one. Where a clock was set back, minutes that are
         still to come have not been.
         """
-        last, at = self.now, now // 60 * 60
-        if last.at - 60 <= at <= last.at:
+        last, at = self.current, now // 60 * 60
+        if last.start - 60 <= at <= last.start:
             return last
-        if at < last.at:
-            self.past = deque((each for each in self.past if each.at < at), maxlen=MINUTES)
-        for back in range(MINUTES if last.at < at else 0, 0, -1):
-            passed = at - 60 * back
-            if passed >= last.at:
-                self.past.append(last if passed == last.at else Minute(passed))
+        if at < last.start:
+            self.past = deque((each for each in self.past if each.start < at), maxlen=MINUTES)
+        for minutes_ago in range(MINUTES if last.start < at else 0, 0, -1):
+            passed = at - 60 * minutes_ago
+            if passed >= last.start:
+                self.past.append(last if passed == last.start else Minute(passed))
         for each in self.past:
-            if each.at <= at - 60 * RECENT:
-                each.whose, each.tools = Counter(), {}
-        self.now = Minute(at)
-        return self.now
+            if each.start <= at - 60 * RECENT_MINUTES:
+                each.refusals_by_caller, each.tools = Counter(), {}
+        self.current = Minute(at)
+        return self.current
 
 
-def bucket_of(taken: int) -> int:
+def bucket_of(duration_ns: int) -> int:
     """Of a time in nanoseconds."""
-    return (taken**4).bit_length()
+    return (duration_ns**4).bit_length()
 
 
 def p95(times: list[int]) -> float:

@@ -15,46 +15,46 @@ from handrail.guards.rules import Decision
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id
 from handrail.model import Audio, Block, EmbeddedResource, Image, Object, Text, ToolResult
-from handrail.observe.clients import Peer
+from handrail.observe.clients import ConnectedClient
 from handrail.protocol.http_rules import Headers
 from handrail.protocol.trace import Trace, read, read_headers
-from handrail.schema.repair import Repair
+from handrail.schema.repair import RepairedArgument
 
-Line = tuple[float, str, bytes]  # when, "in" or "out", what
-Progress = tuple[float, float, float | None, str | None]  # when, done, total, message
-Log = tuple[float, str, bytes]  # when, level, what, as JSON
+WireMessage = tuple[float, str, bytes]  # when, "in" or "out", what
+ProgressEntry = tuple[float, float, float | None, str | None]  # when, done, total, message
+LogEntry = tuple[float, str, bytes]  # when, level, what, as JSON
 
 
-class Seen(Struct, eq=False, gc=False):  # holds nothing that leads back here, once it has ended
+class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back here, once it has ended
     """One call as it is when somebody looks, or as it was when it ended."""
 
     prefix: str
     number: int
-    peer: Peer
+    peer: ConnectedClient
     tool: str
     address: str
-    traced: Headers | None  # over HTTP, what the headers say of the trace
-    asked: bytes | bytearray  # as it came
+    trace_headers: Headers | None  # over HTTP, what the headers say of the trace
+    raw_request: bytes | bytearray  # as it came
     answer: bytes | None
-    began: float
-    started: int  # the same, by the clock that times are measured with, in nanoseconds
-    ended: int
+    started_at: float
+    started_ns: int  # the same, by the clock that times are measured with, in nanoseconds
+    ended_ns: int
     outcome: str
     result: ToolResult | None
     refusal: tuple[str, str] | None  # its kind, and its text
     meta: Any = UNSET
     marks: Sequence[int] = ()  # none: it never began
     arguments: Object | None = None  # it ran with, if others came
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[RepairedArgument, ...] = ()
     findings: tuple[Finding, ...] = ()
     decision: Decision | None = None
     agreed: str = ""
     call: Call | None = None  # while it runs
-    progress: tuple[Progress, ...] = ()
-    logs: tuple[Log, ...] = ()
-    lines: tuple[Line, ...] = ()  # that went over the wire between request and answer
-    weight: int = 0  # in bytes, once it is counted
-    ident: Id = ""  # of its request, which may have come in a batch
+    progress: tuple[ProgressEntry, ...] = ()
+    logs: tuple[LogEntry, ...] = ()
+    lines: tuple[WireMessage, ...] = ()  # that went over the wire between request and answer
+    memory_bytes: int = 0  # in bytes, once it is counted
+    request_id: Id = ""  # of its request, which may have come in a batch
     is_tool: bool = True  # or a name that is no tool's
 
     @property
@@ -76,11 +76,11 @@ class Seen(Struct, eq=False, gc=False):  # holds nothing that leads back here, o
     @property
     def seconds(self) -> float:
         """It took; 0 while it runs."""
-        return (self.ended - self.started) / 1e9 if self.ended else 0.0
+        return (self.ended_ns - self.started_ns) / 1e9 if self.ended_ns else 0.0
 
     @property
-    def answered(self) -> float:
-        return self.began + self.seconds
+    def ended_at(self) -> float:
+        return self.started_at + self.seconds
 
     @property
     def stage(self) -> str:
@@ -88,7 +88,7 @@ class Seen(Struct, eq=False, gc=False):  # holds nothing that leads back here, o
         if not self.marks:
             return ""
         over = len(self.marks) - 1  # so many are
-        return STAGES[max(0, min(over - 1 if self.ended else over, len(STAGES) - 1))]
+        return STAGES[max(0, min(over - 1 if self.ended_ns else over, len(STAGES) - 1))]
 
     @property
     def state(self) -> str:
@@ -100,25 +100,25 @@ class Seen(Struct, eq=False, gc=False):  # holds nothing that leads back here, o
         """Which trace the client made the call in."""
         meta = self.meta
         named = None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
-        return named or read_headers(self.traced)
+        return named or read_headers(self.trace_headers)
 
 
-def weigh(seen: Seen) -> int:
+def memory_size(snapshot: CallSnapshot) -> int:
     """How much memory it takes, about: in bytes of what went over the wire, or could have."""
-    if type(seen.asked) is bytearray:
-        seen.asked = bytes(seen.asked)
-    answer, result = seen.answer or b"", seen.result
-    weight = len(seen.asked) + len(answer) + 1
-    if seen.lines or seen.logs or seen.progress:
-        weight += sum(len(line) for _, _, line in seen.lines) + sum(len(said) for _, _, said in seen.logs)
-        weight += sum(len(each[3] or "") for each in seen.progress)
+    if type(snapshot.raw_request) is bytearray:
+        snapshot.raw_request = bytes(snapshot.raw_request)
+    answer, result = snapshot.answer or b"", snapshot.result
+    size = len(snapshot.raw_request) + len(answer) + 1
+    if snapshot.lines or snapshot.logs or snapshot.progress:
+        size += sum(len(line) for _, _, line in snapshot.lines) + sum(len(data) for _, _, data in snapshot.logs)
+        size += sum(len(each[3] or "") for each in snapshot.progress)
     if result is not None:  # is kept as it was given, and as it was sent, if it was
         content = result.content
         if len(content) == 1 and type(content[0]) is Text:
-            weight += max(len(answer), len(content[0].text))
+            size += max(len(answer), len(content[0].text))
         else:
-            weight += max(len(answer), sum(map(_size, content)))
-    return weight
+            size += max(len(answer), sum(map(_size, content)))
+    return size
 
 
 def _size(block: Block) -> int:

@@ -13,19 +13,19 @@ from opentelemetry.context import Context
 
 from handrail import __version__
 from handrail.engine.call import Call
-from handrail.engine.outcome import Observer, ending
+from handrail.engine.outcome import Observer, outcome_of
 from handrail.engine.pipeline import Handler
 from handrail.errors import Kind
 from handrail.model import ToolResult
 from handrail.protocol.trace import Trace
-from handrail.revisions.base import Fault
+from handrail.revisions.base import ErrorMapping
 
 MAX_ID_CHARS = 100
 _FINE = ("ok", "input_required")
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-def spans(forms: Mapping[Kind, Fault]) -> Observer:
+def spans(forms: Mapping[Kind, ErrorMapping]) -> Observer:
     """The span is the current one inside the call: whatever the tool does with OpenTelemetry belongs to it."""
     tracer = otel.get_tracer("handrail", __version__)
 
@@ -44,9 +44,9 @@ def spans(forms: Mapping[Kind, Fault]) -> Observer:
                 try:
                     result = await inner(call)
                 except BaseException as problem:
-                    _close(span, ending(call, problem), call.revision.faults, forms)
+                    _close(span, outcome_of(call, problem), call.revision.error_mappings, forms)
                     raise
-                _close(span, ending(call, result), call.revision.faults, forms)
+                _close(span, outcome_of(call, result), call.revision.error_mappings, forms)
                 return result
 
         return handle
@@ -64,10 +64,10 @@ def _parent(call: Call) -> tuple[Context | None, list[otel.Link]]:
 
 def _context(trace: Trace) -> Context:
     state = otel.TraceState.from_header([trace.state])
-    known = otel.SpanContext(
+    span_context = otel.SpanContext(
         int(trace.trace_id, 16), int(trace.parent_id, 16), True, otel.TraceFlags(trace.flags), state
     )
-    return otel.set_span_in_context(otel.NonRecordingSpan(known))
+    return otel.set_span_in_context(otel.NonRecordingSpan(span_context))
 
 
 def _attributes(call: Call) -> dict[str, str]:
@@ -82,12 +82,14 @@ def _attributes(call: Call) -> dict[str, str]:
     }
 
 
-def _close(span: otel.Span, how: str, faults: Mapping[Kind, Fault], forms: Mapping[Kind, Fault]) -> None:
-    if how in _FINE:
+def _close(
+    span: otel.Span, outcome: str, faults: Mapping[Kind, ErrorMapping], forms: Mapping[Kind, ErrorMapping]
+) -> None:
+    if outcome in _FINE:
         return
-    kind = _KINDS.get(how)
+    kind = _KINDS.get(outcome)
     code = 0 if kind is None else (forms.get(kind) or faults[kind]).code  # 0: told as a result
     if code:
         span.set_attribute("rpc.response.status_code", str(code))
-    span.set_attribute("error.type", str(code) if code else how if how == "cancelled" else "tool_error")
-    span.set_status(otel.Status(otel.StatusCode.ERROR, how))
+    span.set_attribute("error.type", str(code) if code else outcome if outcome == "cancelled" else "tool_error")
+    span.set_status(otel.Status(otel.StatusCode.ERROR, outcome))

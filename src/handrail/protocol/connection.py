@@ -18,7 +18,7 @@ from handrail.revisions import Offer, Revision
 from handrail.revisions.base import LEVELS, VERSION, InitializeParams
 
 CANCELLED = "notifications/cancelled"
-_BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
+_METHODS_BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 
 
 def names_version(request: Request) -> bool:
@@ -34,25 +34,25 @@ class Connection:
     client = ClientInfo()
     ready = False  # the client has confirmed the handshake; only then may we speak unasked
     level = LEVELS.index("info")
-    last_id = 0  # of what we asked
+    last_request_id = 0  # of what we asked
 
     def __init__(self, offer: Offer, hidden: frozenset[str] = frozenset()) -> None:
         self.offer = offer
         self._hidden = hidden  # methods behind a capability that is not declared
         self.in_flight: dict[Id, Any] = {}
-        self.asked: dict[Id, Any] = {}
+        self.pending: dict[Id, Any] = {}
         self.listeners: list[Any] = []  # streams open for what we say unasked; the first hears it
 
     @property
-    def voice(self) -> Revision:
+    def fallback_revision(self) -> Revision:
         """The revision in which to answer what names none and could not be read."""
         return self.revision or self.offer.newest
 
-    def voice_for(self, request: Request) -> Revision:
+    def fallback_revision_for(self, request: Request) -> Revision:
         """The revision in which to refuse a request whose own revision could not be settled."""
-        return self.offer.newest if names_version(request) else self.voice
+        return self.offer.newest if names_version(request) else self.fallback_revision
 
-    def speaker(self, request: Request) -> Revision:
+    def revision_of(self, request: Request) -> Revision:
         """The revision a request is to be read by."""
         if self.offer.stateless and names_version(request):
             named = request.params["_meta"][VERSION]
@@ -61,9 +61,11 @@ class Connection:
             return self.offer.stateless.get(named) or self._unsupported(named)
         if self.revision is not None:
             return self.revision
-        if request.method in _BEFORE_HANDSHAKE:
+        if request.method in _METHODS_BEFORE_HANDSHAKE:
             more = f"; without a handshake, {', '.join(self.offer.supported)} is spoken here"
-            return self.offer.counter_offer or self._unsupported(str(request.params.get("protocolVersion", "")), more)
+            return self.offer.newest_handshake or self._unsupported(
+                str(request.params.get("protocolVersion", "")), more
+            )
         if request.method not in self.offer.methods:
             raise Refused(Kind.UNKNOWN_METHOD, f"Unknown method: {request.method[:100]}")
         raise Refused(
@@ -72,7 +74,7 @@ class Connection:
             f"or name a revision in every request ({', '.join(self.offer.supported_stateless)})",
         )
 
-    def typed(self, request: Request, revision: Revision) -> Any:
+    def parse_params(self, request: Request, revision: Revision) -> Any:
         """The parameters of a request, as its revision reads them."""
         kind = None if request.method in self._hidden else revision.requests.get(request.method)
         if kind is None:
@@ -82,7 +84,7 @@ class Connection:
             return convert(request.params, kind)
         except ValidationError as problem:
             self.check_envelope(request, revision)
-            raise _wrong(Kind.BAD_PARAMS, request, problem) from None
+            raise _invalid_params(Kind.BAD_PARAMS, request, problem) from None
 
     def check_envelope(self, request: Request, revision: Revision) -> None:
         """Refuse a request that does not say what every request of its revision has to."""
@@ -90,38 +92,38 @@ class Connection:
             if revision.envelope is not None:
                 convert(request.params, revision.envelope)
         except ValidationError as problem:
-            raise _wrong(Kind.ENVELOPE, request, problem) from None
+            raise _invalid_params(Kind.ENVELOPE, request, problem) from None
 
     def initialize(self, params: InitializeParams) -> Revision:
         """Begin, or begin again, the handshake half of the conversation."""
-        revision = self.offer.handshake.get(params.protocol_version) or self.offer.counter_offer
-        assert revision is not None  # `speaker` has refused a handshake where there is none
-        who = params.client_info
+        revision = self.offer.handshake.get(params.protocol_version) or self.offer.newest_handshake
+        assert revision is not None  # `revision_of` has refused a handshake where there is none
+        client_info = params.client_info
         self.revision = revision
-        self.client = ClientInfo(who.name, who.version, who.title, params.capabilities)
+        self.client = ClientInfo(client_info.name, client_info.version, client_info.title, params.capabilities)
         self.ready = False
         self.level = LEVELS.index("info")
         return revision
 
-    def waits_for(self, message: Message | list[Json]) -> bool:
+    def expects(self, message: Message | list[Json]) -> bool:
         """Whether a message is for us here, and not for another process in which its call runs."""
         if isinstance(message, Response):
-            return message.id in self.asked
+            return message.id in self.pending
         if isinstance(message, Notification) and message.method == CANCELLED:
-            ident = message.params.get("requestId")
-            return not isinstance(ident, int | str) or ident in self.in_flight
+            request_id = message.params.get("requestId")
+            return not isinstance(request_id, int | str) or request_id in self.in_flight
         return True
 
-    def question(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
-        """A request of ours, and its bytes; the answer will find `waiter` in `asked`."""
-        self.last_id = ident = self.last_id + 1
-        self.asked[ident] = waiter
-        return ident, jsonrpc.request(ident, method, params if params else UNSET)
+    def create_request(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
+        """A request of ours, and its bytes; the answer will find `waiter` in `pending`."""
+        self.last_request_id = request_id = self.last_request_id + 1
+        self.pending[request_id] = waiter
+        return request_id, jsonrpc.request(request_id, method, params if params else UNSET)
 
     def _unsupported(self, named: str, more: str = "") -> NoReturn:
-        known = {"supported": self.offer.supported_stateless, "requested": named[:100]}
-        raise Refused(Kind.VERSION, f"Unsupported protocol version{more}", known)
+        data = {"supported": self.offer.supported_stateless, "requested": named[:100]}
+        raise Refused(Kind.VERSION, f"Unsupported protocol version{more}", data)
 
 
-def _wrong(kind: Kind, request: Request, problem: ValidationError) -> Refused:
+def _invalid_params(kind: Kind, request: Request, problem: ValidationError) -> Refused:
     return Refused(kind, f"{request.method}: {str(problem).replace('`$', '`params')}")

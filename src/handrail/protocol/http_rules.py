@@ -29,25 +29,25 @@ PROTOCOL = b"mcp-protocol-version"
 ORIGIN = b"origin"
 
 # What must not stand twice: two readers of one request could see two different ones.
-_SINGLE = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
-_LISTS = frozenset((b"accept", b"tracestate", b"baggage"))
-_ALLOWED = (b"authorization", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", PROTOCOL, SESSION)
+_SINGLE_HEADERS = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
+_LIST_HEADERS = frozenset((b"accept", b"tracestate", b"baggage"))
+_CORS_HEADERS = (b"authorization", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", PROTOCOL, SESSION)
 _HOST = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?"
-_MAX_KNOWN, _MAX_TEXT = 1_000, 512  # what is remembered of strangers' words: how many, and how long
-_PLACE = re.compile(_HOST)
+_MAX_CACHED_KEYS, _MAX_KEY_CHARS = 1_000, 512  # what is remembered of strangers' words: how many, and how long
+_HOST_PORT = re.compile(_HOST)
 _ORIGIN = re.compile(r"(https?)://" + _HOST)
 _PORTS = {"http": "80", "https": "443"}
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 _SENTINEL = "=?base64?"
-_SENT = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
+_BASE64_VALUE = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
 # No blanks at the edges: they are lost on the way.
-_WHOLE = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
+_SAFE_VALUE = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
 # Exactly that: a web page may send other types without asking first.
 _JSON = re.compile(rb'(?i)\s*application/json\s*(;\s*(charset=(utf-8|"utf-8")\s*)?)?')
-_LEGAL = re.compile(r"[\t\x20-\x7e]*")
+_LEGAL_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _INTEGER = re.compile(r"-?[0-9]{1,16}(?:\.0+)?")
 # Which parameter of a method is repeated in `Mcp-Name`.
-NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
+NAME_PARAMS = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
 
 
 def is_local(url: str) -> bool:
@@ -59,7 +59,7 @@ def is_local(url: str) -> bool:
         return False
 
 
-def is_sheltered(url: str) -> bool:
+def is_secure_url(url: str) -> bool:
     """Whether nobody on the way to `url` reads or changes anything, and it holds no password: https, or http here."""
     parts = urlsplit(url)
     is_http_here = parts.scheme == "http" and is_local(url)
@@ -70,19 +70,19 @@ def headers_of(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Headers, str]:
     """The headers by name, and the name of one that stands twice and must not."""
     headers = dict(pairs)
     if len(headers) != len(pairs):
-        seen: set[bytes] = set()
+        names: set[bytes] = set()
         for name, _ in pairs:
-            if name in seen and name in _SINGLE:
+            if name in names and name in _SINGLE_HEADERS:
                 return headers, name.decode("latin-1")
-            if name in seen and name.startswith((b"mcp-", b"traceparent")):
+            if name in names and name.startswith((b"mcp-", b"traceparent")):
                 headers[name] = b"\0"  # equal to nothing
-            elif name in seen and name in _LISTS:
+            elif name in names and name in _LIST_HEADERS:
                 headers[name] = b",".join(value for other, value in pairs if other == name)
-            seen.add(name)
+            names.add(name)
     return headers, ""
 
 
-class Door:
+class HostOriginCheck:
     """Who may come in: which names we answer to, and which web pages may talk to us (P-22).
 
     Without a list of names only those of the local machine count, so that no other name can be made to point here. A
@@ -91,53 +91,57 @@ class Door:
 
     def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         hosts, origins = texts("hosts", hosts), texts("origins", origins)
-        self.any_host = "*" in hosts
+        self.allows_any_host = "*" in hosts
         self._hosts = frozenset(host.lower() for host in hosts)
-        self._origins = frozenset(filter(None, map(_place, origins)))
-        self._known: set[tuple[str, bytes | None, bytes | None]] = set()  # have come in before
+        self._origins = frozenset(filter(None, map(_origin_parts, origins)))
+        self._accepted_keys: set[tuple[str, bytes | None, bytes | None]] = set()  # have come in before
         for host in self._hosts - {"*"}:
-            if not _PLACE.fullmatch(host):
+            if not _HOST_PORT.fullmatch(host):
                 raise ValueError(f"hosts: {host!r} is not a name such as 'example.org', with or without a port")
         for origin in origins:
-            if _place(origin) is None:
+            if _origin_parts(origin) is None:
                 raise ValueError(f"origins: {origin!r} is not an address such as 'https://example.org'")
 
     def refusal(self, scheme: str, headers: Headers) -> str:
         """Why a request may not come in; empty if it may."""
         key = (scheme, headers.get(b"host"), headers.get(ORIGIN))
-        if key in self._known:
+        if key in self._accepted_keys:
             return ""
-        refusal = self._judge(scheme, headers)
-        if not refusal and len(self._known) < _MAX_KNOWN and sum(map(len, filter(None, key))) < _MAX_TEXT:
-            self._known.add(key)
+        refusal = self._check(scheme, headers)
+        if (
+            not refusal
+            and len(self._accepted_keys) < _MAX_CACHED_KEYS
+            and sum(map(len, filter(None, key))) < _MAX_KEY_CHARS
+        ):
+            self._accepted_keys.add(key)
         return refusal
 
-    def _judge(self, scheme: str, headers: Headers) -> str:
+    def _check(self, scheme: str, headers: Headers) -> str:
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        found = _PLACE.fullmatch(host)
-        if found is None:
+        host_match = _HOST_PORT.fullmatch(host)
+        if host_match is None:
             return "Host is missing, or not a host"
-        named = {"*", host, found[1]} & self._hosts
-        if not named and (self._hosts or not _LOOPBACK.fullmatch(found[1])):
+        named = {"*", host, host_match[1]} & self._hosts
+        if not named and (self._hosts or not _LOOPBACK.fullmatch(host_match[1])):
             return f"Host {host[:100]!r} is not a name of this server; list it under `hosts`"
         if ORIGIN not in headers:
             return ""
-        origin = _place(headers[ORIGIN].decode("latin-1"))
-        if origin is None or (origin != _place(f"{scheme}://{host}") and origin not in self._origins):
+        origin = _origin_parts(headers[ORIGIN].decode("latin-1"))
+        if origin is None or (origin != _origin_parts(f"{scheme}://{host}") and origin not in self._origins):
             return "Origin is not allowed; list it under `origins`"
         return ""
 
 
-def _place(text: str) -> tuple[str, str, str] | None:
+def _origin_parts(text: str) -> tuple[str, str, str] | None:
     """Scheme, host and port of a server as a web page names it; compared whole, never by prefix."""
-    found = _ORIGIN.fullmatch(text.lower())
-    return (found[1], found[2], found[3] or _PORTS[found[1]]) if found else None
+    match = _ORIGIN.fullmatch(text.lower())
+    return (match[1], match[2], match[3] or _PORTS[match[1]]) if match else None
 
 
-def preflight(headers: Headers) -> bytes:
+def preflight_headers(headers: Headers) -> bytes:
     """Which headers an allowed web page may send: ours, and arguments mirrored into headers."""
-    wanted = headers.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
-    return b", ".join([*_ALLOWED, *(name for name in wanted if name.startswith(b"mcp-param-"))])
+    requested = headers.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
+    return b", ".join([*_CORS_HEADERS, *(name for name in requested if name.startswith(b"mcp-param-"))])
 
 
 def bearer(headers: Headers) -> str:
@@ -153,72 +157,74 @@ def challenge(parts: Mapping[str, str]) -> tuple[bytes, bytes]:
 
 
 @lru_cache(64)
-def fitness(kind: bytes, coding: bytes | None, accept: bytes) -> tuple[bool, bool, str]:
+def negotiate_content(kind: bytes, content_encoding: bytes | None, accept: bytes) -> tuple[bool, bool, str]:
     """Whether JSON, and whether an event stream, may be answered; and what speaks against the body."""
-    flaw = "" if coding in (None, b"identity") else "Compressed bodies are not taken"
+    problem = "" if content_encoding in (None, b"identity") else "Compressed bodies are not taken"
     if not _JSON.fullmatch(kind):
-        flaw = "Content-Type must be application/json"
-    wanted: dict[str, bool] = {}
+        problem = "Content-Type must be application/json"
+    accepted: dict[str, bool] = {}
     for part in accept.decode("latin-1").lower().split(","):
         name, *parameters = [each.strip() for each in part.split(";")]
         if name:
-            wanted[name] = not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
+            accepted[name] = not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
 
     def has(*names: str) -> bool:
-        return next((wanted[each] for each in names if each in wanted), not wanted)  # nothing said means both
+        return next((accepted[each] for each in names if each in accepted), not accepted)  # nothing said means both
 
-    return has("application/json", "application/*", "*/*"), has("text/event-stream", "text/*", "*/*"), flaw
+    return has("application/json", "application/*", "*/*"), has("text/event-stream", "text/*", "*/*"), problem
 
 
 def check_version(request: Request, headers: Headers) -> None:
     """The version a stateless request names in its body must stand in its header too."""
     named = request.params["_meta"][VERSION]
-    said = headers.get(PROTOCOL)
-    if said is None or not _says(said, named):
-        raise _mismatch("MCP-Protocol-Version", said, f"params._meta[{VERSION!r}]", named)
+    header = headers.get(PROTOCOL)
+    if header is None or not _header_equals(header, named):
+        raise _mismatch("MCP-Protocol-Version", header, f"params._meta[{VERSION!r}]", named)
 
 
-def check_mirrors(request: Request, headers: Headers) -> None:
+def check_mirrored_headers(request: Request, headers: Headers) -> None:
     """`Mcp-Method`, and `Mcp-Name` where a method has a name, say what the body says (P-05)."""
     method = headers.get(b"mcp-method")
-    if method is None or not _says(method, request.method):
+    if method is None or not _header_equals(method, request.method):
         raise _mismatch("Mcp-Method", method, "method", request.method)
-    member = NAMED.get(request.method)
+    member = NAME_PARAMS.get(request.method)
     if member is None:
         return
     name = headers.get(b"mcp-name")
-    wanted: Json = request.params.get(member, UNSET)
-    is_plain = type(wanted) is str and wanted.isascii() and wanted.isidentifier()  # as almost every tool's
-    if name is None or (not (is_plain and name == wanted.encode()) and _decoded("Mcp-Name", name) != wanted):
-        raise _mismatch("Mcp-Name", name, f"params.{member}", wanted)
+    value: Json = request.params.get(member, UNSET)
+    is_plain = type(value) is str and value.isascii() and value.isidentifier()  # as almost every tool's
+    if name is None or (not (is_plain and name == value.encode()) and _decode_header("Mcp-Name", name) != value):
+        raise _mismatch("Mcp-Name", name, f"params.{member}", value)
 
 
-def check_parameters(header_map: Mapping[str, tuple[str, ...]], arguments: Object, headers: Headers) -> None:
+def check_param_headers(header_map: Mapping[str, tuple[str, ...]], arguments: Object, headers: Headers) -> None:
     """The arguments a tool has mirrored into headers are the same in both."""
     for suffix, path in header_map.items():
         value: Json = arguments
         for member in path:
             value = value.get(member) if type(value) is dict else None
-        said = headers.get(b"mcp-param-" + suffix.lower().encode())
+        header = headers.get(b"mcp-param-" + suffix.lower().encode())
         if value is None:
             continue  # no header is expected, and none is looked at
-        if said is None or not _same(_decoded(f"Mcp-Param-{suffix}", said), value):
-            raise _mismatch(f"Mcp-Param-{suffix}", said, "/".join(("params.arguments", *path)), value)
+        if header is None or not _value_equals(_decode_header(f"Mcp-Param-{suffix}", header), value):
+            raise _mismatch(f"Mcp-Param-{suffix}", header, "/".join(("params.arguments", *path)), value)
 
 
-def mirror(text: str) -> str:
+def encode_header(text: str) -> str:
     """A text as the value of a header: as it is if that comes through whole, else as base64."""
-    if _WHOLE.fullmatch(text) and not text.lower().startswith(_SENTINEL):
+    if _SAFE_VALUE.fullmatch(text) and not text.lower().startswith(_SENTINEL):
         return text
     return f"{_SENTINEL}{b64encode(text.encode()).decode()}?="
 
 
-def mirrors(method: str, params: Mapping[str, Any], header_map: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def mirrored_headers(
+    method: str, params: Mapping[str, Any], header_map: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
     """The headers of a stateless request; `header_map` has the path of an argument for each `Mcp-Param-…` of a tool."""
-    out = {"Mcp-Method": mirror(method)}
-    name = params.get(NAMED.get(method, ""))
+    out = {"Mcp-Method": encode_header(method)}
+    name = params.get(NAME_PARAMS.get(method, ""))
     if type(name) is str:
-        out["Mcp-Name"] = mirror(name)
+        out["Mcp-Name"] = encode_header(name)
     for suffix, path in header_map.items():
         value: Json = params.get("arguments")
         for member in path:
@@ -228,44 +234,44 @@ def mirrors(method: str, params: Mapping[str, Any], header_map: Mapping[str, tup
         elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
             value = str(int(value))
         if isinstance(value, str):  # no header can be about anything else
-            out[f"Mcp-Param-{suffix}"] = mirror(value)
+            out[f"Mcp-Param-{suffix}"] = encode_header(value)
     return out
 
 
-def _same(said: str, value: Json) -> bool:
+def _value_equals(text: str, value: Json) -> bool:
     if type(value) is bool:
-        return said == ("true" if value else "false")
+        return text == ("true" if value else "false")
     if type(value) is int or type(value) is float:
-        return _INTEGER.fullmatch(said) is not None and bool(int(said.partition(".")[0]) == value)
-    return bool(said == value)
+        return _INTEGER.fullmatch(text) is not None and bool(int(text.partition(".")[0]) == value)
+    return bool(text == value)
 
 
-def _says(raw: bytes, text: Json) -> bool:
-    return type(text) is str and (raw == text.encode() or _plain(raw) == text)
+def _header_equals(raw: bytes, text: Json) -> bool:
+    return type(text) is str and (raw == text.encode() or _header_text(raw) == text)
 
 
-def _plain(raw: bytes) -> str:
+def _header_text(raw: bytes) -> str:
     return raw.decode("latin-1").strip(" \t")
 
 
-def _decoded(name: str, raw: bytes) -> str:
-    text = _plain(raw)
-    found = _SENT.fullmatch(text)
+def _decode_header(name: str, raw: bytes) -> str:
+    text = _header_text(raw)
+    encoded = _BASE64_VALUE.fullmatch(text)
     try:
-        if found:
-            return b64decode(found[1], validate=True).decode()
+        if encoded:
+            return b64decode(encoded[1], validate=True).decode()
     except ValueError:
         raise Refused(Kind.MISMATCH, f"{name}: not base64 of UTF-8") from None
-    if not _LEGAL.fullmatch(text):
+    if not _LEGAL_VALUE.fullmatch(text):
         raise Refused(Kind.MISMATCH, f"{name}: characters outside of ASCII; send them as =?base64?…?=")
     return text
 
 
-def _mismatch(name: str, said: bytes | None, member: str, value: Json) -> Refused:
-    if said is None:
+def _mismatch(name: str, raw: bytes | None, member: str, value: Json) -> Refused:
+    if raw is None:
         return Refused(Kind.MISMATCH, f"The header {name} is missing; it must repeat {member}")
-    header = f"{name} {said.decode('latin-1')[:100]!r}"
+    header = f"{name} {raw.decode('latin-1')[:100]!r}"
     if value is UNSET:
         return Refused(Kind.MISMATCH, f"{header} does not match {member}, which is missing")
-    shown = repr(value[:100]) if type(value) is str else encode(value).decode()[:100]
-    return Refused(Kind.MISMATCH, f"{header} does not match {member} {shown}")
+    excerpt = repr(value[:100]) if type(value) is str else encode(value).decode()[:100]
+    return Refused(Kind.MISMATCH, f"{header} does not match {member} {excerpt}")

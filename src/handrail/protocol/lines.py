@@ -10,7 +10,7 @@ class LineReader:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._begun = bytearray()  # one object: a line may come a byte at a time
+        self._partial = bytearray()  # one object: a line may come a byte at a time
         self._skipping = False
 
     def feed(self, data: bytes) -> list[Line]:
@@ -18,27 +18,27 @@ class LineReader:
         lines: list[Line] = []
         pieces: list[bytes | bytearray] = [*data.split(b"\n")]
         rest = pieces.pop()
-        if pieces and (self._begun or self._skipping):
-            self._hold(pieces[0], lines)
-            pieces[0], self._begun, self._skipping = self._begun, bytearray(), False
+        if pieces and (self._partial or self._skipping):
+            self._buffer(pieces[0], lines)
+            pieces[0], self._partial, self._skipping = self._partial, bytearray(), False
         for piece in pieces:
             if len(piece) > self._limit:
                 lines.append(None)
             elif piece and not piece.isspace():
                 lines.append(piece)
         if rest:
-            self._hold(rest, lines)
+            self._buffer(rest, lines)
         return lines
 
-    def end(self) -> list[Line]:
+    def flush(self) -> list[Line]:
         """What was left without a newline when the stream ended."""
-        return self.feed(b"\n") if self._begun else []
+        return self.feed(b"\n") if self._partial else []
 
-    def _hold(self, piece: bytes | bytearray, lines: list[Line]) -> None:
+    def _buffer(self, piece: bytes | bytearray, lines: list[Line]) -> None:
         if self._skipping:
             return
-        self._begun += piece
-        if len(self._begun) > self._limit:
-            self._begun.clear()
+        self._partial += piece
+        if len(self._partial) > self._limit:
+            self._partial.clear()
             self._skipping = True
             lines.append(None)

@@ -11,23 +11,23 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 _BOM = b"\xef\xbb\xbf"
 _COLON = ord(":")
-_BESIDE_DATA = 16 * 1024  # what an event may hold beside its data: names of fields, its id
+_MAX_FIELD_BYTES = 16 * 1024  # what an event may hold beside its data: names of fields, its id
 _MAX_RETRY_DIGITS = 15
 
 
-def event(data: bytes, *, ident: str = "", name: str = "", retry_ms: int = 0) -> bytes:
+def encode_event(data: bytes, *, event_id: str = "", name: str = "", retry_ms: int = 0) -> bytes:
     """One event. `data` is one line, as every message of ours is; empty data only carries the id and the retry time."""
     head = f"event: {name}\n" if name else ""
-    head += f"id: {ident}\n" if ident else ""
+    head += f"id: {event_id}\n" if event_id else ""
     head += f"retry: {retry_ms}\n" if retry_ms else ""
     return head.encode() + (b"data: " + data if data else b"data:") + b"\n\n"
 
 
-class Event(Struct, frozen=True):
-    """What came between two blank lines; `ident` and `retry_ms` are None where it had none."""
+class ServerSentEvent(Struct, frozen=True):
+    """What came between two blank lines; `event_id` and `retry_ms` are None where it had none."""
 
     data: bytes = b""
-    ident: str | None = None
+    event_id: str | None = None
     name: str = ""
     retry_ms: int | None = None
     too_long: bool = False  # its data was over the limit, and is not here
@@ -41,18 +41,18 @@ class EventReader:
     """
 
     def __init__(self, limit: int) -> None:
-        self.comments = 0  # so far; servers send them to say that they are still there
+        self.comment_count = 0  # so far; servers send them to say that they are still there
         self._limit = limit
-        self._room = limit + _BESIDE_DATA
+        self._max_bytes = limit + _MAX_FIELD_BYTES
         self._head: bytearray | None = bytearray()  # the first three bytes, which may be a byte order mark
         self._line = bytearray()  # one object: a line may come a byte at a time
         self._in_comment = False
         self._after_cr = False
-        self._begin()
+        self._reset()
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
         """The events that end in `data`."""
-        events: list[Event] = []
+        events: list[ServerSentEvent] = []
         if self._head is not None:
             self._head += data
             if len(self._head) < len(_BOM):
@@ -71,37 +71,37 @@ class EventReader:
             self._line += lines[0]
             lines[0], self._line = self._line, bytearray()
         for line in lines:
-            self._take(line, events)
+            self._read_line(line, events)
         if rest:
-            self._hold(rest, events)
+            self._buffer_partial(rest, events)
         return events
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._data: list[bytes | bytearray] = []
         self._data_size = -1  # of the lines joined
         self._size = 0  # of all lines but comments
-        self._ident: str | None = None
+        self._event_id: str | None = None
         self._name = ""
         self._retry_ms: int | None = None
         self._skipping = False
 
-    def _take(self, line: bytes | bytearray, events: list[Event]) -> None:
+    def _read_line(self, line: bytes | bytearray, events: list[ServerSentEvent]) -> None:
         """A whole line."""
         if not line:
             if self._size or self._skipping:
-                if not self._skipping and (self._data or self._ident is not None or self._retry_ms is not None):
-                    events.append(Event(b"\n".join(self._data), self._ident, self._name, self._retry_ms))
-                self._begin()
+                if not self._skipping and (self._data or self._event_id is not None or self._retry_ms is not None):
+                    events.append(ServerSentEvent(b"\n".join(self._data), self._event_id, self._name, self._retry_ms))
+                self._reset()
         elif line[0] == _COLON:
-            self.comments += 1
+            self.comment_count += 1
         elif not self._skipping:
             self._size += len(line)
-            if self._size <= self._room:
-                self._read(line)
-            if self._size > self._room or self._data_size > self._limit:
-                self._skip(events)
+            if self._size <= self._max_bytes:
+                self._read_field(line)
+            if self._size > self._max_bytes or self._data_size > self._limit:
+                self._skip_event(events)
 
-    def _hold(self, part: bytes | bytearray, events: list[Event]) -> None:
+    def _buffer_partial(self, part: bytes | bytearray, events: list[ServerSentEvent]) -> None:
         """A line, or more of it, that has not ended."""
         if self._in_comment or (not self._line and part[0] == _COLON):
             self._in_comment = True
@@ -110,15 +110,15 @@ class EventReader:
             del self._line[1:]
         else:
             self._line += part
-            if self._size + len(self._line) > self._room:
-                self._skip(events)
+            if self._size + len(self._line) > self._max_bytes:
+                self._skip_event(events)
 
-    def _skip(self, events: list[Event]) -> None:
-        events.append(Event(b"", self._ident, self._name, self._retry_ms, too_long=True))
+    def _skip_event(self, events: list[ServerSentEvent]) -> None:
+        events.append(ServerSentEvent(b"", self._event_id, self._name, self._retry_ms, too_long=True))
         self._data.clear()
         self._skipping = True
 
-    def _read(self, line: bytes | bytearray) -> None:
+    def _read_field(self, line: bytes | bytearray) -> None:
         """A field, or something else, which is left out."""
         field, _, value = line.partition(b":")
         value = value[1:] if value.startswith(b" ") else value
@@ -127,7 +127,7 @@ class EventReader:
             self._data_size += len(value) + 1
         elif field == b"id":
             if b"\0" not in value:
-                self._ident = value.decode("utf-8", "replace")
+                self._event_id = value.decode("utf-8", "replace")
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
         elif field == b"retry" and value.isdigit() and len(value) <= _MAX_RETRY_DIGITS:

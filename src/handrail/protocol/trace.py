@@ -39,15 +39,15 @@ class Trace(Struct, frozen=True):
 
 def read(parent: Json, state: Json = "", baggage: Json = "") -> Trace | None:
     """The trace that `traceparent` names; None if it names none."""
-    found = _PARENT.fullmatch(parent) if type(parent) is str and len(parent) <= MAX_CHARS else None
-    if found is None or found[1] == "ff" or (found[1] == "00" and found[5] is not None):
+    match = _PARENT.fullmatch(parent) if type(parent) is str and len(parent) <= MAX_CHARS else None
+    if match is None or match[1] == "ff" or (match[1] == "00" and match[5] is not None):
         return None
-    if not int(found[2], 16) or not int(found[3], 16):
+    if not int(match[2], 16) or not int(match[3], 16):
         return None
     # Of a version we do not know, only the flag that every version has is read.
-    flags = int(found[4], 16) if found[1] == "00" else int(found[4], 16) & _SAMPLED
-    said = baggage if type(baggage) is str and len(baggage) <= MAX_CHARS and _BAGGAGE.fullmatch(baggage) else ""
-    return Trace(found[2], found[3], flags, _state(state), said)
+    flags = int(match[4], 16) if match[1] == "00" else int(match[4], 16) & _SAMPLED
+    baggage_text = baggage if type(baggage) is str and len(baggage) <= MAX_CHARS and _BAGGAGE.fullmatch(baggage) else ""
+    return Trace(match[2], match[3], flags, _state(state), baggage_text)
 
 
 def trace_headers(headers: Headers) -> Headers:
@@ -69,5 +69,5 @@ def _state(text: Json) -> str:
     if type(text) is not str or len(text) > MAX_CHARS:
         return ""
     members = [each for each in (part.strip(" \t") for part in text.split(",")) if each]
-    keys = {found[1] for found in map(_MEMBER.fullmatch, members) if found is not None}
+    keys = {match[1] for match in map(_MEMBER.fullmatch, members) if match is not None}
     return ",".join(members) if len(keys) == len(members) <= MAX_MEMBERS else ""

@@ -21,11 +21,11 @@ class Offer:
     """The revisions one server speaks."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
-        wanted = list(REVISIONS) if names is None else texts("revisions", names)
-        for name in wanted:
+        requested_names = list(REVISIONS) if names is None else texts("revisions", names)
+        for name in requested_names:
             if name not in REVISIONS:
                 raise ValueError(f"unknown revision {name!r}; known are {', '.join(REVISIONS)}")
-        chosen = [revision for name, revision in REVISIONS.items() if name in wanted]
+        chosen = [revision for name, revision in REVISIONS.items() if name in requested_names]
         offered = [each for each in chosen if each.offered]
         if not offered:
             raise ValueError("name at least one dated revision")
@@ -34,6 +34,6 @@ class Offer:
         self.supported = [each.name for each in reversed(offered)]
         self.supported_stateless = [name for name in self.supported if name in self.stateless]
         self.newest = offered[-1]  # speaks for us before a peer has said which revision it speaks
-        self.counter_offer = next((each for each in reversed(offered) if not each.stateless), None)
-        self.assumed = next((each for each in chosen if each.assumed), self.counter_offer)
+        self.newest_handshake = next((each for each in reversed(offered) if not each.stateless), None)
+        self.http_default = next((each for each in chosen if each.http_default), self.newest_handshake)
         self.methods = frozenset(method for each in chosen for method in each.requests)

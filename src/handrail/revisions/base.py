@@ -48,7 +48,7 @@ class LevelParams(Struct):
     level: Level
 
 
-class Peer(Struct):
+class Implementation(Struct):
     name: str
     version: str
     title: str | UnsetType = UNSET
@@ -57,10 +57,10 @@ class Peer(Struct):
 class InitializeParams(Struct, rename="camel"):
     protocol_version: str
     capabilities: Object
-    client_info: Peer
+    client_info: Implementation
 
 
-class Fault(Struct, frozen=True):
+class ErrorMapping(Struct, frozen=True):
     """How a kind of failure is told: as a JSON-RPC error with this code, or (0) as the result of the tool."""
 
     code: int
@@ -78,7 +78,7 @@ class Identity(Struct, frozen=True, rename="camel"):
     website_url: str | UnsetType = UNSET
 
 
-class Welcome(Struct, frozen=True):
+class ServerDescription(Struct, frozen=True):
     """Everything an opening answer may contain; a revision writes its part of it."""
 
     identity: Identity
@@ -96,43 +96,49 @@ class Revision(Struct, frozen=True, kw_only=True):
     offered: bool = True  # may be named to a peer that did not ask for it
     batches: bool = False
     pages: bool = True  # the list comes in pages even if no page size was set
-    announces: bool = False  # change notices are part of the dialect and cannot be switched off
-    assumed: bool = False  # over HTTP: what a client speaks that does not say
+    always_announces: bool = False  # change notices are part of the dialect and cannot be switched off
+    http_default: bool = False  # over HTTP: what a client speaks that does not say
     version_header: bool = True  # over HTTP: every request after the handshake names the revision
-    primes: bool = False  # over HTTP: a stream begins with an event that only carries an id
-    complete: bool = False  # no member is left out: an empty one stands for none
+    priming_event: bool = False  # over HTTP: a stream begins with an event that only carries an id
+    no_optional_members: bool = False  # no member is left out: an empty one stands for none
     null_id: bool = True  # an error about an unreadable message says `"id": null`
     progress_message: bool = False
-    asks: Literal["request", "retry"] = "request"
-    questions: frozenset[str] = frozenset({"sampling/createMessage", "roots/list"})
+    input_mode: Literal["request", "retry"] = "request"
+    input_methods: frozenset[str] = frozenset({"sampling/createMessage", "roots/list"})
     requests: Mapping[str, Any]  # method -> its parameters; absent: unknown method
     envelope: type | None = None  # what the parameters of every request must hold, its method known or not
     notifications: frozenset[str]
     sender: Callable[[Any], ClientInfo] | None = None  # who a request says it is from; None: whoever shook hands
-    welcome: Callable[[Welcome], Object]
+    opening_result: Callable[[ServerDescription], Object]
     tool: Callable[[Tool], Object]
     page: Callable[[Json, str | UnsetType, int, str], Object]  # (tools, cursor, time to live in ms, for whom)
     result: Callable[[ToolResult, bool], Object]
     read: Callable[[Object], ToolResult]  # the inverse, for clients
-    flaws: Callable[[Object], list[str]]  # what is wrong with the members of a result that came
+    result_problems: Callable[[Object], list[str]]  # what is wrong with the members of a result that came
     declare: Callable[[Object], Object]  # a client's capabilities, in the words of this revision
-    faults: Mapping[Kind, Fault]
+    error_mappings: Mapping[Kind, ErrorMapping]
     explain: Callable[[Refused], tuple[str, Json]]
-    ask: Callable[[str, Object], Object]  # a question's parameters, in the words of this revision
-    heard: Callable[[Object, Object], Object]  # (what we wanted to ask, the answer) -> the answer in the model's words
-    stamp: Callable[[Object, Identity], Object] | None = None  # what every result carries beside its own members
+    encode_input: Callable[[str, Object], Object]  # a question's parameters, in the words of this revision
+    decode_input: Callable[
+        [Object, Object], Object
+    ]  # (what we wanted to ask, the answer) -> the answer in the model's words
+    add_server_info: Callable[[Object, Identity], Object] | None = (
+        None  # what every result carries beside its own members
+    )
 
-    def error(self, ident: Id | UnsetType, code: int, refused: Refused) -> bytes:
+    def error(self, request_id: Id | UnsetType, code: int, refused: Refused) -> bytes:
         """The JSON-RPC error that tells of a refusal."""
-        return jsonrpc.error(None if ident is UNSET and self.null_id else ident, code, *self.explain(refused))
+        return jsonrpc.error(None if request_id is UNSET and self.null_id else request_id, code, *self.explain(refused))
 
 
-def welcome(it: Welcome, *, info: Collection[str] = ("name", "version"), instructed: bool = True) -> Object:
+def initialize_result(
+    server: ServerDescription, *, info: Collection[str] = ("name", "version"), with_instructions: bool = True
+) -> Object:
     """The answer to `initialize`, with these members of what the server says of itself."""
-    known = {name: value for name, value in to_builtins(it.identity).items() if name in info}
-    out: Object = {"capabilities": it.capabilities, "serverInfo": known}
-    if instructed and it.instructions is not UNSET:
-        out["instructions"] = it.instructions
+    server_info = {name: value for name, value in to_builtins(server.identity).items() if name in info}
+    out: Object = {"capabilities": server.capabilities, "serverInfo": server_info}
+    if with_instructions and server.instructions is not UNSET:
+        out["instructions"] = server.instructions
     return out
 
 
@@ -141,18 +147,18 @@ def explain(refused: Refused) -> tuple[str, Json]:
 
 
 # A kind not named here is told as the result of the tool.
-FAULTS: Mapping[Kind, Fault] = {
-    **dict.fromkeys(Kind, Fault(0)),
-    Kind.PARSE: Fault(-32700, 400),
-    Kind.INVALID_REQUEST: Fault(-32600, 400),
-    Kind.UNKNOWN_METHOD: Fault(-32601),
-    **dict.fromkeys((Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS), Fault(-32602)),
-    Kind.OVERLOADED: Fault(429, 429),
-    Kind.FORBIDDEN: Fault(403, 403),
-    Kind.VERSION: Fault(-32602, 400),
-    Kind.INTERNAL: Fault(-32603),
-    Kind.UNRECORDED: Fault(-32603, 503),
-    Kind.ENVELOPE: Fault(-32602, 400),
-    Kind.MISMATCH: Fault(-32020, 400),
-    Kind.NO_SESSION: Fault(-32600, 404),
+ERROR_MAPPINGS: Mapping[Kind, ErrorMapping] = {
+    **dict.fromkeys(Kind, ErrorMapping(0)),
+    Kind.PARSE: ErrorMapping(-32700, 400),
+    Kind.INVALID_REQUEST: ErrorMapping(-32600, 400),
+    Kind.UNKNOWN_METHOD: ErrorMapping(-32601),
+    **dict.fromkeys((Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS), ErrorMapping(-32602)),
+    Kind.OVERLOADED: ErrorMapping(429, 429),
+    Kind.FORBIDDEN: ErrorMapping(403, 403),
+    Kind.VERSION: ErrorMapping(-32602, 400),
+    Kind.INTERNAL: ErrorMapping(-32603),
+    Kind.UNRECORDED: ErrorMapping(-32603, 503),
+    Kind.ENVELOPE: ErrorMapping(-32602, 400),
+    Kind.MISMATCH: ErrorMapping(-32020, 400),
+    Kind.NO_SESSION: ErrorMapping(-32600, 404),
 }

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Block, Json, Object, Text, ToolResult
 
-_KINDS = [each for each in get_args(Block) if each != Object]
+_BLOCK_TYPES = [each for each in get_args(Block) if each != Object]
 _BLOCKS = {
     each.__struct_config__.tag: (each, dict(zip(each.__struct_encode_fields__, each.__struct_fields__, strict=True)))
-    for each in _KINDS
+    for each in _BLOCK_TYPES
 }
 
 
@@ -27,31 +27,33 @@ def read(result: Object) -> ToolResult:
     return ToolResult(blocks, result.get("structuredContent", UNSET), _is_failure(result), meta)
 
 
-def flaws(result: Object, *, structured: str = "any") -> list[str]:
+def result_problems(result: Object, *, structured: str = "any") -> list[str]:
     """Return what is wrong with the members of a result: where, what came, and what would be right.
 
     `structured` is what `structuredContent` may be: any value, or an "object".
     """
-    found: list[str] = []
+    problems: list[str] = []
     meta = result.get("_meta", {})
     if type(meta) is not dict:
-        found.append(f"_meta: {_short(meta)} is not an object")
+        problems.append(f"_meta: {_excerpt(meta)} is not an object")
     elif RISK in meta and (type(meta[RISK]) is not dict or type(meta[RISK].get("reason")) is not str):
-        found.append(f"_meta/{RISK}: {_short(meta[RISK])} is not an object with a reason")
+        problems.append(f"_meta/{RISK}: {_excerpt(meta[RISK])} is not an object with a reason")
     if "toolResult" in result and "content" not in result:
-        return found
+        return problems
     if type(result.get("isError", False)) is not bool:
-        found.append(f"isError: {_short(result['isError'])} is not true or false")
+        problems.append(f"isError: {_excerpt(result['isError'])} is not true or false")
     if structured == "object" and type(result.get("structuredContent", {})) is not dict:
-        found.append(f"structuredContent: {_short(result['structuredContent'])} is not an object")
+        problems.append(f"structuredContent: {_excerpt(result['structuredContent'])} is not an object")
     content = result.get("content", UNSET)
     if content is UNSET:
-        found.append("content: missing; it is a list of blocks")
+        problems.append("content: missing; it is a list of blocks")
     elif type(content) is not list:
-        found.append(f"content: {_short(content)} is not a list of blocks")
+        problems.append(f"content: {_excerpt(content)} is not a list of blocks")
     else:
-        found += [f"content/{place}: {flaw}" for place, block in enumerate(content) if (flaw := _flaw(block))]
-    return found
+        problems += [
+            f"content/{place}: {problem}" for place, block in enumerate(content) if (problem := _block_problem(block))
+        ]
+    return problems
 
 
 def _is_failure(result: Object) -> bool:
@@ -60,35 +62,37 @@ def _is_failure(result: Object) -> bool:
     return flag is True or (flag is not False and flag is not None)
 
 
-def _flaw(block: Json) -> str:
+def _block_problem(block: Json) -> str:
     """Return what is wrong with a content block; empty for a good one, or one of a type that is not known here."""
     kind = block.get("type") if type(block) is dict else None
     if type(kind) is not str:
-        return f"{_short(block)} is not a block: an object with a type"
+        return f"{_excerpt(block)} is not a block: an object with a type"
     if kind not in _BLOCKS:
         return ""
-    made, fields = _BLOCKS[kind]
+    block_type, fields = _BLOCKS[kind]
     unknown = [name for name in block if name not in fields and name != "type"]
     if unknown:
-        return f"not a well-formed {kind}: the member {_short(unknown[0])} is not known"
+        return f"not a well-formed {kind}: the member {_excerpt(unknown[0])} is not known"
     try:
-        made(**{fields[name]: value for name, value in block.items() if name != "type"})
+        block_type(**{fields[name]: value for name, value in block.items() if name != "type"})
     except (TypeError, ValueError) as problem:
         return f"not a well-formed {kind}: {problem}"
     return ""
 
 
-def _short(value: Json) -> str:
+def _excerpt(value: Json) -> str:
     """Return the JSON of a value that came from outside, cut short."""
     text = encode(value).decode()
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def read_complete(result: Object) -> ToolResult:
+def read_empty_as_unset(result: Object) -> ToolResult:
     """Where no member is left out, an empty one stands for none."""
-    it = read(result)
-    content = [] if it.content == [Text("")] else it.content
-    return replace(it, content=content, structured=UNSET if it.structured == {} else it.structured)
+    tool_result = read(result)
+    content = [] if tool_result.content == [Text("")] else tool_result.content
+    return replace(
+        tool_result, content=content, structured=UNSET if tool_result.structured == {} else tool_result.structured
+    )
 
 
 def _read_bare(value: Json, meta: Json) -> ToolResult:

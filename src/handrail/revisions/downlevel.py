@@ -12,12 +12,14 @@ from handrail.errors import Kind, LocalProtocolError, Refused
 from handrail.model import Block, Json, Object, Text, Tool
 
 # The members of a schema that hold schemas: one or a list of them, or a mapping from names to them.
-_NESTED = frozenset(
+_SCHEMA_KEYWORDS = frozenset(
     "additionalItems additionalProperties allOf anyOf contains contentSchema else if items not oneOf prefixItems"
     " propertyNames then unevaluatedItems unevaluatedProperties".split()
 )
-_NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
-_BOOLEANS: dict[bool, Object] = {True: {}, False: {"not": {}}}
+_SCHEMA_MAP_KEYWORDS = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+)
+_BOOLEAN_SCHEMAS: dict[bool, Object] = {True: {}, False: {"not": {}}}
 
 
 class BlockRules(Struct, frozen=True):
@@ -33,33 +35,37 @@ def blocks(content: list[Block], rules: BlockRules) -> list[Json]:
     """Content blocks in the words of a revision."""
     for block in content:
         if type(block) is not Text or block.annotations is not UNSET or block.meta is not UNSET:
-            return [_fitted(made, rules) for each in content for made in _sayable(to_builtins(each), rules)]
+            return [
+                _drop_members(supported_block, rules)
+                for each in content
+                for supported_block in _supported_blocks(to_builtins(each), rules)
+            ]
     return content
 
 
-def _sayable(block: Object, rules: BlockRules) -> list[Object]:
+def _supported_blocks(block: Object, rules: BlockRules) -> list[Object]:
     """The block, or what says the same with the types there are."""
     kind, mime = block.get("type"), block.get("mimeType", "")
     if rules.types is None or kind in rules.types:
         return [block]
-    kept = {"annotations": block["annotations"]} if "annotations" in block else {}
+    members = {"annotations": block["annotations"]} if "annotations" in block else {}
     if kind == "audio":
         # The type is lost, the bytes are not: they move into an embedded resource.
         data = block["data"]
         digest = hashlib.sha256(data.encode()).hexdigest()[:16]
         resource = {"uri": f"urn:mcp-content:sha256:{digest}", "mimeType": mime, "blob": data}
         size = len(data) * 3 // 4 - data.count("=")
-        shown = f"{size / 1000:.0f} kB" if size >= 1000 else f"{size} B"
-        text = {"type": "text", "text": f"[audio, {mime}, {shown}]"}
-        return [{"type": "resource", "resource": resource, **kept}, text]
+        size_text = f"{size / 1000:.0f} kB" if size >= 1000 else f"{size} B"
+        text = {"type": "text", "text": f"[audio, {mime}, {size_text}]"}
+        return [{"type": "resource", "resource": resource, **members}, text]
     if kind == "resource_link":
         line = f"{block['name']} — {block['uri']}" + (f" ({mime})" if "mimeType" in block else "")
         about = f"\n{block['description']}" if "description" in block else ""
-        return [{"type": "text", "text": line + about, **kept}]
+        return [{"type": "text", "text": line + about, **members}]
     return [{"type": "text", "text": f"[unsupported content: {kind}]"}]
 
 
-def _fitted(block: Object, rules: BlockRules) -> Object:
+def _drop_members(block: Object, rules: BlockRules) -> Object:
     """The block without the members the revision lacks."""
     out = {k: v for k, v in block.items() if k not in rules.drops}
     if block.get("type") == "resource":
@@ -70,55 +76,55 @@ def _fitted(block: Object, rules: BlockRules) -> Object:
             out["resource"] = {k: resource[k] for k in ("uri", "mimeType", "text", "blob") if k in resource}
             out["annotations"] = {**resource.get("annotations", {}), **block.get("annotations", {})}
     if "annotations" in out and rules.annotations is not None:
-        kept = {k: v for k, v in out.pop("annotations").items() if k in rules.annotations}
-        if kept:
-            out["annotations"] = kept
+        annotations = {k: v for k, v in out.pop("annotations").items() if k in rules.annotations}
+        if annotations:
+            out["annotations"] = annotations
     return out
 
 
-def tool(it: Tool, members: Sequence[str]) -> Object:
+def tool(definition: Tool, members: Sequence[str]) -> Object:
     """A tool with these members only, its schemas as every revision before 2026-07-28 wants them."""
-    whole = to_builtins(it)
+    whole = to_builtins(definition)
     out = {name: whole[name] for name in members if name in whole}
-    out["inputSchema"] = _rewritten(it.input_schema)
+    out["inputSchema"] = _rewrite_schema(definition.input_schema)
     if "outputSchema" in out:
         schema = out["outputSchema"]
-        out["outputSchema"] = _rewritten(schema) if schema.get("type") == "object" else _wrapped(schema)
+        out["outputSchema"] = _rewrite_schema(schema) if schema.get("type") == "object" else _wrap_schema(schema)
     return out
 
 
-def _wrapped(schema: Object) -> Object:
+def _wrap_schema(schema: Object) -> Object:
     """An output schema of any root as the one member, `result`, of an object."""
-    inner = _rewritten(schema, root="#/properties/result")
+    inner = _rewrite_schema(schema, root="#/properties/result")
     dialect = {"$schema": inner.pop("$schema")} if "$schema" in inner else {}
     return {**dialect, "type": "object", "properties": {"result": inner}, "required": ["result"]}
 
 
-def _rewritten(schema: Json, *, root: str = "#") -> Json:
+def _rewrite_schema(schema: Json, *, root: str = "#") -> Json:
     """Without header annotations, with objects for boolean property schemas, and pointers to where the root is now."""
     if type(schema) is not dict:
         return schema
     root = "#" if "$id" in schema else root  # a document of its own: pointers in it stay as they are
-    deeper = partial(_rewritten, root=root)
+    deeper = partial(_rewrite_schema, root=root)
     out: Object = {}
     for key, value in schema.items():
-        if key in _NAMED and type(value) is dict:
+        if key in _SCHEMA_MAP_KEYWORDS and type(value) is dict:
             value = {name: deeper(each) for name, each in value.items()}
-        elif key in _NESTED:
+        elif key in _SCHEMA_KEYWORDS:
             value = [deeper(each) for each in value] if type(value) is list else deeper(value)
         elif key in ("$ref", "$dynamicRef") and type(value) is str and (value == "#" or value.startswith("#/")):
             value = root + value[1:]
         if key == "properties" and type(value) is dict:
-            value = {name: _BOOLEANS[each] if type(each) is bool else each for name, each in value.items()}
+            value = {name: _BOOLEAN_SCHEMAS[each] if type(each) is bool else each for name, each in value.items()}
         if key != "x-mcp-header":
             out[key] = value
     return out
 
 
-def ask(method: str, params: Object) -> Object:
+def encode_input(method: str, params: Object) -> Object:
     """A question in the words before 2025-11-25."""
     if method == "elicitation/create":
-        return _form(params)
+        return _encode_form(params)
     if method != "sampling/createMessage":
         return params
     out = {k: v for k, v in params.items() if k not in ("tools", "toolChoice")}
@@ -131,16 +137,16 @@ def ask(method: str, params: Object) -> Object:
     return out
 
 
-def _form(params: Object) -> Object:
+def _encode_form(params: Object) -> Object:
     """No modes, flat choices with `enumNames`, defaults for booleans only; a choice of several as boxes to tick."""
     if params.get("mode") == "url":
         host = params["url"].split("//", 1)[-1].split("/", 1)[0]
         raise Refused(Kind.NEEDS_URL, f"A browser step at {host} is needed first; this client cannot open it")
-    wanted = params["requestedSchema"]
+    requested_schema = params["requestedSchema"]
     properties: Object = {}
-    for name, field in wanted["properties"].items():
+    for name, field in requested_schema["properties"].items():
         if field.get("type") == "array":
-            for key, _, title in _boxes(name, field):
+            for key, _, title in _checkboxes(name, field):
                 properties[key] = {"type": "boolean", "title": f"{field.get('title', name)}: {title}"}
             continue
         plain = field.get("type") != "boolean"
@@ -149,13 +155,13 @@ def _form(params: Object) -> Object:
             options = _options(field)
             properties[name] |= {"enum": [each for each, _ in options], "enumNames": [title for _, title in options]}
     schema: Object = {"type": "object", "properties": properties}
-    required = [name for name in wanted.get("required", []) if name in properties]
+    required = [name for name in requested_schema.get("required", []) if name in properties]
     if required:
         schema["required"] = required
     return {"message": params["message"], "requestedSchema": schema}
 
 
-def heard(params: Object, answer: Object) -> Object:
+def decode_input(params: Object, answer: Object) -> Object:
     """The answer to a form, the boxes ticked in it put together to lists again."""
     content = answer.get("content")
     if "requestedSchema" not in params or type(content) is not dict:
@@ -163,11 +169,11 @@ def heard(params: Object, answer: Object) -> Object:
     whole = dict(content)
     for name, field in params["requestedSchema"]["properties"].items():
         if field.get("type") == "array":
-            whole[name] = [const for key, const, _ in _boxes(name, field) if whole.pop(key, None) is True]
+            whole[name] = [const for key, const, _ in _checkboxes(name, field) if whole.pop(key, None) is True]
     return {**answer, "content": whole}
 
 
-def _boxes(name: str, field: Object) -> list[tuple[str, str, str]]:
+def _checkboxes(name: str, field: Object) -> list[tuple[str, str, str]]:
     return [(f"{name}__{at}", const, title) for at, (const, title) in enumerate(_options(field["items"]))]
 
 

@@ -8,15 +8,15 @@ from msgspec.structs import replace
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
 from handrail.revisions import downlevel as levels, r2025_06_18
-from handrail.revisions.decode import read_complete
+from handrail.revisions.decode import read_empty_as_unset
 from handrail.revisions.downlevel import BlockRules
 
 _BLOCKS = BlockRules(drops=frozenset({"_meta", "icons"}))
 
 
-def tool(it: Tool) -> Object:
-    out = levels.tool(it, members=("name", "description", "inputSchema", "outputSchema", "annotations"))
-    out.setdefault("description", it.name if it.title is UNSET else it.title)
+def tool(definition: Tool) -> Object:
+    out = levels.tool(definition, members=("name", "description", "inputSchema", "outputSchema", "annotations"))
+    out.setdefault("description", definition.name if definition.title is UNSET else definition.title)
     return out
 
 
@@ -24,13 +24,16 @@ def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Objec
     return {"tools": tools, "nextCursor": "" if cursor is UNSET else cursor}
 
 
-def result(it: ToolResult, wraps: bool) -> Object:
-    risk: Json = it.meta.get(RISK) if it.meta is not UNSET else None
+def result(tool_result: ToolResult, wraps: bool) -> Object:
+    risk: Json = tool_result.meta.get(RISK) if tool_result.meta is not UNSET else None
     if risk:
-        it = replace(it, content=[Text(f"[caution: {risk['reason']}]"), *it.content])
-    elif not it.content:
-        it = replace(it, content=[Text("" if it.structured is UNSET else encode(it.structured).decode())])
-    out = r2025_06_18.result(_BLOCKS, it, wraps)
+        tool_result = replace(tool_result, content=[Text(f"[caution: {risk['reason']}]"), *tool_result.content])
+    elif not tool_result.content:
+        tool_result = replace(
+            tool_result,
+            content=[Text("" if tool_result.structured is UNSET else encode(tool_result.structured).decode())],
+        )
+    out = r2025_06_18.result(_BLOCKS, tool_result, wraps)
     out.setdefault("structuredContent", {})
     return out
 
@@ -39,10 +42,10 @@ REVISION = replace(
     r2025_06_18.REVISION,
     name="pocket",
     offered=False,
-    announces=True,
-    complete=True,
+    always_announces=True,
+    no_optional_members=True,
     tool=tool,
     page=page,
     result=result,
-    read=read_complete,
+    read=read_empty_as_unset,
 )

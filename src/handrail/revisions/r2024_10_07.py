@@ -10,8 +10,8 @@ from handrail.errors import Kind, Refused
 from handrail.model import Json, Object, Text, ToolResult
 from handrail.revisions import base
 from handrail.revisions.base import Revision
-from handrail.revisions.decode import flaws, read
-from handrail.revisions.downlevel import BlockRules, ask, blocks, declare, heard, tool
+from handrail.revisions.decode import read, result_problems
+from handrail.revisions.downlevel import BlockRules, blocks, declare, decode_input, encode_input, tool
 
 _BLOCKS = BlockRules(annotations=frozenset(), drops=frozenset({"_meta"}), inner=False)
 _INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})
@@ -21,24 +21,28 @@ def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Objec
     return {"tools": tools} if cursor is UNSET else {"tools": tools, "nextCursor": cursor}
 
 
-def result(it: ToolResult, wraps: bool) -> Object:
-    out: Object = {"toolResult": _tool_result(it)}
-    if it.meta is not UNSET:
-        out["_meta"] = it.meta
+def result(tool_result: ToolResult, wraps: bool) -> Object:
+    out: Object = {"toolResult": _tool_result(tool_result)}
+    if tool_result.meta is not UNSET:
+        out["_meta"] = tool_result.meta
     return out
 
 
-def _tool_result(it: ToolResult) -> Json:
-    all_text = all(type(block) is Text for block in it.content)
-    if it.is_error:
-        return {"error": it.text} | it.data | {"error": it.text}
-    if it.structured is not UNSET:
-        if type(it.structured) is dict and not all_text:
-            return {"structuredContent": it.structured, "content": blocks(it.content, _BLOCKS)}
-        return it.structured
-    if not it.content:
+def _tool_result(tool_result: ToolResult) -> Json:
+    all_text = all(type(block) is Text for block in tool_result.content)
+    if tool_result.is_error:
+        return {"error": tool_result.text} | tool_result.data | {"error": tool_result.text}
+    if tool_result.structured is not UNSET:
+        if type(tool_result.structured) is dict and not all_text:
+            return {"structuredContent": tool_result.structured, "content": blocks(tool_result.content, _BLOCKS)}
+        return tool_result.structured
+    if not tool_result.content:
         return None
-    return it.text if len(it.content) == 1 and all_text else {"content": blocks(it.content, _BLOCKS)}
+    return (
+        tool_result.text
+        if len(tool_result.content) == 1 and all_text
+        else {"content": blocks(tool_result.content, _BLOCKS)}
+    )
 
 
 def explain(refused: Refused) -> tuple[str, Json]:
@@ -57,15 +61,15 @@ REVISION = Revision(
         "logging/setLevel": base.LevelParams,
     },
     notifications=frozenset({"notifications/initialized"}),
-    welcome=partial(base.welcome, instructed=False),
+    opening_result=partial(base.initialize_result, with_instructions=False),
     tool=partial(tool, members=("name", "description", "inputSchema")),
     page=page,
     result=result,
     read=read,
-    flaws=flaws,
+    result_problems=result_problems,
     declare=declare,
-    faults=base.FAULTS,
+    error_mappings=base.ERROR_MAPPINGS,
     explain=explain,
-    ask=ask,
-    heard=heard,
+    encode_input=encode_input,
+    decode_input=decode_input,
 )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from handrail.model import Object, ToolResult
 from handrail.revisions import r2024_10_07
-from handrail.revisions.base import explain, welcome
+from handrail.revisions.base import explain, initialize_result
 from handrail.revisions.downlevel import BlockRules, blocks
 
 BLOCKS = BlockRules(
@@ -20,11 +20,11 @@ BLOCKS = BlockRules(
 )
 
 
-def result(rules: BlockRules | None, it: ToolResult, wraps: bool) -> Object:
-    content = it.content if rules is None else blocks(it.content, rules)
-    out: Object = {"content": content, "isError": it.is_error}
-    if it.meta is not UNSET:
-        out["_meta"] = it.meta
+def result(rules: BlockRules | None, tool_result: ToolResult, wraps: bool) -> Object:
+    content = tool_result.content if rules is None else blocks(tool_result.content, rules)
+    out: Object = {"content": content, "isError": tool_result.is_error}
+    if tool_result.meta is not UNSET:
+        out["_meta"] = tool_result.meta
     return out
 
 
@@ -33,7 +33,7 @@ REVISION = replace(
     name="2024-11-05",
     pages=True,
     notifications=r2024_10_07.REVISION.notifications | {"notifications/cancelled"},
-    welcome=welcome,
+    opening_result=initialize_result,
     result=partial(result, BLOCKS),
     explain=explain,
 )

@@ -12,10 +12,10 @@ from handrail.revisions import downlevel as levels, r2024_11_05
 from handrail.revisions.r2024_11_05 import BLOCKS
 
 
-def tool(it: Tool) -> Object:
-    out = levels.tool(it, members=("name", "description", "inputSchema", "annotations"))
-    if it.title is not UNSET:
-        out.setdefault("annotations", {}).setdefault("title", it.title)
+def tool(definition: Tool) -> Object:
+    out = levels.tool(definition, members=("name", "description", "inputSchema", "annotations"))
+    if definition.title is not UNSET:
+        out.setdefault("annotations", {}).setdefault("title", definition.title)
     return out
 
 
@@ -23,7 +23,7 @@ REVISION = replace(
     r2024_11_05.REVISION,
     name="2025-03-26",
     batches=True,
-    assumed=True,
+    http_default=True,
     progress_message=True,
     tool=tool,
     result=partial(r2024_11_05.result, replace(BLOCKS, types=frozenset({"text", "image", "audio", "resource"}))),

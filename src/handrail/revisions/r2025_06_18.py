@@ -9,17 +9,17 @@ from msgspec.structs import replace
 
 from handrail.model import Object, ToolResult
 from handrail.revisions import base, downlevel as levels, r2024_11_05, r2025_03_26
-from handrail.revisions.decode import flaws
+from handrail.revisions.decode import result_problems
 from handrail.revisions.downlevel import BlockRules
 
 TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta")
 
 
-def result(rules: BlockRules | None, it: ToolResult, wraps: bool) -> Object:
-    out = r2024_11_05.result(rules, it, wraps)
-    if it.structured is not UNSET:
-        whole = type(it.structured) is dict and not wraps
-        out["structuredContent"] = it.structured if whole else {"result": it.structured}
+def result(rules: BlockRules | None, tool_result: ToolResult, wraps: bool) -> Object:
+    out = r2024_11_05.result(rules, tool_result, wraps)
+    if tool_result.structured is not UNSET:
+        whole = type(tool_result.structured) is dict and not wraps
+        out["structuredContent"] = tool_result.structured if whole else {"result": tool_result.structured}
     return out
 
 
@@ -27,11 +27,11 @@ REVISION = replace(
     r2025_03_26.REVISION,
     name="2025-06-18",
     batches=False,
-    assumed=False,
+    http_default=False,
     version_header=True,
-    flaws=partial(flaws, structured="object"),
-    questions=r2025_03_26.REVISION.questions | {"elicitation/create"},
-    welcome=partial(base.welcome, info=("name", "version", "title")),
+    result_problems=partial(result_problems, structured="object"),
+    input_methods=r2025_03_26.REVISION.input_methods | {"elicitation/create"},
+    opening_result=partial(base.initialize_result, info=("name", "version", "title")),
     tool=partial(levels.tool, members=TOOL),
     result=partial(result, BlockRules(drops=frozenset({"icons"}))),
     declare=partial(levels.declare, elicits=True),

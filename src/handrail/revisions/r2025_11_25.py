@@ -12,13 +12,13 @@ from handrail.revisions import base, downlevel as levels, r2025_06_18
 REVISION = replace(
     r2025_06_18.REVISION,
     name="2025-11-25",
-    primes=True,
+    priming_event=True,
     null_id=False,
-    welcome=partial(base.welcome, info=base.Identity.__struct_encode_fields__),
+    opening_result=partial(base.initialize_result, info=base.Identity.__struct_encode_fields__),
     tool=partial(levels.tool, members=(*r2025_06_18.TOOL, "icons")),
     result=partial(r2025_06_18.result, None),
     declare=lambda capabilities: capabilities,
-    faults={**r2025_06_18.REVISION.faults, Kind.BAD_ARGUMENTS: base.Fault(0)},
-    ask=lambda method, params: params,
-    heard=lambda params, answer: answer,
+    error_mappings={**r2025_06_18.REVISION.error_mappings, Kind.BAD_ARGUMENTS: base.ErrorMapping(0)},
+    encode_input=lambda method, params: params,
+    decode_input=lambda params, answer: answer,
 )

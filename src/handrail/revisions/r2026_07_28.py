@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from handrail.errors import Kind
 from handrail.model import ClientInfo, Json, Object, ToolResult
 from handrail.revisions import base, r2025_11_25
-from handrail.revisions.base import Fault, Identity, Peer, Welcome
-from handrail.revisions.decode import flaws
+from handrail.revisions.base import ErrorMapping, Identity, Implementation, ServerDescription
+from handrail.revisions.decode import result_problems
 
 
 class Envelope(base.Meta, kw_only=True):
@@ -17,48 +17,48 @@ class Envelope(base.Meta, kw_only=True):
 
     version: str = field(name=base.VERSION)
     capabilities: Object = field(name=base.CAPABILITIES)
-    client: Peer | UnsetType = field(default=UNSET, name=base.CLIENT_INFO)
+    client: Implementation | UnsetType = field(default=UNSET, name=base.CLIENT_INFO)
     log_level: base.Level | UnsetType = field(default=UNSET, name=base.LOG_LEVEL)
 
 
-class Params(Struct):
+class StatelessParams(Struct):
     meta: Envelope = field(name="_meta")
 
 
-class ListParams(Params):
+class StatelessListParams(StatelessParams):
     cursor: str | UnsetType = UNSET
 
 
-class CallParams(Params, kw_only=True):
+class StatelessCallParams(StatelessParams, kw_only=True):
     name: str
     arguments: Object = {}
     input_responses: dict[str, Object] | UnsetType = field(default=UNSET, name="inputResponses")
     request_state: str | UnsetType = field(default=UNSET, name="requestState")
 
 
-class Filter(Struct, rename="camel"):
+class NotificationFilter(Struct, rename="camel"):
     tools_list_changed: bool = False
 
 
-class ListenParams(Params, kw_only=True):
-    notifications: Filter
+class ListenParams(StatelessParams, kw_only=True):
+    notifications: NotificationFilter
 
 
-def sender(params: Params) -> ClientInfo:
-    who = Peer("", "") if params.meta.client is UNSET else params.meta.client
-    return ClientInfo(who.name, who.version, who.title, params.meta.capabilities)
+def sender(params: StatelessParams) -> ClientInfo:
+    client_info = Implementation("", "") if params.meta.client is UNSET else params.meta.client
+    return ClientInfo(client_info.name, client_info.version, client_info.title, params.meta.capabilities)
 
 
-def welcome(it: Welcome) -> Object:
+def discover_result(server: ServerDescription) -> Object:
     out: Object = {
         "resultType": "complete",
-        "supportedVersions": it.supported,
-        "capabilities": it.capabilities,
-        "ttlMs": it.ttl_ms,
+        "supportedVersions": server.supported,
+        "capabilities": server.capabilities,
+        "ttlMs": server.ttl_ms,
         "cacheScope": "public",
     }
-    if it.instructions is not UNSET:
-        out["instructions"] = it.instructions
+    if server.instructions is not UNSET:
+        out["instructions"] = server.instructions
     return out
 
 
@@ -69,16 +69,16 @@ def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Objec
     return out
 
 
-def result(it: ToolResult, wraps: bool) -> Object:
-    out: Object = {"resultType": "complete", "content": it.content, "isError": it.is_error}
-    if it.structured is not UNSET:
-        out["structuredContent"] = it.structured
-    if it.meta is not UNSET:
-        out["_meta"] = it.meta
+def result(tool_result: ToolResult, wraps: bool) -> Object:
+    out: Object = {"resultType": "complete", "content": tool_result.content, "isError": tool_result.is_error}
+    if tool_result.structured is not UNSET:
+        out["structuredContent"] = tool_result.structured
+    if tool_result.meta is not UNSET:
+        out["_meta"] = tool_result.meta
     return out
 
 
-def stamp(result: Object, identity: Identity) -> Object:
+def add_server_info(result: Object, identity: Identity) -> Object:
     result["_meta"] = {**result.get("_meta", {}), base.SERVER_INFO: identity}
     return result
 
@@ -87,29 +87,29 @@ REVISION = replace(
     r2025_11_25.REVISION,
     name="2026-07-28",
     stateless=True,
-    primes=False,
-    asks="retry",
-    flaws=flaws,
+    priming_event=False,
+    input_mode="retry",
+    result_problems=result_problems,
     requests={
-        "server/discover": Params,
-        "tools/list": ListParams,
-        "tools/call": CallParams,
+        "server/discover": StatelessParams,
+        "tools/list": StatelessListParams,
+        "tools/call": StatelessCallParams,
         "subscriptions/listen": ListenParams,
     },
-    envelope=Params,
+    envelope=StatelessParams,
     sender=sender,
     notifications=frozenset({"notifications/cancelled"}),
-    welcome=welcome,
+    opening_result=discover_result,
     tool=to_builtins,
     page=page,
     result=result,
-    faults={
-        **r2025_11_25.REVISION.faults,
-        Kind.UNKNOWN_METHOD: Fault(-32601, 404),
-        Kind.NEEDS_CAPABILITY: Fault(-32021, 400),
-        Kind.NEEDS_URL: Fault(-32021, 400),
-        Kind.VERSION: Fault(-32022, 400),
+    error_mappings={
+        **r2025_11_25.REVISION.error_mappings,
+        Kind.UNKNOWN_METHOD: ErrorMapping(-32601, 404),
+        Kind.NEEDS_CAPABILITY: ErrorMapping(-32021, 400),
+        Kind.NEEDS_URL: ErrorMapping(-32021, 400),
+        Kind.VERSION: ErrorMapping(-32022, 400),
     },
-    ask=lambda method, params: {k: v for k, v in params.items() if k != "elicitationId"},
-    stamp=stamp,
+    encode_input=lambda method, params: {k: v for k, v in params.items() if k != "elicitationId"},
+    add_server_info=add_server_info,
 )

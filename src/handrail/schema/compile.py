@@ -18,9 +18,9 @@ from jsonschema_rs import Draft7Validator, Draft202012Validator, RegexOptions, V
 from msgspec import json
 
 from handrail.errors import SchemaError
-from handrail.model import Json, Object, Problem
-from handrail.schema.explain import Rules, Targets, explain
-from handrail.schema.jsonable import keys_of, plain, pointer
+from handrail.model import Json, Object, Violation
+from handrail.schema.explain import SchemaContext, Targets, explain
+from handrail.schema.jsonable import keys_of, pointer, to_jsonable
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2_000
@@ -39,7 +39,7 @@ _DRAFT_07 = "http://json-schema.org/draft-07/schema#"
 _SUPPORTED = f"https://json-schema.org/draft/2020-12/schema and {_DRAFT_07}"
 _NAME_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _NOT_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
-_SAME_VALUE = ("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")
+_IN_PLACE_KEYWORDS = ("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")
 _FLAGS = re.compile(r"\(\?[a-zA-Z-]*[ix]")
 _HEADER_TYPES = ("string", "integer", "boolean")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
@@ -51,7 +51,7 @@ _SECRETS = frozenset(
 Headers = dict[str, tuple[str, ...]]
 
 
-class Checker(Rules, frozen=True, kw_only=True):
+class Checker(SchemaContext, frozen=True, kw_only=True):
     """A compiled schema. `valid(value)` is the validator's own method: nothing is added to the hot path.
 
     `headers` are the `x-mcp-header` annotations: header suffix to the path of the property it mirrors.
@@ -60,7 +60,7 @@ class Checker(Rules, frozen=True, kw_only=True):
     valid: Callable[[Json], bool]
     headers: Headers
 
-    def problems(self, value: Json, *, limit: int = 20) -> list[Problem]:
+    def problems(self, value: Json, *, limit: int = 20) -> list[Violation]:
         """Everything that is wrong with `value`, in sentences; bounded in number, in length and in work."""
         return [] if self.valid(value) else explain(self, value, limit)
 
@@ -97,10 +97,10 @@ def header_map(schema: Object) -> Headers:
         raise SchemaError(str(error)) from None
 
 
-def sensitive(headers: Headers) -> list[str]:
+def sensitive_properties(headers: Headers) -> list[str]:
     """Names of mirrored properties that sound like secrets: headers end up in logs (SRV-612)."""
-    spoken = [(path[-1], _WORD.findall(f"{path[-1]} {header}")) for header, path in headers.items()]
-    return [name for name, words in spoken if not _SECRETS.isdisjoint(map(str.lower, words))]
+    property_words = [(path[-1], _WORD.findall(f"{path[-1]} {header}")) for header, path in headers.items()]
+    return [name for name, words in property_words if not _SECRETS.isdisjoint(map(str.lower, words))]
 
 
 def _dialect(nodes: list[_Node]) -> type[Validator]:
@@ -118,7 +118,7 @@ def _dialect(nodes: list[_Node]) -> type[Validator]:
 
 
 def _headers(nodes: list[_Node]) -> Headers:
-    found: Headers = {}
+    headers: Headers = {}
     for node, keys, _ in nodes:
         if "x-mcp-header" not in node:
             continue
@@ -130,10 +130,10 @@ def _headers(nodes: list[_Node]) -> Headers:
             raise ValueError(f"{here}: only a property reached through 'properties' alone can be mirrored")
         if kind not in _HEADER_TYPES:
             raise ValueError(f"{here}: the type must be one of {', '.join(_HEADER_TYPES)}, not {kind!r}")
-        if name.lower() in map(str.lower, found):
+        if name.lower() in map(str.lower, headers):
             raise ValueError(f"{here}: {name!r} is used already; case does not count")
-        found[name] = keys[1::2]
-    return found
+        headers[name] = keys[1::2]
+    return headers
 
 
 class _Node(NamedTuple):
@@ -146,26 +146,26 @@ def _subschemas(schema: Object) -> list[_Node]:
     """Every subschema, in order, of a copy as JSON values; the root comes first."""
     if type(schema) is not dict:
         raise ValueError(f"expected a JSON Schema as a dict, got {type(schema).__name__}")
-    raw = json.encode(plain(schema))
+    raw = json.encode(to_jsonable(schema))
     if len(raw) > MAX_BYTES:
         raise ValueError(f"{len(raw)} bytes, more than {MAX_BYTES}; make it smaller")
-    found: list[_Node] = []
+    nodes: list[_Node] = []
     stack: list[tuple[Json, tuple[str, ...], str, int, bool]] = [(json.decode(raw), (), "", 0, False)]
     while stack:
         node, keys, base, depth, is_names = stack.pop()
         if type(node) is dict and not is_names:
             if type(node.get("$id")) is str:
                 base = urljoin(base, node["$id"].partition("#")[0])
-            found.append(_Node(node, keys, base))
+            nodes.append(_Node(node, keys, base))
             depth += 1
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} subschemas; flatten it")
-        if len(found) > MAX_SUBSCHEMAS:
+        if len(nodes) > MAX_SUBSCHEMAS:
             raise ValueError(f"more than {MAX_SUBSCHEMAS} subschemas; make it smaller")
         for key, child in reversed(list(node.items() if type(node) is dict else enumerate(node))):
             if type(child) in (dict, list) and (is_names or key not in _NOT_SCHEMAS):
                 stack.append((child, (*keys, str(key)), base, depth, not is_names and key in _NAME_MAPS))
-    return found
+    return nodes
 
 
 def _targets(nodes: list[_Node]) -> Targets:
@@ -206,7 +206,9 @@ def _check_unfolding(nodes: list[_Node], targets: Targets) -> None:
         if id(node) not in weights:
             weights[id(node)] = 0
             names = len(_names(node, "properties"))
-            weights[id(node)] = 1 + names // 16 + sum(weigh(each, chain + 1) for each in _applied(node, targets))
+            weights[id(node)] = (
+                1 + names // 16 + sum(weigh(each, chain + 1) for each in _in_place_subschemas(node, targets))
+            )
         if weights[id(node)] > MAX_UNFOLDED:
             raise ValueError(f"its $refs unfold to more than {MAX_UNFOLDED} subschemas; refer less often")
         return weights[id(node)]
@@ -220,10 +222,10 @@ def _check_unfolding(nodes: list[_Node], targets: Targets) -> None:
         raise ValueError("unevaluatedProperties or unevaluatedItems over too many branches; use fewer")
 
 
-def _applied(node: Object, targets: Targets) -> list[Object]:
+def _in_place_subschemas(node: Object, targets: Targets) -> list[Object]:
     """The subschemas that apply to the same value as this one."""
     inside = list(targets.get(id(node), ()))
-    for keyword in _SAME_VALUE:
+    for keyword in _IN_PLACE_KEYWORDS:
         rule = node.get(keyword)
         inside += rule if type(rule) is list else _names(node, keyword).values() if keyword in _NAME_MAPS else [rule]
     return [each for each in inside if type(each) is dict]

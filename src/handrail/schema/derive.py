@@ -20,7 +20,7 @@ from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, defstruc
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import Json, Object
-from handrail.options import shown
+from handrail.options import describe_value
 from handrail.schema import docstrings, pydantic_models as models
 from handrail.schema.types import Field, Types, is_record, options_of
 
@@ -46,7 +46,7 @@ class Signature(Struct, frozen=True):
     description: str = ""  # the docstring, without what it says of single parameters
 
 
-class _Taken(NamedTuple):
+class _Parameters(NamedTuple):
     """What a function takes: arguments with resolved hints, and the names of its parameter for the call and **rest."""
 
     arguments: list[Parameter]
@@ -71,28 +71,31 @@ def derive(
     where = f"{getattr(function, '__name__', type(function).__name__)}()"
     _refuse_unbound(function, where)
     hints = _hints(function, call_type, where)
-    taken = _taken(function, hints, call_type, where)
+    parameters = _read_parameters(function, hints, call_type, where)
     if input_schema is None:
-        for each in taken.arguments:
+        for each in parameters.arguments:
             if each.annotation is Parameter.empty:
                 meant = f"write {each.name}: str, or {each.name}: Any for any value"
                 raise SchemaError(f"{where}: parameter {each.name!r} has no type hint; {meant}")
-    prose, described = docstrings.split(inspect.getdoc(function) or "", {each.name for each in taken.arguments})
-    pieces = [piece for each in taken.arguments for piece in (each.annotation, each.default)]
+    prose, described = docstrings.split(inspect.getdoc(function) or "", {each.name for each in parameters.arguments})
+    pieces = [piece for each in parameters.arguments for piece in (each.annotation, each.default)]
     if input_schema is not None:
-        schema, invoke = input_schema, _by_name(function, taken, _as_given(taken, input_schema, where))
-    elif taken.rest and extra != "allow":
-        raise SchemaError(f"{where}: **{taken.rest} needs extra='allow' or an explicit input_schema")
+        schema, invoke = (
+            input_schema,
+            _bind_by_name(function, parameters, _defaults_binder(parameters, input_schema, where)),
+        )
+    elif parameters.rest and extra != "allow":
+        raise SchemaError(f"{where}: **{parameters.rest} needs extra='allow' or an explicit input_schema")
     elif models.mentions_pydantic(pieces, where):
-        schema, bind = models.arguments_model(taken.arguments, where, extra=extra)
-        invoke = _by_name(function, taken, bind)
+        schema, bind = models.arguments_model(parameters.arguments, where, extra=extra)
+        invoke = _bind_by_name(function, parameters, bind)
     else:
         types = Types(where, closed=True)
-        members = [Field(each.name, each.annotation, each.default) for each in taken.arguments]
-        schema = types.finished(types.object_schema(members, "", closed=extra == "forbid"))
-        invoke = _by_hints(function, taken, types, is_open=extra == "allow")
+        members = [Field(each.name, each.annotation, each.default) for each in parameters.arguments]
+        schema = types.with_definitions(types.object_schema(members, "", closed=extra == "forbid"))
+        invoke = _bind_by_hints(function, parameters, types, is_open=extra == "allow")
     if input_schema is None:
-        notes = {each.name: getattr(each.annotation, "__metadata__", ()) for each in taken.arguments}
+        notes = {each.name: getattr(each.annotation, "__metadata__", ()) for each in parameters.arguments}
         # `Annotated[str, "…"]` says it too, which pydantic does not read.
         described |= {name: note for name, them in notes.items() for note in them if isinstance(note, str)}
         for name in described.keys() & schema.get("properties", {}).keys():
@@ -104,11 +107,11 @@ def form_for(kind: type) -> tuple[Object, Callable[[Object], Any]]:
     """A flat form for elicitation from a record class, and what turns the accepted content into the class."""
     where = f"form {kind.__qualname__}"
     if models.mentions_pydantic([kind], where):
-        schema, accept = models.described(kind, where)
+        schema, accept = models.pydantic_schema(kind, where)
     elif is_record(kind):
         types = Types(where, closed=False)
-        schema = types.finished(types.schema(kind, "form"))
-        accept = partial(_converted, kind=_bindable(kind, f"{where}: the form"))
+        schema = types.with_definitions(types.schema(kind, "form"))
+        accept = partial(_convert, kind=_bindable(kind, f"{where}: the form"))
     else:
         raise SchemaError(f"{where}: a form is made from a dataclass, a TypedDict, a Struct or a pydantic model")
     properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
@@ -132,27 +135,27 @@ def reader_for(kind: Any) -> Callable[[Json], Any]:
 def _reader(kind: Any) -> Callable[[Json], Any]:
     where = str(getattr(kind, "__qualname__", kind))
     if models.mentions_pydantic([kind], where):
-        return models.described(kind, where)[1]
-    return partial(_converted, kind=_bindable(kind, where))
+        return models.pydantic_schema(kind, where)[1]
+    return partial(_convert, kind=_bindable(kind, where))
 
 
 def _form_field(schema: Object, definitions: Object, where: str) -> Object:
     """The field as forms may write it: one primitive, or a choice."""
-    kept = {key: value for key, value in schema.items() if key not in ("anyOf", "$ref") and value is not None}
+    keywords = {key: value for key, value in schema.items() if key not in ("anyOf", "$ref") and value is not None}
     inner = [each for each in schema.get("anyOf", ()) if each != _NULL]
     if "$ref" in schema:
         inner = [definitions[schema["$ref"].removeprefix("#/$defs/")]]
     if len(inner) == 1:
-        return _form_field({**inner[0], **kept}, definitions, where)
-    if "$ref" in kept.get("items", {}):
-        kept["items"] = definitions[kept["items"]["$ref"].removeprefix("#/$defs/")]
-    choice = kept.get("items", kept)
+        return _form_field({**inner[0], **keywords}, definitions, where)
+    if "$ref" in keywords.get("items", {}):
+        keywords["items"] = definitions[keywords["items"]["$ref"].removeprefix("#/$defs/")]
+    choice = keywords.get("items", keywords)
     is_choice = choice.get("type") == "string" and "enum" in choice
-    if not is_choice and (kept.get("type") not in _FORM_TYPES or "enum" in kept):
+    if not is_choice and (keywords.get("type") not in _FORM_TYPES or "enum" in keywords):
         raise SchemaError(f"{where}: a form field is text, a number, a boolean, a choice of texts or a list of them")
-    if kept.get("format", "email") not in _FORM_FORMATS or "pattern" in kept:
+    if keywords.get("format", "email") not in _FORM_FORMATS or "pattern" in keywords:
         raise SchemaError(f"{where}: of formats and patterns a form knows only {', '.join(_FORM_FORMATS)}")
-    return kept
+    return keywords
 
 
 def _refuse_unbound(function: Any, where: str) -> None:
@@ -163,8 +166,10 @@ def _refuse_unbound(function: Any, where: str) -> None:
         if first in ("self", "cls"):
             kind = within.rpartition(".")[2]
             thing = kind.lower() if first == "self" else kind
-            made = f"{thing} = {kind}(…), then " if first == "self" else ""
-            raise SchemaError(f"{where}: a method of a class, without its object: {made}server.add({thing}.{name})")
+            construction = f"{thing} = {kind}(…), then " if first == "self" else ""
+            raise SchemaError(
+                f"{where}: a method of a class, without its object: {construction}server.add({thing}.{name})"
+            )
 
 
 def _hints(function: Callable[..., Any], call_type: type, where: str) -> Object:
@@ -185,38 +190,38 @@ def _hints(function: Callable[..., Any], call_type: type, where: str) -> Object:
         raise SchemaError(f"{where}: a type hint cannot be resolved: {error}; define it in the module") from None
 
 
-def _taken(function: Callable[..., Any], hints: Object, call_type: type, where: str) -> _Taken:
-    taken = _Taken([])
+def _read_parameters(function: Callable[..., Any], hints: Object, call_type: type, where: str) -> _Parameters:
+    parameters = _Parameters([])
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Parameter.empty)
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY):
             raise SchemaError(f"{where}: {parameter}: arguments come by name; take a list, or leave the '/' out")
         if parameter.kind is Parameter.VAR_KEYWORD:
-            taken = taken._replace(rest=name)
+            parameters = parameters._replace(rest=name)
         elif call_type not in [get_origin(option) or option for option in options_of(hint)]:
-            taken.arguments.append(parameter.replace(annotation=hint))
-        elif taken.call is None:
-            is_first = not taken.arguments and parameter.kind is not Parameter.KEYWORD_ONLY
-            taken = taken._replace(call=name, call_is_first=is_first)
+            parameters.arguments.append(parameter.replace(annotation=hint))
+        elif parameters.call is None:
+            is_first = not parameters.arguments and parameter.kind is not Parameter.KEYWORD_ONLY
+            parameters = parameters._replace(call=name, call_is_first=is_first)
         else:
-            raise SchemaError(f"{where}: {taken.call!r} and {name!r} both ask for the {call_type.__name__}")
-    return taken
+            raise SchemaError(f"{where}: {parameters.call!r} and {name!r} both ask for the {call_type.__name__}")
+    return parameters
 
 
-def _as_given(taken: _Taken, schema: Object, where: str) -> Callable[[Object], Object]:
+def _defaults_binder(parameters: _Parameters, schema: Object, where: str) -> Callable[[Object], Object]:
     """Under a schema somebody wrote arguments stay as they come, absent ones as its defaults say.
 
     Refuses a schema that lets through what the function cannot be called with.
     """
     if type(schema) is not dict or type(properties := schema.get("properties", {})) is not dict:
-        given = "properties that are none" if type(schema) is dict else shown(schema)
-        raise SchemaError(f"{where}: input_schema: expected a JSON Schema as a dict, with 'properties', got {given}")
-    known = {each.name for each in taken.arguments}
+        actual = "properties that are none" if type(schema) is dict else describe_value(schema)
+        raise SchemaError(f"{where}: input_schema: expected a JSON Schema as a dict, with 'properties', got {actual}")
+    names = {each.name for each in parameters.arguments}
     for name in properties:
-        if name not in known and not taken.rest:
+        if name not in names and not parameters.rest:
             raise SchemaError(f"{where}: input_schema has {name!r}, which the function does not take")
     defaults = {name: each["default"] for name, each in properties.items() if type(each) is dict and "default" in each}
-    for each in taken.arguments:
+    for each in parameters.arguments:
         if each.default is Parameter.empty and each.name not in (*schema.get("required", ()), *defaults):
             raise SchemaError(f"{where}: parameter {each.name!r} may be missing under input_schema: require it")
     whole = json.encode(defaults)
@@ -224,36 +229,40 @@ def _as_given(taken: _Taken, schema: Object, where: str) -> Callable[[Object], O
     return lambda arguments: {**json.decode(whole), **arguments} if defaults else arguments
 
 
-def _by_name(function: Callable[..., Any], taken: _Taken, bind: Callable[[Object], Object]) -> Invoke:
+def _bind_by_name(function: Callable[..., Any], parameters: _Parameters, bind: Callable[[Object], Object]) -> Invoke:
     """Calls with what `bind` gives by name; absent arguments keep the function's own defaults."""
-    names = {each.name for each in taken.arguments}
+    names = {each.name for each in parameters.arguments}
 
     def invoke(arguments: Object, call: Any) -> Any:
-        bound = {name: value for name, value in bind(arguments).items() if taken.rest or name in names}
-        if taken.call is not None:
-            bound[taken.call] = call
+        bound = {name: value for name, value in bind(arguments).items() if parameters.rest or name in names}
+        if parameters.call is not None:
+            bound[parameters.call] = call
         return function(**bound)
 
     return invoke
 
 
-def _by_hints(function: Callable[..., Any], taken: _Taken, types: Types, *, is_open: bool) -> Invoke:
+def _bind_by_hints(function: Callable[..., Any], parameters: _Parameters, types: Types, *, is_open: bool) -> Invoke:
     """Binds by the hints. `is_open`: arguments the function does not know may come, and are left out."""
-    call_is_first = taken.call_is_first
-    as_is = all(each.annotation in _AS_IS for each in taken.arguments)
-    if as_is and taken.call is None and is_open == bool(taken.rest):
+    call_is_first = parameters.call_is_first
+    as_is = all(each.annotation in _AS_IS for each in parameters.arguments)
+    if as_is and parameters.call is None and is_open == bool(parameters.rest):
         return lambda arguments, call: function(**arguments)
     if as_is and call_is_first and not is_open:
         return lambda arguments, call: function(call, **arguments)
     fields: list[Any] = []
-    for each in taken.arguments:
+    for each in parameters.arguments:
         # Not `default=`, which would copy it: the function gets its own object.
         default = [] if each.default is Parameter.empty else [field(default_factory=repeat(each.default).__next__)]
         fields.append((each.name, _bindable(each.annotation, f"{types.where}: parameter {each.name!r}"), *default))
     shape = defstruct("Arguments", fields, kw_only=True, gc=False)
-    by_keyword = any(each.kind is Parameter.KEYWORD_ONLY for each in taken.arguments)
-    if by_keyword or taken.rest or not (call_is_first or taken.call is None):
-        return _by_name(function, taken, lambda given: {**given, **structs.asdict(_converted(given, shape))})
+    by_keyword = any(each.kind is Parameter.KEYWORD_ONLY for each in parameters.arguments)
+    if by_keyword or parameters.rest or not (call_is_first or parameters.call is None):
+        return _bind_by_name(
+            function,
+            parameters,
+            lambda raw_arguments: {**raw_arguments, **structs.asdict(_convert(raw_arguments, shape))},
+        )
     values = structs.astuple
     # Merely to have a hook takes three times as long.
     read = partial(convert, type=shape, dec_hook=_hook) if types.has_paths else partial(convert, type=shape)
@@ -262,7 +271,7 @@ def _by_hints(function: Callable[..., Any], taken: _Taken, types: Types, *, is_o
         try:
             bound = read(arguments)
         except ValidationError:
-            bound = _converted(arguments, shape)
+            bound = _convert(arguments, shape)
         return function(call, *values(bound)) if call_is_first else function(*values(bound))
 
     return by_position
@@ -280,7 +289,7 @@ def _bindable(hint: Any, where: str) -> Any:
     return kind
 
 
-def _converted(value: Json, kind: Any) -> Any:
+def _convert(value: Json, kind: Any) -> Any:
     try:
         return convert(value, kind, dec_hook=_hook)
     except ValidationError:
@@ -289,8 +298,8 @@ def _converted(value: Json, kind: Any) -> Any:
         # JSON Schema calls 1.0 an integer; msgspec does not.
         return convert(_integral(value), kind, dec_hook=_hook)
     except ValidationError as error:
-        found = _PLACE.fullmatch(str(error))
-        raise Refused(Kind.BAD_ARGUMENTS, f"{found[2]}: {found[1]}" if found else str(error)) from None
+        match = _PLACE.fullmatch(str(error))
+        raise Refused(Kind.BAD_ARGUMENTS, f"{match[2]}: {match[1]}" if match else str(error)) from None
 
 
 def _integral(value: Json) -> Json:
@@ -315,9 +324,9 @@ def _output(hint: Any, types: Types) -> Object | UnsetType:
     if any(map(_is_content, options)) or all(option in _UNSTRUCTURED for option in options):
         return UNSET
     if models.mentions_pydantic([hint], types.where):
-        return models.described(hint, types.where, mode="serialization")[0]
+        return models.pydantic_schema(hint, types.where, mode="serialization")[0]
     try:
-        return types.finished(types.schema(hint, "the result"))
+        return types.with_definitions(types.schema(hint, "the result"))
     except SchemaError:
         return UNSET
 

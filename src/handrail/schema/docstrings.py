@@ -19,34 +19,34 @@ def split(docstring: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
     A section that names none of them is left where it is.
     """
     lines = docstring.splitlines()
-    kept: list[str] = []
+    prose: list[str] = []
     described: dict[str, str] = {}
     at = 0
     while at < len(lines):
         end, entries = _section(lines, at, names)
-        known = {name: _joined(text) for name, text in entries.items() if name in names and _joined(text)}
-        if end > at and (known or any(name in names for name in entries)):
-            described |= {name: text for name, text in known.items() if name not in described}
+        descriptions = {name: _joined(text) for name, text in entries.items() if name in names and _joined(text)}
+        if end > at and (descriptions or any(name in names for name in entries)):
+            described |= {name: text for name, text in descriptions.items() if name not in described}
             at = end
         else:
-            kept.append(lines[at])
+            prose.append(lines[at])
             at += 1
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip(), described
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(prose)).strip(), described
 
 
-def _section(lines: list[str], at: int, known: Collection[str]) -> tuple[int, dict[str, list[str]]]:
+def _section(lines: list[str], at: int, parameters: Collection[str]) -> tuple[int, dict[str, list[str]]]:
     """Return where the section of parameters that begins here ends, and the lines of each; `at` if none begins."""
     line, after = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
     if _GOOGLE.fullmatch(line):
         return _google(lines, at + 1)
     if _NUMPY.fullmatch(line) and re.fullmatch(r"-{3,}\s*", after):
-        return _numpy(lines, at + 2, known)
+        return _numpy(lines, at + 2, parameters)
     if entry := _SPHINX_ENTRY.fullmatch(line):
         end = _indented(lines, at + 1)
         while end < len(lines) and _SPHINX_TYPE.fullmatch(lines[end]):
             end = _indented(lines, end + 1)
-        kept = [each for each in lines[at + 1 : end] if not _SPHINX_TYPE.fullmatch(each)]
-        return end, {entry[1]: [entry[2], *kept]}
+        continuation = [each for each in lines[at + 1 : end] if not _SPHINX_TYPE.fullmatch(each)]
+        return end, {entry[1]: [entry[2], *continuation]}
     return at, {}
 
 
@@ -64,7 +64,7 @@ def _google(lines: list[str], begin: int) -> tuple[int, dict[str, list[str]]]:
     return end, entries
 
 
-def _numpy(lines: list[str], begin: int, known: Collection[str]) -> tuple[int, dict[str, list[str]]]:
+def _numpy(lines: list[str], begin: int, parameters: Collection[str]) -> tuple[int, dict[str, list[str]]]:
     entries: dict[str, list[str]] = {}
     names: list[str] = []
     end = begin
@@ -74,10 +74,10 @@ def _numpy(lines: list[str], begin: int, known: Collection[str]) -> tuple[int, d
             break
         entry = _NUMPY_ENTRY.fullmatch(line) if line and not line[0].isspace() else None
         if entry:
-            found = [each.strip().lstrip("*") for each in entry[1].split(",")]
-            if not lines[end - 1].strip() and not any(each in known for each in found):
+            entry_names = [each.strip().lstrip("*") for each in entry[1].split(",")]
+            if not lines[end - 1].strip() and not any(each in parameters for each in entry_names):
                 break  # prose after the section
-            names = found
+            names = entry_names
             entries |= {each: [] for each in names}
         elif line.strip() and not line[0].isspace():
             break

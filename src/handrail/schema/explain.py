@@ -14,12 +14,12 @@ from itertools import islice
 from jsonschema_rs import Validator
 from msgspec import Struct, json
 
-from handrail.model import Json, Object, Problem
+from handrail.model import Json, Object, Violation
 from handrail.schema.jsonable import pointer
 
 MAX_STEPS = 5_000
 MAX_TEXT = 400
-_MAX_SHOWN = 60
+_MAX_VALUE_CHARS = 60
 _MAX_BRANCH_PROBLEMS = 10
 _MAX_CANDIDATES = 100
 
@@ -53,7 +53,7 @@ _KINDS = {str: "string ", bool: "boolean ", int: "integer ", float: "number "}
 Targets = dict[int, list[Json]]
 
 
-class Rules(Struct, frozen=True):
+class SchemaContext(Struct, frozen=True):
     """A schema ready to be explained; `build` compiles a keyword of it alone."""
 
     schema: Object
@@ -61,116 +61,122 @@ class Rules(Struct, frozen=True):
     build: Callable[[Object], Validator]
     noun: str
     reference_stands_alone: bool
-    judges: dict[tuple[str, int], Callable[[Json], bool]] = {}
+    keyword_validators: dict[tuple[str, int], Callable[[Json], bool]] = {}
 
 
-def explain(rules: Rules, value: Json, limit: int) -> list[Problem]:
+def explain(context: SchemaContext, value: Json, limit: int) -> list[Violation]:
     """Problems of a value the schema does not accept: at least one, at most `limit`."""
-    found: dict[Problem, None] = {}
+    problems: dict[Violation, None] = {}
     try:
-        for problem in Walk(rules).at(rules.schema, value, ""):
-            found[problem] = None
-            if len(found) > limit:
-                more = Problem("", "", f"There are more problems; the first {limit - 1} are listed.")
-                return [*islice(found, limit - 1), more]
+        for problem in SchemaWalk(context).check(context.schema, value, ""):
+            problems[problem] = None
+            if len(problems) > limit:
+                more = Violation("", "", f"There are more problems; the first {limit - 1} are listed.")
+                return [*islice(problems, limit - 1), more]
     except RecursionError:  # too deep to be explained further
         pass
-    return list(found) or [Problem("", "", "The value does not match the schema.")]
+    return list(problems) or [Violation("", "", "The value does not match the schema.")]
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, if one is close enough."""
     similar = (each for each in names if abs(len(each) - len(name)) <= 3 and len(each) <= 64)
     folded = {_fold(each): each for each in islice(similar, _MAX_CANDIDATES)}
-    found = difflib.get_close_matches(_fold(name[:67]), folded, 1, 0.65)
-    return folded[found[0]] if found else None
+    matches = difflib.get_close_matches(_fold(name[:67]), folded, 1, 0.65)
+    return folded[matches[0]] if matches else None
 
 
-def check_options(where: str, given: Iterable[str], known: Collection[str]) -> None:
+def check_options(where: str, options: Iterable[str], allowed: Collection[str]) -> None:
     """Refuse an option that is not known: one that is misspelt must not be passed over."""
-    for option in given:
-        if option not in known:
-            near = closest(option, known)
-            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(known))}"
+    for option in options:
+        if option not in allowed:
+            near = closest(option, allowed)
+            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(allowed))}"
             raise TypeError(f"{where}: unknown option {option!r}; {hint}")
 
 
-class Walk:
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+class SchemaWalk:
+    def __init__(self, context: SchemaContext) -> None:
+        self.context = context
         self.steps = 0
 
-    def at(self, schema: Json, value: Json, path: str) -> Iterator[Problem]:
+    def check(self, schema: Json, value: Json, path: str) -> Iterator[Violation]:
         self.steps += 1
         if schema is False:
-            yield _problem(path, "false", f"{_shown(value)} is not allowed here")
+            yield _problem(path, "false", f"{_format_value(value)} is not allowed here")
         if type(schema) is not dict or self.steps > MAX_STEPS:
             return
-        targets = self.rules.targets.get(id(schema), ())
+        targets = self.context.targets.get(id(schema), ())
         for target in targets:
-            yield from self.at(target, value, path)
-        if targets and self.rules.reference_stands_alone:
+            yield from self.check(target, value, path)
+        if targets and self.context.reference_stands_alone:
             return
-        if "type" in schema and not self.judge("type", schema["type"])(value):
+        if "type" in schema and not self.validator_for("type", schema["type"])(value):
             yield _wrong_type(path, schema["type"], value)
             return  # the other keywords speak of the type that was expected
         for keyword, rule in schema.items():
-            if keyword in _SENTENCES and not self.judge(keyword, rule)(value):
+            if keyword in _SENTENCES and not self.validator_for(keyword, rule)(value):
                 yield _problem(path, keyword, _sentence(keyword, rule, value))
         if type(value) is dict:
             yield from self.members(schema, value, path)
         elif type(value) is list:
             yield from self.items(schema, value, path)
         for branch in self.branches(schema, value):
-            yield from self.at(branch, value, path)
+            yield from self.check(branch, value, path)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 yield from self.best_branch(keyword, schema[keyword], value, path)
         if "not" in schema and self.accepts(schema["not"], value):
-            yield _problem(path, "not", f"{_shown(value)} is excluded by {_shown(schema['not'], brief=False)}")
+            yield _problem(
+                path, "not", f"{_format_value(value)} is excluded by {_format_value(schema['not'], brief=False)}"
+            )
 
-    def judge(self, keyword: str, rule: Json) -> Callable[[Json], bool]:
-        judges = self.rules.judges
-        if (keyword, id(rule)) not in judges:
-            judges[keyword, id(rule)] = self.rules.build({keyword: rule}).is_valid
-        return judges[keyword, id(rule)]
+    def validator_for(self, keyword: str, rule: Json) -> Callable[[Json], bool]:
+        validators = self.context.keyword_validators
+        if (keyword, id(rule)) not in validators:
+            validators[keyword, id(rule)] = self.context.build({keyword: rule}).is_valid
+        return validators[keyword, id(rule)]
 
     def accepts(self, schema: Json, value: Json) -> bool:
-        return not any(True for _ in self.at(schema, value, ""))
+        return not any(True for _ in self.check(schema, value, ""))
 
-    def members(self, schema: Object, value: Object, path: str) -> Iterator[Problem]:
-        known, others = schema.get("properties", {}), schema.get("additionalProperties")
-        patterns = [(self.judge("pattern", each), inner) for each, inner in schema.get("patternProperties", {}).items()]
-        noun, place = (self.rules.noun, "") if not path else ("member", f" in {_cut(path)}")
+    def members(self, schema: Object, value: Object, path: str) -> Iterator[Violation]:
+        properties, additional = schema.get("properties", {}), schema.get("additionalProperties")
+        patterns = [
+            (self.validator_for("pattern", each), inner) for each, inner in schema.get("patternProperties", {}).items()
+        ]
+        noun, place = (self.context.noun, "") if not path else ("member", f" in {_cut(path)}")
         unknown = []
         for name in islice(value, MAX_STEPS):
-            rules = [known[name]] if name in known else []
-            rules += [inner for matches, inner in patterns if matches(name)]
-            if not rules and others is False:
+            subschemas = [properties[name]] if name in properties else []
+            subschemas += [inner for matches, inner in patterns if matches(name)]
+            if not subschemas and additional is False:
                 unknown.append(name)
                 continue
-            for rule in rules or [others]:
-                yield from self.at(rule, value[name], pointer(path, name))
-            for problem in self.at(schema["propertyNames"], name, "") if "propertyNames" in schema else ():
+            for rule in subschemas or [additional]:
+                yield from self.check(rule, value[name], pointer(path, name))
+            for problem in self.check(schema["propertyNames"], name, "") if "propertyNames" in schema else ():
                 yield _problem(path, "propertyNames", f"the name {problem.text}")
         for name in schema.get("required", ()):
             if name not in value:
-                yield Problem(path, "required", f"Missing required {noun}: {_cut(name, _MAX_SHOWN)}{place}")
+                yield Violation(path, "required", f"Missing required {noun}: {_cut(name, _MAX_VALUE_CHARS)}{place}")
         for name in unknown:
-            meant = closest(name, known)
-            text = f"Unknown {noun}: {_cut(name, _MAX_SHOWN)}{place}" + (f"; did you mean {meant}?" if meant else "")
-            yield Problem(pointer(path, name), "additionalProperties", text)
+            suggestion = closest(name, properties)
+            text = f"Unknown {noun}: {_cut(name, _MAX_VALUE_CHARS)}{place}" + (
+                f"; did you mean {suggestion}?" if suggestion else ""
+            )
+            yield Violation(pointer(path, name), "additionalProperties", text)
 
-    def items(self, schema: Object, value: list[Json], path: str) -> Iterator[Problem]:
+    def items(self, schema: Object, value: list[Json], path: str) -> Iterator[Violation]:
         first, rest = schema.get("prefixItems", ()), schema.get("items")
         if type(rest) is list:  # as draft-07 wrote it
             first, rest = rest, schema.get("additionalItems")
         for i, item in enumerate(value[: len(first) if rest is None else MAX_STEPS]):
-            yield from self.at(first[i] if i < len(first) else rest, item, pointer(path, i))
+            yield from self.check(first[i] if i < len(first) else rest, item, pointer(path, i))
         if "contains" in schema:
             fitting = sum(self.accepts(schema["contains"], item) for item in value[:MAX_STEPS])
             if not schema.get("minContains", 1) <= fitting <= schema.get("maxContains", len(value)):
-                rule = _shown(schema["contains"], brief=False)
+                rule = _format_value(schema["contains"], brief=False)
                 yield _problem(path, "contains", f"{fitting} items match {rule}: too few, or too many")
 
     def branches(self, schema: Object, value: Json) -> Iterator[Json]:
@@ -183,55 +189,59 @@ class Walk:
                 if name in value:
                     yield {"required": needs} if type(needs) is list else needs
 
-    def best_branch(self, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Problem]:
-        tried = [list(islice(self.at(each, value, path), _MAX_BRANCH_PROBLEMS)) for each in branches]
-        fitting = sum(not problems for problems in tried)
+    def best_branch(self, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Violation]:
+        branch_problems = [list(islice(self.check(each, value, path), _MAX_BRANCH_PROBLEMS)) for each in branches]
+        fitting = sum(not problems for problems in branch_problems)
         if fitting > 1 and keyword == "oneOf":
-            yield _problem(path, keyword, f"{_shown(value)} fits {fitting} of the allowed forms, not exactly one")
+            yield _problem(
+                path, keyword, f"{_format_value(value)} fits {fitting} of the allowed forms, not exactly one"
+            )
         if fitting:
             return
-        right_type = [problems for problems in tried if problems[0].keyword != "type" or problems[0].path != path]
+        right_type = [
+            problems for problems in branch_problems if problems[0].keyword != "type" or problems[0].path != path
+        ]
         if right_type:
             # A wrong const or enum is mostly a discriminator: that branch was not meant.
             yield from min(right_type, key=lambda them: (sum(p.keyword in ("const", "enum") for p in them), len(them)))
         else:
-            types = [problems[0].text.partition("expected ")[2].partition(", got ")[0] for problems in tried]
+            types = [problems[0].text.partition("expected ")[2].partition(", got ")[0] for problems in branch_problems]
             yield _wrong_type(path, list(dict.fromkeys(types)), value)
 
 
-def _problem(path: str, keyword: str, text: str) -> Problem:
+def _problem(path: str, keyword: str, text: str) -> Violation:
     label = _cut(path[1:] if path.count("/") == 1 else path)
-    return Problem(path, keyword, _cut(f"{label}: {text}" if path else text, MAX_TEXT))
+    return Violation(path, keyword, _cut(f"{label}: {text}" if path else text, MAX_TEXT))
 
 
-def _wrong_type(path: str, rule: Json, value: Json) -> Problem:
+def _wrong_type(path: str, rule: Json, value: Json) -> Violation:
     expected = rule if type(rule) is str else " or ".join(rule)
-    return _problem(path, "type", f"expected {expected}, got {_KINDS.get(type(value), '')}{_shown(value)}")
+    return _problem(path, "type", f"expected {expected}, got {_KINDS.get(type(value), '')}{_format_value(value)}")
 
 
 def _sentence(keyword: str, rule: Json, value: Json) -> str:
-    shown, hint = _shown(rule, brief=False), ""
+    rule_text, hint = _format_value(rule, brief=False), ""
     if keyword == "enum":
-        listed = [_shown(each, brief=False) for each in rule[:20]] + ["…"] * (len(rule) > 20)
-        shown = _cut(", ".join(listed), 240)
-        meant = closest(value, (each for each in rule if type(each) is str)) if type(value) is str else None
-        hint = f"; did you mean {_shown(meant)}?" if meant else ""
+        listed = [_format_value(each, brief=False) for each in rule[:20]] + ["…"] * (len(rule) > 20)
+        rule_text = _cut(", ".join(listed), 240)
+        suggestion = closest(value, (each for each in rule if type(each) is str)) if type(value) is str else None
+        hint = f"; did you mean {_format_value(suggestion)}?" if suggestion else ""
     elif keyword == "format":
-        shown = rule
+        rule_text = rule
         hint = f", such as {_EXAMPLES[rule]}" if rule in _EXAMPLES else ""
     length = len(value) if type(value) in (str, list, dict) else 0
-    return _SENTENCES[keyword].format(value=_shown(value), rule=shown, length=length) + hint
+    return _SENTENCES[keyword].format(value=_format_value(value), rule=rule_text, length=length) + hint
 
 
-def _shown(value: Json, *, brief: bool = True) -> str:
+def _format_value(value: Json, *, brief: bool = True) -> str:
     """A value in at most 60 characters; `brief` leaves the inside of objects and arrays out."""
     if brief and value and type(value) in (dict, list):
         return f"an object of {len(value)} members" if type(value) is dict else f"an array of {len(value)} items"
     if type(value) is str:
-        value = value[: _MAX_SHOWN + 1]
-    elif type(value) is int and value.bit_length() > 8 * _MAX_SHOWN:
+        value = value[: _MAX_VALUE_CHARS + 1]
+    elif type(value) is int and value.bit_length() > 8 * _MAX_VALUE_CHARS:
         return "a very long number"
-    return _cut(json.encode(value).decode(), _MAX_SHOWN)
+    return _cut(json.encode(value).decode(), _MAX_VALUE_CHARS)
 
 
 def _cut(text: str, length: int = 120) -> str:

@@ -15,29 +15,29 @@ from handrail.model import Json
 _SIMPLE = frozenset({int, bool, type(None)})
 _JSON = frozenset({dict, list, str, float, *_SIMPLE})
 _BYTES = (bytes, bytearray, memoryview)
-_KEPT = (*_BYTES, Decimal)  # what msgspec would write as text without a word, whatever it holds
+_BUILTIN_TYPES = (*_BYTES, Decimal)  # what msgspec would write as text without a word, whatever it holds
 
 
 class NotJson(ValueError):
     """A value that has no JSON form. Says where and why, in our words: unlike others, its text may be shown."""
 
 
-def plain(value: Any) -> Json:
+def to_jsonable(value: Any) -> Json:
     """The value as dict, list, str, int, float, bool or None; ValueError names the place of what has no JSON form.
 
     Most results are JSON values already, and one look says so; msgspec makes most others so. What is left is walked.
     """
     try:
-        if type(value) in _JSON and _is_plain(value):
+        if type(value) in _JSON and _is_json(value):
             return value
         try:
-            made = to_builtins(value, builtin_types=_KEPT)  # few need the hook, and to have one takes longer
+            result = to_builtins(value, builtin_types=_BUILTIN_TYPES)  # few need the hook, and to have one takes longer
         except (MsgspecError, TypeError):
             try:
-                made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)
+                result = to_builtins(value, builtin_types=_BUILTIN_TYPES, enc_hook=_convert)
             except (MsgspecError, TypeError):
                 return _strict(value, "")
-        return made if _is_plain(made) else _strict(value, "")
+        return result if _is_json(result) else _strict(value, "")
     except RecursionError:
         raise NotJson("the value is nested too deeply, or contains itself") from None
 
@@ -52,7 +52,7 @@ def keys_of(path: str) -> list[str]:
     return [key.replace("~1", "/").replace("~0", "~") for key in path.split("/")[1:]]
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
         for key in value:
@@ -72,7 +72,7 @@ def _is_plain(value: Any) -> bool:
             if not isfinite(inner):
                 return False
         elif kind is dict or kind is list:
-            if not _is_plain(inner):
+            if not _is_json(inner):
                 return False
         elif kind not in _SIMPLE:
             return False
@@ -82,16 +82,16 @@ def _is_plain(value: Any) -> bool:
 def _strict(value: Any, path: str) -> Json:
     where = path or "the value"
     if isinstance(value, dict):
-        made: dict[str, Json] = {}
+        result: dict[str, Json] = {}
         for key, inner in value.items():
             name = _strict(key, f"{where}, a key")
             name = str(name) if type(name) is int else name
             if type(name) is not str:
                 raise NotJson(f"{where}: the key {key!r} is not a string")
-            if name in made:
+            if name in result:
                 raise NotJson(f"{pointer(path, name)}: two keys have the same JSON name")
-            made[name] = _strict(inner, pointer(path, name))
-        return made
+            result[name] = _strict(inner, pointer(path, name))
+        return result
     if isinstance(value, list | tuple):
         return [_strict(inner, pointer(path, i)) for i, inner in enumerate(value)]
     if isinstance(value, str) and not _encodable(value):
@@ -103,11 +103,11 @@ def _strict(value: Any, path: str) -> Json:
     if isinstance(value, Decimal):
         return str(value)
     try:
-        made = to_builtins(value, builtin_types=_KEPT, enc_hook=_convert)
+        result = to_builtins(value, builtin_types=_BUILTIN_TYPES, enc_hook=_convert)
     except (MsgspecError, TypeError):
         hint = "; `await` it, in an `async def`" if isinstance(value, Awaitable) else ""
         raise NotJson(f"{where}: {type(value).__name__} has no JSON form{hint}") from None
-    return made if type(made) is type(value) else _strict(made, path)
+    return result if type(result) is type(value) else _strict(result, path)
 
 
 def _convert(value: Any) -> Any:

@@ -20,14 +20,14 @@ _OBJECTS = ("model_schema", "dataclass_schema", "typed_dict_schema")  # methods 
 
 def mentions_pydantic(pieces: Iterable[Any], where: str) -> bool:
     """Whether anything of pydantic stands in these hints or defaults, however deep."""
-    found = list(pieces) if "pydantic" in sys.modules else []
-    for piece in found:  # which grows meanwhile
+    pending = list(pieces) if "pydantic" in sys.modules else []
+    for piece in pending:  # which grows meanwhile
         kind = piece if isinstance(piece, type) else type(piece)
         if kind.__module__.split(".")[0] == "pydantic" or hasattr(piece, "__pydantic_core_schema__"):
             return True
         inside = [*get_args(piece), *getattr(piece, "__metadata__", ())]
         inside += [field.hint for field in fields_of(piece, where)] if is_record(piece) else []
-        found += [each for each in inside if not any(each is known for known in found)]
+        pending += [each for each in inside if not any(each is other for other in pending)]
     return False
 
 
@@ -36,21 +36,23 @@ def arguments_model(
 ) -> tuple[Object, Callable[[Object], Object]]:
     """The input schema of the parameters, and a function that gives validated arguments as pydantic has them."""
 
-    def taken(**arguments: Any) -> Object:
+    def collect_arguments(**arguments: Any) -> Object:
         return arguments
 
     # pydantic reads a function's signature too. This one has all but the call, which it could not describe.
     rest = [Parameter("rest", Parameter.VAR_KEYWORD)] if extra == "allow" else []
     named = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
-    vars(taken)["__signature__"] = Signature([*named, *rest])
-    taken.__annotations__ = {each.name: each.annotation for each in named if each.annotation is not Parameter.empty}
-    schema, bind = described(taken, where, closed=True)
+    vars(collect_arguments)["__signature__"] = Signature([*named, *rest])
+    collect_arguments.__annotations__ = {
+        each.name: each.annotation for each in named if each.annotation is not Parameter.empty
+    }
+    schema, bind = pydantic_schema(collect_arguments, where, closed=True)
     if extra == "allow":
         schema.pop("additionalProperties", None)
     return schema, bind
 
 
-def described(
+def pydantic_schema(
     kind: Any, where: str, *, mode: str = "validation", closed: bool = False
 ) -> tuple[Object, Callable[[Json], Any]]:
     """pydantic's schema for a type, without the titles it makes out of names, and what turns JSON into the type.
@@ -62,7 +64,7 @@ def described(
     base = pydantic.json_schema.GenerateJsonSchema
     changed: dict[str, Any] = {"field_title_should_be_set": lambda self, schema: False}
     if closed:
-        changed |= {name: _closing(getattr(base, name)) for name in _OBJECTS}
+        changed |= {name: _forbid_unknown(getattr(base, name)) for name in _OBJECTS}
     generator = type("Untitled", (base,), changed)
     try:
         adapter = pydantic.TypeAdapter(kind)
@@ -87,7 +89,7 @@ def described(
     return schema, convert
 
 
-def _closing(generate: Callable[[Any, Any], Object]) -> Callable[[Any, Any], Object]:
+def _forbid_unknown(generate: Callable[[Any, Any], Object]) -> Callable[[Any, Any], Object]:
     def closed(self: Any, core: Any) -> Object:
         schema, kind = generate(self, core), core.get("cls")
         config = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}

@@ -22,9 +22,9 @@ from decimal import Decimal
 from msgspec import UNSET, Struct
 
 from handrail import jsonrpc
-from handrail.model import Json, Object, Problem
+from handrail.model import Json, Object, Violation
 from handrail.schema.compile import Checker
-from handrail.schema.explain import Walk
+from handrail.schema.explain import SchemaWalk
 from handrail.schema.jsonable import keys_of
 
 MAX_REPAIRS = 64
@@ -34,14 +34,14 @@ MAX_VALUES = 20_000  # in everything that is tried, together
 MAX_TEXT = 1024 * 1024
 
 _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
-_HOPELESS = frozenset({"not", "oneOf", "contains"})  # whether a reading would answer it, nobody knows
-_IN_VAIN = frozenset({"additionalProperties", "false"})  # no reading answers it
-_TOO_LONG = 10**jsonrpc.MAX_DIGITS
+_UNDECIDABLE_KEYWORDS = frozenset({"not", "oneOf", "contains"})  # whether a reading would answer it, nobody knows
+_UNREPAIRABLE_KEYWORDS = frozenset({"additionalProperties", "false"})  # no reading answers it
+_INTEGER_BOUND = 10**jsonrpc.MAX_DIGITS
 
 Paths = frozenset[str]
 
 
-class Repair(Struct, frozen=True):
+class RepairedArgument(Struct, frozen=True):
     """One value that was read anew: where (a JSON pointer), and its types. Never the value: it may be a secret."""
 
     path: str
@@ -49,7 +49,7 @@ class Repair(Struct, frozen=True):
     became: str
 
 
-def repair(checker: Checker, arguments: Object) -> tuple[Object, tuple[Repair, ...]] | None:
+def repair(checker: Checker, arguments: Object) -> tuple[Object, tuple[RepairedArgument, ...]] | None:
     """Valid arguments and what was read anew for that; None where there is no such reading, or more than one.
 
     Valid arguments come back as they are. The work is bounded: what takes more has no reading.
@@ -59,23 +59,23 @@ def repair(checker: Checker, arguments: Object) -> tuple[Object, tuple[Repair, .
     search = _Search(checker, arguments)
     try:
         paths = search.paths()
-    except (_Hopeless, RecursionError):
+    except (_NoReading, RecursionError):
         return None
     kinds = {path: [_KINDS.get(type(each), "null") for each in search.readings[path]] for path in sorted(paths)}
-    return search.read(paths), tuple(Repair(path, *them) for path, them in kinds.items())
+    return search.apply(paths), tuple(RepairedArgument(path, *them) for path, them in kinds.items())
 
 
-class _Hopeless(Exception):
+class _NoReading(Exception):
     """There is no reading, or more than one, or it takes too much work to find out."""
 
 
-class _Choice(Problem, frozen=True):
+class _Choice(Violation, frozen=True):
     """What is wrong in each branch of an `anyOf` or `oneOf`."""
 
-    branches: list[list[Problem]]
+    branches: list[list[Violation]]
 
 
-class _Search(Walk):
+class _Search(SchemaWalk):
     """The walk that explains, with every branch that might have been meant instead of the likeliest."""
 
     def __init__(self, checker: Checker, arguments: Object) -> None:
@@ -85,82 +85,88 @@ class _Search(Walk):
         self.readings: dict[str, tuple[Json, Json]] = {}  # by path: the value there, and what it is read as
         self.tried = self.values = self.characters = 0
 
-    def at(self, schema: Json, value: Json, path: str) -> Iterator[Problem]:
+    def check(self, schema: Json, value: Json, path: str) -> Iterator[Violation]:
         self.steps += len(path) // 64  # a long name is copied into every path below it
         if self.steps >= MAX_STEPS:
-            raise _Hopeless
-        return super().at(schema, value, path)
+            raise _NoReading
+        return super().check(schema, value, path)
 
-    def best_branch(self, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Problem]:
-        tried = [list(self.at(each, value, path)) for each in branches]
-        fitting = tried.count([])
+    def best_branch(self, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Violation]:
+        branch_problems = [list(self.check(each, value, path)) for each in branches]
+        fitting = branch_problems.count([])
         if not fitting:
-            yield _Choice(path, keyword, "", tried)
+            yield _Choice(path, keyword, "", branch_problems)
         elif fitting > 1 and keyword == "oneOf":
-            yield Problem(path, keyword, "")
+            yield Violation(path, keyword, "")
 
     def paths(self) -> Paths:
         """The places to read anew."""
-        found: list[Paths] = []
-        known: dict[Paths, Object] = {frozenset(): self.arguments}
+        solutions: list[Paths] = []
+        candidates: dict[Paths, Object] = {frozenset(): self.arguments}
         pending = [frozenset[str]()]
-        for made in pending:  # what was read may hold more to be read
-            for more in self.ways(self.at(self.rules.schema, known[made], ""), known[made]):
-                if (paths := made | more) not in known:
-                    known[paths] = self.read(paths)
-                    (found if self.helps(known[paths]) else pending).append(paths)
-        if len(found) != 1 or len(found[0]) > MAX_REPAIRS or any(map(self.helps, self.rivals(found[0]))):
-            raise _Hopeless
-        return found[0]
+        for base in pending:  # what was read may hold more to be read
+            for more in self.repair_sets(self.check(self.context.schema, candidates[base], ""), candidates[base]):
+                if (paths := base | more) not in candidates:
+                    candidates[paths] = self.apply(paths)
+                    (solutions if self.is_solution(candidates[paths]) else pending).append(paths)
+        if (
+            len(solutions) != 1
+            or len(solutions[0]) > MAX_REPAIRS
+            or any(map(self.is_solution, self.alternatives(solutions[0])))
+        ):
+            raise _NoReading
+        return solutions[0]
 
-    def ways(self, problems: Iterable[Problem], value: Json) -> set[Paths]:
+    def repair_sets(self, problems: Iterable[Violation], value: Json) -> set[Paths]:
         """The sets of places that answer all the problems, if read anew."""
-        ways = {frozenset[str]()}
+        combinations = {frozenset[str]()}
         for problem in problems:
             if isinstance(problem, _Choice):
-                answers = {way for branch in problem.branches for way in self.ways(branch, value)}
+                answers = {
+                    combination for branch in problem.branches for combination in self.repair_sets(branch, value)
+                }
             else:
                 answers = {frozenset({problem.path})} if self.has_reading(problem, value) else set()
-            self.steps += len(ways) * len(answers)
-            if self.steps > MAX_STEPS or max(map(len, ways)) > MAX_REPAIRS:
-                raise _Hopeless
-            ways = {way | answer for way in ways for answer in answers}
-            if not ways:
+            self.steps += len(combinations) * len(answers)
+            if self.steps > MAX_STEPS or max(map(len, combinations)) > MAX_REPAIRS:
+                raise _NoReading
+            combinations = {combination | answer for combination in combinations for answer in answers}
+            if not combinations:
                 break
-        return ways
+        return combinations
 
-    def has_reading(self, problem: Problem, value: Json) -> bool:
+    def has_reading(self, problem: Violation, value: Json) -> bool:
         path, keyword = problem.path, problem.keyword
         if path not in self.readings:
             for key in keys_of(path):
                 value = value[int(key) if type(value) is list else key]
             self.characters += len(value) if type(value) is str else 0
             if self.characters > MAX_TEXT:
-                raise _Hopeless
+                raise _NoReading
             self.readings[path] = value, _reading(value)
         sent, new = self.readings[path]
-        if keyword in _HOPELESS or (keyword in ("enum", "const") and type(sent) in (dict, list)):
-            raise _Hopeless
-        return new is not UNSET and keyword not in _IN_VAIN
+        if keyword in _UNDECIDABLE_KEYWORDS or (keyword in ("enum", "const") and type(sent) in (dict, list)):
+            raise _NoReading
+        return new is not UNSET and keyword not in _UNREPAIRABLE_KEYWORDS
 
-    def read(self, paths: Paths) -> Object:
+    def apply(self, paths: Paths) -> Object:
         """The arguments with these places read anew."""
         value = self.arguments
         for path in sorted(paths):
             value = _put(value, keys_of(path), self.readings[path][1])
         return value
 
-    def helps(self, candidate: Json) -> bool:
+    def is_solution(self, candidate: Json) -> bool:
         """Whether it is valid; only so much is tried."""
         self.tried += 1
         self.values += _size(candidate)
         if self.tried > MAX_TRIED or self.values > MAX_VALUES:
-            raise _Hopeless
+            raise _NoReading
         return self.valid(candidate)
 
-    def rivals(self, paths: Paths) -> Iterator[Json]:
+    def alternatives(self, paths: Paths) -> Iterator[Json]:
         """What must not be valid as well: with one place as it was sent, and with a similar text."""
-        whole = self.read(paths)
+        whole = self.apply(paths)
         for path in paths:
             sent, new = self.readings[path]
             yield _put(whole, keys_of(path), sent)
@@ -171,20 +177,20 @@ class _Search(Walk):
 def _reading(value: Json) -> Json:
     """The same in another type, or UNSET."""
     if type(value) is str:
-        return _said(value)
-    if type(value) not in (bool, int, float) or not -_TOO_LONG < value < _TOO_LONG:
+        return _parse_json_text(value)
+    if type(value) not in (bool, int, float) or not -_INTEGER_BOUND < value < _INTEGER_BOUND:
         return UNSET
     return jsonrpc.encode(value).decode()
 
 
-def _said(text: str) -> Json:
+def _parse_json_text(text: str) -> Json:
     """What a JSON text says."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return UNSET
     try:
         raw = text.encode()
-        found = jsonrpc.decode(b"[%b]" % raw)
-        value = found[0] if type(found) is list and len(found) == 1 else ""
+        items = jsonrpc.decode(b"[%b]" % raw)
+        value = items[0] if type(items) is list and len(items) == 1 else ""
         if type(value) is str or _size(value) > MAX_VALUES:
             return UNSET
         json.loads(text, parse_float=_exact)

@@ -24,7 +24,7 @@ from msgspec import NODEFAULT, UNSET, Struct, UnsetType, structs
 
 from handrail.errors import SchemaError
 from handrail.model import Json, Object
-from handrail.schema.jsonable import plain
+from handrail.schema.jsonable import to_jsonable
 
 _SCALARS: dict[Any, Object] = {
     str: {"type": "string"},
@@ -69,19 +69,19 @@ class Types:
         self.definitions: Object = {}
         self.has_paths = False  # which msgspec converts only with help
         self._labels: dict[Any, str] = {}  # of what contains itself
-        self._open: list[Any] = []
+        self._in_progress: list[Any] = []
 
     def schema(self, hint: Any, at: str) -> Object:
         """The schema of one hint; `at` names the parameter or member for error messages."""
         if hasattr(hint, "__value__"):  # a `type X = …` alias, which may contain itself
-            return self._named(hint, lambda: self.schema(hint.__value__, at))
-        inner = _unwrapped(hint)
+            return self._inline_or_ref(hint, lambda: self.schema(hint.__value__, at))
+        inner = _unwrap(hint)
         if inner is not hint:
-            return _annotated(self.schema(inner, at), getattr(hint, "__metadata__", ()))
+            return _annotate(self.schema(inner, at), getattr(hint, "__metadata__", ()))
         origin, arguments = get_origin(hint), get_args(hint)
         base = origin or hint
         if origin is Literal:
-            return _enumeration([plain(each) for each in arguments])
+            return _enumeration([to_jsonable(each) for each in arguments])
         if origin in (Union, UnionType):
             return self._union([self.schema(each, at) for each in arguments if each is not UnsetType], at)
         if base in _SCALARS:
@@ -100,7 +100,7 @@ class Types:
             first = [self.schema(each, at) for each in arguments]
             return {"type": "array", "prefixItems": first, "minItems": len(first), "maxItems": len(first)}
         if isinstance(hint, type) and issubclass(hint, Enum):
-            return _enumeration([plain(member) for member in hint])
+            return _enumeration([to_jsonable(member) for member in hint])
         if isinstance(hint, type) and issubclass(hint, PurePath):
             self.has_paths = True
             return {"type": "string"}
@@ -108,7 +108,7 @@ class Types:
             return {"type": ["number", "string"] if self.closed else "string"}
         if is_record(hint):
             members = fields_of(hint, self.where)
-            return self._named(hint, lambda: self.object_schema(members, at, closed=self.closed))
+            return self._inline_or_ref(hint, lambda: self.object_schema(members, at, closed=self.closed))
         name = hint.__qualname__ if isinstance(hint, type) else str(hint)
         advice = "use JSON types, a dataclass, a TypedDict or a Struct, or pass an explicit schema"
         raise SchemaError(f"{self.where}: {at}: {name} has no JSON Schema; {advice}")
@@ -124,23 +124,23 @@ class Types:
         closing = {"additionalProperties": False} if closed else {}
         return {"type": "object", **{key: part for key, part in parts.items() if part}, **closing}
 
-    def finished(self, root: Object) -> Object:
+    def with_definitions(self, root: Object) -> Object:
         """A root schema with the definitions it needs; a root that is only a reference is written out."""
         if set(root) == {"$ref"}:
             root = dict(self.definitions[root["$ref"].removeprefix("#/$defs/")])
         return {**root, "$defs": self.definitions} if self.definitions else root
 
-    def _named(self, hint: Any, make: Callable[[], Object]) -> Object:
-        if hint in self._open and hint not in self._labels:
-            is_taken = hint.__name__ in self._labels.values()
-            self._labels[hint] = f"{hint.__name__}_{len(self._labels)}" if is_taken else hint.__name__
+    def _inline_or_ref(self, hint: Any, make: Callable[[], Object]) -> Object:
+        if hint in self._in_progress and hint not in self._labels:
+            name_exists = hint.__name__ in self._labels.values()
+            self._labels[hint] = f"{hint.__name__}_{len(self._labels)}" if name_exists else hint.__name__
         if hint not in self._labels:
-            self._open.append(hint)
-            made = make()
-            self._open.pop()
+            self._in_progress.append(hint)
+            schema = make()
+            self._in_progress.pop()
             if hint not in self._labels:
-                return made
-            self.definitions[self._labels[hint]] = made
+                return schema
+            self.definitions[self._labels[hint]] = schema
         return {"$ref": f"#/$defs/{self._labels[hint]}"}
 
     def _union(self, schemas: list[Object], at: str) -> Object:
@@ -168,7 +168,7 @@ def fields_of(kind: Any, where: str) -> list[Field]:
     except NameError as error:
         raise SchemaError(f"{where}: {kind.__qualname__}: {error}; define it in the module") from None
     if typing.is_typeddict(kind):
-        return [Field(name, hint, _absence(kind, name, hint)) for name, hint in hints.items()]
+        return [Field(name, hint, _typeddict_default(kind, name, hint)) for name, hint in hints.items()]
     if issubclass(kind, Struct):
         tag: Any = Literal[kind.__struct_config__.tag]
         tags = [] if tag == Literal[None] else [Field(str(kind.__struct_config__.tag_field), tag, Parameter.empty)]
@@ -178,20 +178,20 @@ def fields_of(kind: Any, where: str) -> list[Field]:
 
 def options_of(hint: Any) -> list[Any]:
     """The alternatives of a union, or the hint alone, without what surrounds them: Annotated, NewType, aliases."""
-    inner = _unwrapped(hint)
+    inner = _unwrap(hint)
     if inner is not hint:
         return options_of(inner)
     inside = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
     return [option for each in inside for option in options_of(each)] or [hint]
 
 
-def _unwrapped(hint: Any) -> Any:
+def _unwrap(hint: Any) -> Any:
     if get_origin(hint) in (Annotated, Required, NotRequired):
         return get_args(hint)[0]
     return getattr(hint, "__value__", getattr(hint, "__supertype__", hint))
 
 
-def _absence(kind: Any, name: str, hint: Any) -> Any:
+def _typeddict_default(kind: Any, name: str, hint: Any) -> Any:
     # __required_keys__ alone is wrong when the annotations are strings (`from __future__ import annotations`).
     origins = {get_origin(hint), get_origin(next(iter(get_args(hint)), None))}
     required = Required in origins or (name in kind.__required_keys__ and NotRequired not in origins)
@@ -212,7 +212,7 @@ def _enumeration(values: list[Json]) -> Object:
     return {"type": kind, "enum": values} if kind else {"enum": values}
 
 
-def _annotated(schema: Object, metadata: tuple[Any, ...]) -> Object:
+def _annotate(schema: Object, metadata: tuple[Any, ...]) -> Object:
     # Beside anyOf the bounds belong to the one branch they can speak of: `Annotated[int | None, Ge(0)]`.
     inner = next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), schema)
     unit = _LENGTHS.get(str(inner.get("type")))
@@ -221,14 +221,16 @@ def _annotated(schema: Object, metadata: tuple[Any, ...]) -> Object:
         if isinstance(note, str | Mapping):
             schema.update({"description": note} if isinstance(note, str) else note)
         elif not isinstance(note, type):
-            inner.update(_said(note, bounds))
-            schema.update(_said(note, _NOTES), **(getattr(note, "extra_json_schema", None) or {}))
+            inner.update(_keywords_of(note, bounds))
+            schema.update(_keywords_of(note, _NOTES), **(getattr(note, "extra_json_schema", None) or {}))
     return schema
 
 
-def _said(note: Any, keywords: dict[str, str]) -> Object:
+def _keywords_of(note: Any, keywords: dict[str, str]) -> Object:
     limits = {keyword: getattr(note, attribute, None) for attribute, keyword in keywords.items()}
-    return {keyword: plain(limit) for keyword, limit in limits.items() if limit is not None and not callable(limit)}
+    return {
+        keyword: to_jsonable(limit) for keyword, limit in limits.items() if limit is not None and not callable(limit)
+    }
 
 
 def _add_default(schema: Object, default: Any) -> None:
@@ -237,4 +239,4 @@ def _add_default(schema: Object, default: Any) -> None:
     is_wrong = default is None and schema and "null" not in types and None not in schema.get("enum", ())
     if not (default is UNSET or default is Parameter.empty or is_wrong):
         with suppress(ValueError):  # not all defaults can be said in JSON
-            schema["default"] = plain(default)
+            schema["default"] = to_jsonable(default)

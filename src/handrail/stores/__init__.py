@@ -86,14 +86,14 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-def permits(change: Put | Delete, current: bytes | None) -> bool:
+def condition_holds(change: Put | Delete, current: bytes | None) -> bool:
     """Whether the condition of `change` holds where `current` is kept. All backends ask here."""
     if isinstance(change, Put) and change.if_absent and current is not None:
         return False
     return change.if_equals in (None, current)
 
 
-def count_in(key: str, current: bytes | None) -> int:
+def parse_counter(key: str, current: bytes | None) -> int:
     """The number a counter stands at. All backends ask here."""
     if current is not None and not current.removeprefix(b"-").isdigit():
         raise StoreError(f"{key}: what is kept there is not a counter")

@@ -33,11 +33,11 @@ MIGRATIONS = (
 """From each version of the file to the next. What was released is never edited: add a step."""
 
 
-BESIDE = ("-wal", "-shm")
+SIDE_FILE_SUFFIXES = ("-wal", "-shm")
 """The files that SQLite keeps beside one that is open."""
 
 
-class Opener:
+class DatabaseOpener:
     """Opens a file, and tells whether its name still leads to it: SQLite writes on to one that was deleted."""
 
     def __init__(self, path: str, durable: bool) -> None:
@@ -47,12 +47,14 @@ class Opener:
 
     def __call__(self) -> Connection:
         if self._files and not self.is_current():
-            with _held(self._path):
-                for suffix in BESIDE:  # those of the file that has gone would be taken for parts of the next
+            with _folder_lock(self._path):
+                for (
+                    suffix
+                ) in SIDE_FILE_SUFFIXES:  # those of the file that has gone would be taken for parts of the next
                     if _identity(self._path + suffix) == self._files[suffix]:
                         _remove(self._path + suffix)
         db = connect(self._path, durable=self._durable)
-        self._files = {suffix: _identity(self._path + suffix) for suffix in ("", *BESIDE)}
+        self._files = {suffix: _identity(self._path + suffix) for suffix in ("", *SIDE_FILE_SUFFIXES)}
         return db
 
     def is_current(self) -> bool:
@@ -61,10 +63,10 @@ class Opener:
 
 def connect(path: str, *, durable: bool) -> Connection:
     if not os.path.exists(path):
-        with _held(path), suppress(FileExistsError):
+        with _folder_lock(path), suppress(FileExistsError):
             # Only a file that is not there yet: to close one that SQLite has open here would drop the locks it holds.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-            for suffix in BESIDE:  # of one that was deleted while it was open, and may be open still
+            for suffix in SIDE_FILE_SUFFIXES:  # of one that was deleted while it was open, and may be open still
                 _remove(path + suffix)
     db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
@@ -104,10 +106,10 @@ def _migrate(path: str, db: Connection) -> None:
 
 def _identity(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _remove(path: str) -> None:
@@ -116,7 +118,7 @@ def _remove(path: str) -> None:
 
 
 @contextmanager
-def _held(path: str) -> Iterator[None]:
+def _folder_lock(path: str) -> Iterator[None]:
     """One process at a time makes a file of that folder; on Windows nothing that is open can be deleted."""
     if sys.platform == "win32":
         yield

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from handrail.stores import StoreError
-from handrail.stores.database import Opener
+from handrail.stores.database import DatabaseOpener
 
-GROUP = 1000
+MAX_GROUP_JOBS = 1000
 """Calls that may share a transaction: reaching the disk is paid once for all of them."""
 SWEEP_SECONDS = 1.0
 
@@ -28,23 +28,23 @@ T = TypeVar("T")
 Work = Callable[[Connection, float], T]
 """Something to do in a transaction, at a time of day."""
 Outcome = tuple[Any, Exception | None]
-Told = Callable[[Any, BaseException | None], None]
+DoneCallback = Callable[[Any, BaseException | None], None]
 """Who hears what it gave, or what went wrong."""
 
 
 class _Job(Struct, eq=False):
     work: Work[Any]
-    then: Told
+    on_done: DoneCallback
     loop: asyncio.AbstractEventLoop
 
 
-class Lane:
+class SqliteThread:
     """Only reads, unless it is given a `sweep`, which joins a transaction now and then, and says if there is more."""
 
-    def __init__(self, connect: Opener, clock: Callable[[], float], sweep: Work[bool] | None = None) -> None:
+    def __init__(self, connect: DatabaseOpener, clock: Callable[[], float], sweep: Work[bool] | None = None) -> None:
         self._clock = clock
         self._sweep = sweep
-        self._swept = float("-inf")
+        self._swept_at = float("-inf")
         self._process = os.getpid()
         self._closed = False
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as long as there are callers waiting, no longer
@@ -58,15 +58,15 @@ class Lane:
         """What `work` gives. It is carried out even if nobody waits for it any more."""
         self._check_process()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.start(work, partial(_settle, done))
+        self.submit(work, partial(_set_future, done))
         return await done
 
-    def start(self, work: Work[Any], then: Told) -> None:
-        """Have it done; `then` is called in this loop, and must not raise."""
+    def submit(self, work: Work[Any], on_done: DoneCallback) -> None:
+        """Have it done; `on_done` is called in this loop, and must not raise."""
         self._check_process()
         if self._closed:
             raise StoreError("the store was closed")
-        self._jobs.put(_Job(work, then, asyncio.get_running_loop()))
+        self._jobs.put(_Job(work, on_done, asyncio.get_running_loop()))
 
     async def close(self) -> None:
         """Wait until all that was accepted is done, and the thread has ended."""
@@ -79,22 +79,22 @@ class Lane:
         if os.getpid() != self._process:
             raise StoreError(f"this store was opened by process {self._process}; after a fork, open the file anew")
 
-    def _run(self, connect: Opener, opened: Future[None]) -> None:
+    def _run(self, connect: DatabaseOpener, opened: Future[None]) -> None:
         try:
             db: Connection | None = connect()
         except Exception as problem:
-            opened.set_exception(_told(problem))
+            opened.set_exception(_caller_error(problem))
             return
         opened.set_result(None)
         more = False
         while True:
             group: list[_Job | None] = [] if more else [self._jobs.get()]
-            while not self._jobs.empty() and len(group) < GROUP:
+            while not self._jobs.empty() and len(group) < MAX_GROUP_JOBS:
                 group.append(self._jobs.get())
             jobs = [job for job in group if job]
             try:
                 if db is not None and not connect.is_current():
-                    _leave(db)
+                    _checkpoint_and_close(db)
                     db = None
                 db = db or connect()
                 outcomes, more = self._transact(db, jobs, more)
@@ -103,7 +103,7 @@ class Lane:
                 outcomes, more = [(None, problem)] * len(jobs), False
                 _close(db)
                 db = None
-            _answer(jobs, outcomes)
+            _deliver_outcomes(jobs, outcomes)
             if None in group:
                 _close(db)
                 return
@@ -127,13 +127,13 @@ class Lane:
                 db.execute("ROLLBACK TO job")
                 outcomes.append((None, problem))
             db.execute("RELEASE job")
-        if self._sweep is not None and (more or not 0 <= now - self._swept < SWEEP_SECONDS):
-            more, self._swept = self._sweep(db, now), now
+        if self._sweep is not None and (more or not 0 <= now - self._swept_at < SWEEP_SECONDS):
+            more, self._swept_at = self._sweep(db, now), now
         db.execute("COMMIT")
         return outcomes, more
 
 
-def _leave(db: Connection) -> None:
+def _checkpoint_and_close(db: Connection) -> None:
     """Close the connection to a file that was deleted, renamed or replaced; a renamed one gets all that is its."""
     with suppress(sqlite3.Error):
         db.execute("PRAGMA wal_checkpoint(FULL)")
@@ -147,21 +147,21 @@ def _close(db: Connection | None) -> None:
             db.close()
 
 
-def _answer(group: list[_Job], outcomes: list[Outcome]) -> None:
-    answers = defaultdict(list)
+def _deliver_outcomes(group: list[_Job], outcomes: list[Outcome]) -> None:
+    outcomes_by_loop = defaultdict(list)
     for job, (value, failed) in zip(group, outcomes, strict=True):
-        answers[job.loop].append((job.then, value, failed))
-    for loop, settled in answers.items():
+        outcomes_by_loop[job.loop].append((job.on_done, value, failed))
+    for loop, settled in outcomes_by_loop.items():
         with suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            loop.call_soon_threadsafe(_tell, settled)
+            loop.call_soon_threadsafe(_run_callbacks, settled)
 
 
-def _tell(settled: list[tuple[Told, Any, Exception | None]]) -> None:
-    for then, value, failed in settled:
-        then(value, failed and _told(failed))
+def _run_callbacks(settled: list[tuple[DoneCallback, Any, Exception | None]]) -> None:
+    for on_done, value, failed in settled:
+        on_done(value, failed and _caller_error(failed))
 
 
-def _settle(done: asyncio.Future[Any], value: Any, problem: BaseException | None) -> None:
+def _set_future(done: asyncio.Future[Any], value: Any, problem: BaseException | None) -> None:
     if done.done():
         return
     if problem is None:
@@ -170,7 +170,7 @@ def _settle(done: asyncio.Future[Any], value: Any, problem: BaseException | None
         done.set_exception(problem)
 
 
-def _told(problem: Exception) -> Exception:
+def _caller_error(problem: Exception) -> Exception:
     """A failure of SQLite's as the caller should see it, and a new one for each caller."""
     if not isinstance(problem, sqlite3.Error):
         return problem

@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
-from handrail.stores import Append, Delete, Put, Store, count_in, permits
+from handrail.stores import Append, Delete, Put, Store, condition_holds, parse_counter
 from handrail.stores.topics import Topics
 
-SWEEP = 100
+SWEEP_ITEMS = 100
 """Expired items a write may remove. More than it adds, so they cannot pile up, and few, so that it stays quick."""
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class MemoryStore(Store):
 
     async def add(self, key: str, amount: int = 1, *, ttl: float | None = None) -> int:
         current = self._values.get(key)
-        total = count_in(key, current) + amount
+        total = parse_counter(key, current) + amount
         if current is None:
             self._values.set(key, b"%d" % total, ttl)
         else:
@@ -58,27 +58,27 @@ class MemoryStore(Store):
         return self._apply(Append(log, value, keep, ttl))
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]:
-        found = self._logs.get(log) or _Log()
-        return list(islice((each for each in found.kept if each[0] > after), limit))
+        stored_log = self._logs.get(log) or _Log()
+        return list(islice((each for each in stored_log.entries if each[0] > after), limit))
 
     async def publish(self, topic: str, message: bytes) -> None:
         self._topics.deliver(topic, message)
 
     @asynccontextmanager
     async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        with self._topics.listen(topic) as messages:
+        with self._topics.subscribe(topic) as messages:
             yield messages
 
     async def commit(self, changes: Sequence[Put | Delete | Append]) -> bool:
         for change in changes:
-            if not isinstance(change, Append) and not permits(change, self._values.get(change.key)):
+            if not isinstance(change, Append) and not condition_holds(change, self._values.get(change.key)):
                 return False
         for change in changes:
             self._apply(change)
         return True
 
     async def close(self) -> None:
-        self._topics.end("the store was closed")
+        self._topics.close("the store was closed")
 
     def _apply(self, change: Put | Delete | Append) -> int:
         """Make the change; the number of an appended value, else how many keys it touched."""
@@ -91,16 +91,16 @@ class MemoryStore(Store):
             case Append(name, value, keep, ttl):
                 log = self._logs.get(name) or _Log()
                 log.last += 1
-                log.kept.append((log.last, value))
-                while len(log.kept) > keep:
-                    log.kept.popleft()
+                log.entries.append((log.last, value))
+                while len(log.entries) > keep:
+                    log.entries.popleft()
                 self._logs.set(name, log, ttl)
                 return log.last
 
 
 class _Log(Struct, eq=False):
     last: int = 0
-    kept: deque[tuple[int, bytes]] = field(default_factory=deque)
+    entries: deque[tuple[int, bytes]] = field(default_factory=deque)
 
 
 class _Expiring(Generic[T]):
@@ -109,7 +109,7 @@ class _Expiring(Generic[T]):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._items: dict[str, tuple[float, T]] = {}
-        self._ends: list[tuple[float, str]] = []  # a heap; what was replaced or removed stays in it for a while
+        self._expirations: list[tuple[float, str]] = []  # a heap; what was replaced or removed stays in it for a while
 
     def get(self, key: str) -> T | None:
         end, item = self._items.get(key, (0.0, None))
@@ -123,7 +123,7 @@ class _Expiring(Generic[T]):
         end = math.inf if ttl is None else self._clock() + ttl
         self._items[key] = (end, item)
         if ttl is not None:
-            heappush(self._ends, (end, key))
+            heappush(self._expirations, (end, key))
         self._sweep()
 
     def change(self, key: str, item: T) -> None:
@@ -134,12 +134,14 @@ class _Expiring(Generic[T]):
 
     def _sweep(self) -> None:
         now = self._clock()
-        for _ in range(SWEEP):
-            if not self._ends or self._ends[0][0] > now:
+        for _ in range(SWEEP_ITEMS):
+            if not self._expirations or self._expirations[0][0] > now:
                 break
-            end, key = heappop(self._ends)
+            end, key = heappop(self._expirations)
             if self._items.get(key, (None,))[0] == end:
                 del self._items[key]
-        if len(self._ends) > 2 * len(self._items) + SWEEP:  # a value written again and again leaves an end each time
-            self._ends = [(end, key) for key, (end, _) in self._items.items() if end < math.inf]
-            heapify(self._ends)
+        if (
+            len(self._expirations) > 2 * len(self._items) + SWEEP_ITEMS
+        ):  # a value written again and again leaves an end each time
+            self._expirations = [(end, key) for key, (end, _) in self._items.items() if end < math.inf]
+            heapify(self._expirations)

@@ -14,14 +14,14 @@ from functools import partial
 from itertools import takewhile
 from sqlite3 import Connection
 
-from handrail.stores import Append, Delete, Put, Store, StoreError, count_in, permits
-from handrail.stores.database import Opener
-from handrail.stores.lane import Lane
+from handrail.stores import Append, Delete, Put, Store, StoreError, condition_holds, parse_counter
+from handrail.stores.database import DatabaseOpener
+from handrail.stores.lane import SqliteThread
 from handrail.stores.topics import Topics
 
 POLL_SECONDS = 0.02
 MESSAGE_SECONDS = 60.0  # a process that was stopped for less still hears what was published meanwhile
-STEP = 1000  # rows swept in one transaction, messages read in one poll
+MAX_BATCH_ROWS = 1000  # rows swept in one transaction, messages read in one poll
 
 LIVE = "(expires IS NULL OR expires > :now)"
 
@@ -49,8 +49,8 @@ class SqliteStore(Store):
         self.path = os.path.abspath(path)
         self.durable = durable
         # The writer also serves the audit trail, which shares its transactions.
-        self.writer = Lane(Opener(self.path, durable), clock, _sweep)
-        self._reader = Lane(Opener(self.path, durable), clock)
+        self.writer = SqliteThread(DatabaseOpener(self.path, durable), clock, _sweep)
+        self._reader = SqliteThread(DatabaseOpener(self.path, durable), clock)
         self._topics = Topics()
         self._poller: asyncio.Task[None] | None = None
 
@@ -77,9 +77,9 @@ class SqliteStore(Store):
 
     @asynccontextmanager
     async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        since = await self._reader.run(_newest)
+        since = await self._reader.run(_newest_number)
         try:
-            with self._topics.listen(topic, since) as messages:
+            with self._topics.subscribe(topic, since) as messages:
                 if self._poller is None or self._poller.done():
                     self._poller = asyncio.create_task(self._poll(since))
                 yield messages
@@ -94,26 +94,26 @@ class SqliteStore(Store):
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of the file. Listeners get a StoreError."""
-        self._topics.end("the store was closed")
+        self._topics.close("the store was closed")
         await self.writer.close()
         await self._reader.close()
 
-    async def _poll(self, heard: int) -> None:
+    async def _poll(self, last_number: int) -> None:
         try:
             while True:
-                rows = await self._reader.run(partial(_published, heard))
-                if rows and rows[0][0] != heard + 1:  # numbers have no gaps: what is missing was swept
+                rows = await self._reader.run(partial(_messages_after, last_number))
+                if rows and rows[0][0] != last_number + 1:  # numbers have no gaps: what is missing was swept
                     raise StoreError(f"not listening for {MESSAGE_SECONDS:g} s: some messages are gone")
-                for heard, topic, message in rows:
-                    self._topics.deliver(topic, message, heard)
-                if len(rows) < STEP:
+                for last_number, topic, message in rows:
+                    self._topics.deliver(topic, message, last_number)
+                if len(rows) < MAX_BATCH_ROWS:
                     await asyncio.sleep(POLL_SECONDS)
         except StoreError as problem:
-            self._topics.end(str(problem))
+            self._topics.close(str(problem))
 
 
 def _sweep(db: Connection, now: float) -> bool:
-    return STEP in [db.execute(sql, (now, STEP)).rowcount for sql in SWEEPS]
+    return MAX_BATCH_ROWS in [db.execute(sql, (now, MAX_BATCH_ROWS)).rowcount for sql in SWEEPS]
 
 
 def _get(key: str, db: Connection, now: float) -> bytes | None:
@@ -136,7 +136,7 @@ def _read(log: str, after: int, limit: int, db: Connection, now: float) -> list[
 
 def _add(key: str, amount: int, ttl: float | None, db: Connection, now: float) -> int:
     current = _get(key, db, now)
-    total = count_in(key, current) + amount
+    total = parse_counter(key, current) + amount
     if current is None:
         _apply(Put(key, b"%d" % total, ttl), db, now)
     else:
@@ -147,7 +147,7 @@ def _add(key: str, amount: int, ttl: float | None, db: Connection, now: float) -
 def commit(changes: Sequence[Put | Delete | Append], db: Connection, now: float) -> bool:
     """As `Store.commit`, as part of a transaction of the file's."""
     for change in changes:
-        if not isinstance(change, Append) and not permits(change, _get(change.key, db, now)):
+        if not isinstance(change, Append) and not condition_holds(change, _get(change.key, db, now)):
             return False
     for change in changes:
         _apply(change, db, now)
@@ -177,14 +177,14 @@ def _publish(topic: str, message: bytes, db: Connection, now: float) -> None:
     db.execute("INSERT INTO messages (topic, message, expires) VALUES (?, ?, ?)", row)
 
 
-def _newest(db: Connection, now: float) -> int:
+def _newest_number(db: Connection, now: float) -> int:
     row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'messages'").fetchone()
     return row[0] if row else 0
 
 
-def _published(heard: int, db: Connection, now: float) -> list[tuple[int, str, bytes]]:
+def _messages_after(last_number: int, db: Connection, now: float) -> list[tuple[int, str, bytes]]:
     sql = "SELECT number, topic, message FROM messages WHERE number > ? ORDER BY number LIMIT ?"
-    rows = db.execute(sql, (heard, STEP)).fetchall()
-    if not rows and _newest(db, now) < heard:
+    rows = db.execute(sql, (last_number, MAX_BATCH_ROWS)).fetchall()
+    if not rows and _newest_number(db, now) < last_number:
         raise StoreError("the file was deleted or replaced: some messages are gone")
     return rows

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from handrail.stores import StoreError
 
-MAX_WAITING = 1000
+MAX_QUEUED_MESSAGES = 1000
 """Messages a listener may leave unread. One more ends its subscription: a gap it knows of can be made good."""
 
 
@@ -18,31 +18,31 @@ class Listener:
 
     def __init__(self, since: int) -> None:
         self.since = since
-        self.ended = ""
-        self._waiting: deque[bytes] = deque()
-        self._woken = asyncio.Event()
+        self.close_reason = ""
+        self._queue: deque[bytes] = deque()
+        self._wakeup = asyncio.Event()
 
     def __aiter__(self) -> Listener:
         return self
 
     async def __anext__(self) -> bytes:
-        while not self._waiting:
-            if self.ended:
-                raise StoreError(self.ended)
-            self._woken.clear()
-            await self._woken.wait()
-        return self._waiting.popleft()
+        while not self._queue:
+            if self.close_reason:
+                raise StoreError(self.close_reason)
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        return self._queue.popleft()
 
-    def hear(self, message: bytes) -> None:
-        if len(self._waiting) == MAX_WAITING:
-            self.end(f"too slow: {MAX_WAITING} messages were waiting when the next one came")
-        elif not self.ended:
-            self._waiting.append(message)
-            self._woken.set()
+    def push(self, message: bytes) -> None:
+        if len(self._queue) == MAX_QUEUED_MESSAGES:
+            self.close(f"too slow: {MAX_QUEUED_MESSAGES} messages were waiting when the next one came")
+        elif not self.close_reason:
+            self._queue.append(message)
+            self._wakeup.set()
 
-    def end(self, reason: str) -> None:
-        self.ended = self.ended or reason
-        self._woken.set()
+    def close(self, reason: str) -> None:
+        self.close_reason = self.close_reason or reason
+        self._wakeup.set()
 
 
 class Topics:
@@ -55,14 +55,14 @@ class Topics:
         return bool(self._listeners)
 
     @contextmanager
-    def listen(self, topic: str, since: int = 0) -> Iterator[Listener]:
+    def subscribe(self, topic: str, since: int = 0) -> Iterator[Listener]:
         """Hear the messages of `topic` whose number is above `since`."""
         listener = Listener(since)
         self._listeners[topic].add(listener)
         try:
             yield listener
         finally:
-            listener.end("the subscription was left")
+            listener.close("the subscription was left")
             self._listeners[topic].discard(listener)
             if not self._listeners[topic]:
                 del self._listeners[topic]
@@ -70,9 +70,9 @@ class Topics:
     def deliver(self, topic: str, message: bytes, number: int = 1) -> None:
         for listener in self._listeners.get(topic, ()):
             if number > listener.since:
-                listener.hear(message)
+                listener.push(message)
 
-    def end(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
         for listeners in self._listeners.values():
             for listener in listeners:
-                listener.end(reason)
+                listener.close(reason)

@@ -10,39 +10,43 @@ import re
 from collections.abc import Iterable
 from unicodedata import name as unicode_name, normalize
 
-from handrail.text.controls import seen
+from handrail.text.controls import strip_invisible
 
-__all__ = ["look_alikes", "looks"]
+__all__ = ["confusable_names", "skeleton"]
 
-_LIKE = str.maketrans(
+_LATIN_EQUIVALENTS = str.maketrans(
     "АВЕЅІЈКМНОРСТУХԌԚԜавеѕіјкморсухһԁԛԝӏɡΑΒΕΖΗΙΚΜΝΟΡΤΥΧαιουκνρχγ\u00a0\u2007\u202f\u2002\u2003\u2009",
     "ABESIJKMHOPCTYXGQWabesijkmopcyxhdqwlgABEZHIKMNOPTYXaioukvpxy      ",
 )
-_SAME_IN_A_NAME = str.maketrans("01i5", "olls", "-_. ")
+_NAME_EQUIVALENTS = str.maketrans("01i5", "olls", "-_. ")
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-def looks(text: str) -> str:
+def skeleton(text: str) -> str:
     """The same for texts that look the same: without what nobody sees, in Latin letters where others are like them."""
-    return text if text.isascii() and text.isprintable() else normalize("NFC", seen(text)).translate(_LIKE)
+    return (
+        text
+        if text.isascii() and text.isprintable()
+        else normalize("NFC", strip_invisible(text)).translate(_LATIN_EQUIVALENTS)
+    )
 
 
-def look_alikes(names: Iterable[str]) -> list[tuple[str, str]]:
+def confusable_names(names: Iterable[str]) -> list[tuple[str, str]]:
     """Names that can be taken for another: each with that other, or with what it reads as if there is none.
 
     >>> look_alikes(["read_file", "readFile", "write"])
     [('readFile', 'read_file')]
     """
-    first: dict[str, str] = {}
-    found: list[tuple[str, str]] = []
+    names_by_skeleton: dict[str, str] = {}
+    confusables: list[tuple[str, str]] = []
     for name in sorted(set(names), key=lambda each: (not each.isascii(), each.lower(), each)):
-        plain = normalize("NFKC", looks(name))
-        other = first.setdefault(plain.lower().translate(_SAME_IN_A_NAME), name)
+        reading = normalize("NFKC", skeleton(name))
+        other = names_by_skeleton.setdefault(reading.lower().translate(_NAME_EQUIVALENTS), name)
         if other != name:
-            found.append((name, other))
-        elif plain != name and (plain.isascii() or any(map(_is_mixed, _WORD.findall(name)))):
-            found.append((name, plain))
-    return found
+            confusables.append((name, other))
+        elif reading != name and (reading.isascii() or any(map(_is_mixed, _WORD.findall(name)))):
+            confusables.append((name, reading))
+    return confusables
 
 
 def _is_mixed(word: str) -> bool:

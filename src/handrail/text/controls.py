@@ -9,8 +9,8 @@ surrogates. Two decisions about ordinary text:
 - U+200C and U+200D stay where spelling needs them: between letters of Arabic, Indic and related scripts, or
   after a virama. Marks of direction, zero-width spaces and ideographic variation selectors are always shown.
 
-Results of tools (`quiet`) keep more, because a model and a program read them as data: line and paragraph separators,
-form feeds and private use are written out for display only. Everything else is removed, and counted by class.
+Results of tools (`strip_controls`) keep more, because a model and a program read them as data: line and paragraph
+separators, form feeds and private use are written out for display only. Everything else is removed and counted by class.
 
 The result is for eyes: a text that already contains `\\x1b` in so many letters cannot be told apart afterwards. Doing
 it twice changes nothing.
@@ -28,17 +28,17 @@ from functools import cache
 from typing import Any
 
 MASK = "****"
-CONTINUES = "  | "
+CONTINUATION = "  | "
 """Before a line that goes on with a record of a log, or with a message of the command line."""
 
 # What is removed from results. In planes 4 to 14 there are only tags, selectors and noncharacters.
-HIDDEN = (
+INVISIBLE = (
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ud800-\udfff"
     "\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U0001fffe-\U0001ffff\U0002fffe-\U0002ffff\U0003fffe-\U000effff\U000ffffe-\U000fffff"
     "\U0010fffe-\U0010ffff"
 )
-ACTING = "\x00-\x08\x0b\x0e-\x1f\x7f-\x9f"  # but for a return, which stays before a newline
+CONTROLS = "\x00-\x08\x0b\x0e-\x1f\x7f-\x9f"  # but for a return, which stays before a newline
 # What is written out for display, and stays in results: it is seen, or is white space, and readers take it as data.
 _PRIVATE = "\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd"
 _DATA = f"\x0c\u2028\u2029{_PRIVATE}"
@@ -52,7 +52,7 @@ _JOINING = (
     "\ufe70-\ufefc"
 )
 _VIRAMA = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca\u0f84\u1039\u103a\u17d2\u1b44"
-_ACTING = {True: "\x00-\x08\x0b-\x1f\x7f-\x9f", False: "\x00-\x1f\x7f-\x9f"}
+_DISPLAY_CONTROLS = {True: "\x00-\x08\x0b-\x1f\x7f-\x9f", False: "\x00-\x1f\x7f-\x9f"}
 # Whole sequences of ECMA-48: control sequences, strings up to their end, and the shorter ones. A string ends before the
 # next begins, and of a run of beginnings all but the last are one: the time grows with the text, whatever is in it.
 _BEGINS = "\x1b\x90\x98\x9b\x9d\x9e\x9f"
@@ -80,54 +80,58 @@ _CLASSES = {  # by the sign that stands for it while it is counted
     "s": "soft hyphen",
     "i": "invisible character",
 }
-_MANY = 30_000  # characters that a table knows
-_CHUNK = 16_384  # characters for which a pattern or a table needs a few milliseconds at most
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_MAX_TABLE_CHARACTERS = 30_000  # characters that a table knows
+_CHUNK_CHARACTERS = 16_384  # characters for which a pattern or a table needs a few milliseconds at most
+_SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACE = re.compile(r"[ \t\r\n]+")
 
 
-def inert(text: str, *, lines: bool = True) -> str:
+def escape(text: str, *, lines: bool = True) -> str:
     """The text, with everything that could act or hide written out; `lines=False` makes it one line, as for a log."""
     if lines and "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\\r")
-    return _written_out(text, lines) if _first(lines).search(text) else text
+    return _escape_all(text, lines) if _first(lines).search(text) else text
 
 
-def continued(text: str) -> str:
-    """As `inert`; every line but the first is marked, so that none passes for a record or a message of its own."""
-    return inert(text).replace("\n", f"\n{CONTINUES}")
+def escape_with_continuations(text: str) -> str:
+    """As `escape`; every line but the first is marked, so that none passes for a record or a message of its own."""
+    return escape(text).replace("\n", f"\n{CONTINUATION}")
 
 
-def written_out(text: str) -> str:
-    """Return the text of a result with what `quiet` would remove written out."""
-    return _written_out(_pattern("\r(?!\n)").sub(r"\\r", text), None)
+def escape_keep_crlf(text: str) -> str:
+    """Return the text of a result with what `strip_controls` would remove written out."""
+    return _escape_all(_pattern("\r(?!\n)").sub(r"\\r", text), None)
 
 
-def seen(text: str, *, is_data: bool = False) -> str:
-    """The text for a model, without what `inert` would write out; `is_data`: without what `quiet` would remove."""
+def strip_invisible(text: str, *, is_data: bool = False) -> str:
+    """The text for a model, without what `escape` writes out; `is_data`: without what `strip_controls` removes."""
     text = text.replace("\r\n", "\n")
-    return _without_runs(text)[0].translate(_left if is_data else _shown) if _first(True).search(text) else text
+    return (
+        _strip_sequences(text)[0].translate(_strip_from_results if is_data else _strip_for_display)
+        if _first(True).search(text)
+        else text
+    )
 
 
-def quiet(text: str) -> tuple[str, dict[str, int]]:
+def strip_controls(text: str) -> tuple[str, dict[str, int]]:
     """Return the text of a result without what acts or hides, and how much of what was removed.
 
     Sequences go whole; a lone return, U+000B and U+0085 become newlines. No step of this is made in Python for each
     character that goes, for a result has room for millions.
     """
-    text, counts = _without_runs(text)
+    text, counts = _strip_sequences(text)
     parts = []
-    for at in range(0, len(text), _CHUNK):
-        part = text[at : at + _CHUNK]
-        if signs := part.translate(_signs):
+    for at in range(0, len(text), _CHUNK_CHARACTERS):
+        part = text[at : at + _CHUNK_CHARACTERS]
+        if signs := part.translate(_class_signs):
             for sign, name in _CLASSES.items():
                 counts[name] = counts.get(name, 0) + signs.count(sign)
-            part = part.translate(_left)
+            part = part.translate(_strip_from_results)
         parts.append(part)
     return "".join(parts), {name: count for name, count in counts.items() if count > 0}
 
 
-def _without_runs(text: str) -> tuple[str, Counter[str]]:
+def _strip_sequences(text: str) -> tuple[str, Counter[str]]:
     """The text without what is only recognised by its neighbours: sequences, lone returns, joiners without a use."""
     counts: Counter[str] = Counter()
     if any(map(text.__contains__, _BEGINS)):
@@ -145,23 +149,23 @@ def _without_runs(text: str) -> tuple[str, Counter[str]]:
     if any(map(text.__contains__, _NEEDED)):
         before = len(text)
         cut = f"(?<![\u200c\u200d])[^{_NEEDED}\u20e3]"  # what comes before does not depend on this, nor this on that
-        text = "".join(_pattern(_NEEDLESS).sub("", part) for part in _chunks(text, cut, _CHUNK))
+        text = "".join(_pattern(_NEEDLESS).sub("", part) for part in _chunks(text, cut, _CHUNK_CHARACTERS))
         counts["invisible character"] = before - len(text)
     return text, counts
 
 
-def _chunks(text: str, cut: str, most: int | None = None) -> Iterator[str]:
+def _chunks(text: str, cut: str, max_search: int | None = None) -> Iterator[str]:
     """Parts of a long text, for a pattern holds all threads up until it is through.
 
     They begin where `cut` is found; if that takes more than `most` characters, anywhere.
     """
     at = 0
-    while len(text) - at > _CHUNK:
-        end = at + _CHUNK
-        found = _pattern(cut).search(text, end, len(text) if most is None else end + most)
-        if found is not None:
-            end = found.start()
-        elif most is None:
+    while len(text) - at > _CHUNK_CHARACTERS:
+        end = at + _CHUNK_CHARACTERS
+        match = _pattern(cut).search(text, end, len(text) if max_search is None else end + max_search)
+        if match is not None:
+            end = match.start()
+        elif max_search is None:
             break
         yield text[at:end]
         at = end
@@ -171,39 +175,43 @@ def _chunks(text: str, cut: str, most: int | None = None) -> Iterator[str]:
 class _Table(dict[int, str | None]):
     """What becomes of each character, for `str.translate`; found out when it is first met."""
 
-    def __init__(self, made: Callable[[str], str | None]) -> None:
-        self._made = made
+    def __init__(self, replacement_of: Callable[[str], str | None]) -> None:
+        self._replacement_of = replacement_of
 
     def __missing__(self, code: int) -> str | None:
-        if len(self) >= _MANY:
+        if len(self) >= _MAX_TABLE_CHARACTERS:
             self.clear()
-        self[code] = made = self._made(chr(code))
-        return made
+        self[code] = replacement = self._replacement_of(chr(code))
+        return replacement
 
 
-def _hides(char: str) -> bool:
+def _is_escaped_for_display(char: str) -> bool:
     """Whether it is written out for display wherever it stands."""
     return char not in _NEEDED and char != "\r" and _first(True).match(char) is not None
 
 
-def _goes(char: str) -> bool:
+def _is_removed_from_results(char: str) -> bool:
     """Whether it is removed from a result wherever it stands."""
-    return char not in _NEEDED and _pattern(f"[{ACTING}{HIDDEN}]").match(char) is not None and char != "\r"
+    return char not in _NEEDED and _pattern(f"[{CONTROLS}{INVISIBLE}]").match(char) is not None and char != "\r"
 
 
-_shown = _Table(lambda char: char if not _hides(char) else "\n" if char in _BREAKS else None)
-_left = _Table(lambda char: char if not _goes(char) else "\n" if char in _BREAKS else None)
-_signs = _Table(lambda char: _sign(char) if _goes(char) else None)
-_names = {
-    True: _Table(lambda char: _name(char) if _hides(char) else char),
-    False: _Table(lambda char: _name(char) if _hides(char) or char in _SHORT else char),
-    None: _Table(lambda char: _name(char) if _goes(char) else char),
+_strip_for_display = _Table(
+    lambda char: char if not _is_escaped_for_display(char) else "\n" if char in _BREAKS else None
+)
+_strip_from_results = _Table(
+    lambda char: char if not _is_removed_from_results(char) else "\n" if char in _BREAKS else None
+)
+_class_signs = _Table(lambda char: _sign(char) if _is_removed_from_results(char) else None)
+_escapes = {
+    True: _Table(lambda char: _name(char) if _is_escaped_for_display(char) else char),
+    False: _Table(lambda char: _name(char) if _is_escaped_for_display(char) or char in _SHORT_ESCAPES else char),
+    None: _Table(lambda char: _name(char) if _is_removed_from_results(char) else char),
 }
 
 
-def _written_out(text: str, lines: bool | None) -> str:
-    needless = _pattern(_NEEDLESS).sub(lambda found: "".join(map(_name, found[0])), text)
-    return needless.translate(_names[lines])
+def _escape_all(text: str, lines: bool | None) -> str:
+    needless = _pattern(_NEEDLESS).sub(lambda match: "".join(map(_name, match[0])), text)
+    return needless.translate(_escapes[lines])
 
 
 @cache
@@ -213,14 +221,14 @@ def _pattern(text: str) -> re.Pattern[str]:  # these take milliseconds, and few 
 
 @cache
 def _first(lines: bool) -> re.Pattern[str]:
-    return re.compile(f"[{_ACTING[lines]}{HIDDEN}{_DATA}]")
+    return re.compile(f"[{_DISPLAY_CONTROLS[lines]}{INVISIBLE}{_DATA}]")
 
 
 def one_line(text: str, limit: int = 80) -> str:
     """The beginning of a text as one line of at most `limit` characters; runs of white space become one space."""
     start = text[: 50 * limit]
-    made = inert(_SPACE.sub(" ", start).strip(), lines=False)
-    return made if len(made) <= limit and len(start) == len(text) else made[: limit - 1] + "…"
+    line = escape(_SPACE.sub(" ", start).strip(), lines=False)
+    return line if len(line) <= limit and len(start) == len(text) else line[: limit - 1] + "…"
 
 
 def texts_in(value: Any) -> list[str]:
@@ -236,7 +244,7 @@ def texts_in(value: Any) -> list[str]:
 
 def _name(char: str) -> str:
     code = ord(char)
-    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0xA0 else f"<U+{code:04X}>")
+    return _SHORT_ESCAPES.get(char) or (f"\\x{code:02x}" if code < 0xA0 else f"<U+{code:04X}>")
 
 
 def _sign(char: str) -> str:
@@ -265,13 +273,13 @@ _VARIABLE_ENDINGS = tuple(
     "token apikey accesskey authkey encryptionkey masterkey privatekey secretkey sessionkey signingkey sshkey"
     " dbpass pgpass sshpass userpass rootpass adminpass dbpwd mysqlpwd".split()
 )
-_ASKED = re.compile(  # in the name, title or description of a field
+_SECRET_FIELD = re.compile(  # in the name, title or description of a field
     r"(?i)passwor[dt]|passwd|passphrase|(?<![a-z])(?:pwd|cvv|cvc|otp)(?![a-z])|api[_ -]?key|private[_ -]?key"
     r"|access[_ -]?(?:key|token)|auth[a-z]*[_ -]?token|client[_ -]?secret|secret[_ -]?key|^secret$|^token$"
     r"|bearer[_ -]?token|credit[_ -]?card|card[_ -]?number|(?<![a-z])pin[_ -]?(?:code|number)"
     r"|recovery[_ -]?code|seed[_ -]?phrase"
 )
-_ASKED_IN_WORDS = re.compile(
+_SECRET_MESSAGE = re.compile(
     r"(?i)\b(?:your|the|a|an|type|enter|give|send)\s+(?:[\w'-]+\s+){0,3}?(?:password|passphrase|passwd"
     r"|api[ -]key|private key|access token|secret key|credit card|card number|pin code|seed phrase)\b"
 )
@@ -298,7 +306,11 @@ _BEGINNINGS = (
     "hk_ pypi- -----begin :// secret passwo passwd passphrase apikey api_key api-key privatekey private_key "
     "private-key accesskey access_key access-key signingkey signing_key signing-key authorization credential token"
 ).split()
-_LIKE = {0x130: "i", 0x131: "i", 0x17F: "s"}  # what counts as a letter in the other case beside what `lower` knows
+_CASE_VARIANTS = {
+    0x130: "i",
+    0x131: "i",
+    0x17F: "s",
+}  # what counts as a letter in the other case beside what `lower` knows
 _RUN = re.compile(r"(?<![\w-])[\w-]*?eyj")
 _SCHEME = re.compile(r"(?:bearer|dpop|basic)\s+", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[\w:]+\}")  # to a variable: where a secret is, not what it is
@@ -311,20 +323,20 @@ def is_secret(name: str) -> bool:
     return name.isupper() and any(secret_words(name))
 
 
-def asked_secret(schema: Any, message: str = "") -> str:
+def secret_field(schema: Any, message: str = "") -> str:
     """Return the field of a form that asks for a secret, or the word of its message that does; "" if none does.
 
     Servers must not ask for sensitive information by a form: it passes through the client, and often a model.
     """
     fields = schema.get("properties") if isinstance(schema, Mapping) else None
     for name, field in fields.items() if isinstance(fields, Mapping) else ():
-        told = field if isinstance(field, Mapping) else {}
-        said = [str(name), *(text for key in ("title", "description") if type(text := told.get(key)) is str)]
-        is_text = told.get("type", "string") == "string" and "enum" not in told
-        if is_text and (told.get("format") == "password" or any(map(_ASKED.search, said))):
+        attributes = field if isinstance(field, Mapping) else {}
+        labels = [str(name), *(text for key in ("title", "description") if type(text := attributes.get(key)) is str)]
+        is_text = attributes.get("type", "string") == "string" and "enum" not in attributes
+        if is_text and (attributes.get("format") == "password" or any(map(_SECRET_FIELD.search, labels))):
             return str(name)[:100]
-    found = _ASKED_IN_WORDS.search(message)
-    return found[0] if found and fields else ""
+    match = _SECRET_MESSAGE.search(message)
+    return match[0] if match and fields else ""
 
 
 def secret_words(variable: str) -> list[bool]:
@@ -337,48 +349,48 @@ def secret_words(variable: str) -> list[bool]:
     ]
 
 
-def mask(text: str, known: Collection[str] = ()) -> str:
+def mask(text: str, secrets: Collection[str] = ()) -> str:
     """The text without what looks like a secret, and without those that are known."""
-    for secret in sorted(known, key=len, reverse=True):
+    for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= 4:  # shorter ones would take half of every text with them
             text = text.replace(secret, MASK)
-    made, done = [], 0
+    parts, done = [], 0
     for start in _starts(text):
-        if start >= done and (found := _pattern(_LOOKS_SECRET).match(text, start)):
-            made += [text[done:start], _hide(found)]
-            done = found.end()
-    return "".join([*made, text[done:]]) if made else text
+        if start >= done and (match := _pattern(_LOOKS_SECRET).match(text, start)):
+            parts += [text[done:start], _hide(match)]
+            done = match.end()
+    return "".join([*parts, text[done:]]) if parts else text
 
 
-def mask_secrets(value: Any, known: Collection[str] = ()) -> Any:
+def mask_secrets(value: Any, secrets: Collection[str] = ()) -> Any:
     """A copy of a JSON value without its secrets; texts are masked as by `mask`."""
     if isinstance(value, str):
-        return mask(value, known)
+        return mask(value, secrets)
     if isinstance(value, Mapping):
-        return {mask(str(key), known): _member(str(key), inner, known) for key, inner in value.items()}
+        return {mask(str(key), secrets): _member(str(key), inner, secrets) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         if len(value) == 2 and isinstance(value[0], str) and is_secret(value[0]):  # a header, as name and value
-            return [value[0], _member(value[0], value[1], known)]
-        return [mask_secrets(inner, known) for inner in value]
+            return [value[0], _member(value[0], value[1], secrets)]
+        return [mask_secrets(inner, secrets) for inner in value]
     return value
 
 
-def mask_words(words: Iterable[str], known: Collection[str] = ()) -> list[str]:
+def mask_words(words: Iterable[str], secrets: Collection[str] = ()) -> list[str]:
     """The words of a command without their secrets: also what follows an option such as `--token`."""
-    shown, hidden = [], False
+    masked, hidden = [], False
     for word in words:
-        shown.append(MASK if hidden and not word.startswith("-") else mask(word, known))
+        masked.append(MASK if hidden and not word.startswith("-") else mask(word, secrets))
         hidden = word.startswith("-") and "=" not in word and is_secret(word)
-    return shown
+    return masked
 
 
 def _starts(text: str) -> list[int]:
     """Where something that looks like a secret can begin, in order."""
-    lower = (text if text.isascii() else text.translate(_LIKE)).lower()
-    found = [at for word in _BEGINNINGS for at in _places(lower, word)]
+    lower = (text if text.isascii() else text.translate(_CASE_VARIANTS)).lower()
+    starts = [at for word in _BEGINNINGS for at in _places(lower, word)]
     if "eyj" in lower:  # a token of three parts may have something before it, up to where its word begins
-        found += [run.start() for run in _RUN.finditer(lower)]
-    return sorted(found)
+        starts += [run.start() for run in _RUN.finditer(lower)]
+    return sorted(starts)
 
 
 def _places(text: str, word: str) -> Iterator[int]:
@@ -388,21 +400,21 @@ def _places(text: str, word: str) -> Iterator[int]:
         at = text.find(word, at + 1)
 
 
-def _hide(found: re.Match[str]) -> str:
-    groups = found.groupdict()
-    shown = groups["scheme"] or groups["prefix"] or groups["user"] or groups["member"] or ""
-    return f"{shown}{groups['how']} {MASK}" if groups["how"] else shown + MASK
+def _hide(match: re.Match[str]) -> str:
+    groups = match.groupdict()
+    prefix = groups["scheme"] or groups["prefix"] or groups["user"] or groups["member"] or ""
+    return f"{prefix}{groups['how']} {MASK}" if groups["how"] else prefix + MASK
 
 
-def _member(name: str, value: Any, known: Collection[str]) -> Any:
+def _member(name: str, value: Any, secrets: Collection[str]) -> Any:
     if not is_secret(name) or (isinstance(value, Mapping) and value.keys() & {"type", "$ref", "anyOf", "oneOf"}):
-        return mask_secrets(value, known)  # a schema that speaks of a secret is none
+        return mask_secrets(value, secrets)  # a schema that speaks of a secret is none
     if isinstance(value, str):
         scheme = _SCHEME.match(value)
-        said, rest = (scheme[0], value[scheme.end() :]) if scheme else ("", value)
-        return value if not rest or _REFERENCE.fullmatch(rest) else said + MASK
+        prefix, rest = (scheme[0], value[scheme.end() :]) if scheme else ("", value)
+        return value if not rest or _REFERENCE.fullmatch(rest) else prefix + MASK
     if isinstance(value, Mapping):
-        return {key: _member(name, inner, known) for key, inner in value.items()}
+        return {key: _member(name, inner, secrets) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_member(name, inner, known) for inner in value]
+        return [_member(name, inner, secrets) for inner in value]
     return MASK if type(value) in (int, float) else value

@@ -9,31 +9,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from handrail.text.controls import CONTINUES, continued, inert, mask
+from handrail.text.controls import CONTINUATION, escape, escape_with_continuations, mask
 
-__all__ = ["LINES"]
+__all__ = ["ESCAPE_FILTER"]
 
 _formatter = logging.Formatter()
 
 
-class _Lines(logging.Filter):
+class _EscapeFilter(logging.Filter):
     """Makes a record's text and traceback inert, without what looks like a secret."""
 
-    masked: Callable[[str], str] = staticmethod(mask)
+    mask_text: Callable[[str], str] = staticmethod(mask)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and not record.exc_text:
             record.exc_text = _formatter.formatException(record.exc_info)
         if record.exc_text:
-            record.exc_text = CONTINUES + continued(self.masked(record.exc_text))
+            record.exc_text = CONTINUATION + escape_with_continuations(self.mask_text(record.exc_text))
         if record.stack_info:
-            record.stack_info = CONTINUES + continued(self.masked(record.stack_info))
+            record.stack_info = CONTINUATION + escape_with_continuations(self.mask_text(record.stack_info))
         message = record.getMessage()
-        shown = inert(self.masked(message), lines=False)
-        if shown != message:
-            record.msg, record.args = shown, ()
+        escaped = escape(self.mask_text(message), lines=False)
+        if escaped != message:
+            record.msg, record.args = escaped, ()
         return True
 
 
-LINES = _Lines()
-logging.getLogger("handrail").addFilter(LINES)
+ESCAPE_FILTER = _EscapeFilter()
+logging.getLogger("handrail").addFilter(ESCAPE_FILTER)

@@ -6,12 +6,12 @@ import re
 from base64 import b64decode
 from html import unescape
 
-__all__ = ["active_svg", "size_of", "trouble"]
+__all__ = ["active_svg", "check_media", "size_of"]
 
-_LOOK = 512
+_HEAD_BYTES = 512
 
 # What begins so, or has this from the given place on, is of that type. The first that fits counts.
-_SIGNS: tuple[tuple[str, int, tuple[bytes, ...]], ...] = (
+_SIGNATURES: tuple[tuple[str, int, tuple[bytes, ...]], ...] = (
     ("image/png", 0, (b"\x89PNG\r\n\x1a\n",)),
     ("image/jpeg", 0, (b"\xff\xd8\xff",)),
     ("image/gif", 0, (b"GIF87a", b"GIF89a")),
@@ -32,7 +32,7 @@ _SIGNS: tuple[tuple[str, int, tuple[bytes, ...]], ...] = (
     ("a document with macros", 0, (b"\xd0\xcf\x11\xe0", b"{\\rtf")),
     ("a program", 0, (b"MZ", b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\0asm", b"#!")),
 )
-_OTHER_NAMES = {
+_TYPE_ALIASES = {
     "image/jpg": "image/jpeg",
     "image/pjpeg": "image/jpeg",
     "image/x-ms-bmp": "image/bmp",
@@ -49,7 +49,7 @@ _OTHER_NAMES = {
     "audio/x-m4a": "audio/mp4",
     "audio/m4a": "audio/mp4",
 }
-_KNOWN = frozenset(kind for kind, _, _ in _SIGNS if kind.startswith(("image/", "audio/")))
+_RECOGNISED_TYPES = frozenset(kind for kind, _, _ in _SIGNATURES if kind.startswith(("image/", "audio/")))
 
 
 # What a picture of markup acts with: scripts, handlers of events, pages inside of it, addresses that are scripts.
@@ -78,26 +78,26 @@ def size_of(data: bytes | str) -> int:
     return len(data) if not isinstance(data, str) else len(data) * 3 // 4 - data[-2:].count("=")
 
 
-def trouble(declared: str, data: bytes | str) -> tuple[str, str] | None:
+def check_media(declared: str, data: bytes | str) -> tuple[str, str] | None:
     """What is wrong with the bytes of a picture or a sound: the rule, and the reason; None when nothing is.
 
     "scripts": a picture that can hold them. "mismatch": the bytes are of another type. "unrecognised": they begin like
     nothing that is known here, so they may be damaged, or made up for a test. Other types are not judged.
     """
     kind = declared.partition(";")[0].strip().lower()
-    kind = _OTHER_NAMES.get(kind, kind)
+    kind = _TYPE_ALIASES.get(kind, kind)
     if kind.startswith("image/svg"):
         return "scripts", f"{declared} can hold scripts"
-    if kind not in _KNOWN:
+    if kind not in _RECOGNISED_TYPES:
         return None
-    found = _kind_of(b64decode(data[: _LOOK // 3 * 4]) if isinstance(data, str) else bytes(data[:_LOOK]))
-    if found is None:
+    detected = _kind_of(b64decode(data[: _HEAD_BYTES // 3 * 4]) if isinstance(data, str) else bytes(data[:_HEAD_BYTES]))
+    if detected is None:
         return "unrecognised", f"declared {declared}, but it does not begin like one"
-    return None if found == kind else ("mismatch", f"declared {declared}, but the bytes are {found}")
+    return None if detected == kind else ("mismatch", f"declared {declared}, but the bytes are {detected}")
 
 
 def _kind_of(head: bytes) -> str | None:
-    for kind, at, signs in _SIGNS:
+    for kind, at, signs in _SIGNATURES:
         if head.startswith(signs, at):
             return kind
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()

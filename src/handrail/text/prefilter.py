@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from handrail.text.controls import ACTING, HIDDEN
-from handrail.text.secrets import SIGNS, URL_PASSWORD, Secrets, lacks_whole
+from handrail.text.controls import CONTROLS, INVISIBLE
+from handrail.text.secrets import PREFIXES, URL_PASSWORD, Secrets, compile_absence_strict
 
-__all__ = ["Sight"]
+__all__ = ["Prefilter"]
 
 
 def _any_of(characters: Iterable[str]) -> str:
@@ -22,7 +22,7 @@ def _any_of(characters: Iterable[str]) -> str:
 # Characters up to which one go byte by byte is faster than several; and several are, than to find out which are needed.
 _SHORT, _SHORT_WIDE, _MEDIUM = 200, 3000, 20_000
 _LONE_RETURN = r"\r(?:[^\n]|$)"
-_WIDE = rf"[{ACTING}{HIDDEN}]|{_LONE_RETURN}".replace("\ud800-\udfff", "")
+_WIDE = rf"[{CONTROLS}{INVISIBLE}]|{_LONE_RETURN}".replace("\ud800-\udfff", "")
 # What acts in ASCII. The engine keeps characters in eight buckets, by their lower four bits, else by their place, and
 # halts at every character whose lower and whose upper half are in one bucket. In this order none halts at other text.
 _ACTING_BUT_RETURN = (
@@ -46,48 +46,49 @@ _ONLY_HIDDEN = (b"\xf1", b"\xf2")
 _SOME_HIDDEN, _SOME_HIDDEN_OF_FOUR = (b"\xef", b"\xf3", b"\xf4"), b"\xf0"
 
 
-class Sight:
+class Prefilter:
     """Whether there is anything in a text, whatever is then done about it."""
 
     def __init__(self, secrets: Secrets) -> None:
         self.secrets = secrets
         # These may see a secret where there is none.
-        self._nothing = lacks_whole("|".join([_WIDE, *SIGNS, URL_PASSWORD]))
-        self._nothing_long = lacks_whole(*_ACTING, *SIGNS, URL_PASSWORD)
+        self._is_clean_short = compile_absence_strict("|".join([_WIDE, *PREFIXES, URL_PASSWORD]))
+        self._is_clean_ascii = compile_absence_strict(*_ACTING, *PREFIXES, URL_PASSWORD)
 
-    def is_plain(self, text: str) -> bool:
+    def is_clean(self, text: str) -> bool:
         """Nothing that acts or hides, and no secret."""
         try:
             if len(text) <= _SHORT:
-                has_nothing = self._nothing(text)
+                is_clean = self._is_clean_short(text)
             elif text.isascii():
-                has_nothing = len(text) <= _MEDIUM and self._nothing_long(text)
+                is_clean = len(text) <= _MEDIUM and self._is_clean_ascii(text)
             else:
-                has_nothing = len(text) <= _SHORT_WIDE and self._nothing(text)
+                is_clean = len(text) <= _SHORT_WIDE and self._is_clean_short(text)
         except UnicodeEncodeError:  # half a character
             return False
-        if has_nothing:
-            return not self.secrets.others or all(without(text) for without in self.secrets.others)
-        return self.is_calm(text) and self.secrets.absent(text)
+        if is_clean:
+            return not self.secrets.other_checks or all(is_absent(text) for is_absent in self.secrets.other_checks)
+        return self.has_no_controls(text) and self.secrets.has_none(text)
 
-    def is_calm(self, text: str) -> bool:
+    def has_no_controls(self, text: str) -> bool:
         """Nothing that acts or hides."""
         try:
             if len(text) <= _SHORT:
-                return lacks_whole(_WIDE)(text)
+                return compile_absence_strict(_WIDE)(text)
             if not (
-                lacks_whole(*_ACTING)(text) or ("\r" in text and lacks_whole(*_ACTING_BUT_RETURN, _LONE_RETURN)(text))
+                compile_absence_strict(*_ACTING)(text)
+                or ("\r" in text and compile_absence_strict(*_ACTING_BUT_RETURN, _LONE_RETURN)(text))
             ):
                 return False
             if text.isascii():
                 return True
-            if not lacks_whole(_TWO, _THREE, _THREE_MORE)(text):
+            if not compile_absence_strict(_TWO, _THREE, _THREE_MORE)(text):
                 return False
             encoded = text.encode()
             if any(first in encoded for first in _ONLY_HIDDEN):
                 return False
-            if _SOME_HIDDEN_OF_FOUR in encoded and not lacks_whole(_FOUR)(text):
+            if _SOME_HIDDEN_OF_FOUR in encoded and not compile_absence_strict(_FOUR)(text):
                 return False
-            return not any(first in encoded for first in _SOME_HIDDEN) or lacks_whole(_WIDE)(text)
+            return not any(first in encoded for first in _SOME_HIDDEN) or compile_absence_strict(_WIDE)(text)
         except UnicodeEncodeError:
             return False

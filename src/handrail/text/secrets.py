@@ -23,9 +23,9 @@ from urllib.parse import quote
 from handrail.errors import SchemaError
 from handrail.model import Json
 from handrail.schema.compile import compile_schema
-from handrail.text.controls import MASK, is_secret, quiet, secret_words
+from handrail.text.controls import MASK, is_secret, secret_words, strip_controls
 
-__all__ = ["SIGNS", "URL_PASSWORD", "Hit", "Secrets", "lacks", "lacks_whole", "secrets_in"]
+__all__ = ["PREFIXES", "URL_PASSWORD", "Hit", "Secrets", "compile_absence", "compile_absence_strict", "secrets_in"]
 
 _EDGE = "(?<![A-Za-z0-9])"
 _NEW = r"(?:\\[rn]|\s)"  # also as JSON writes it
@@ -70,14 +70,14 @@ _BASIC = r"Basic[ \t]{1,8}(?:[0-9_+/-]|[\w+/-]+[A-Z0-9_+/-])"  # what is no word
 _PARTS = [f"{_LINEAR['bearer']}|{_BASIC}", r"eyJ[\w-]{8,}\."]
 URL_PASSWORD = _LINEAR["url_password"].removeprefix(":")
 # Quick looks for all of them: each begins, or goes on, with what is rare in most texts.
-SIGNS = (
+PREFIXES = (
     r"[_-](?:[\w.+/=-]{16,}|----BEGIN)",
     r"SG\.[\w.=-]{24,}|9\.[\w-]{28,}|yJ[\w-]{8,}\.|(?:Bearer|BEARER)[ \t]{1,8}[\w.~+/-]{20,}"
     rf"|{_BASIC}|[KSB]IA[A-Z0-9]{{16}}|CCA[A-Z0-9]{{16}}|Iza[\w-]{{28,}}|TT3[\w.=-]{{24,}}"
     r"|tKey=[A-Za-z0-9+/=-]{32,}",
 )
-_BEGINNING = 2000  # characters of a text by which it is judged
-_MANY = 0.01
+_SAMPLE_CHARACTERS = 2000  # characters of a text by which it is judged
+_DENSE_SHARE = 0.01
 
 _PART = "(?:[A-Z]?[a-z]+|[A-Z]+|[a-z]{0,4}[0-9]{1,4})"
 _WORDS = re.compile(rf"{_PART}(?:[-_./=+~]+{_PART})*[-_./=+~]*")
@@ -90,11 +90,11 @@ _URLSAFE = ascii_letters + digits + "-_"
 _WORD = "[^\\s\"'`<>(){}\\[\\],;=|&?]+"
 _PIECES = (re.compile(_WORD), re.compile(r"[^\n]+"), re.compile(r".+", re.DOTALL))
 _LAST = re.compile(_WORD + r"\Z")
-_FEW = 200  # characters in which all rules are tried sooner than it is asked which are there
+_SHORT_PART = 200  # characters in which all rules are tried sooner than it is asked which are there
 _PART_OF_LINE, _LONGEST = 16_384, 16_384  # characters; the most that a token may need to be recognised
 _LINES = re.compile(r".{1,4096}[^\n]*\n?", re.DOTALL)
 # Values of variables
-_SHORTEST, _FEWEST_BITS = 8, 16  # characters; bits by the frequency of each: 17 in eight that make four pairs
+_MIN_CHARACTERS, _MIN_BITS = 8, 16  # characters; bits by the frequency of each: 17 in eight that make four pairs
 _ORDINARY = re.compile(
     r"change.?me|password|disabled|required|optional|unlimited|localhost|production|development|preproduction"
     r"|undefined|anonymous|automatic|interactive|unspecified|placeholder|your[-_ ].{0,60}",
@@ -117,8 +117,8 @@ def _finder(*rules: str) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=64)
-def lacks_whole(*patterns: str) -> Callable[[str], bool]:
-    """As `lacks`; UnicodeEncodeError of a text with half a character."""
+def compile_absence_strict(*patterns: str) -> Callable[[str], bool]:
+    """As `compile_absence`; UnicodeEncodeError of a text with half a character."""
     schema = {"not": {"anyOf": [{"type": "string", "pattern": each} for each in patterns]}}
     try:
         return compile_schema(schema, "pattern", any_root=True, formats=False).valid
@@ -126,9 +126,9 @@ def lacks_whole(*patterns: str) -> Callable[[str], bool]:
         raise ValueError(str(problem)) from None
 
 
-def lacks(*patterns: str) -> Callable[[str], bool]:
+def compile_absence(*patterns: str) -> Callable[[str], bool]:
     """Whether a text has none of these, by the linear-time engine; ValueError says why that cannot take one."""
-    valid = lacks_whole(*patterns)
+    valid = compile_absence_strict(*patterns)
 
     def check(text: str) -> bool:
         try:
@@ -139,7 +139,7 @@ def lacks(*patterns: str) -> Callable[[str], bool]:
     return check
 
 
-_look = cache(lacks)  # compiled when it is needed first
+_absence_of = cache(compile_absence)  # compiled when it is needed first
 
 
 def secrets_in(environ: Mapping[str, str]) -> frozenset[str]:
@@ -147,28 +147,28 @@ def secrets_in(environ: Mapping[str, str]) -> frozenset[str]:
 
     Short values, paths, addresses, and words like `changeme` are not secrets: masked, they would be missed everywhere.
     """
-    found: set[str] = set()
+    values: set[str] = set()
     for name, value in environ.items():
         words = secret_words(name)
         if any(words) or is_secret(name):
             # `CLIENT_SECRET` may be words. In `TOKEN_TYPE` or `SORT_KEY` they are no secret.
-            names_itself = words[-1] and not _WEAK.search(name)
+            is_explicit = words[-1] and not _WEAK.search(name)
             parts = _SEVERAL.split(value) if _LIST.fullmatch(value) and "-----" not in value else [value]
-            hard = [each for each in parts if not _WORDS.fullmatch(each)]
-            if (hard or names_itself) and not _is_ordinary(value):
-                found.add(value)
-            found.update(each for each in hard if not _is_ordinary(each))
-    return frozenset(found)
+            candidates = [each for each in parts if not _WORDS.fullmatch(each)]
+            if (candidates or is_explicit) and not _is_ordinary(value):
+                values.add(value)
+            values.update(each for each in candidates if not _is_ordinary(each))
+    return frozenset(values)
 
 
 def _is_ordinary(value: str) -> bool:
     """Whether a value is too short or too simple for a secret, or is what configurations often have."""
-    if len(value) < _SHORTEST or _ORDINARY.fullmatch(value):
+    if len(value) < _MIN_CHARACTERS or _ORDINARY.fullmatch(value):
         return True
     if _PATH.fullmatch(value):
         return not any(map(_RANDOM.fullmatch, re.split(r"[/\\]", value)))
     bits = -sum(n * log2(n / len(value)) for n in Counter(value).values())
-    return bits < _FEWEST_BITS
+    return bits < _MIN_BITS
 
 
 class Secrets:
@@ -177,86 +177,91 @@ class Secrets:
     A known value of less than 4 characters is ignored: it would take half of every text with it.
     """
 
-    def __init__(self, known: Iterable[str] = (), patterns: Mapping[str, str] | None = None) -> None:
-        spelled = sorted({each for secret in known for each in _spellings(secret)})
-        self._patterns = {name: lacks(pattern) for name, pattern in (patterns or {}).items()}
-        batches = [spelled[at : at + 16] for at in range(0, len(spelled), 16)]
-        self._known = [(lacks("|".join({re.escape(each[:16]) for each in batch})), batch) for batch in batches]
-        self.others = [*(without for without, _ in self._known), *self._patterns.values()]  # beside tokens
+    def __init__(self, values: Iterable[str] = (), patterns: Mapping[str, str] | None = None) -> None:
+        spellings = sorted({each for secret in values for each in _spellings(secret)})
+        self._patterns = {name: compile_absence(pattern) for name, pattern in (patterns or {}).items()}
+        batches = [spellings[at : at + 16] for at in range(0, len(spellings), 16)]
+        self._value_batches = [
+            (compile_absence("|".join({re.escape(each[:16]) for each in batch})), batch) for batch in batches
+        ]
+        self.other_checks = [
+            *(is_absent for is_absent, _ in self._value_batches),
+            *self._patterns.values(),
+        ]  # beside tokens
 
-    def absent(self, text: str) -> bool:
+    def has_none(self, text: str) -> bool:
         """Whether there is none; what is none may still be taken for one."""
-        return _no_token(text) and (not self.others or all(each(text) for each in self.others))
+        return _no_token(text) and (not self.other_checks or all(each(text) for each in self.other_checks))
 
-    def masked(self, texts: Sequence[str]) -> tuple[list[str], list[Hit]]:
+    def mask_texts(self, texts: Sequence[str]) -> tuple[list[str], list[Hit]]:
         """Texts that follow each other, without the secrets in them, also those that go from one into the next."""
         hits: list[Hit] = []
-        made = list(texts)
-        if len(made) > 1 and not self.absent("".join(made)):
-            made = self._mask(made, hits)
-            for at in range(1, len(made) if self._patterns else 0):
-                self._mask_border(made, at, hits)
-        for at, text in enumerate(made):
-            if not self.absent(text):
+        masked = list(texts)
+        if len(masked) > 1 and not self.has_none("".join(masked)):
+            masked = self._mask(masked, hits)
+            for at in range(1, len(masked) if self._patterns else 0):
+                self._mask_border(masked, at, hits)
+        for at, text in enumerate(masked):
+            if not self.has_none(text):
                 [text] = self._mask([text], hits, at)
-                made[at] = self._mask_described(text, hits, at)
-        return made, hits
+                masked[at] = self._mask_described(text, hits, at)
+        return masked, hits
 
-    def hidden_in(self, value: Json) -> Json:
+    def redact(self, value: Json) -> Json:
         """A copy of a JSON value without them, in its keys too."""
         if isinstance(value, str):
-            return self.masked([value])[0][0]
+            return self.mask_texts([value])[0][0]
         if isinstance(value, dict):
-            return {self.hidden_in(key): self.hidden_in(inner) for key, inner in value.items()}
-        return [self.hidden_in(inner) for inner in value] if isinstance(value, list) else value
+            return {self.redact(key): self.redact(inner) for key, inner in value.items()}
+        return [self.redact(inner) for inner in value] if isinstance(value, list) else value
 
     def _mask(self, texts: list[str], hits: list[Hit], number: int = 0) -> list[str]:
         spans = iter(sorted(self._spans("".join(texts))))
-        start, end, shown, rule = next(spans, _NO_SPAN)
-        made, offset = [], 0
+        start, end, prefix, rule = next(spans, _NO_SPAN)
+        masked, offset = [], 0
         for at, text in enumerate(texts, number):
             parts, done, limit = [], 0, offset + len(text)
             while start < limit:
                 if start >= offset + done:  # else it began in the text before, or inside another
-                    parts += [text[done : start - offset], shown, MASK]
+                    parts += [text[done : start - offset], prefix, MASK]
                     hits.append((at, rule))
                 done = max(done, min(end, limit) - offset)
                 if end > limit:
                     break
-                start, end, shown, rule = next(spans, _NO_SPAN)
-            made.append("".join([*parts, text[done:]]))
+                start, end, prefix, rule = next(spans, _NO_SPAN)
+            masked.append("".join([*parts, text[done:]]))
             offset = limit
-        return made
+        return masked
 
     def _spans(self, text: str) -> Iterator[tuple[int, int, str, str]]:
         """From where to where, what is left standing before the mask, by which rule."""
-        for without, batch in self._known:
-            if not without(text):
+        for is_absent, batch in self._value_batches:
+            if not is_absent(text):
                 yield from ((at, at + len(each), "", "known") for each in batch for at in _places(text, each))
-        for found in self._tokens(text):
-            (start, end), rule = found.span(), found.lastgroup or ""
-            shown = found[rule]
-            hidden, innocent = found[0][len(shown) :], _WORDS
+        for match in self._tokens(text):
+            (start, end), rule = match.span(), match.lastgroup or ""
+            prefix = match[rule]
+            hidden, innocent = match[0][len(prefix) :], _WORDS
             if rule == "jwt":
                 header = text[max(0, start - 8192) : start]
                 header = header[len(header.rstrip(_URLSAFE)) :]
                 if "eyJ" not in header:
                     continue
-                start, shown = start - len(header) + header.index("eyJ"), ""
+                start, prefix = start - len(header) + header.index("eyJ"), ""
             elif rule == "url_password":
                 end, hidden, innocent = end - 1, hidden[:-1], _PLACEHOLDER
             elif rule == "aws" and text[end : end + 1] in _ALNUM:
                 continue
             if rule in _ALWAYS or not innocent.fullmatch(hidden):
-                yield start, end, shown, rule
+                yield start, end, prefix, rule
 
     def _tokens(self, text: str) -> Iterator[re.Match[str]]:
         first, *rest = _TOKENS
         done = 0
         for at in _places(text, "-----BEGIN "):  # the one of many lines
-            if at >= done and (found := _finder(first).match(text, at)):
-                yield found
-                done = found.end()
+            if at >= done and (match := _finder(first).match(text, at)):
+                yield match
+                done = match.end()
         for lines in _LINES.finditer(text):
             if _no_token(lines[0]):
                 continue
@@ -265,27 +270,29 @@ class Secrets:
                 limit, done = at + _PART_OF_LINE, at
                 part = text[at : min(end, limit + _LONGEST)]
                 rules = rest
-                if len(part) > _FEW:
-                    rules = [rule for rule in rest if not _look(_LINEAR[rule])(part)]
+                if len(part) > _SHORT_PART:
+                    rules = [rule for rule in rest if not _absence_of(_LINEAR[rule])(part)]
                 if rules:
                     finder = _finder(*rules)
-                    for found in finder.finditer(text, at, at + len(part)):
-                        if found.start() >= limit:
+                    for match in finder.finditer(text, at, at + len(part)):
+                        if match.start() >= limit:
                             break
-                        if found.end() == limit + _LONGEST:  # it may go on
-                            found = finder.match(text, found.start(), end) or found
-                        yield found
-                        done = found.end()
+                        if match.end() == limit + _LONGEST:  # it may go on
+                            match = finder.match(text, match.start(), end) or match
+                        yield match
+                        done = match.end()
                 at = max(limit, done)
 
     def _mask_described(self, text: str, hits: list[Hit], number: int) -> str:
-        for name, without in self._patterns.items():
+        for name, is_absent in self._patterns.items():
             for pieces in _PIECES:
-                if without(text):
+                if is_absent(text):
                     break
 
-                def replace(piece: re.Match[str], without: Callable[[str], bool] = without, name: str = name) -> str:
-                    if without(piece[0]):
+                def replace(
+                    piece: re.Match[str], is_absent: Callable[[str], bool] = is_absent, name: str = name
+                ) -> str:
+                    if is_absent(piece[0]):
                         return piece[0]
                     hits.append((number, name))
                     return MASK
@@ -295,8 +302,8 @@ class Secrets:
 
     def _mask_border(self, texts: list[str], at: int, hits: list[Hit]) -> None:
         left, right = _LAST.search(texts[at - 1], max(0, len(texts[at - 1]) - 200)), _PIECES[0].match(texts[at])
-        for name, without in self._patterns.items():
-            if left and right and without(left[0]) and without(right[0]) and not without(left[0] + right[0]):
+        for name, is_absent in self._patterns.items():
+            if left and right and is_absent(left[0]) and is_absent(right[0]) and not is_absent(left[0] + right[0]):
                 texts[at - 1], texts[at] = texts[at - 1][: left.start()] + MASK, texts[at][right.end() :]
                 hits.append((at - 1, name))
                 return
@@ -304,13 +311,15 @@ class Secrets:
 
 def _no_token(text: str) -> bool:
     """Whether there is none; what is none may still be taken for one."""
-    if "@" in text and not _look(_LINEAR["url_password"])(text):
+    if "@" in text and not _absence_of(_LINEAR["url_password"])(text):
         return False
-    beginning = text[:_BEGINNING]  # where signs are everywhere, to halt at each takes longer than to look for more
-    has_many = beginning.count("-") + beginning.count("_") > _MANY * len(beginning)
-    if not has_many and _look(*SIGNS)(text):
+    beginning = text[
+        :_SAMPLE_CHARACTERS
+    ]  # where signs are everywhere, to halt at each takes longer than to look for more
+    has_many = beginning.count("-") + beginning.count("_") > _DENSE_SHARE * len(beginning)
+    if not has_many and _absence_of(*PREFIXES)(text):
         return True
-    return _look(*_EXACT)(text) and (_look(*_PARTS)(text) or _look(*_SLOW)(text))
+    return _absence_of(*_EXACT)(text) and (_absence_of(*_PARTS)(text) or _absence_of(*_SLOW)(text))
 
 
 def _places(text: str, word: str) -> Iterator[int]:
@@ -323,7 +332,7 @@ def _places(text: str, word: str) -> Iterator[int]:
 
 def _spellings(secret: str) -> Iterator[str]:
     """A secret as it may be written: as it is, in JSON, Python, HTML, an address, hexadecimal, somewhere in base64."""
-    secret = quiet(secret)[0]
+    secret = strip_controls(secret)[0]
     if len(secret) < 4:
         return
     yield secret
@@ -332,7 +341,12 @@ def _spellings(secret: str) -> Iterator[str]:
         as_html = as_html.replace(char, name)
     yield from (dumps(secret)[1:-1], dumps(secret, ensure_ascii=False)[1:-1], as_html)
     quoted = quote(secret, safe="")
-    yield from (quoted, quote(secret), quoted.replace("%", "%25"), re.sub("%..", lambda it: it[0].lower(), quoted))
+    yield from (
+        quoted,
+        quote(secret),
+        quoted.replace("%", "%25"),
+        re.sub("%..", lambda match: match[0].lower(), quoted),
+    )
     yield from (repr(secret)[1:-1], as_html.replace("&quot;", "&#34;").replace("&#x27;", "&#39;"))
     if len(secret) >= 8:
         raw = secret.encode()

@@ -17,7 +17,7 @@ from handrail.model import Object
 from handrail.revisions import Revision
 
 
-class Waiting(Struct, eq=False):
+class PendingRequest(Struct, eq=False):
     """A request of ours, from when it is made until it is settled; `future` gives the result, or why there is none."""
 
     id: Id
@@ -27,38 +27,40 @@ class Waiting(Struct, eq=False):
     headers: dict[str, str] = {}  # over HTTP, beside those every request has
     status: int = 0  # over HTTP, that of the answer
     sent: Sent = Sent.NO  # the transport says UNKNOWN as soon as a part of it may have left
-    trail: Any = None  # the transport's own: what it has to end if nobody waits any more
+    task: Any = None  # the transport's own: what it has to end if nobody waits any more
 
 
-class Ear(Protocol):
+class MessageHandler(Protocol):
     """The conversation, as a transport sees it. None of these raises, or waits."""
 
-    def hear(self, message: bytes | bytearray, about: Waiting | None = None) -> None:
+    def on_message(self, message: bytes | bytearray, request: PendingRequest | None = None) -> None:
         """A message came; `about` where it came in answer to that request, and can be about no other."""
 
-    def alive(self, about: Waiting | None = None) -> None:
+    def on_activity(self, request: PendingRequest | None = None) -> None:
         """The peer showed that it is there (a keep-alive, a part of a long answer), for one request or for all."""
 
-    def lost(self, problem: PeerError, about: Waiting | None = None) -> None:
+    def on_failure(self, problem: PeerError, request: PendingRequest | None = None) -> None:
         """Nothing more will come for one request, or (None) for any: the transport is dead."""
 
-    def skipped(self, why: str, *, too_long: bool = False) -> None:
+    def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         """Something came that was no message, or too long for one; it was left out."""
 
 
-class Link(Protocol):
+class ClientTransport(Protocol):
     """A client's end of a transport."""
 
     disconnect_cancels: bool  # in stateless revisions: giving up a request is all the cancelling there is
-    news: int  # which stream brings what the server says unasked, counted from 1; 0: none, just now or at all
+    notification_stream: (
+        int  # which stream brings what the server says unasked, counted from 1; 0: none, just now or at all
+    )
 
-    async def open(self, ear: Ear) -> None:
+    async def open(self, handler: MessageHandler) -> None:
         """Connect, or start the server. TransportError says why not. What comes from now on goes to `ear`."""
 
-    def send(self, message: bytes, about: Waiting | None) -> None:
+    def send(self, message: bytes, request: PendingRequest | None) -> None:
         """Send a message; `about` is the request it is, None for notifications and answers. Never waits or raises."""
 
-    def agreed(self, revision: Revision) -> None:
+    def set_revision(self, revision: Revision) -> None:
         """What is spoken from now on."""
         return
 
@@ -66,7 +68,7 @@ class Link(Protocol):
         """Try an older form of the transport, if there is one; whether there is."""
         return False
 
-    def give_up(self, about: Waiting) -> None:
+    def cancel(self, request: PendingRequest) -> None:
         """Nobody waits for this request any more."""
         return
 

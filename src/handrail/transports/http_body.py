@@ -9,11 +9,11 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from handrail.errors import HttpRefused, Sent, TransportError
-from handrail.jsonrpc import Response, decode_answer, error_flaw
-from handrail.protocol.sse import Event, EventReader
+from handrail.jsonrpc import Response, decode_response, error_problem
+from handrail.protocol.sse import EventReader, ServerSentEvent
 from handrail.text.controls import one_line
-from handrail.transports.base import Ear, Waiting
-from handrail.transports.http_request import EVENTS, JSON, broken
+from handrail.transports.base import MessageHandler, PendingRequest
+from handrail.transports.http_request import EVENTS, JSON, connection_errors
 from handrail.transports.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def media_type(response: ClientResponse) -> str:
 async def read_some(response: ClientResponse, limit: int) -> bytes:
     """The body, or as much of it as comes, and stands before `limit`."""
     pieces, size = [], 0
-    with contextlib.suppress(*broken()):
+    with contextlib.suppress(*connection_errors()):
         while size <= limit and (piece := await response.content.readany()):
             pieces.append(piece)
             size += len(piece)
     return b"".join(pieces)[:limit]
 
 
-async def read_whole(response: ClientResponse, limit: int, ear: Ear, about: Waiting) -> bytes:
+async def read_whole(response: ClientResponse, limit: int, handler: MessageHandler, request: PendingRequest) -> bytes:
     """The body, if it is not longer than `limit`."""
     content = response.content
     size = response.content_length or 0
@@ -50,7 +50,7 @@ async def read_whole(response: ClientResponse, limit: int, ear: Ear, about: Wait
         if not content.at_eof():
             pieces, size = [body], len(body)
             while size <= limit and pieces[-1]:
-                ear.alive(about)
+                handler.on_activity(request)
                 pieces.append(await content.readany())
                 size += len(pieces[-1])
             body = b"".join(pieces)
@@ -59,42 +59,44 @@ async def read_whole(response: ClientResponse, limit: int, ear: Ear, about: Wait
     return body
 
 
-NOT_HERE = "Is this the address of an MCP server? The path is often /mcp"
+WRONG_URL_HINT = "Is this the address of an MCP server? The path is often /mcp"
 
 
-def is_error(body: bytes, about: Waiting) -> bool:
+def is_error(body: bytes, request: PendingRequest) -> bool:
     """Return whether `body` is a valid JSON-RPC error, about this request or about none.
 
     Proxies and rate limiters answer `{"error": "rate limited"}` too; that is no message.
     """
-    found = decode_answer(body)
+    message = decode_response(body)
     return (
-        isinstance(found, Response)
-        and found.id in ("", about.id)  # "" stands for none
-        and error_flaw(found.error) == ""
+        isinstance(message, Response)
+        and message.id in ("", request.id)  # "" stands for none
+        and error_problem(message.error) == ""
     )
 
 
-def refusal(response: ClientResponse, body: bytes) -> HttpRefused:
+def status_error(response: ClientResponse, body: bytes) -> HttpRefused:
     """What a status that says no means to a caller; `retry_after` has the seconds to wait, if the server knows."""
-    status, said, hint = response.status, "", ""
+    status, detail, hint = response.status, "", ""
     if status < 400:
-        said, hint = response.headers.get("Location", ""), "Redirects to other places are not followed"
+        detail, hint = response.headers.get("Location", ""), "Redirects to other places are not followed"
     elif media_type(response) in (JSON, "text/plain"):
-        said = body.decode("utf-8", "replace")
+        detail = body.decode("utf-8", "replace")
     if status in (404, 405, 501):  # 501 is how plain file servers answer a POST
-        hint = NOT_HERE
+        hint = WRONG_URL_HINT
     wait = _seconds(response.headers.get("Retry-After", "")) if status in (429, 503) else None
     if wait is not None:
         hint = f"Try again in {wait:g} s"
-    text = f"HTTP {status}: {one_line(said, 200)}" if said else f"HTTP {status}"
+    text = f"HTTP {status}: {one_line(detail, 200)}" if detail else f"HTTP {status}"
     sent = Sent.FAILED if status < 500 else Sent.UNKNOWN
     return HttpRefused(text, status=status, body=body, retry_after=wait, sent=sent, hint=hint)
 
 
-def unanswered(status: int, what: str, body: bytes = b"") -> HttpRefused:
+def missing_answer_error(status: int, problem: str, body: bytes = b"") -> HttpRefused:
     """A status that says yes, without an answer."""
-    return HttpRefused(f"HTTP {status} with {what}", status=status, body=body, sent=Sent.UNKNOWN, hint=NOT_HERE)
+    return HttpRefused(
+        f"HTTP {status} with {problem}", status=status, body=body, sent=Sent.UNKNOWN, hint=WRONG_URL_HINT
+    )
 
 
 def _seconds(text: str) -> float | None:
@@ -111,18 +113,18 @@ class EventStream:
     """Events as they come, and where we are among them, to come back to when a stream has broken."""
 
     def __init__(self, limit: int) -> None:
-        self.last = ""  # the id of the last event that had one
+        self.last_event_id = ""  # the id of the last event that had one
         self.pieces = 0  # that came
-        self._wait = RETRY_SECONDS
+        self._retry_seconds = RETRY_SECONDS
         self._limit = limit
         self._reader: EventReader | None = None
-        self._unread: list[Event] | None = None
+        self._unread: list[ServerSentEvent] | None = None
 
-    def pause(self, fruitless: int) -> float:
+    def pause(self, empty_attempts: int) -> float:
         """How long to wait before coming back, after so many times in vain."""
-        return min(self._wait * 2.0 ** min(fruitless, 10), max(self._wait, MAX_BACK_OFF_SECONDS))
+        return min(self._retry_seconds * 2.0 ** min(empty_attempts, 10), max(self._retry_seconds, MAX_BACK_OFF_SECONDS))
 
-    async def opening(self, response: ClientResponse) -> Event | None:
+    async def first_event(self, response: ClientResponse) -> ServerSentEvent | None:
         """The first event of a response that says something; what came with it is handed over later."""
         self._reader = EventReader(self._limit)
         while piece := await response.content.readany():
@@ -132,8 +134,14 @@ class EventStream:
                 return events[0]
         return None
 
-    async def hand_over(
-        self, response: ClientResponse, ear: Ear, about: Waiting | None, outbox: Outbox, *, is_only: bool = False
+    async def dispatch(
+        self,
+        response: ClientResponse,
+        handler: MessageHandler,
+        request: PendingRequest | None,
+        outbox: Outbox,
+        *,
+        is_only: bool = False,
     ) -> None:
         """Tell `ear` what comes, until the answer to `about` was there, or the end.
 
@@ -150,25 +158,25 @@ class EventStream:
             self.pieces += 1
             is_silent = True
             for event in events:
-                self.note(event)
+                self.update_position(event)
                 if event.too_long:
-                    why = f"an event of over {self._limit:,} bytes"
-                    if about is not None:
-                        raise TransportError(why, sent=Sent.UNKNOWN)
-                    ear.skipped(why, too_long=True)
+                    reason = f"an event of over {self._limit:,} bytes"
+                    if request is not None:
+                        raise TransportError(reason, sent=Sent.UNKNOWN)
+                    handler.on_discarded(reason, too_long=True)
                 elif event.data and event.name in ("", "message"):
                     is_silent, before = False, outbox.added
-                    ear.hear(event.data, about)
-                    if about is not None and about.future.done():
+                    handler.on_message(event.data, request)
+                    if request is not None and request.future.done():
                         return
                     if outbox.added != before:
-                        await outbox.room()
-            if is_silent and (is_only or about is not None):
-                ear.alive(about)
+                        await outbox.wait_for_room()
+            if is_silent and (is_only or request is not None):
+                handler.on_activity(request)
             events = None
 
-    def note(self, event: Event) -> None:
-        if event.ident is not None:
-            self.last = event.ident if _SENDABLE.fullmatch(event.ident) else ""
+    def update_position(self, event: ServerSentEvent) -> None:
+        if event.event_id is not None:
+            self.last_event_id = event.event_id if _SENDABLE.fullmatch(event.event_id) else ""
         if event.retry_ms is not None:
-            self._wait = min(max(event.retry_ms / 1000, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+            self._retry_seconds = min(max(event.retry_ms / 1000, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)

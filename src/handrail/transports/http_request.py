@@ -19,7 +19,7 @@ from handrail import __version__
 from handrail.errors import GIVE_KEY, AuthorizationError, Sent, TransportError, missing_extra
 from handrail.protocol.http_rules import is_local
 from handrail.text.controls import is_secret, one_line
-from handrail.transports.base import Waiting
+from handrail.transports.base import PendingRequest
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, StreamReader
@@ -36,9 +36,9 @@ MAX_REDIRECTS = 3
 IDLE_SECONDS = 4.0  # uvicorn and Node close an idle connection after 5: do not send into that
 LINGER_SECONDS, LINGER_BYTES = 1.0, 64 * 1024
 
-_PIECE = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # gone after two minutes
-_OURS = frozenset(
+_RESERVED_HEADERS = frozenset(
     "accept accept-encoding connection content-encoding content-length content-type expect last-event-id"
     " transfer-encoding upgrade".split()
 )
@@ -57,7 +57,7 @@ class Authorizer(Protocol):
         """The server wants more, and says what; whether to try once more, with new `headers`."""
 
 
-class Asker:
+class HttpRequester:
     """Sends requests to one server; without cookies, and without proxies of the environment."""
 
     def __init__(self, url: str, headers: Mapping[str, str], auth: Authorizer | None, connect_seconds: float) -> None:
@@ -66,8 +66,8 @@ class Asker:
         is_odd = "@" in parts.netloc or parts.port == 0 or any(each.isspace() for each in url)
         if parts.scheme not in ("http", "https") or not parts.hostname or is_odd:
             raise ValueError("url: an address such as 'https://example.org/mcp' is needed, without a password in it")
-        self.place = f"{parts.scheme}://{parts.netloc}"  # all of the address that may stand in a log
-        self._given = _checked(headers, auth)
+        self.origin = f"{parts.scheme}://{parts.netloc}"  # all of the address that may stand in a log
+        self._user_headers = _checked(headers, auth)
         self._auth = auth
         self._connect_seconds = connect_seconds
         self._is_exposed = parts.scheme == "http" and not is_local(url)  # others can read what is sent
@@ -85,63 +85,70 @@ class Asker:
         """In the loop it will be used in."""
         import aiohttp
 
-        # `Web` limits what is open.
+        # `HttpClientTransport` limits what is open.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_socket)
         self._http: ClientSession = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept": f"{JSON}, {EVENTS}", "Accept-Encoding": "identity", **self._given},
+            headers={"Accept": f"{JSON}, {EVENTS}", "Accept-Encoding": "identity", **self._user_headers},
         )
 
     async def close(self) -> None:
         await self._http.close()
 
-    async def ask(
-        self, method: str, url: URL, headers: dict[str, str], message: bytes | None = None, about: Waiting | None = None
+    async def request(
+        self,
+        method: str,
+        url: URL,
+        headers: dict[str, str],
+        message: bytes | None = None,
+        request: PendingRequest | None = None,
     ) -> ClientResponse:
         """The response, after redirects to the same place and after showing who we are."""
         redirects = 0
-        asked: set[int] = set()  # how we were refused before
+        challenged_statuses: set[int] = set()  # how we were refused before
         while True:
-            if about is not None:
-                about.sent = Sent.NO  # nor was it, if it was turned away
-            sent = headers
+            if request is not None:
+                request.sent = Sent.NO  # nor was it, if it was turned away
+            request_headers = headers
             if self._auth is not None:
-                sent = {**headers, **await self._auth.headers(self.url)}
+                request_headers = {**headers, **await self._auth.headers(self.url)}
             if self._is_exposed:
-                self._warn(sent)
-            body = None if message is None else self._body(message, about)
+                self._warn(request_headers)
+            body = None if message is None else self._body(message, request)
             try:
-                response = await self._http.request(method, url, data=body, headers=sent, allow_redirects=False)
+                response = await self._http.request(
+                    method, url, data=body, headers=request_headers, allow_redirects=False
+                )
             except asyncio.CancelledError:
                 if body is not None:
                     body.abort()
                 raise
             if response.connection is not None:  # there is more of it to come
-                self._watch(response)
+                self._watch_connection(response)
             status = response.status
             if status not in (307, 308, 401, 403):
                 return response
             challenge = ", ".join(response.headers.getall("WWW-Authenticate", ()))
             if status == 401 or (status == 403 and "insufficient_scope" in challenge):
-                await leave(response)
-                if self._auth is None or status in asked:
+                await drain_response(response)
+                if self._auth is None or status in challenged_statuses:
                     raise self._unauthorized(status, challenge)
-                asked.add(status)
-                if about is not None:
-                    about.sent = Sent.NO  # meanwhile: somebody may have to be asked
+                challenged_statuses.add(status)
+                if request is not None:
+                    request.sent = Sent.NO  # meanwhile: somebody may have to be asked
                 if not await self._auth.challenged(self.url, status, challenge):
                     raise self._unauthorized(status, challenge)
                 continue
-            target = same_place(url, response.headers.get("Location", "")) if status < 400 else None
+            target = same_origin_url(url, response.headers.get("Location", "")) if status < 400 else None
             if target is None or redirects == MAX_REDIRECTS:
                 return response
-            await leave(response)
+            await drain_response(response)
             url = target
             redirects += 1
 
-    def _watch(self, response: ClientResponse) -> None:
+    def _watch_connection(self, response: ClientResponse) -> None:
         """See to it that whoever reads a body is told when its connection is lost.
 
         aiohttp (3.14.5) does not tell where a chunk is malformed, as when a proxy writes its error into a stream: the
@@ -152,62 +159,62 @@ class Asker:
             return
         is_new = protocol not in self._bodies
         self._bodies[protocol] = response.content
-        if is_new and (lost := protocol.closed) is not None:
-            lost.add_done_callback(partial(self._lost, protocol))
+        if is_new and (closed := protocol.closed) is not None:
+            closed.add_done_callback(partial(self._on_connection_closed, protocol))
         elif is_new:
-            self._lost(protocol)
+            self._on_connection_closed(protocol)
 
-    def _lost(self, protocol: ResponseHandler, lost: asyncio.Future[None] | None = None) -> None:
+    def _on_connection_closed(self, protocol: ResponseHandler, closed: asyncio.Future[None] | None = None) -> None:
         from aiohttp import ClientPayloadError
         from aiohttp.http_exceptions import HttpProcessingError
 
         body = self._bodies.pop(protocol)
-        if lost is not None and not lost.cancelled():
-            lost.exception()  # seen
+        if closed is not None and not closed.cancelled():
+            closed.exception()  # seen
         if isinstance(protocol.exception(), HttpProcessingError) and not body.is_eof() and body.exception() is None:
             body.set_exception(ClientPayloadError("malformed"))
 
     def _unauthorized(self, status: int, challenge: str) -> AuthorizationError:
-        text = f"HTTP {status}: {self.place} wants to know who is calling"
-        if "authorization" in map(str.lower, self._given):
-            text, hint = f"HTTP {status}: {self.place} has not accepted the key or token", GIVE_KEY
+        text = f"HTTP {status}: {self.origin} wants to know who is calling"
+        if "authorization" in map(str.lower, self._user_headers):
+            text, hint = f"HTTP {status}: {self.origin} has not accepted the key or token", GIVE_KEY
         else:
             hint = GIVE_KEY if self._auth is None else ""
         return AuthorizationError(
             f"{text} ({one_line(challenge, 200)})" if challenge else text, sent=Sent.FAILED, hint=hint
         )
 
-    def verdict(self, problem: Exception, sent: Sent) -> TransportError:
+    def transport_error(self, problem: Exception, sent: Sent) -> TransportError:
         """What a broken connection means. Nothing of the request is in it: headers hold secrets."""
         import aiohttp
 
         hint = ""
         match problem:
             case aiohttp.ConnectionTimeoutError():
-                text = f"no connection to {self.place} within {self._connect_seconds:g} s"
+                text = f"no connection to {self.origin} within {self._connect_seconds:g} s"
                 hint = "Is the address right, and can it be reached from here?"
             case aiohttp.ClientConnectorDNSError():
-                text, hint = f"no connection to {self.place}: the name is not known", "Is the address right?"
+                text, hint = f"no connection to {self.origin}: the name is not known", "Is the address right?"
             case aiohttp.ClientConnectorCertificateError():
-                text = f"no connection to {self.place}: {problem.certificate_error}"
+                text = f"no connection to {self.origin}: {problem.certificate_error}"
                 hint = "Its certificate is not one this machine trusts"
             case aiohttp.ClientConnectorSSLError():
-                text, hint = f"no connection to {self.place}: no TLS there", "Is it an http:// address?"
+                text, hint = f"no connection to {self.origin}: no TLS there", "Is it an http:// address?"
             case aiohttp.ClientConnectorError():
-                text = f"no connection to {self.place}: {problem.os_error.strerror or problem.os_error}"
+                text = f"no connection to {self.origin}: {problem.os_error.strerror or problem.os_error}"
                 hint = "Is the server running?"
             case aiohttp.ClientResponseError():
-                text = f"{self.place} did not answer in HTTP: {one_line(problem.message, 200)}"
+                text = f"{self.origin} did not answer in HTTP: {one_line(problem.message, 200)}"
             case TimeoutError():
-                text = f"nothing came from {self.place} within {self._connect_seconds:g} s"
+                text = f"nothing came from {self.origin} within {self._connect_seconds:g} s"
             case _:
-                text = f"the connection to {self.place} broke ({type(problem).__name__})"
+                text = f"the connection to {self.origin} broke ({type(problem).__name__})"
         return TransportError(text, sent=sent, hint=hint)
 
     def _warn(self, headers: Mapping[str, str]) -> None:
-        if secret := [name for name in (*self._given, *headers) if is_secret(name)]:
+        if secret := [name for name in (*self._user_headers, *headers) if is_secret(name)]:
             text = "%s: the header %s is sent in the clear to another machine, where others can read it; use https"
-            log.warning(text, self.place, secret[0])
+            log.warning(text, self.origin, secret[0])
             self._is_exposed = False  # once is enough
 
 
@@ -221,9 +228,9 @@ def body_class() -> Any:
 
         _autoclose = True
 
-        def __init__(self, message: bytes, about: Waiting | None) -> None:
+        def __init__(self, message: bytes, request: PendingRequest | None) -> None:
             super().__init__(message, content_type=JSON)
-            self._about = about
+            self._about = request
             self._transport: asyncio.WriteTransport | None = None
 
         @property
@@ -239,12 +246,12 @@ def body_class() -> Any:
                 if self._about.future.done():  # its caller was told that it was not sent: so it must not leave later
                     raise ConnectionAbortedError
                 self._about.sent = Sent.UNKNOWN
-            if len(self._value) <= _PIECE:
+            if len(self._value) <= _CHUNK_BYTES:
                 await writer.write(self._value)
                 return
             whole = memoryview(self._value)
-            for at in range(0, len(whole), _PIECE):  # each waits until the peer has taken most of those before
-                await writer.write(whole[at : at + _PIECE])
+            for at in range(0, len(whole), _CHUNK_BYTES):  # each waits until the peer has taken most of those before
+                await writer.write(whole[at : at + _CHUNK_BYTES])
 
         def abort(self) -> None:
             """Close its connection without waiting until the peer takes the rest."""
@@ -256,15 +263,15 @@ def body_class() -> Any:
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
     """A socket that asks a silent peer whether it is there: on a stream nobody may speak for hours (P-11)."""
-    made = socket.socket(*address[:3])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock = socket.socket(*address[:3])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():
         if hasattr(socket, option):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return made
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return sock
 
 
-def drop(response: ClientResponse) -> None:
+def close_response(response: ClientResponse) -> None:
     """Be done with a response; unless all of it has come, its connection is closed at once."""
     if not response.closed:
         connection = response.connection
@@ -273,22 +280,22 @@ def drop(response: ClientResponse) -> None:
         response.close()
 
 
-async def leave(response: ClientResponse) -> None:
+async def drain_response(response: ClientResponse) -> None:
     """Let a response of which nothing more is wanted end by itself, for a moment: its connection can be used again."""
     if response.closed:
         return
     spare = LINGER_BYTES
     try:
-        with contextlib.suppress(*broken()):
+        with contextlib.suppress(*connection_errors()):
             async with asyncio.timeout(LINGER_SECONDS):
                 while spare > 0 and (piece := await response.content.readany()):
                     spare -= len(piece)
     finally:
-        drop(response)
+        close_response(response)
 
 
 @cache
-def broken() -> tuple[type[Exception], ...]:
+def connection_errors() -> tuple[type[Exception], ...]:
     """What is raised when a connection cannot be made, or breaks, or brings what is not HTTP."""
     from aiohttp import ClientError
     from aiohttp.http_exceptions import HttpProcessingError
@@ -300,7 +307,7 @@ def _checked(headers: Mapping[str, str], auth: Authorizer | None) -> dict[str, s
     """A user's headers, if they can be sent and are not ours to set; and who we are."""
     for name, value in headers.items():
         plain = name.lower()
-        if plain in _OURS or plain.startswith("mcp-") or (auth is not None and plain == "authorization"):
+        if plain in _RESERVED_HEADERS or plain.startswith("mcp-") or (auth is not None and plain == "authorization"):
             raise ValueError(f"headers: {name!r} is set by the client itself")
         if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
             raise ValueError(f"headers: {name!r} cannot be sent as a header")
@@ -315,7 +322,7 @@ def _url(text: str) -> URL:
     return URL(text, encoded=_WRITTEN.fullmatch(text) is not None)
 
 
-def same_place(url: URL, text: str) -> URL | None:
+def same_origin_url(url: URL, text: str) -> URL | None:
     """Where `text` points to from `url`, if that is at the same scheme, host and port."""
     try:
         target = url.join(_url(text))

@@ -6,20 +6,20 @@ import asyncio
 from collections import deque
 
 from handrail.engine.core import Engine
-from handrail.engine.dispatcher import Conversation
+from handrail.engine.dispatcher import Dispatcher
 from handrail.errors import Kind, TransportError
 from handrail.model import Principal
 
 
-class Channel:
+class MemoryChannel:
     """The client's end: `deliver` a message, `receive` the next one. What is not received holds the server up."""
 
     def __init__(self, engine: Engine, principal: Principal, address: str = "memory") -> None:
         self._limits = engine.limits
         self._loop = asyncio.get_running_loop()
-        self._conversation = Conversation(engine, self, principal)
+        self._conversation = Dispatcher(engine, self, principal)
         self._conversation.address = address
-        self._conversation.watch()
+        self._conversation.watch_tools()
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._arrived = asyncio.Event()
@@ -53,7 +53,7 @@ class Channel:
     async def close(self) -> None:
         """End the conversation: calls already accepted are answered first, then nothing more comes."""
         if not self._closed:
-            await self._conversation.finish(self._limits.grace_seconds)
+            await self._conversation.close(self._limits.grace_seconds)
             self._closed = True
             self._arrived.set()
 

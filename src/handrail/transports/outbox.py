@@ -18,7 +18,7 @@ MAX_POSTS = 8  # at a time
 MAX_WAITING = 256  # then no more requests of the server are read
 
 
-class Outgoing(Struct, eq=False):
+class OutgoingMessage(Struct, eq=False):
     """A message on its way: the headers that were agreed when it was made, and `done` when its POST is over."""
 
     message: bytes
@@ -36,7 +36,7 @@ class Outbox:
     ) -> None:
         self._post = post
         self._start = start
-        self._waiting: deque[Outgoing] = deque()
+        self._queue: deque[OutgoingMessage] = deque()
         self._open: set[asyncio.Future[None]] = set()  # of those that wait, and those on their way
         self._posting = 0
         self._room: asyncio.Future[None] | None = None
@@ -44,8 +44,8 @@ class Outbox:
 
     def add(self, message: bytes, headers: dict[str, str]) -> asyncio.Future[None]:
         """Post a message as soon as it is its turn; the future is done when that is over, whatever came of it."""
-        outgoing = Outgoing(message, headers, asyncio.get_running_loop().create_future())
-        self._waiting.append(outgoing)
+        outgoing = OutgoingMessage(message, headers, asyncio.get_running_loop().create_future())
+        self._queue.append(outgoing)
         self._open.add(outgoing.done)
         outgoing.done.add_done_callback(self._open.discard)
         self.added += 1
@@ -54,29 +54,29 @@ class Outbox:
             self._start(self._work())
         return outgoing.done
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until so little waits that more may be asked for."""
-        while len(self._waiting) > MAX_WAITING:
+        while len(self._queue) > MAX_WAITING:
             self._room = self._room or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._room)
 
-    async def emptied(self) -> None:
+    async def wait_empty(self) -> None:
         """Wait until nothing waits, and nothing is on its way."""
         while self._open:
             await asyncio.wait(self._open)
 
     def clear(self) -> int:
         """Forget what waits; how much that was."""
-        count = len(self._waiting)
-        self._waiting.clear()
-        self._tell()
+        count = len(self._queue)
+        self._queue.clear()
+        self._release_waiter()
         return count
 
     async def _work(self) -> None:
         try:
-            while self._waiting:
-                outgoing = self._waiting.popleft()
-                self._tell()
+            while self._queue:
+                outgoing = self._queue.popleft()
+                self._release_waiter()
                 try:
                     await self._post(outgoing.message, outgoing.headers)
                 finally:
@@ -85,7 +85,7 @@ class Outbox:
         finally:
             self._posting -= 1
 
-    def _tell(self) -> None:
-        if self._room is not None and len(self._waiting) <= MAX_WAITING:
+    def _release_waiter(self) -> None:
+        if self._room is not None and len(self._queue) <= MAX_WAITING:
             self._room.set_result(None)
             self._room = None

@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Iterator
 
 from handrail.engine.core import Engine
-from handrail.engine.dispatcher import Conversation
+from handrail.engine.dispatcher import Dispatcher
 from handrail.errors import Kind
 from handrail.model import Principal
 from handrail.protocol.lines import Line, LineReader
-from handrail.text.controls import inert
+from handrail.text.controls import escape
 from handrail.transports.lingering import Lingering
 
 if sys.platform == "linux":
@@ -30,9 +30,9 @@ if sys.platform == "linux":
 
 log = logging.getLogger("handrail")
 
-_LARGE = 64 * 1024  # what a pipe holds
+_LARGE_BYTES = 64 * 1024  # what a pipe holds
 _GATHERS = hasattr(os, "writev")
-_CHUNK = 64 * 1024  # more would cost a small call more, and gain a large one little
+_CHUNK_BYTES = 64 * 1024  # more would cost a small call more, and gain a large one little
 _PIPE_BYTES = 256 * 1024  # of 64 MiB for all pipes of a user
 LAST_WRITE_SECONDS = 0.5
 
@@ -86,7 +86,7 @@ def explain_terminal(name: str, target: str = "") -> None:
         return
     text = f"{name} waits for a client on standard input: a program that speaks MCP starts it and writes there. "
     text += f"To try it: Ctrl-C, then `handrail list {shlex.quote(target)}`"
-    print(inert(text, lines=False), file=sys.stderr, flush=True)
+    print(escape(text, lines=False), file=sys.stderr, flush=True)
 
 
 def _flush_prints() -> None:
@@ -94,7 +94,7 @@ def _flush_prints() -> None:
         sys.stdout.flush()
 
 
-class Pipe:
+class StdioConnection:
     """The server's end of a pair of descriptors: lines in, lines out."""
 
     def __init__(self, engine: Engine, source: int, sink: int, principal: Principal) -> None:
@@ -104,12 +104,12 @@ class Pipe:
         self._source_watchable = _watchable(source) or (os.name == "posix" and os.isatty(source))
         self._sink_watchable = _watchable(sink)
         self._loop = asyncio.get_running_loop()
-        self._conversation = Conversation(engine, self, principal)
+        self._conversation = Dispatcher(engine, self, principal)
         self._conversation.address = "stdio"
-        self._conversation.watch()
+        self._conversation.watch_tools()
         self._lines = LineReader(engine.limits.max_message_bytes)
         self._lingering = Lingering(source) if self._source_watchable else None
-        self._waiting: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
+        self._unhandled: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
         self._large: memoryview | None = None  # the rest of a message that is not copied; it goes before the others
         self._unsent = bytearray()
         self._flushing = False  # `_flush` will be called anyway
@@ -117,9 +117,9 @@ class Pipe:
         self._room = asyncio.Event()
         self._room.set()
         self._reading = False
-        self._ended_input = False
-        self._end_by: float | None = None
-        self._end: asyncio.Future[str] = self._loop.create_future()
+        self._input_ended = False
+        self._stop_deadline: float | None = None
+        self._stop_reason: asyncio.Future[str] = self._loop.create_future()
 
     async def serve(self) -> None:
         """Until the input ends, the peer stops reading, or `stop` is called; accepted calls are answered first."""
@@ -127,22 +127,22 @@ class Pipe:
         try:
             if blocking:
                 os.set_blocking(self._sink, False)
-            self._read_on()
-            log.debug("stdio ends: %s", await self._end)
+            self._resume_reading()
+            log.debug("stdio ends: %s", await self._stop_reason)
             self._stop_reading()
-            await self._conversation.finish(self._time_left())
-            await self._empty(self._time_left() + LAST_WRITE_SECONDS)
+            await self._conversation.close(self._time_left())
+            await self._flush_all(self._time_left() + LAST_WRITE_SECONDS)
         finally:
             self._stop_reading()
-            self._conversation.drop()
-            self._caught_up()
+            self._conversation.cancel_all()
+            self._on_drained()
             if blocking:
                 os.set_blocking(self._sink, True)
 
     def stop(self, why: str) -> None:
         self._time_left()
-        if not self._end.done():
-            self._end.set_result(why)
+        if not self._stop_reason.done():
+            self._stop_reason.set_result(why)
 
     def input_closed(self) -> None:
         """Nothing more will come; what is there has only so long to be handled, whether the peer reads or not."""
@@ -151,14 +151,14 @@ class Pipe:
     def _time_left(self) -> float:
         """What is left of the time to end in, which begins when this is first asked."""
         now = self._loop.time()
-        if self._end_by is None:
-            self._end_by = now + self._limits.grace_seconds
-        return max(0.0, self._end_by - now)
+        if self._stop_deadline is None:
+            self._stop_deadline = now + self._limits.grace_seconds
+        return max(0.0, self._stop_deadline - now)
 
     # Out
 
     def send(self, message: bytes) -> None:
-        if len(message) > _LARGE and not self._unsent:
+        if len(message) > _LARGE_BYTES and not self._unsent:
             self._large = memoryview(message)
         else:
             self._unsent += message
@@ -182,7 +182,7 @@ class Pipe:
             except BlockingIOError:
                 written = 0
             except OSError as problem:
-                self._broken(f"the client does not read any more: {problem}")
+                self._on_write_error(f"the client does not read any more: {problem}")
                 return
             if self._large is None:
                 del self._unsent[:written]
@@ -194,13 +194,13 @@ class Pipe:
             if self._unsent and self._sink_watchable:
                 self._write_later(progress=written > 0)
                 return
-        self._caught_up()
+        self._on_drained()
 
     def _write_large(self, message: memoryview) -> int:
         """With what follows it, at least the end of its line, or the peer would be woken for that once more."""
         return os.writev(self._sink, [message, self._unsent]) if _GATHERS else os.write(self._sink, message)
 
-    def _caught_up(self) -> None:
+    def _on_drained(self) -> None:
         """Nothing is left to write."""
         if self._write_timer is not None:
             self._loop.remove_writer(self._sink)
@@ -208,7 +208,7 @@ class Pipe:
             self._write_timer = None
         if not self._room.is_set():
             self._room.set()
-            self._loop.call_soon(self._work)
+            self._loop.call_soon(self._process_lines)
 
     def _write_later(self, *, progress: bool) -> None:
         if self._write_timer is None:
@@ -218,18 +218,20 @@ class Pipe:
         else:
             return
         seconds = self._limits.write_seconds
-        self._write_timer = self._loop.call_later(seconds, self._broken, f"the client read nothing for {seconds:g} s")
+        self._write_timer = self._loop.call_later(
+            seconds, self._on_write_error, f"the client read nothing for {seconds:g} s"
+        )
 
-    def _broken(self, why: str) -> None:
-        if not self._end.done():
+    def _on_write_error(self, why: str) -> None:
+        if not self._stop_reason.done():
             log.warning("stdio: %s", why)
         self._large = None
         self._unsent.clear()
-        self._conversation.drop()
-        self._caught_up()
+        self._conversation.cancel_all()
+        self._on_drained()
         self.stop(why)
 
-    async def _empty(self, seconds: float) -> None:
+    async def _flush_all(self, seconds: float) -> None:
         """Wait until all is written, or the peer has had its time."""
         self._flush()
         if self._unsent:
@@ -239,14 +241,14 @@ class Pipe:
 
     # In
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if self._reading:
             return
         self._reading = True
         if self._source_watchable:
             self._loop.add_reader(self._source, self._readable)
         else:
-            threading.Thread(target=self._read_elsewhere, name="handrail-stdin", daemon=True).start()
+            threading.Thread(target=self._read_in_thread, name="handrail-stdin", daemon=True).start()
 
     def _stop_reading(self) -> None:
         if self._reading and self._source_watchable:
@@ -257,41 +259,41 @@ class Pipe:
         if self._lingering is not None:
             self._lingering.line_came()
         try:
-            data = os.read(self._source, _CHUNK)
+            data = os.read(self._source, _CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        self._took(data)
+        self._on_data(data)
 
-    def _read_elsewhere(self) -> None:
+    def _read_in_thread(self) -> None:
         """One read in a thread, of a file or whatever else the loop cannot watch."""
         try:
-            data = os.read(self._source, _CHUNK)
+            data = os.read(self._source, _CHUNK_BYTES)
         except OSError:
             data = b""
         with contextlib.suppress(RuntimeError):  # the loop has closed
-            self._loop.call_soon_threadsafe(self._took, data)
+            self._loop.call_soon_threadsafe(self._on_data, data)
 
-    def _took(self, data: bytes) -> None:
+    def _on_data(self, data: bytes) -> None:
         if not self._source_watchable:
             self._reading = False  # that was one read
         if data:
-            self._waiting += self._lines.feed(data)
+            self._unhandled += self._lines.feed(data)
         else:
-            self._waiting += self._lines.end()
-            self._ended_input = True
+            self._unhandled += self._lines.flush()
+            self._input_ended = True
             self._stop_reading()
             self.input_closed()
-        self._work()
+        self._process_lines()
 
-    def _work(self) -> None:
+    def _process_lines(self) -> None:
         """Handle lines until there are none, or too much is unsent: then the peer has to read first."""
-        waiting, unsent = self._waiting, self._unsent
-        alone = len(waiting) == 1
+        unhandled, unsent = self._unhandled, self._unsent
+        is_single = len(unhandled) == 1
         self._flushing = True
-        while waiting and self._room.is_set() and not self._end.done():
-            line = waiting.popleft()
+        while unhandled and self._room.is_set() and not self._stop_reason.done():
+            line = unhandled.popleft()
             if line is None:
                 text = f"A line of over {self._limits.max_message_bytes:,} bytes"
                 answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, text)
@@ -300,17 +302,17 @@ class Pipe:
             if answer:
                 self.send(answer)
             else:
-                alone = False
+                is_single = False
         self._flushing = False
         if unsent and self._write_timer is None:
             self._flush()
-        if waiting:
+        if unhandled:
             self._stop_reading()  # until the peer keeps up
-        elif self._ended_input:
+        elif self._input_ended:
             self.stop("end of input")
-        elif not self._end.done():
-            self._read_on()
-            if alone and self._lingering is not None and not unsent:
+        elif not self._stop_reason.done():
+            self._resume_reading()
+            if is_single and self._lingering is not None and not unsent:
                 self._lingering.wait()
 
 

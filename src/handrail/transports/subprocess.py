@@ -26,9 +26,9 @@ from msgspec import MsgspecError, Raw, json
 
 from handrail.errors import Sent, TransportError
 from handrail.protocol.lines import Line, LineReader
-from handrail.text.controls import inert
-from handrail.transports.base import Ear, Link, Waiting
-from handrail.transports.subprocess_guard import OURS, guard_group
+from handrail.text.controls import escape
+from handrail.transports.base import ClientTransport, MessageHandler, PendingRequest
+from handrail.transports.subprocess_guard import CLOSE_AFTER_FORK, guard_group
 
 if sys.platform == "linux":
     from fcntl import F_SETPIPE_SZ, fcntl
@@ -46,7 +46,7 @@ STALL_SECONDS = 30.0  # how long a server may take nothing of what waits for it
 STATUS_SECONDS = 0.5  # how long to wait for an exit status, once a pipe has been closed
 TERM_SECONDS = 1.0  # between asking a server to end and ending it
 KILL_SECONDS = 2.0  # only the kernel can make it take longer
-KEPT_LINES, KEPT_BYTES = 200, 64 * 1024  # of standard error
+MAX_STDERR_LINES, MAX_STDERR_BYTES = 200, 64 * 1024  # of standard error
 MAX_WRITTEN = 512  # messages at once; the kernel takes 1,024
 _CHUNK, _PIPE_BYTES = 64 * 1024, 256 * 1024  # as in stdio.py
 
@@ -60,7 +60,7 @@ _not_started = partial(TransportError, sent=Sent.NO, phase="connect")
 _text = partial(str, encoding="utf-8", errors="backslashreplace")
 
 
-class Child(Link):
+class SubprocessTransport(ClientTransport):
     """A link to a server that it starts, and ends.
 
     `inherit_env` names what the server gets of our environment (`LC_*`: all that begin so), `env` what it gets besides.
@@ -69,7 +69,7 @@ class Child(Link):
     """
 
     disconnect_cancels = False
-    news = 1
+    notification_stream = 1
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class Child(Link):
         if any(not name or "=" in name for name in self._env):
             raise ValueError("env: a name is empty, or has = in it")
         self._opened = self._closing = False
-        self._gone = asyncio.Event()
+        self._exited = asyncio.Event()
         self._sink = self._source = self._errors = self._pidfd = -1  # -1: not open yet, or not any more
         self._lines = LineReader(max_message_bytes)
-        self._error_lines = LineReader(KEPT_BYTES)
-        self._kept = bytearray()
-        self._printed = ""  # the last of what was no message
-        self._queue: deque[tuple[bytes | memoryview, Waiting | None]] = deque()
+        self._error_lines = LineReader(MAX_STDERR_BYTES)
+        self._stderr_tail = bytearray()
+        self._last_output = ""  # the last of what was no message
+        self._queue: deque[tuple[bytes | memoryview, PendingRequest | None]] = deque()
         self._queued = 0  # bytes
-        self._together = False  # what is sent now is written at the end of the loop's turn, in one
+        self._is_batching = False  # what is sent now is written at the end of the loop's turn, in one
         self._stall: asyncio.TimerHandle | None = None  # runs while the server takes no more
         self._status: asyncio.TimerHandle | None = None  # runs while only the exit status is waited for
         self._problem: TransportError | None = None  # what `lost` was told
@@ -118,20 +118,20 @@ class Child(Link):
     @property
     def stderr(self) -> str:
         """The last of what it wrote on standard error."""
-        return "\n".join(_text(self._kept).splitlines()[-KEPT_LINES:])
+        return "\n".join(_text(self._stderr_tail).splitlines()[-MAX_STDERR_LINES:])
 
-    async def open(self, ear: Ear) -> None:
+    async def open(self, handler: MessageHandler) -> None:
         if self._opened or self._closing:
             raise RuntimeError("a Child is opened once")
         if os.name != "posix":
             raise _not_started("child processes need pipes that the loop can watch", hint="On this system, use HTTP")
         self._loop = asyncio.get_running_loop()
-        self._ear = ear
+        self._handler = handler
         self._process = process = self._start()
         self._opened = True
         self._guard = guard_group(process.pid)
         self._streams = [stream for stream in (process.stdin, process.stdout, process.stderr) if stream]
-        OURS.add(self._streams[0])
+        CLOSE_AFTER_FORK.add(self._streams[0])
         try:
             self._sink, self._source, self._errors = (stream.fileno() for stream in self._streams)
             for descriptor in (self._sink, self._source, self._errors):
@@ -145,12 +145,12 @@ class Child(Link):
                 with contextlib.suppress(OSError):  # an old kernel, or a sandbox
                     self._pidfd = os.pidfd_open(process.pid)
             if self._pidfd >= 0:
-                self._loop.add_reader(self._pidfd, self._end)
+                self._loop.add_reader(self._pidfd, self._clean_up)
             else:
                 threading.Thread(target=self._wait, name="handrail-child", daemon=True).start()
         except (OSError, RuntimeError) as problem:
             self._problem = _not_started(f"the server cannot be watched: {problem}")
-            self._end()
+            self._clean_up()
             raise self._problem from problem
 
     def _start(self) -> Popen[bytes]:
@@ -169,40 +169,40 @@ class Child(Link):
 
     # Out
 
-    def send(self, message: bytes, about: Waiting | None) -> None:
+    def send(self, message: bytes, request: PendingRequest | None) -> None:
         data = message + b"\n"
         written = 0
-        if not self._queue and not self._together:
+        if not self._queue and not self._is_batching:
             try:
                 written = os.write(self._sink, data)
             except BlockingIOError:
                 pass
             except OSError:  # the server has closed its input, or we have
-                self._unsendable(about)
+                self._on_write_error(request)
                 return
-            if written and about is not None:
-                about.sent = Sent.UNKNOWN
+            if written and request is not None:
+                request.sent = Sent.UNKNOWN
             if written == len(data):
                 return
         elif self._queued + len(data) > MAX_UNSENT_BYTES:
-            if about is not None:
+            if request is not None:
                 text = f"over {MAX_UNSENT_BYTES:,} bytes wait for the server to read them"
-                self._ear.lost(TransportError(text, sent=Sent.NO), about)
+                self._handler.on_failure(TransportError(text, sent=Sent.NO), request)
             return
-        if self._together and not self._queue:
+        if self._is_batching and not self._queue:
             self._loop.call_soon(self._flush)
-        self._queue.append((memoryview(data)[written:] if written else data, about))
+        self._queue.append((memoryview(data)[written:] if written else data, request))
         self._queued += len(data) - written
-        if self._stall is None and not self._together:
+        if self._stall is None and not self._is_batching:
             self._write_later()
 
     def _write_later(self) -> None:
         self._loop.add_writer(self._sink, self._flush)
-        self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
+        self._stall = self._loop.call_later(STALL_SECONDS, self._on_stall)
 
-    def give_up(self, about: Waiting) -> None:
-        if about.sent is Sent.NO:  # as its caller is told: so it must not leave later
-            self._queue = deque(entry for entry in self._queue if entry[1] is not about)
+    def cancel(self, request: PendingRequest) -> None:
+        if request.sent is Sent.NO:  # as its caller is told: so it must not leave later
+            self._queue = deque(entry for entry in self._queue if entry[1] is not request)
             self._queued = sum(len(data) for data, _ in self._queue)
             if not self._queue:
                 self._flush()
@@ -215,16 +215,16 @@ class Child(Link):
             except BlockingIOError:
                 break
             except OSError:
-                self._unsendable(None)
+                self._on_write_error(None)
                 return
             progress = True
             self._queued -= written
             while written > 0:
-                data, about = self._queue.popleft()
-                if about is not None:
-                    about.sent = Sent.UNKNOWN
+                data, request = self._queue.popleft()
+                if request is not None:
+                    request.sent = Sent.UNKNOWN
                 if written < len(data):
-                    self._queue.appendleft((memoryview(data)[written:], about))
+                    self._queue.appendleft((memoryview(data)[written:], request))
                 written -= len(data)
         if not self._queue:
             self._stop_writing()
@@ -234,7 +234,7 @@ class Child(Link):
             self._write_later()
         elif progress:
             self._stall.cancel()
-            self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
+            self._stall = self._loop.call_later(STALL_SECONDS, self._on_stall)
 
     def _stop_writing(self) -> None:
         if self._stall is not None:
@@ -251,15 +251,15 @@ class Child(Link):
             self._sink = -1
             self._streams[0].close()
 
-    def _unsendable(self, about: Waiting | None) -> None:
+    def _on_write_error(self, request: PendingRequest | None) -> None:
         self._close_input()
         if self._problem is None:
             self._expect_exit("the server closed its input")  # `lost` is going to be for all
-        elif about is not None:
-            self._ear.lost(TransportError(self._problem.text, sent=Sent.NO, hint=self._problem.hint), about)
+        elif request is not None:
+            self._handler.on_failure(TransportError(self._problem.text, sent=Sent.NO, hint=self._problem.hint), request)
 
-    def _stalled(self) -> None:
-        self._lose(f"the server took nothing of what was sent for {STALL_SECONDS:g} s")
+    def _on_stall(self) -> None:
+        self._fail(f"the server took nothing of what was sent for {STALL_SECONDS:g} s")
         self._signal(signal.SIGKILL)
 
     # In
@@ -269,53 +269,55 @@ class Child(Link):
         data = _read(self._source)
         if data:
             lines = self._lines.feed(data)
-            self._together = len(lines) > 1  # whoever waits for them may ask again, each at the same turn of the loop
-            self._take(lines)
+            self._is_batching = (
+                len(lines) > 1
+            )  # whoever waits for them may ask again, each at the same turn of the loop
+            self._on_lines(lines)
         elif data is not None:
-            self._output_ended()
+            self._on_output_end()
         return bool(data)
 
-    def _take(self, lines: list[Line]) -> None:
+    def _on_lines(self, lines: list[Line]) -> None:
         for line in lines if self._problem is None else ():
             if line is None:
-                self._ear.skipped(f"a line of over {self._limit:,} bytes", too_long=True)
+                self._handler.on_discarded(f"a line of over {self._limit:,} bytes", too_long=True)
             elif line[0] == 0x7B or line.lstrip()[:1] in (b"{", b"["):
-                self._ear.hear(line)
+                self._handler.on_message(line)
             else:
-                self._printed = _text(line[:100])
-                self._ear.skipped(f"no message: {self._printed!r}")
+                self._last_output = _text(line[:100])
+                self._handler.on_discarded(f"no message: {self._last_output!r}")
 
-    def _output_ended(self) -> None:
+    def _on_output_end(self) -> None:
         if self._source >= 0:
             self._loop.remove_reader(self._source)
             self._source = -1
-            for line in self._lines.end():
+            for line in self._lines.flush():
                 if line is not None and not _is_whole(line):
                     line = b"half a line: " + line
-                self._take([line])
+                self._on_lines([line])
             self._expect_exit("the server closed its output")
 
     def _errors_readable(self) -> bool:
         """As `_readable`, of standard error."""
         data = _read(self._errors)
         if data:
-            self._kept += data
-            del self._kept[:-KEPT_BYTES]
-            self._tell(self._error_lines.feed(data))
+            self._stderr_tail += data
+            del self._stderr_tail[:-MAX_STDERR_BYTES]
+            self._emit_stderr(self._error_lines.feed(data))
         elif data is not None and self._errors >= 0:
             self._loop.remove_reader(self._errors)
             self._errors = -1
-            self._tell(self._error_lines.end())
+            self._emit_stderr(self._error_lines.flush())
         return bool(data)
 
-    def _tell(self, lines: list[Line]) -> None:
+    def _emit_stderr(self, lines: list[Line]) -> None:
         try:
             for line in lines:
-                text = f"(a line of over {KEPT_BYTES:,} bytes)" if line is None else _text(line).rstrip("\r")
+                text = f"(a line of over {MAX_STDERR_BYTES:,} bytes)" if line is None else _text(line).rstrip("\r")
                 if self._on_stderr is not None:
                     self._on_stderr(text)
                 elif log.isEnabledFor(logging.INFO):
-                    log.info("%s: standard error: %s", self._command[0], inert(text, lines=False))
+                    log.info("%s: standard error: %s", self._command[0], escape(text, lines=False))
         except Exception:
             log.exception("on_stderr failed, and is not called again")
             self._on_stderr = None
@@ -325,7 +327,7 @@ class Child(Link):
     async def close(self) -> None:
         """Close its input, wait, ask it to end, end it. When this is cancelled, the server is ended at once."""
         self._closing = True
-        if not self._opened or self._gone.is_set():
+        if not self._opened or self._exited.is_set():
             return
         try:
             if not self._queue:
@@ -334,11 +336,11 @@ class Child(Link):
             for seconds, then in ((grace, signal.SIGTERM), (TERM_SECONDS, signal.SIGKILL), (KILL_SECONDS, 0)):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
-                        await self._gone.wait()
+                        await self._exited.wait()
                     return
                 self._signal(then)
         finally:
-            self._end()
+            self._clean_up()
 
     def _wait(self) -> None:
         """In a thread, where the loop cannot watch a process."""
@@ -346,7 +348,7 @@ class Child(Link):
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)  # now: later the number may be another's
         with contextlib.suppress(RuntimeError):  # the loop has closed
-            self._loop.call_soon_threadsafe(self._end)
+            self._loop.call_soon_threadsafe(self._clean_up)
 
     def _signal(self, number: int) -> None:
         if self._process.returncode is None:
@@ -356,11 +358,11 @@ class Child(Link):
     def _expect_exit(self, why: str) -> None:
         """What only a dying server does was seen: wait a moment for its exit status, which says more."""
         if self._status is None and not self._closing:
-            self._status = self._loop.call_later(STATUS_SECONDS, self._lose, why)
+            self._status = self._loop.call_later(STATUS_SECONDS, self._fail, why)
 
-    def _end(self) -> None:
+    def _clean_up(self) -> None:
         """It has exited, or has to now: end all of its group, hand over what it has left, keep nothing open."""
-        if self._gone.is_set():
+        if self._exited.is_set():
             return
         self._signal(signal.SIGKILL)  # until it is reaped, the number can be nobody else's
         if self._guard is not None:
@@ -373,10 +375,10 @@ class Child(Link):
             for _ in range(64):  # more than a pipe holds; a daemon may have the other end, and write for ever
                 if not read():
                     break
-        self._output_ended()
+        self._on_output_end()
         code = self._process.returncode
         signals = {-number: f"was ended by {number.name}" for number in signal.Signals}
-        self._lose(f"the server {signals.get(code or 0, f'exited with code {code}')}")
+        self._fail(f"the server {signals.get(code or 0, f'exited with code {code}')}")
         if self._errors >= 0:
             self._loop.remove_reader(self._errors)
         if self._pidfd >= 0:
@@ -384,19 +386,21 @@ class Child(Link):
             os.close(self._pidfd)
         for stream in self._streams:
             stream.close()
-        self._gone.set()
+        self._exited.set()
 
-    def _lose(self, text: str) -> None:
+    def _fail(self, text: str) -> None:
         """Tell, once, that nothing more will come."""
         if self._status is not None:
             self._status.cancel()
         if self._problem is None:
-            said = "" if self._on_stderr else _told("It said", self.stderr)  # else each line was shown already
-            hint = said or _told("It printed what is no message", self._printed)
+            output_hint = (
+                "" if self._on_stderr else _quote_output("It said", self.stderr)
+            )  # else each line was shown already
+            hint = output_hint or _quote_output("It printed what is no message", self._last_output)
             text, hint = ("the link was closed", "") if self._closing else (text, hint)
             self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=hint)
             self._close_input()
-            self._ear.lost(self._problem)
+            self._handler.on_failure(self._problem)
 
 
 def _read(descriptor: int) -> bytes | None:
@@ -417,7 +421,7 @@ def _is_whole(line: bytes | bytearray) -> bool:
     return False
 
 
-def _told(how: str, said: str) -> str:
+def _quote_output(label: str, output: str) -> str:
     """The last lines in one, with nothing in it that a terminal would obey (P-33)."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return f"{how}: {inert(' | '.join(lines[-5:])[-500:], lines=False)[-500:]}" if lines else ""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return f"{label}: {escape(' | '.join(lines[-5:])[-500:], lines=False)[-500:]}" if lines else ""

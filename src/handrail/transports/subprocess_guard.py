@@ -12,10 +12,10 @@ log = logging.getLogger("handrail")
 
 _SHELL = "/bin/sh"
 
-OURS: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+CLOSE_AFTER_FORK: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 """Ends of pipes that a fork of ours must not keep (`multiprocessing`): nobody would see us end while it lives."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [end.close() for end in OURS])
+    os.register_at_fork(after_in_child=lambda: [end.close() for end in CLOSE_AFTER_FORK])
 
 
 def guard_group(group: int) -> Popen[bytes] | None:
@@ -26,5 +26,5 @@ def guard_group(group: int) -> Popen[bytes] | None:
     except OSError as problem:
         log.debug("process %d has no guard, and may outlive us: %s", group, problem)
         return None
-    OURS.update(filter(None, [guard.stdin]))
+    CLOSE_AFTER_FORK.update(filter(None, [guard.stdin]))
     return guard

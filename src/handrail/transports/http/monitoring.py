@@ -25,21 +25,21 @@ from msgspec.json import decode
 from handrail.engine.core import Engine
 from handrail.guards.identity import ApiKeys
 from handrail.jsonrpc import Notification, Request, encode
-from handrail.metrics import Metrics, Snapshot, text
+from handrail.metrics import Metrics, Snapshot, render
 from handrail.model import Object
 from handrail.protocol import http_rules as http
-from handrail.protocol.http_rules import Door
+from handrail.protocol.http_rules import HostOriginCheck
 from handrail.protocol.trace import read, read_headers
 from handrail.revisions.base import VERSION
 from handrail.stores import Store, StoreError
-from handrail.transports.http.response import Receive, Response, Scope, Send
+from handrail.transports.http.response import HttpResponse, Receive, Scope, Send
 
 log = logging.getLogger("handrail")
 access = logging.getLogger("handrail.access")
 
-SHARE_SECONDS, KEEP_SECONDS = 5.0, 15.0
+SHARE_SECONDS, SHARED_TTL_SECONDS = 5.0, 15.0
 MAX_CHARS = 200
-GONE = 499  # in place of a status: the client went away before there was one
+CLIENT_CLOSED = 499  # in place of a status: the client went away before there was one
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -48,86 +48,88 @@ _FIELDS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), (b"ca
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Visit(Struct, eq=False):
+class RequestRecord(Struct, eq=False):
     """One request, under `scope["handrail"]`."""
 
-    status: int = GONE
+    status: int = CLIENT_CLOSED
     size: int = 0
     streams: bool = False
     exchange: Any = None
 
 
-class Watch:
+class RequestMonitor:
     """Stands between the listener and an endpoint; its page is part of that only if it has a token."""
 
-    def __init__(self, engine: Engine, page: Page | None, *, is_shown: bool = False, logs: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, page: MetricsPage | None, *, serves_page: bool = False, logs: bool = False
+    ) -> None:
         self.page = page
         self._engine = engine
         self._metrics = Metrics() if page is None else page.metrics
-        self._is_shown = is_shown
+        self._serves_page = serves_page
         self._logs = logs
         if logs and access.level == logging.NOTSET:
             access.setLevel(logging.INFO)
 
     @classmethod
-    def wanted(cls, engine: Engine, options: Any) -> Watch | None:
+    def from_options(cls, engine: Engine, options: Any) -> RequestMonitor | None:
         """None if no option asks for it."""
         token, logs, page = options.get("metrics_token"), options.get("access_log", False), None
         if token is not None or options.get("metrics") is not None:
-            page = Page(engine, options.get("hosts", ()), token, shared=options.get("workers", 1) > 1)
-        return cls(engine, page, is_shown=token is not None, logs=logs) if page is not None or logs else None
+            page = MetricsPage(engine, options.get("hosts", ()), token, shared=options.get("workers", 1) > 1)
+        return cls(engine, page, serves_page=token is not None, logs=logs) if page is not None or logs else None
 
     def sharing(self, store: Store) -> AbstractAsyncContextManager[None]:
         """Where workers tell each other of their numbers, if there are any."""
         return nullcontext() if self.page is None or not self.page.shared else self.page.sharing(store)
 
-    def see(self, exchange: Any) -> None:
+    def attach(self, exchange: Any) -> None:
         """Who serves a request: has a scope and a principal, and perhaps a message and a connection."""
         if "handrail" in exchange.scope:
             exchange.scope["handrail"].exchange = exchange
 
     async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        visit, metrics, begun = Visit(), self._metrics, time.perf_counter()
+        record, metrics, started_at = RequestRecord(), self._metrics, time.perf_counter()
         if self._logs:
-            scope["handrail"] = visit
+            scope["handrail"] = record
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if self.page is not None and self._is_shown and path == "/metrics":
+        if self.page is not None and self._serves_page and path == "/metrics":
             app = self.page
 
         async def sending(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                visit.status = message["status"]
-                visit.streams = (b"content-type", b"text/event-stream") in message["headers"]
-                metrics.streams.add(by=visit.streams)
+                record.status = message["status"]
+                record.streams = (b"content-type", b"text/event-stream") in message["headers"]
+                metrics.streams.add(by=record.streams)
             else:
-                visit.size += len(message.get("body", b""))
+                record.size += len(message.get("body", b""))
             await send(message)
 
         try:
             await app(scope, receive, sending)
         except Exception:
-            visit.status = 500 if visit.status == GONE else visit.status
+            record.status = 500 if record.status == CLIENT_CLOSED else record.status
             raise
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            metrics.streams.add(by=-visit.streams)
-            metrics.requests.add(method, str(visit.status))
+            metrics.streams.add(by=-record.streams)
+            metrics.requests.add(method, str(record.status))
             if self._logs:
-                self._tell(visit, method, scope, time.perf_counter() - begun)
+                self._log_request(record, method, scope, time.perf_counter() - started_at)
 
-    def _tell(self, visit: Visit, method: str, scope: Scope, seconds: float) -> None:
+    def _log_request(self, request_record: RequestRecord, method: str, scope: Scope, seconds: float) -> None:
         """Who, what and how it went: no query, token, argument or session id (P-34), nothing but plain ASCII (P-33)."""
-        known = {
+        record = {
             "method": method,
             "path": quote(scope["path"][:MAX_CHARS]),
-            "status": visit.status,
-            "bytes": visit.size,
+            "status": request_record.status,
+            "bytes": request_record.size,
             "ms": round(seconds * 1000, 3),
-            **self._said(visit.exchange, http.headers_of(scope["headers"])[0]),
+            **self._message_fields(request_record.exchange, http.headers_of(scope["headers"])[0]),
         }
-        access.info("%s", json.dumps({name: value for name, value in known.items() if value is not None}))
+        access.info("%s", json.dumps({name: value for name, value in record.items() if value is not None}))
 
-    def _said(self, exchange: Any, headers: http.Headers) -> Object:
+    def _message_fields(self, exchange: Any, headers: http.Headers) -> Object:
         message = getattr(exchange, "message", None)
         params = message.params if isinstance(message, Request | Notification) else {}
         name, meta = params.get("name"), params.get("_meta")
@@ -144,14 +146,14 @@ class Watch:
         }
 
 
-class Page:
+class MetricsPage:
     """`/metrics` as an ASGI application, under the server's names and those of this machine (P-22)."""
 
     def __init__(self, engine: Engine, hosts: Iterable[str], token: str | None, *, shared: bool) -> None:
-        self.metrics = engine.count()
+        self.metrics = engine.enable_metrics()
         self.shared = shared  # several workers answer for each other
         self._engine = engine
-        self._door = Door([*hosts, *_LOCAL])
+        self._door = HostOriginCheck([*hosts, *_LOCAL])
         self._keys = None if token is None else ApiKeys({"metrics": ApiKeys.hashed(token)})
         self._store: Store | None = None
         self._prefix = f"metrics:{secrets.token_hex(8)}:"  # the same in every worker of this server
@@ -159,20 +161,20 @@ class Page:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
-        headers, twice = http.headers_of(scope["headers"])
+        headers, duplicate = http.headers_of(scope["headers"])
         refusal = self._door.refusal(scope.get("scheme", "http"), headers)
-        response = Response(scope, receive, send, {}, self._engine.limits)
-        if refusal or twice:
-            response.text(403 if refusal else 400, refusal or f"The header {twice} stands twice")
+        response = HttpResponse(scope, receive, send, {}, self._engine.limits)
+        if refusal or duplicate:
+            response.respond_text(403 if refusal else 400, refusal or f"The header {duplicate} stands twice")
         elif scope["path"].removeprefix(scope.get("root_path", "")) != "/metrics":
-            response.text(404, "Not found")
+            response.respond_text(404, "Not found")
         elif scope["method"] not in ("GET", "HEAD"):
-            response.text(405, "Method not allowed", [(b"allow", b"GET, HEAD")])
+            response.respond_text(405, "Method not allowed", [(b"allow", b"GET, HEAD")])
         elif self._keys is not None and await self._keys.verify(http.bearer(headers)) is None:
-            response.text(401, "A valid token is needed", [http.challenge({})])
+            response.respond_text(401, "A valid token is needed", [http.challenge({})])
         else:
-            response.whole(200, _FIELDS, await self._text())
-        await response.close()
+            response.respond(200, _FIELDS, await self._text())
+        await response.write_response()
 
     @asynccontextmanager
     async def sharing(self, store: Store) -> AsyncIterator[None]:
@@ -190,9 +192,9 @@ class Page:
 
     async def _text(self) -> bytes:
         if self._store is None:
-            return text([self._snapshot()])
+            return render([self._snapshot()])
         await self._share(self._store)
-        return text([decode(value, type=Snapshot) for _, value in await self._store.scan(self._prefix)])
+        return render([decode(value, type=Snapshot) for _, value in await self._store.scan(self._prefix)])
 
     async def _keep_sharing(self, store: Store) -> None:
         while True:
@@ -204,7 +206,7 @@ class Page:
 
     async def _share(self, store: Store) -> None:
         worker = str(os.getpid())
-        await store.put(self._prefix + worker, encode(self._snapshot(worker)), ttl=KEEP_SECONDS)
+        await store.put(self._prefix + worker, encode(self._snapshot(worker)), ttl=SHARED_TTL_SECONDS)
 
     def _snapshot(self, worker: str = "") -> Snapshot:
         metrics = self.metrics

@@ -16,11 +16,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Fields = list[tuple[bytes, bytes]]
-Whole = tuple[int, Fields, bytes]  # an answer: status, headers, body
+WholeResponse = tuple[int, Fields, bytes]  # an answer: status, headers, body
 
 KEEP_ALIVE_SECONDS = 15.0
 RETRY_MS = 1_000
-_MUCH = 64 * 1024  # bytes to be said
+_YIELD_BYTES = 64 * 1024  # bytes to be said
 
 JSON: Fields = [(b"content-type", b"application/json")]
 _TEXT: Fields = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -31,45 +31,47 @@ _EVENTS: Fields = [
 ]
 
 
-class Stream:
+class ResponseStream:
     """What one HTTP response will say: the outlet of a conversation. What most never need is made when it is."""
 
     answer: bytes | None = None
     ended = False  # no more will come
     gone = False  # nobody reads any more
-    kept = False  # somebody may come back for it
+    resumable = False  # somebody may come back for it
     two_way = True  # it may carry more than the answer
     paused = False  # the reader is to come back for the rest
     _unsent_bytes = 0
-    _has_news = False
-    _news: asyncio.Future[None] | None = None
+    _has_update = False
+    _wakeup: asyncio.Future[None] | None = None
     _room: asyncio.Event | None = None
-    _left: asyncio.Future[None] | None = None
+    _disconnected: asyncio.Future[None] | None = None
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.unsent: list[bytes] = []
 
     def send(self, message: bytes) -> None:
-        if self.ended or not self.two_way or (self.gone and not self.kept):
+        if self.ended or not self.two_way or (self.gone and not self.resumable):
             return
         self.unsent.append(message)
         self._unsent_bytes += len(message)
-        self.tell()
+        self.notify()
 
     async def drain(self) -> None:
-        if self.gone or self._unsent_bytes > _MUCH:
+        if self.gone or self._unsent_bytes > _YIELD_BYTES:
             await asyncio.sleep(0)  # whoever talks without end is not to keep the others from being heard
-        while self._unsent_bytes > self.limits.max_unsent_bytes and (self.kept or not self.gone) and not self.ended:
+        while (
+            self._unsent_bytes > self.limits.max_unsent_bytes and (self.resumable or not self.gone) and not self.ended
+        ):
             self._room = self._room or asyncio.Event()
             await self._room.wait()
 
-    def take(self) -> list[bytes]:
+    def take_unsent(self) -> list[bytes]:
         """What has come since the last time."""
-        taken, self.unsent = self.unsent, []
+        messages, self.unsent = self.unsent, []
         self._unsent_bytes = 0
         self._make_room()
-        return taken
+        return messages
 
     def finish(self, answer: bytes | None) -> None:
         """The answer, or the news that there will be none; the first of them counts."""
@@ -78,36 +80,36 @@ class Stream:
         self.answer = answer
         self.ended = True
         self._make_room()
-        self.tell()
+        self.notify()
 
     def pause(self) -> None:
         self.paused = True
-        self.tell()
+        self.notify()
 
-    def let_go(self) -> None:
+    def disconnect(self) -> None:
         self.gone = True
-        _wake(self._left)
+        _wake(self._disconnected)
         self._make_room()
-        self.tell()
+        self.notify()
 
     async def wait(self, seconds: float) -> bool:
         """Wait for news; whether there was any. For one at a time."""
-        if not self._has_news:
+        if not self._has_update:
             loop = asyncio.get_running_loop()
-            self._news = news = loop.create_future()
-            timer = loop.call_later(seconds, _wake, news)
+            self._wakeup = wakeup = loop.create_future()
+            timer = loop.call_later(seconds, _wake, wakeup)
             try:
-                await news
+                await wakeup
             finally:
                 timer.cancel()
-                self._news = None
-        had, self._has_news = self._has_news, False
-        return had
+                self._wakeup = None
+        had_update, self._has_update = self._has_update, False
+        return had_update
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """There is news for whoever waits."""
-        self._has_news = True
-        _wake(self._news)
+        self._has_update = True
+        _wake(self._wakeup)
 
     def _make_room(self) -> None:
         if self._room is not None:
@@ -120,10 +122,10 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
         waiter.set_result(None)
 
 
-class Response(Stream):
+class HttpResponse(ResponseStream):
     """The way back to whoever sent a request. After it has gone, writing does nothing."""
 
-    said: Whole | None = None
+    response: WholeResponse | None = None
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, headers: Headers, limits: Limits) -> None:
         self.limits = limits
@@ -133,13 +135,13 @@ class Response(Stream):
         self._send = send
         self._receive = receive
 
-    def whole(self, status: int, fields: Fields, body: bytes) -> Whole:
+    def respond(self, status: int, fields: Fields, body: bytes) -> WholeResponse:
         """Say all there is to say; it is written when the request is left."""
-        self.said = (status, self._shared(fields) if ORIGIN in self.headers else fields, body)
-        return self.said
+        self.response = (status, self._shared(fields) if ORIGIN in self.headers else fields, body)
+        return self.response
 
-    def text(self, status: int, text: str, fields: Fields | None = None) -> None:
-        self.whole(status, _TEXT + (fields or []), text.encode())
+    def respond_text(self, status: int, text: str, fields: Fields | None = None) -> None:
+        self.respond(status, _TEXT + (fields or []), text.encode())
 
     def _shared(self, fields: Fields) -> Fields:
         """With what every answer to a web page that may read it says."""
@@ -147,17 +149,17 @@ class Response(Stream):
         return [(b"access-control-allow-origin", self.headers[ORIGIN]), (b"vary", b"origin"), exposed, *fields]
 
     @property
-    def comes_too_often(self) -> bool:
-        return self.said is not None and self.said[0] == 429
+    def is_rate_limited(self) -> bool:
+        return self.response is not None and self.response[0] == 429
 
-    async def close(self) -> None:
+    async def write_response(self) -> None:
         """Write what was said, if it was not said in events."""
-        if self.said is not None:
-            status, fields, body = self.said
+        if self.response is not None:
+            status, fields, body = self.response
             if status != 204:
                 fields = [*fields, (b"content-length", b"%d" % len(body))]
             start = {"type": "http.response.start", "status": status, "headers": fields}
-            await self._put(start, {"type": "http.response.body", "body": body})
+            await self._send_messages(start, {"type": "http.response.body", "body": body})
 
     async def begin_events(self, first: bytes = b"", fields: Fields | None = None) -> None:
         fields = _EVENTS + (fields or [])
@@ -166,12 +168,12 @@ class Response(Stream):
             await self.write(first)
 
     async def begin(self, fields: Fields) -> None:
-        await self._put({"type": "http.response.start", "status": 200, "headers": fields})
+        await self._send_messages({"type": "http.response.start", "status": 200, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        await self._put({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send_messages({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _put(self, *messages: MutableMapping[str, Any]) -> None:
+    async def _send_messages(self, *messages: MutableMapping[str, Any]) -> None:
         if self.gone:
             return
         try:
@@ -179,29 +181,29 @@ class Response(Stream):
                 for message in messages:
                     await self._send(message)
         except (TimeoutError, OSError):
-            self.let_go()
+            self.disconnect()
 
-    async def watch(self) -> None:
+    async def wait_disconnected(self) -> None:
         """Until the other side goes away."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.let_go()
+        self.disconnect()
 
     async def events(self, log: EventLog | None, *, name: str = "", outlives: float = 0.0) -> None:
         """Write what comes as events, to the end. With a log they are kept; for how long after nobody reads them?"""
-        loop, self.kept = asyncio.get_running_loop(), log is not None
+        loop, self.resumable = asyncio.get_running_loop(), log is not None
         end: float | None = None
         while True:
             ended = self.ended  # what comes while this is written is for the next turn
             last = [self.answer] if ended and self.answer is not None else []
-            for message in self.take() + last:
-                ident = "" if log is None else await log.add(message)
-                await self.write(sse.event(message, ident=ident, name=name))
+            for message in self.take_unsent() + last:
+                event_id = "" if log is None else await log.add(message)
+                await self.write(sse.encode_event(message, event_id=event_id, name=name))
             if ended:
                 break
             if self.paused and log is not None and not self.gone:
                 await self.write(b"", more=False)
-                self.let_go()
+                self.disconnect()
             if self.gone and end is None:
                 end = loop.time() + outlives
             seconds = KEEP_ALIVE_SECONDS if end is None else min(KEEP_ALIVE_SECONDS, end - loop.time())

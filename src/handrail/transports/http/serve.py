@@ -55,7 +55,9 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
             certificate=options.get("certificate"),
             key=options.get("key"),
             ready=lambda url: ready(url + endpoint.path),
-            beside=(endpoint.watch.page, metrics) if metrics is not None and endpoint.watch is not None else None,
+            second_app=(endpoint.monitor.page, metrics)
+            if metrics is not None and endpoint.monitor is not None
+            else None,
         )
 
 

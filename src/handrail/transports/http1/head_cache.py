@@ -18,14 +18,14 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from handrail.transports.http1.listen import HttpLimits
 
-HEADS = 2  # a connection remembers
+MAX_CACHED_HEADS = 2  # a connection remembers
 
 _MAX_BYTES = 2048  # of a head that is remembered
 _DIGITS = 9  # of a length that is read here
 _LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,9})\r\n", re.IGNORECASE)
 
 
-class Head(Struct, frozen=True):
+class CachedHead(Struct, frozen=True):
     """What a head says, apart from the length of the body."""
 
     before: bytes  # the number
@@ -34,15 +34,17 @@ class Head(Struct, frozen=True):
     fields: dict[bytes, bytes]
 
     @classmethod
-    def of(cls, data: bytes, scope: dict[str, Any], fields: dict[bytes, bytes], limit: int) -> Head | None:
+    def from_request(
+        cls, data: bytes, scope: dict[str, Any], fields: dict[bytes, bytes], limit: int
+    ) -> CachedHead | None:
         """The head of a request that came whole and alone, and was read as `scope` and `fields`."""
         head = data[: data.find(b"\r\n\r\n") + 4]
-        found = _LENGTH.search(head)
-        if found is None or not data.startswith(b"POST ") or len(data) - len(head) != int(found[1]):
+        length_match = _LENGTH.search(head)
+        if length_match is None or not data.startswith(b"POST ") or len(data) - len(head) != int(length_match[1]):
             return None
         if len(head) + _DIGITS > min(limit, _MAX_BYTES):
             return None
-        return cls(head[: found.start(1)], head[found.end(1) :], scope, fields.copy())
+        return cls(head[: length_match.start(1)], head[length_match.end(1) :], scope, fields.copy())
 
     def match(self, data: bytes) -> tuple[bytes, bytes] | None:
         """The length, and the body, of one whole request that begins with this head."""
@@ -60,7 +62,7 @@ class RefusedHead(Exception):
     """Raised among the parser's callbacks: a status and a text for the peer."""
 
 
-def check(headers: list[tuple[bytes, bytes]], url_size: int, version: str, limits: HttpLimits) -> None:
+def check_head(headers: list[tuple[bytes, bytes]], url_size: int, version: str, limits: HttpLimits) -> None:
     """What another server on the way may have read in another way is refused, RFC 9112 sections 3.2 and 6."""
     names = [name for name, _ in headers]
     if version not in ("1.0", "1.1"):
@@ -89,8 +91,8 @@ def scope_of(transport: asyncio.Transport) -> dict[str, Any]:
     """What is the same in all requests of a connection, in the words of ASGI."""
 
     def place(name: str) -> tuple[str, int | None] | None:
-        found = transport.get_extra_info(name)
-        return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+        sockaddr = transport.get_extra_info(name)
+        return (str(sockaddr[0]), int(sockaddr[1])) if isinstance(sockaddr, tuple) else None
 
     scheme = "https" if transport.get_extra_info("sslcontext") else "http"
     return {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from handrail.options import expect
-from handrail.transports.process.supervisor import Workers, run_process
+from handrail.transports.process.supervisor import WorkerPool, run_process
 
 if TYPE_CHECKING:
     from handrail.transports.http1.server import Stop
@@ -83,14 +83,14 @@ class Address(Struct, frozen=True):
         return cls(host=host or "127.0.0.1", port=int(port))
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[socket.socket]:
+    def listen(self) -> Iterator[socket.socket]:
         """A socket connections can be made to, though nobody accepts them yet."""
-        found = self._unix() if self.path else self._internet()
+        sock = self._bind_unix() if self.path else self._bind_inet()
         try:
-            found.listen()
-            yield found
+            sock.listen()
+            yield sock
         finally:
-            found.close()
+            sock.close()
             if self.path:
                 with contextlib.suppress(OSError):
                     os.unlink(self.path)
@@ -101,44 +101,44 @@ class Address(Struct, frozen=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
-    def _internet(self) -> socket.socket:
-        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    def _bind_inet(self) -> socket.socket:
+        candidates = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # One of several: with port 0 each would get its own. "localhost" is 127.0.0.1, which every client tries.
-        family, kind, protocol, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)
+        family, kind, protocol, _, place = min(candidates, key=lambda each: each[0] != socket.AF_INET)
         ip = ipaddress.ip_address(str(place[0]).partition("%")[0])
         if not ip.is_loopback:
             where = "all interfaces" if ip.is_unspecified else f"{ip}"
             log.warning("listens on %s, not only for this machine: whoever reaches it can try to call its tools", where)
         # With its protocol: asyncio sets TCP_NODELAY only on sockets that say they are TCP.
-        new = socket.socket(family, kind, protocol)
+        sock = socket.socket(family, kind, protocol)
         try:
             if os.name == "posix":
-                new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            new.bind(place)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(place)
         except OSError as problem:
-            new.close()
+            sock.close()
             hint = "; end what listens there, or choose another port" if problem.errno == errno.EADDRINUSE else ""
             text = f"cannot listen on {self.host}:{self.port}: {problem.strerror}{hint}"
             raise CannotListen(problem.errno, text) from None
-        return new
+        return sock
 
-    def _unix(self) -> socket.socket:
+    def _bind_unix(self) -> socket.socket:
         if not hasattr(socket, "AF_UNIX"):
             raise ValueError(f"unix:{self.path}: there are no Unix sockets on this system")
-        new = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if os.path.exists(self.path) and stat.S_ISSOCK(os.stat(self.path).st_mode):
                 # Left behind by a process that was killed, or somebody listens on it.
-                if new.connect_ex(self.path) == 0:
+                if sock.connect_ex(self.path) == 0:
                     raise CannotListen(f"cannot listen on {self.path}: somebody does already")
                 os.unlink(self.path)
-            new.bind(self.path)
+            sock.bind(self.path)
         except OSError as problem:
-            new.close()
+            sock.close()
             if problem.errno is None:
                 raise
             raise CannotListen(f"cannot listen on {self.path}: {problem.strerror}") from None
-        return new
+        return sock
 
 
 def run_http(
@@ -152,14 +152,14 @@ def run_http(
     certificate: str | None = None,
     key: str | None = None,
     ready: Callable[[str], None],
-    beside: tuple[Any, str] | None = None,
+    second_app: tuple[Any, str] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, in this process or in `workers` children of it; signals are ours meanwhile.
 
     It ends as `served` does, within `grace` and 1.5 s. What does not end by then is left, and a second Ctrl-C does not
     wait. `beside` is a second application, with an address of its own, that is served for as long.
     """
-    from handrail.transports.http1.server import served  # what is missing is said before anything listens
+    from handrail.transports.http1.server import serve_app  # what is missing is said before anything listens
 
     if workers < 1:
         raise ValueError(f"workers: {workers} is less than 1")
@@ -170,20 +170,22 @@ def run_http(
     tls = tls_context(certificate, key)
     place, scheme = Address.parse(address), "https" if tls else "http"
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(place.listening())
+        listening = stack.enter_context(place.listen())
         other = None
-        if beside is not None:
-            where = Address.parse(beside[1])
-            other = stack.enter_context(where.listening())
+        if second_app is not None:
+            where = Address.parse(second_app[1])
+            other = stack.enter_context(where.listen())
             log.info("also listens on %s", where.url(other, scheme))
 
-        async def serve(ending: asyncio.Event, begun: Callable[[], None]) -> None:
+        async def serve(stop_event: asyncio.Event, on_started: Callable[[], None]) -> None:
             async with contextlib.AsyncExitStack() as stack:
-                if beside is not None and other is not None:
-                    await stack.enter_async_context(served(beside[0], other, limits=limits, tls=tls, grace=0.0))
-                await stack.enter_async_context(served(app, listening, limits=limits, tls=tls, stop=stop, grace=grace))
-                begun()
-                await ending.wait()
+                if second_app is not None and other is not None:
+                    await stack.enter_async_context(serve_app(second_app[0], other, limits=limits, tls=tls, grace=0.0))
+                await stack.enter_async_context(
+                    serve_app(app, listening, limits=limits, tls=tls, stop=stop, grace=grace)
+                )
+                on_started()
+                await stop_event.wait()
 
         def begun() -> None:
             ready(place.url(listening, scheme))
@@ -191,7 +193,7 @@ def run_http(
         if workers == 1:
             run_process(serve, grace, begun)
         else:
-            Workers(workers, serve, grace).run(begun)
+            WorkerPool(workers, serve, grace).run(begun)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

@@ -10,34 +10,34 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handrail.transports.http1.connection import Guarded
+    from handrail.transports.http1.connection import Http1Connection
 
 log = logging.getLogger("handrail")
 
 Message = MutableMapping[str, Any]
 Fields = Iterable[tuple[bytes, bytes]]
 
-_TOGETHER = 64 * 1024  # bytes of a body that go out in one write with the head
+_MERGE_BYTES = 64 * 1024  # bytes of a body that go out in one write with the head
 _TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
-class Cycle:
+class RequestResponseCycle:
     """Its application runs once; `receive` and `send` are what it is given."""
 
     fields: dict[bytes, bytes] | None = None  # the headers, if no name stands twice
-    is_late = False  # nobody is at work on the answer: it will come by itself
-    is_begun = False  # something of the answer was written
+    is_deferred = False  # nobody is at work on the answer: it will come by itself
+    is_started = False  # something of the answer was written
     complete = False  # all of it was
     body: bytes | bytearray = b""  # came, and was not fetched yet
     more = True  # will come
     _is_fetched = False  # all of it was
-    _is_gone = False
-    _news: asyncio.Event | None = None
+    _is_disconnected = False
+    _state_changed: asyncio.Event | None = None
     _head = b""  # waits for the first piece of the body, to go out with it
-    _left: int | None = None  # bytes of the body that its Content-Length promises
-    _is_silent = _is_chunked = False
+    _remaining_bytes: int | None = None  # bytes of the body that its Content-Length promises
+    _omits_body = _is_chunked = False
 
-    def __init__(self, connection: Guarded, scope: Message, keep_alive: bool, expects: bool) -> None:
+    def __init__(self, connection: Http1Connection, scope: Message, keep_alive: bool, expects: bool) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         self.expects = expects  # the peer sends no body before it is told to go on
@@ -45,30 +45,30 @@ class Cycle:
 
     # From the connection
 
-    def take(self, body: bytes) -> int:
+    def feed_body(self, body: bytes) -> int:
         """A piece of the body; how many bytes wait to be fetched."""
         if not self.body:
             self.body = body
         else:
             self.body = self.body if isinstance(self.body, bytearray) else bytearray(self.body)
             self.body += body
-        if self._news is not None:
-            self._news.set()
+        if self._state_changed is not None:
+            self._state_changed.set()
         return len(self.body)
 
     def end_body(self) -> None:
         self.more = False
-        if self._news is not None:
-            self._news.set()
+        if self._state_changed is not None:
+            self._state_changed.set()
 
-    def let_go(self) -> None:
+    def disconnect(self) -> None:
         """From now on the application is told that the peer is gone, and what it sends goes nowhere."""
         if not self.complete:
-            self._is_gone = self.complete = True
-        if self._news is not None:
-            self._news.set()
+            self._is_disconnected = self.complete = True
+        if self._state_changed is not None:
+            self._state_changed.set()
 
-    def answer(self, status: int, headers: Fields, body: bytes) -> None:
+    def respond(self, status: int, headers: Fields, body: bytes) -> None:
         """Write a whole answer."""
         length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
         if not self.keep_alive:
@@ -77,21 +77,21 @@ class Cycle:
             body = b""
         line, date = _lines(status, tuple(headers)), self._connection.state.date
         self._send_bytes(b"%b%b\r\n%b\r\n" % (line, date, length), body)
-        self._end()
+        self._finish()
 
     def fail(self) -> None:
         """The application failed, inside of an `except`."""
         log.exception("http: the application failed")
-        self._answer_for_it()
+        self._respond_with_error()
 
-    def _answer_for_it(self) -> None:
-        if not self.complete and not self.is_begun:
+    def _respond_with_error(self) -> None:
+        if not self.complete and not self.is_started:
             self.keep_alive = False
-            self.answer(500, _TEXT, b"Internal Server Error")
+            self.respond(500, _TEXT, b"Internal Server Error")
 
     def start(self, application: Coroutine[Any, Any, None]) -> None:
         """Run what it takes to answer, in a task."""
-        state, self.is_late = self._connection.state, False
+        state, self.is_deferred = self._connection.state, False
         task = state.start(self._run(application))
         if not task.done():
             state.tasks.add(task)
@@ -104,10 +104,10 @@ class Cycle:
             pass  # at the end of the server, when all else was tried
         except BaseException:
             self.fail()
-        if self.complete or self.is_late:
+        if self.complete or self.is_deferred:
             return
         log.error("http: the application ended without a whole answer")
-        self._answer_for_it()
+        self._respond_with_error()
         if not self.complete:
             self._connection.close()
 
@@ -124,20 +124,20 @@ class Cycle:
                 return {"type": "http.request", "body": body, "more_body": self.more}
             if self.more:
                 connection.resume_reading()
-            self._news = self._news or asyncio.Event()
-            self._news.clear()
-            await self._news.wait()
+            self._state_changed = self._state_changed or asyncio.Event()
+            self._state_changed.clear()
+            await self._state_changed.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         if self._connection.write_paused:
-            await self._connection.drained()
-        if self._is_gone:
+            await self._connection.drain()
+        if self._is_disconnected:
             return
         kind = message["type"]
-        if kind == "http.response.start" and not self._head and not self.is_begun:
+        if kind == "http.response.start" and not self._head and not self.is_started:
             self._head = self._head_of(message["status"], message.get("headers", ()))
-        elif kind == "http.response.body" and (self._head or self.is_begun) and not self.complete:
+        elif kind == "http.response.body" and (self._head or self.is_started) and not self.complete:
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
         else:
             raise RuntimeError(f"http: {kind} out of turn")
@@ -146,7 +146,7 @@ class Cycle:
         if self.expects and self.more:
             self.keep_alive = False  # not told to go on: whether it will send the body, nobody knows
         self.expects = False
-        self._left = None
+        self._remaining_bytes = None
         lines = [status_line(status), self._connection.state.date]
         for name, value in headers:
             name = name.lower()
@@ -155,9 +155,11 @@ class Cycle:
             elif name != b"transfer-encoding":
                 lines.append(b"%b: %b" % (name, value))
                 if name == b"content-length":
-                    self._left = int(value)
-        self._is_silent = self.scope["method"] == "HEAD" or status in (204, 304)
-        self._is_chunked = self._left is None and not self._is_silent and self.scope["http_version"] == "1.1"
+                    self._remaining_bytes = int(value)
+        self._omits_body = self.scope["method"] == "HEAD" or status in (204, 304)
+        self._is_chunked = (
+            self._remaining_bytes is None and not self._omits_body and self.scope["http_version"] == "1.1"
+        )
         if self._is_chunked:
             lines.append(b"transfer-encoding: chunked")
         if not self.keep_alive:
@@ -165,34 +167,34 @@ class Cycle:
         return _checked(b"\r\n".join((*lines, b"", b"")), len(lines) + 1)
 
     def _write(self, body: bytes, *, is_last: bool) -> None:
-        if self._is_silent:
+        if self._omits_body:
             body = b""
         elif self._is_chunked:
             body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"0\r\n\r\n" if is_last else b"")
-        elif self._left is not None:
-            self._left -= len(body)
-            if self._left < 0 or (is_last and self._left):
+        elif self._remaining_bytes is not None:
+            self._remaining_bytes -= len(body)
+            if self._remaining_bytes < 0 or (is_last and self._remaining_bytes):
                 raise RuntimeError("http: the body is not as long as its Content-Length says")
         head, self._head = self._head, b""
         self._send_bytes(head, body)
         if is_last:
-            self._end()
+            self._finish()
 
     def _send_bytes(self, head: bytes, body: bytes) -> None:
-        self.is_begun = True
+        self.is_started = True
         transport = self._connection.transport
-        if len(body) > _TOGETHER:
+        if len(body) > _MERGE_BYTES:
             transport.write(head)
             transport.write(body)
         elif head or body:
             transport.write(head + body)
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self.complete = True
         self.body = b""
-        if self._news is not None:
-            self._news.set()
-        self._connection.answered(not self.keep_alive)
+        if self._state_changed is not None:
+            self._state_changed.set()
+        self._connection.on_response_complete(not self.keep_alive)
 
 
 @lru_cache(100)
@@ -215,7 +217,7 @@ def status_line(status: int) -> bytes:
         return f"HTTP/1.1 {status} ".encode()
 
 
-def refusal(status: int, text: str, date: bytes) -> bytes:
+def error_response(status: int, text: str, date: bytes) -> bytes:
     """An answer of the listener's own, the last of a connection."""
     body = f"{text}.\n".encode()
     more = b"content-length: %d\r\nconnection: close\r\n" % len(body)

@@ -16,7 +16,7 @@ from handrail.errors import NotStarted, missing_extra
 try:
     import uvicorn
 
-    from handrail.transports.http1.connection import Guarded
+    from handrail.transports.http1.connection import Http1Connection
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.split(".")[0] in ("uvicorn", "httptools"):
         raise missing_extra("http", "serving HTTP needs uvicorn and httptools", missing.name) from None
@@ -32,41 +32,41 @@ log = logging.getLogger("handrail")
 Stop = Callable[[], Awaitable[None]]
 
 _BACKLOG = 2048
-_LAST_SECONDS = 0.25  # for each of the last steps of an end
+_SHUTDOWN_STEP_SECONDS = 0.25  # for each of the last steps of an end
 
 
-class State:
+class ServerState:
     """What the connections of one listener share."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
-        self.connections: set[Guarded] = set()
+        self.connections: set[Http1Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.start: Start = starter(asyncio.get_running_loop())
         self.date = b"date: "  # the line of every answer
-        self.ending = False
-        self._fewer = asyncio.Event()
+        self.stopping = False
+        self._closed_event = asyncio.Event()
 
-    def one_less(self) -> None:
-        if self.ending:
-            self._fewer.set()
+    def connection_closed(self) -> None:
+        if self.stopping:
+            self._closed_event.set()
 
-    async def left(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until there is no connection."""
         while self.connections:
-            self._fewer.clear()
-            await self._fewer.wait()
+            self._closed_event.clear()
+            await self._closed_event.wait()
 
-    async def keep_date(self) -> None:
+    async def update_date(self) -> None:
         while True:
             self.date = f"date: {formatdate(usegmt=True)}".encode()
             await asyncio.sleep(1.0)
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def serve_app(
     app: Any,
-    listening: socket,
+    listener: socket,
     *,
     limits: HttpLimits,
     tls: ssl.SSLContext | None = None,
@@ -79,57 +79,59 @@ async def served(
     `grace`. Then whatever is left is ended.
     """
     loop = asyncio.get_running_loop()
-    config = uvicorn.Config(app, http=Guarded, ws="none", interface="asgi3", log_config=None, proxy_headers=False)
+    config = uvicorn.Config(
+        app, http=Http1Connection, ws="none", interface="asgi3", log_config=None, proxy_headers=False
+    )
     config.load()
     lifespan = config.lifespan_class(config)
     await lifespan.startup()
     if lifespan.should_exit:
         raise NotStarted("the application did not start; what it wrote says why")
-    state = State(limits)
+    state = ServerState(limits)
     # Not create_unix_server: that removes the path when it ends, which other workers still listen on.
     server = await loop.create_server(
-        lambda: Guarded(config.loaded_app, state, lifespan.state),
-        sock=listening,
+        lambda: Http1Connection(config.loaded_app, state, lifespan.state),
+        sock=listener,
         backlog=_BACKLOG,
         ssl=tls,
         ssl_handshake_timeout=None if tls is None else limits.header_seconds,
     )
-    dating = asyncio.create_task(state.keep_date())
+    date_task = asyncio.create_task(state.update_date())
     try:
         yield
     finally:
         server.close()
-        state.ending = True
+        state.stopping = True
         for connection in list(state.connections):
             if connection.cycle is not None:
                 connection.cycle.keep_alive = False
         end = loop.time() + grace
         if stop is not None:
-            await _call(stop, grace)
-        dating.cancel()
+            await _call_stop(stop, grace)
+        date_task.cancel()
         for connection in list(state.connections):
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(max(end, loop.time()) + _LAST_SECONDS):
-                await state.left()
+            async with asyncio.timeout_at(max(end, loop.time()) + _SHUTDOWN_STEP_SECONDS):
+                await state.wait_closed()
         for connection in list(state.connections):
             connection.transport.abort()
-        stubborn = await _left_of(state.tasks)  # they have been told that the peer is gone: most end by themselves
-        for task in stubborn:
+        unfinished = await _unfinished(state.tasks)  # they have been told that the peer is gone: most end by themselves
+        for task in unfinished:
             task.cancel()
-        await _left_of(stubborn)
+        await _unfinished(unfinished)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_SECONDS):
+            async with asyncio.timeout(_SHUTDOWN_STEP_SECONDS):
                 await lifespan.shutdown()
 
 
-async def _left_of(tasks: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+async def _unfinished(tasks: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
     """Those that have not ended after a moment."""
     tasks = set(tasks)
-    return (await asyncio.wait(tasks, timeout=_LAST_SECONDS))[1] if tasks else tasks
+    return (await asyncio.wait(tasks, timeout=_SHUTDOWN_STEP_SECONDS))[1] if tasks else tasks
 
 
-async def _call(stop: Stop, seconds: float) -> None:
+async def _call_stop(stop: Stop, seconds: float) -> None:
     """Await the application's own end, but not for longer, and whatever it does with being cancelled."""
 
     async def call() -> None:

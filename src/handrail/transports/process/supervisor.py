@@ -28,40 +28,40 @@ from handrail.errors import NotStarted
 log = logging.getLogger("handrail")
 
 KEY = "HANDRAIL_KEY"
-MORE_SECONDS = 1.5  # what an end may take beyond the grace given to calls
-LOOK_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
-_FIRST_PAUSE = 0.1  # before the second restart within a minute; then twice as long each time
-_CANNOT_START = 3  # the exit code of a worker that never served
+SHUTDOWN_EXTRA_SECONDS = 1.5  # what an end may take beyond the grace given to calls
+PARENT_POLL_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
+_FIRST_PAUSE_SECONDS = 0.1  # before the second restart within a minute; then twice as long each time
+_EXIT_NOT_STARTED = 3  # the exit code of a worker that never served
 
 Ready = Callable[[Callable[[str], None], Callable[[], None]], None]
 Serve = Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]
 """Serves until the event is set; calls the function when it has begun to."""
 
 
-def run_to_the_end(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: int, grace: float) -> None:
+def run_until_exit(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: int, grace: float) -> None:
     """Serve one client until it ends by itself, by signal, or because its parent died or `source` was closed.
 
     `serve` gets a function to which it hands its own `stop(why)` and `input_closed()`.
     """
-    watch = Watch(grace, source=source, parent=os.getppid(), lives_on=False)
-    watch.run(serve(watch.ready))
+    supervisor = ProcessSupervisor(grace, source=source, parent=os.getppid(), lives_on=False)
+    supervisor.run(serve(supervisor.ready))
 
 
 def run_process(serve: Serve, grace: float, ready: Callable[[], None], **options: Any) -> None:
-    """Serve in this process until a signal comes; `options` are those of `Watch`."""
-    ending = asyncio.Event()
-    watch = Watch(grace, **options)
-    watch.ready(lambda why: ending.set())
-    watch.run(serve(ending, ready))
+    """Serve in this process until a signal comes; `options` are those of `ProcessSupervisor`."""
+    stop_event = asyncio.Event()
+    supervisor = ProcessSupervisor(grace, **options)
+    supervisor.ready(lambda why: stop_event.set())
+    supervisor.run(serve(stop_event, ready))
 
 
-def _ending() -> list[signal.Signals]:
+def _exit_signals() -> list[signal.Signals]:
     """The signals that ask for an end: Ctrl-C, whoever ends processes, a terminal that was closed (but for `nohup`)."""
-    found = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    return [each for each in found if each.name != "SIGHUP" or signal.getsignal(each) is not signal.SIG_IGN]
+    signals = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return [each for each in signals if each.name != "SIGHUP" or signal.getsignal(each) is not signal.SIG_IGN]
 
 
-class Watch:
+class ProcessSupervisor:
     """A thread that sees to it that the process ends when it should, and hears the signals of the process.
 
     It `lives_on` after an end that was asked for, if nothing is stuck. A `parent` of 0 is nobody's concern.
@@ -77,16 +77,16 @@ class Watch:
         lives_on: bool = True,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._seconds = grace + MORE_SECONDS
+        self._seconds = grace + SHUTDOWN_EXTRA_SECONDS
         self._source = source
         self._parent = parent
         self._lives_on = lives_on
         self._stop: Callable[[str], None] = lambda why: None  # not serving yet
         self._input_closed: Callable[[], None] = lambda: None
-        self._asked = False
+        self._stop_requested = False
         self._deadline: float | None = None
         self._code = 0
-        self._over = False
+        self._is_finished = False
         self._handlers: dict[int, Any] = {}
         self._inbox, self._outbox = socket.socketpair()  # takes the numbers of signals; 0 means: look again
         self._outbox.setblocking(False)
@@ -94,137 +94,137 @@ class Watch:
             self._poll = select.poll()
             self._poll.register(self._inbox, select.POLLIN)
         if threading.current_thread() is threading.main_thread():
-            self._take_signals(_ending() if signals is None else signals)
+            self._install_signal_handlers(_exit_signals() if signals is None else signals)
 
     def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None] | None = None) -> None:
         self._stop = stop
         if input_closed is not None and sys.platform != "win32":  # not before: a slow start must not cost the answers
             self._input_closed = input_closed
             self._poll.register(self._source, getattr(select, "POLLRDHUP", 0))
-            self._tell(0)
-        if self._asked:
+            self._wake(0)
+        if self._stop_requested:
             stop("asked to end before it began")
 
     def run(self, serving: Coroutine[Any, Any, None]) -> None:
         """Run to the end, and no further than that."""
         before = set(threading.enumerate())
-        threading.Thread(target=self._keep, name="handrail-watch", daemon=True).start()
+        threading.Thread(target=self._supervise, name="handrail-watch", daemon=True).start()
         code = 1
         try:
             self._loop.run_until_complete(serving)
             code = 0
         finally:
-            self._leave_soon(code)
-            finished = _close(self._loop)
+            self._set_deadline(code)
+            finished = _close_loop(self._loop)
             stuck = [each for each in threading.enumerate() if not each.daemon and each not in before]
-            if stuck or not finished or (self._asked and not self._lives_on):
+            if stuck or not finished or (self._stop_requested and not self._lives_on):
                 if code:
                     traceback.print_exc()
-                leave(code)  # what still runs cannot be stopped, and the interpreter would wait for it
-            self._let_go()
+                exit_now(code)  # what still runs cannot be stopped, and the interpreter would wait for it
+            self._restore_signals()
 
-    def _leave_soon(self, code: int = 0) -> None:
+    def _set_deadline(self, code: int = 0) -> None:
         self._code = code
         if self._deadline is None:
             self._deadline = time.monotonic() + self._seconds
-            self._tell(0)
+            self._wake(0)
 
-    def _let_go(self) -> None:
+    def _restore_signals(self) -> None:
         """Signals are somebody else's again, and the process may live on."""
-        self._over = True
+        self._is_finished = True
         handlers, self._handlers = self._handlers, {}
         if handlers:
             signal.set_wakeup_fd(self._old_wakeup)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        self._tell(0)
+        self._wake(0)
 
     # Signals
 
-    def _take_signals(self, signals: Sequence[signal.Signals]) -> None:
+    def _install_signal_handlers(self, signals: Sequence[signal.Signals]) -> None:
         self._old_wakeup = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
         for number in signals:
             self._handlers[number] = signal.signal(number, self._on_signal)
         if sys.platform != "win32":
             # A forked child has our handlers and our socket: no signal may reach it before it has let go of them.
             # Hooks cannot be undone, but once this is over they do nothing.
-            held: set[int] = set()  # the threads that fork
+            forking_threads: set[int] = set()  # the threads that fork
 
             def hold() -> None:
-                if not self._over:
-                    held.add(threading.get_ident())
+                if not self._is_finished:
+                    forking_threads.add(threading.get_ident())
                     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
             def release() -> None:
-                if threading.get_ident() in held:
-                    held.remove(threading.get_ident())
+                if threading.get_ident() in forking_threads:
+                    forking_threads.remove(threading.get_ident())
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
-            os.register_at_fork(before=hold, after_in_parent=release, after_in_child=self._let_go)
+            os.register_at_fork(before=hold, after_in_parent=release, after_in_child=self._restore_signals)
             os.register_at_fork(after_in_child=release)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # a worker is born with them blocked
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # The number has gone to the watch already, unless somebody (a loop's own handlers) took its place.
         if signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False) != self._outbox.fileno():
-            self._tell(number)
+            self._wake(number)
 
-    def _tell(self, number: int) -> None:
+    def _wake(self, number: int) -> None:
         with contextlib.suppress(OSError):
             self._outbox.send(bytes((number,)))
 
     # In the thread
 
-    def _keep(self) -> None:
-        watched = -1
+    def _supervise(self) -> None:
+        parent_fd = -1
         if self._parent and sys.platform == "linux":
             with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
-                watched = os.pidfd_open(self._parent)
-                self._poll.register(watched, select.POLLIN)
-        while not self._over:
-            left = LOOK_SECONDS if self._parent and watched < 0 else None
+                parent_fd = os.pidfd_open(self._parent)
+                self._poll.register(parent_fd, select.POLLIN)
+        while not self._is_finished:
+            timeout = PARENT_POLL_SECONDS if self._parent and parent_fd < 0 else None
             if self._deadline is not None:
-                left = max(0.0, self._deadline - time.monotonic())
-            news = self._wait(left)
-            if watched in news or (self._parent and os.getppid() != self._parent):
-                self._ask("the parent has died")
-            if self._source in news:
-                self._leave_soon()
-                self._on_loop(self._input_closed)
-            if self._inbox.fileno() in news:
-                self._hear(self._inbox.recv(64))
-            if self._deadline is not None and time.monotonic() >= self._deadline and not self._over:
-                leave(self._code)
+                timeout = max(0.0, self._deadline - time.monotonic())
+            ready_descriptors = self._wait(timeout)
+            if parent_fd in ready_descriptors or (self._parent and os.getppid() != self._parent):
+                self._request_stop("the parent has died")
+            if self._source in ready_descriptors:
+                self._set_deadline()
+                self._call_in_loop(self._input_closed)
+            if self._inbox.fileno() in ready_descriptors:
+                self._on_signal_numbers(self._inbox.recv(64))
+            if self._deadline is not None and time.monotonic() >= self._deadline and not self._is_finished:
+                exit_now(self._code)
 
     def _wait(self, seconds: float | None) -> list[int]:
         """The descriptors there is news of; of all but our own, only once."""
         if sys.platform == "win32":  # where only sockets can be waited for
             return [each.fileno() for each in select.select([self._inbox], [], [], seconds)[0]]
-        found = [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1000)]
-        for number in found:
+        descriptors = [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1000)]
+        for number in descriptors:
             if number != self._inbox.fileno():
                 self._poll.unregister(number)
-        return found
+        return descriptors
 
-    def _hear(self, numbers: bytes) -> None:
+    def _on_signal_numbers(self, numbers: bytes) -> None:
         for number in filter(self._handlers.__contains__, numbers):
             # A second SIGTERM is no news: who ends a whole group of processes reaches a worker twice.
-            if number == signal.SIGINT and self._asked:
-                leave(128 + number)  # a second Ctrl-C means now
-            self._ask(f"signal {number}")
+            if number == signal.SIGINT and self._stop_requested:
+                exit_now(128 + number)  # a second Ctrl-C means now
+            self._request_stop(f"signal {number}")
 
-    def _ask(self, why: str) -> None:
-        if not self._asked:
-            self._asked = True
-            self._leave_soon()
-            self._on_loop(self._stop, why)
+    def _request_stop(self, why: str) -> None:
+        if not self._stop_requested:
+            self._stop_requested = True
+            self._set_deadline()
+            self._call_in_loop(self._stop, why)
 
-    def _on_loop(self, function: Callable[..., object], *args: object) -> None:
+    def _call_in_loop(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed already
             self._loop.call_soon_threadsafe(function, *args)
 
 
-class Workers:
+class WorkerPool:
     """Several processes that serve the same; this one is their parent."""
 
     def __init__(self, count: int, serve: Serve, grace: float) -> None:
@@ -232,20 +232,20 @@ class Workers:
         self._serve = serve
         self._grace = grace
         self._pids: set[int] = set()
-        self._asked = self._failed = False
+        self._stop_requested = self._failed = False
         self._restarts: list[float] = []
         self._key = secrets.token_urlsafe(32)  # they have to understand each other's cursors and states
         self._pid = os.getpid()
-        self._signals = (*_ending(), signal.SIGALRM)
+        self._signals = (*_exit_signals(), signal.SIGALRM)
 
     def run(self, ready: Callable[[], None]) -> None:
         handlers = {number: signal.signal(number, self._on_signal) for number in self._signals}
         try:
             ready()  # the socket listens, and what is told of it the workers know too
             for _ in range(self._count):
-                self._start()
+                self._fork()
             while self._pids:
-                self._ended(*os.wait())
+                self._on_worker_exit(*os.wait())
         finally:
             self._kill(signal.SIGTERM)
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -255,17 +255,17 @@ class Workers:
             raise NotStarted("a worker could not start serving; what it wrote says why")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGALRM or (number == signal.SIGINT and self._asked):
+        if number == signal.SIGALRM or (number == signal.SIGINT and self._stop_requested):
             self._kill(signal.SIGKILL)
             if number == signal.SIGINT:
-                leave(128 + number)
+                exit_now(128 + number)
         else:
-            self._end()
+            self._stop()
 
-    def _end(self) -> None:
-        if not self._asked:
-            self._asked = True
-            signal.setitimer(signal.ITIMER_REAL, self._grace + MORE_SECONDS)
+    def _stop(self) -> None:
+        if not self._stop_requested:
+            self._stop_requested = True
+            signal.setitimer(signal.ITIMER_REAL, self._grace + SHUTDOWN_EXTRA_SECONDS)
         self._kill(signal.SIGTERM)
 
     def _kill(self, number: int) -> None:
@@ -273,24 +273,24 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _start(self) -> None:
+    def _fork(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or both of us would write what is in it
         # Blocked, a signal finds either no child or one that is on the list, and the child hears it when it can.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         try:
-            if self._asked:
+            if self._stop_requested:
                 return
             pid = os.fork()
             if pid == 0:
-                self._work()
+                self._run_worker()
             self._pids.add(pid)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         """All that a child ever does."""
-        code = _CANNOT_START
+        code = _EXIT_NOT_STARTED
 
         def ready() -> None:
             nonlocal code
@@ -311,34 +311,34 @@ class Workers:
         except BaseException:
             traceback.print_exc()
         finally:
-            leave(code)
+            exit_now(code)
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _on_worker_exit(self, pid: int, status: int) -> None:
         if pid not in self._pids:
             return  # a child of somebody else's
         self._pids.remove(pid)
         code = os.waitstatus_to_exitcode(status)
-        if code == _CANNOT_START:
+        if code == _EXIT_NOT_STARTED:
             self._failed = True  # nor will it the next time
-            self._end()
-        elif not self._asked:
-            pause = self._pause()
+            self._stop()
+        elif not self._stop_requested:
+            pause = self._next_restart_delay()
             log.warning("worker %d ended unexpectedly (%d); another starts in %.1f s", pid, code, pause)
             until = time.monotonic() + pause
-            while not self._asked and time.monotonic() < until:
+            while not self._stop_requested and time.monotonic() < until:
                 time.sleep(0.05)
-            self._start()
+            self._fork()
 
-    def _pause(self) -> float:
+    def _next_restart_delay(self) -> float:
         """How long to wait before the next restart, of which there are at most ten in a minute; it counts as made."""
         now = time.monotonic()
         self._restarts = [each for each in self._restarts if each > now - 60]
-        pause = min(_FIRST_PAUSE * 2 ** len(self._restarts), 60.0) if self._restarts else 0.0
+        pause = min(_FIRST_PAUSE_SECONDS * 2 ** len(self._restarts), 60.0) if self._restarts else 0.0
         self._restarts.append(now + pause)
         return pause
 
 
-def _close(loop: asyncio.AbstractEventLoop) -> bool:
+def _close_loop(loop: asyncio.AbstractEventLoop) -> bool:
     """End what tools left running; whether all of it ended."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
@@ -354,7 +354,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> bool:
     return finished
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
