@@ -48,9 +48,9 @@ test: setup peers
 
 # What `make test` does a few times, as often as docs/reliability.md says; that has the figures of the last run. And the
 # tests of what is promised within a time, which decides only here: on a machine that does nothing else.
-TIMED := test_lifetime test_stdio test_listen test_load test_client_faults
+TIMED := transports/test_supervisor transports/test_stdio http1/test_listen transports/test_load client/test_faults
 soak: setup
-	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/test_trail_faults.py tests/test_guards_fire.py \
+	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/guards/test_fire.py \
 		$(TIMED:%=tests/%.py)
 
 lint: setup

@@ -31,9 +31,10 @@ KNOWN_TRANSPORTS = frozenset({"stdio", "memory", "http"})
 EVERYWHERE = ("*", "*")
 # The files that take longest, first: where several processes share the tests, none is left alone with one at the end.
 LONGEST = """
-    client_settles client_faults console_browser lifecycle guards_fire client_interop console_decisions interop
-    client_grid calling conformance client console_looks lifetime stdio notices malformed cli_guards console_hostile
-    interop_http listing conformance_client docs load cli_calls example guards
+    client/settles client/faults console/browser protocol/lifecycle guards/fire interop/client console/decisions
+    interop/stdio client/grid server/calling interop/conformance client/client console/looks transports/supervisor
+    transports/stdio protocol/notices protocol/malformed cli/guards console/hostile interop/http protocol/listing
+    interop/conformance_client docs/docs transports/load cli/calls docs/example guards/guards
 """.split()
 
 Entry = dict[str, list[str] | list[tuple[str, str]]]
@@ -99,8 +100,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     if wrong:
         raise pytest.UsageError("\n".join(wrong))
-    turns = {f"test_{name}": turn for turn, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
+    turns = {name: turn for turn, name in enumerate(LONGEST)}
+    items.sort(
+        key=lambda item: turns.get(f"{item.path.parent.name}/{item.path.stem.removeprefix('test_')}", len(turns))
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,12 +21,12 @@ from msgspec import UNSET
 
 HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "src")]
+    sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parents[1]), str(HERE.parent / "support")]
 
-from fuzz import oracle  # noqa: E402  # the path is set above
 from handrail import jsonrpc  # noqa: E402
 from handrail.errors import Kind  # noqa: E402
 from malformed import CASES, line_of  # noqa: E402
+from tests.fuzz import oracle  # noqa: E402  # the path is set above
 
 __all__ = ["CORPUS", "difference", "fuzz", "seeds"]
 

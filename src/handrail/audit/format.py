@@ -246,8 +246,8 @@ def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "", now: float | N
     """Read a trail from its beginning: each line with its newline, and where it stands.
 
     A `head` was noted earlier, as `VerifyReport.noted` or the hash alone. Its record has to be there, and what was
-    there then and is gone has to be beyond the noted limits at the time `now`. `event` and `call` of the records tell which
-    calls have begun (`intent`) and ended (`outcome`).
+    there then and is gone has to be beyond the noted limits at the time `now`. `event` and `call` of the records
+    tell which calls have begun (`intent`) and ended (`outcome`).
     """
     noted = NotedHead.parse(head) if head else None
     defects: list[Defect] = []

@@ -168,7 +168,7 @@ class Scan(Struct):
 
 
 class Sanitizer:
-    """Cleans results. `secrets` are known values; `store_remainder` keeps the rest of a cut text, returns its handle."""
+    """Cleans results. `secrets` are known values; `store_remainder` stores the rest of a cut text."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ surrogates. Two decisions about ordinary text:
   after a virama. Marks of direction, zero-width spaces and ideographic variation selectors are always shown.
 
 Results of tools (`strip_controls`) keep more, because a model and a program read them as data: line and paragraph
-separators, form feeds and private use are written out for display only. Everything else is removed and counted by class.
+separators, form feeds and private use are written out for display only. All others are removed and counted by class.
 
 The result is for eyes: a text that already contains `\\x1b` in so many letters cannot be told apart afterwards. Doing
 it twice changes nothing.

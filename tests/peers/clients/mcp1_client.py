@@ -1,6 +1,6 @@
 """The `mcp` 1.x client against a server: plays the plan in argv[1], prints what came as one JSON object.
 
-Run by that peer's own interpreter, see tests/test_interop.py and tests/test_interop_http.py. A plan is `{"mode",
+Run by that peer's own interpreter, see tests/interop/test_stdio.py and tests/interop/test_http.py. A plan is `{"mode",
 "command", "args", "steps"}`, or has `"url"` for the command: of Streamable HTTP, or of the HTTP+SSE of 2024 if
 `"transport"` is `sse`. A step is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool
 asks. With `"change"`, a call that changes the list, the names listed after the notice of it are printed too.

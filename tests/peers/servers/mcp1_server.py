@@ -1,4 +1,4 @@
-"""A server of `mcp` 1.x for tests/test_client_interop.py: `mcp1_server.py stdio`, or `http` for both kinds of HTTP.
+"""A server of `mcp` 1.x for tests/interop/test_client.py: `mcp1_server.py stdio`, or `http` for both kinds of HTTP.
 
 Run by that peer's own interpreter. Over HTTP the first line it prints is its address.
 """

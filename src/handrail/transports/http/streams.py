@@ -67,7 +67,7 @@ class GetHandler(SessionHandler):
             if other.gone:  # it only keeps what comes for a reader that is here now
                 other.finish(None)
         connection.listeners.append(self)
-        connection.listeners[0].conversation.watch()
+        connection.listeners[0].conversation.watch_tools()
         if log is None:
             log, first_bytes = self._open_event_log(session, EventLog.LISTENER)
         try:
@@ -77,7 +77,7 @@ class GetHandler(SessionHandler):
             connection.listeners.remove(self)
             conversation.unwatch_tools()
             if connection.listeners:
-                connection.listeners[0].conversation.watch()
+                connection.listeners[0].conversation.watch_tools()
 
     async def wait_disconnected(self) -> None:
         await super().wait_disconnected()

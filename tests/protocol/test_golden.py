@@ -1,0 +1,368 @@
+"""The bytes a server writes, one conversation for each revision, kept in `golden/`.
+
+`HANDRAIL_WRITE_GOLDEN=1 pytest tests/protocol/test_golden.py` writes them anew; read the difference
+before you commit it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import re
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from checks import check_message, strict_json
+from handrail.errors import TransportError
+from paths import TESTS
+from patience import PATIENCE
+from requirements import requirement
+from wires import ALL, ENVELOPE, LEGACY, Object, Wire, everywhere, wire_to
+from wires_http import OLD, HttpWire
+
+Json = Any
+Ran = Callable[[str, str], None]
+Talk = Generator[tuple[Json, int], list[Object], None]
+
+GOLDEN = TESTS / "golden"
+WRITE = os.environ.get("HANDRAIL_WRITE_GOLDEN") == "1"
+CLIENT = {"name": "golden", "version": "1"}
+ABLE: Object = {"elicitation": {}}
+NEWEST = "2026-07-28"
+
+
+# The conversations. Each step is a message and how many come back; ids say what is asked: the files are to be read.
+
+
+def conversation(revision: str) -> Talk:
+    def ask(ident: Json, method: str, params: Object | None = None, **meta: Json) -> Object:
+        whole = dict(params or {})
+        if revision == NEWEST:
+            named = {"protocolVersion": revision, "clientCapabilities": ABLE, "clientInfo": CLIENT}
+            meta = {ENVELOPE + name: value for name, value in named.items()} | meta
+        if meta:
+            whole["_meta"] = meta
+        return {"jsonrpc": "2.0", "id": ident, "method": method, "params": whole}
+
+    def call(ident: Json, tool: str, arguments: Object | None = None, **more: Json) -> Object:
+        return ask(ident, "tools/call", {"name": tool, "arguments": arguments or {}, **more})
+
+    yield from (_stateless_opening if revision == NEWEST else _handshake)(revision, ask)
+    [page] = yield ask("page 1", "tools/list"), 1
+    yield ask("page 2", "tools/list", {"cursor": page["result"]["nextCursor"]}), 1
+    yield ask("bad cursor", "tools/list", {"cursor": "mine"}), 1
+    yield from (
+        (call(f"text {at}", "echo", {"text": text}), 1) for at, text in enumerate(["plain", 'a\n"b" ü 🦆 \u2028'])
+    )
+    yield call(0, "echo", {"text": "a number for an id"}), 1
+    yield call("structured", "add", {"a": 1, "b": 2.5}), 1
+    yield call("region", "regional", {"region": "eu", "free": None}), 1
+    for tool in ("numbers", "null", "nothing", "picture", "sound", "link", "embedded", "annotated", "mixed", "risky"):
+        yield call(tool, tool), 1
+    yield call("tool error", "fails"), 1
+    yield call("bad arguments", "add", {"a": "one", "bb": 2}), 1
+    yield call("malformed", "add") | {"params": ask(0, "")["params"] | {"name": "add", "arguments": []}}, 1
+    yield call("unknown tool", "ad"), 1
+    yield ask("unknown method", "resources/list"), 1
+    yield {"jsonrpc": "2.0", "id": None, "method": "ping"}, 1
+    yield b'{"jsonrpc":"2.0","id":1,', 1
+    yield [{"jsonrpc": "2.0", "id": f"batch {at}", "method": "ping"} for at in range(2)], 1
+    yield {"jsonrpc": "2.0", "method": "notifications/no/such"}, 0
+    yield ask("progress", "tools/call", {"name": "progresses"}, progressToken="token"), 3
+    yield from (_retried if revision == NEWEST else _asked)(revision, call)
+    yield from (_listened if revision == NEWEST else _logged)(revision, ask)
+
+
+def _handshake(revision: str, ask: Callable[..., Object]) -> Talk:
+    opening = {"protocolVersion": revision, "capabilities": ABLE, "clientInfo": CLIENT}
+    yield ask("too early", "tools/list"), 1
+    yield ask("unknown version", "initialize", {**opening, "protocolVersion": "1999-01-01"}), 1
+    yield ask("hello", "initialize", opening), 1
+    yield {"jsonrpc": "2.0", "method": "notifications/initialized"}, 0
+    yield ask("ping", "ping"), 1
+
+
+def _stateless_opening(revision: str, ask: Callable[..., Object]) -> Talk:
+    yield ask("discover", "server/discover"), 1
+    yield ask("other version", "server/discover", **{ENVELOPE + "protocolVersion": "2099-01-01"}), 1
+    yield {"jsonrpc": "2.0", "id": "no envelope", "method": "tools/list"}, 1
+    yield ask("ping", "ping"), 1
+
+
+def _asked(revision: str, call: Callable[..., Object]) -> Talk:
+    if revision in ("2024-10-07", "2024-11-05", "2025-03-26"):  # no forms yet
+        yield call("asks", "asks"), 1
+        return
+    [question] = yield call("asks", "asks"), 1
+    yield {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"name": "Ada"}}}, 1
+
+
+def _retried(revision: str, call: Callable[..., Object]) -> Talk:
+    [needed] = yield call("asks", "asks"), 1
+    answers = {key: {"action": "accept", "content": {"name": "Ada"}} for key in needed["result"]["inputRequests"]}
+    state = needed["result"]["requestState"]
+    yield call("asks again", "asks", inputResponses=answers, requestState=state), 1
+    yield call("asks with a state not ours", "asks", inputResponses=answers, requestState=state[:-1]), 1
+    unable = call("asks in vain", "asks")
+    unable["params"]["_meta"][ENVELOPE + "clientCapabilities"] = {}
+    yield unable, 1
+
+
+def _logged(revision: str, ask: Callable[..., Object]) -> Talk:
+    yield ask("logs from info on", "tools/call", {"name": "logs"}), 2
+    yield ask("level", "logging/setLevel", {"level": "debug"}), 1
+    yield ask("logs from debug on", "tools/call", {"name": "logs"}), 3
+    yield ask("no such level", "logging/setLevel", {"level": "loud"}), 1
+    yield ask("grows", "tools/call", {"name": "grows"}), 2
+
+
+def _listened(revision: str, ask: Callable[..., Object]) -> Talk:
+    yield ask("logs unasked", "tools/call", {"name": "logs"}), 1
+    yield ask("logs", "tools/call", {"name": "logs"}, **{ENVELOPE + "logLevel": "debug"}), 3
+    yield (
+        ask(
+            "listens", "subscriptions/listen", {"notifications": {"toolsListChanged": True, "promptsListChanged": True}}
+        ),
+        1,
+    )
+    yield ask("grows", "tools/call", {"name": "grows"}), 2
+
+
+async def _held(wire: Wire) -> tuple[list[bytes], dict[Json, str]]:
+    """Every line the server wrote in its conversation, and which method each id asked for."""
+    lines: list[bytes] = []
+    asked: dict[Json, str] = {}
+    talk = conversation(wire.revision)
+    message, count = next(talk)
+    while True:
+        if isinstance(message, dict) and "method" in message:
+            asked[message.get("id")] = message["method"]
+        await wire.send(message)
+        async with asyncio.timeout(PATIENCE):
+            step = [await wire.read() for _ in range(count)]
+        if isinstance(message, dict) and message.get("id") == "grows":  # over HTTP the notice has its own stream
+            step.sort(key=lambda line: b'"method"' in line)
+        lines += step
+        try:
+            message, count = talk.send([json.loads(line) for line in lines[len(lines) - count :]])
+        except StopIteration:
+            break
+    await wire.finish()
+    try:
+        while True:  # a message nobody expected stands here
+            lines.append(await wire.read())
+    except (EOFError, TransportError):
+        return lines, asked
+
+
+@requirement("SRV-101", "SRV-104", "SRV-120", "SRV-301")
+@everywhere()
+async def test_a_conversation_is_answered_with_the_very_bytes_on_record(
+    revision: str, transport: str, ran: Ran
+) -> None:
+    async with wire_to(revision, transport, "servers_lifecycle:golden") as wire:
+        if isinstance(wire, HttpWire):
+            wire.mirrors = {"regional": {"region": "Region"}}
+        lines, asked = await _held(wire)
+    for line in lines:
+        _check(line, revision, asked)
+    path = GOLDEN / f"{revision}.jsonl"
+    if WRITE and transport == "memory":
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+    recorded = path.read_bytes().splitlines()
+    if transport == "http":
+        lines, recorded = _without_words(lines), _without_words(_over_http(recorded, revision))
+    for at, (line, record) in enumerate(zip(lines, recorded, strict=False)):
+        assert line == record, f"{path.name} line {at + 1}"
+    assert len(lines) == len(recorded)
+    ran(revision, transport)
+
+
+def _over_http(recorded: list[bytes], revision: str) -> list[bytes]:
+    """What is otherwise over HTTP: whose client speaks is told by the session or a header, before anything else."""
+    if revision in OLD:
+        return recorded
+    if revision == NEWEST:
+        recorded = recorded[:-1]  # the end of the stream says what is said on a pipe by a notification (PD-8)
+    early = {b'"too early"': b"-32600", b'"no envelope"': b"-32602"}
+    out = []
+    for line in recorded:
+        ident = line.removeprefix(b'{"jsonrpc":"2.0","id":').partition(b",")[0]
+        # What cannot be read belongs to no session, and so to no revision (REVISIONS 6, rows 8 and 10).
+        if ident == b"null" and b"batches" not in line:
+            line = line.replace(b'"id":null,', b"")
+        if ident in early:
+            line = b'{"jsonrpc":"2.0","id":%b,"error":{"code":%b,"message":""}}' % (ident, early[ident])
+        out.append(line)
+    return out
+
+
+def _without_words(lines: list[bytes]) -> list[bytes]:
+    """What is sealed is for its holder, who has another name over HTTP; what is told early has other words there.
+
+    Questions do not begin with 1 there: another process may ask in the same session.
+    """
+    lines = [re.sub(rb'("id":)\d+(,"method":)', rb"\g<1>1\2", line) for line in lines]
+    sealed = [re.sub(rb'"(nextCursor|requestState)":"[^"]+"', rb'"\1":""', line) for line in lines]
+    early = re.compile(rb'\{"jsonrpc":"2.0",("id":("too early"|"no envelope"|null),)?"error"')
+    return [re.sub(rb'"message":".*"', b'"message":""', line) if early.match(line) else line for line in sealed]
+
+
+def _check(line: bytes, revision: str, asked: dict[Json, str]) -> None:
+    message = strict_json(line)
+    for each in message if isinstance(message, list) else [message]:
+        agreed = "2025-11-25" if each.get("id") == "unknown version" else revision
+        check_message(each, agreed, asked.get(each.get("id")) if "method" not in each else None)
+
+
+def _recorded(revision: str, ident: str) -> Object:
+    for line in (GOLDEN / f"{revision}.jsonl").read_bytes().splitlines():
+        message: Json = json.loads(line)
+        if isinstance(message, dict) and message.get("id") == ident and "method" not in message:
+            return message
+    raise AssertionError(f"{revision}: no answer to {ident!r}")
+
+
+# The check itself. A member that is too new passes the official schemas, which are open; it must not pass ours.
+
+OPENING = "initialize"
+LIST = "tools/list"
+CALL = "tools/call"
+BEFORE_2025_06 = ("2024-11-05", "2025-03-26")
+BEFORE_2025_11 = (*BEFORE_2025_06, "2025-06-18", "pocket")
+CONTENT = (*BEFORE_2025_11, "2025-11-25", NEWEST)
+
+Change = Callable[[Object], None]
+
+
+def _tool(**members: Json) -> Change:
+    return lambda result: result["tools"][0].update(members)
+
+
+def _block(**members: Json) -> Change:
+    return lambda result: result["content"][0].update(members)
+
+
+def _whole(**members: Json) -> Change:
+    return lambda result: result.update(members)
+
+
+_TOO_NEW: list[tuple[str, tuple[str, ...], str, str, Change]] = [
+    ("resultType in an opening", LEGACY, "hello", OPENING, _whole(resultType="complete")),
+    ("instructions", ("2024-10-07",), "hello", OPENING, _whole(instructions="x")),
+    (
+        "serverInfo.title",
+        ("2024-10-07", *BEFORE_2025_06),
+        "hello",
+        OPENING,
+        lambda it: it["serverInfo"].update(title="x"),
+    ),
+    (
+        "serverInfo.icons",
+        ("2024-10-07", *BEFORE_2025_11),
+        "hello",
+        OPENING,
+        lambda it: it["serverInfo"].update(icons=[]),
+    ),
+    ("ttlMs in a list", LEGACY, "page 1", LIST, _whole(ttlMs=0)),
+    ("cacheScope in a list", LEGACY, "page 1", LIST, _whole(cacheScope="public")),
+    ("tool annotations", ("2024-10-07", "2024-11-05"), "page 1", LIST, _tool(annotations={})),
+    ("tool title", ("2024-10-07", *BEFORE_2025_06, "pocket"), "page 1", LIST, _tool(title="x")),
+    ("tool _meta", ("2024-10-07", *BEFORE_2025_06, "pocket"), "page 1", LIST, _tool(_meta={})),
+    ("tool outputSchema", ("2024-10-07", *BEFORE_2025_06), "page 1", LIST, _tool(outputSchema={"type": "object"})),
+    ("tool icons", ("2024-10-07", *BEFORE_2025_11), "page 1", LIST, _tool(icons=[])),
+    ("tool execution", ALL, "page 1", LIST, _tool(execution={})),
+    ("content beside toolResult", ("2024-10-07",), "text 0", CALL, _whole(content=[])),
+    ("isError beside toolResult", ("2024-10-07",), "text 0", CALL, _whole(isError=False)),
+    ("toolResult beside content", CONTENT, "text 0", CALL, _whole(toolResult="x")),
+    ("structuredContent", ("2024-10-07", *BEFORE_2025_06), "text 0", CALL, _whole(structuredContent={})),
+    ("resultType in a result", LEGACY, "text 0", CALL, _whole(resultType="complete")),
+    ("block _meta", (*BEFORE_2025_06, "pocket"), "text 0", CALL, _block(_meta={})),
+    (
+        "block lastModified",
+        BEFORE_2025_06,
+        "text 0",
+        CALL,
+        _block(annotations={"lastModified": "2025-01-01T00:00:00Z"}),
+    ),
+    (
+        "audio",
+        ("2024-11-05",),
+        "text 0",
+        CALL,
+        lambda it: it["content"].append({"type": "audio", "data": "", "mimeType": "audio/wav"}),
+    ),
+    (
+        "resource_link",
+        BEFORE_2025_06,
+        "text 0",
+        CALL,
+        lambda it: it["content"].append({"type": "resource_link", "uri": "a:b", "name": "b"}),
+    ),
+    (
+        "title inside a resource",
+        BEFORE_2025_06,
+        "embedded",
+        CALL,
+        lambda it: it["content"][0]["resource"].update(title="x"),
+    ),
+    ("no resultType", (NEWEST,), "text 0", CALL, lambda it: it.pop("resultType")),
+    ("no ttlMs", (NEWEST,), "page 1", LIST, lambda it: it.pop("ttlMs")),
+    ("no end of pages", ("pocket",), "page 2", LIST, lambda it: it.pop("nextCursor")),
+    ("no isError", ("pocket",), "text 0", CALL, lambda it: it.pop("isError")),
+    ("a null", CONTENT, "text 0", CALL, _whole(_meta={"x": None})),
+]
+
+
+@pytest.mark.parametrize(
+    ("revision", "ident", "method", "change"),
+    [
+        pytest.param(revision, ident, method, change, id=f"{what}-{revision}")
+        for what, revisions, ident, method, change in _TOO_NEW
+        for revision in revisions
+    ],
+)
+def test_the_check_sees_a_member_that_does_not_belong_to_the_revision(
+    revision: str, ident: str, method: str, change: Change
+) -> None:
+    message = _recorded(revision, ident)
+    check_message(message, revision, method)
+    changed = copy.deepcopy(message)
+    change(changed["result"])
+    with pytest.raises((AssertionError, KeyError)):
+        check_message(changed, revision, method)
+
+
+@pytest.mark.parametrize("revision", ALL)
+def test_the_check_takes_no_revision_for_another_that_differs(revision: str) -> None:
+    """Each revision's own answers, held against the lists of all others."""
+    accepted = {
+        other
+        for other in ALL
+        if all(
+            _passes(_recorded(revision, ident), other, method)
+            for ident, method in [("page 1", LIST), ("sound", CALL), ("annotated", CALL)]
+        )
+    }
+    wider = {
+        "2024-10-07": {"2024-10-07"},
+        "2024-11-05": {"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"},
+        "2025-03-26": {"2025-03-26", "2025-06-18", "2025-11-25"},
+        "2025-06-18": {"2025-06-18", "2025-11-25"},
+        "2025-11-25": {"2025-11-25"},
+        "pocket": {"pocket", "2025-06-18", "2025-11-25"},
+        NEWEST: {NEWEST},
+    }
+    assert accepted == wider[revision]
+
+
+def _passes(message: Object, revision: str, method: str) -> bool:
+    try:
+        check_message(message, revision, method)
+    except (AssertionError, KeyError):
+        return False
+    return True
