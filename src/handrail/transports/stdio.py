@@ -23,7 +23,6 @@ from handrail.errors import Kind
 from handrail.model import Principal
 from handrail.protocol.lines import Line, LineReader
 from handrail.text.controls import escape
-from handrail.transports.lingering import Lingering
 
 if sys.platform == "linux":
     from fcntl import F_SETPIPE_SZ, fcntl
@@ -108,7 +107,6 @@ class StdioConnection:
         self._conversation.address = "stdio"
         self._conversation.watch_tools()
         self._lines = LineReader(engine.limits.max_message_bytes)
-        self._lingering = Lingering(source) if self._source_watchable else None
         self._unhandled: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
         self._large: memoryview | None = None  # the rest of a message that is not copied; it goes before the others
         self._unsent = bytearray()
@@ -256,8 +254,6 @@ class StdioConnection:
             self._loop.remove_reader(self._source)
 
     def _readable(self) -> None:
-        if self._lingering is not None:
-            self._lingering.line_came()
         try:
             data = os.read(self._source, _CHUNK_BYTES)
         except BlockingIOError:
@@ -290,7 +286,6 @@ class StdioConnection:
     def _process_lines(self) -> None:
         """Handle lines until there are none, or too much is unsent: then the peer has to read first."""
         unhandled, unsent = self._unhandled, self._unsent
-        is_single = len(unhandled) == 1
         self._flushing = True
         while unhandled and self._room.is_set() and not self._stop_reason.done():
             line = unhandled.popleft()
@@ -301,8 +296,6 @@ class StdioConnection:
                 answer = self._conversation.receive(line)
             if answer:
                 self.send(answer)
-            else:
-                is_single = False
         self._flushing = False
         if unsent and self._write_timer is None:
             self._flush()
@@ -312,8 +305,6 @@ class StdioConnection:
             self.stop("end of input")
         elif not self._stop_reason.done():
             self._resume_reading()
-            if is_single and self._lingering is not None and not unsent:
-                self._lingering.wait()
 
 
 def _watchable(descriptor: int) -> bool:
