@@ -27,14 +27,13 @@ from msgspec import convert
 
 import handrail.audit.log as trails
 import handrail.engine.guard_set as gates
-import handrail.engine.recording as recording
 import handrail.stores.lane as lane
 from handrail import Call, Server
 from handrail.approvals.queue import Approval, ApprovalQueue, Approvals
 from handrail.audit.sqlite import SqliteTable
 from handrail.engine.approval_flow import ApprovalFlow
 from handrail.engine.inflight import InFlightCalls
-from handrail.engine.records import intent_record
+from handrail.engine.outcome import intent_record, outcome_record
 from handrail.guards.identity import ApiKeys
 from handrail.guards.rates import Rates
 from handrail.transports.http.response import HttpResponse
@@ -247,7 +246,7 @@ def _acts_before_its_intent() -> None:
 def _answers_before_its_outcome() -> None:
     def recorded(flight: InFlightCalls, call: Call, how: Any, answer: bytes) -> bytes:
         assert call.trail is not None
-        flight.loop.call_later(0.02, call.trail.submit, recording.outcome_record(call, how))
+        flight.loop.call_later(0.02, call.trail.submit, outcome_record(call, how))
         return answer
 
     put(InFlightCalls, "_record_outcome", recorded)

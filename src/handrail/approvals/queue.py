@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import Meta, Struct, ValidationError
+from msgspec import UNSET, Meta, Struct, ValidationError
 from msgspec.json import decode
 from msgspec.structs import replace
 
@@ -30,6 +30,7 @@ from handrail.approvals.differences import describe_differences
 from handrail.approvals.edits import edit_problems
 from handrail.approvals.grants import CLOCK_SKEW_SECONDS, ApprovalGrant, argument_digest, meets_condition
 from handrail.approvals.webhook import Webhook
+from handrail.audit.records import ApprovalRecord
 from handrail.errors import HandrailError
 from handrail.guards.limits import ANONYMOUS
 from handrail.jsonrpc import encode_sorted
@@ -497,7 +498,7 @@ class ApprovalQueue:
         row = await self._read(decode(raw, type=ApprovalGrant).approval)
         if row is not None and row[1].state == "approved":
             await self._transition(row[0], replace(row[1], state="cancelled", by=by, at=self.now()), "cancelled")
-        done = await self._write({"step": "revoked", "grant": grant_id, "by": by}, Delete(f"grant:{grant_id}"))
+        done = await self._write(ApprovalRecord.revocation(grant_id, by), Delete(f"grant:{grant_id}"))
         await self._publish("approvals", b"")
         return done
 
@@ -533,26 +534,25 @@ class ApprovalQueue:
 
     async def _commit(self, approval: Approval, step: str, *changes: Put | Delete) -> bool:
         request = approval.asked
-        record: Object = {
-            "step": step,
-            "approval": approval.id,
-            "digest": approval.digest,
-            "principal": request.principal,
-            "tool": request.tool,
-            "fingerprint": request.fingerprint,
-            "rule": request.rule,
-            "by": approval.by,
-        }
-        if step == "asked" and approval.preview:
-            record["preview"] = approval.preview
-        if approval.edited is not None:
-            record["edited_digest"] = request.digest(approval.edited)
+        record = ApprovalRecord(
+            "approval",
+            step=step,
+            approval=approval.id,
+            digest=approval.digest,
+            principal=request.principal,
+            tool=request.tool,
+            fingerprint=request.fingerprint,
+            rule=request.rule,
+            by=approval.by,
+            preview=approval.preview if step == "asked" and approval.preview else UNSET,
+            edited_digest=UNSET if approval.edited is None else request.digest(approval.edited),
+        )
         return await self._write(record, *changes)
 
-    async def _write(self, record: Object, *changes: Put | Delete) -> bool:
+    async def _write(self, record: ApprovalRecord, *changes: Put | Delete) -> bool:
         if self._trail is None:
             return await self._store.commit(changes)
-        return await self._trail.write({"event": "approval", **record}, changes)
+        return await self._trail.write(record, changes)
 
     async def _read(self, approval_id: str) -> tuple[bytes, Approval] | None:
         raw = await self._store.get(f"approval:{approval_id}")

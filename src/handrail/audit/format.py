@@ -25,8 +25,6 @@ from msgspec import DecodeError, Struct
 from msgspec.json import Decoder, encode
 
 from handrail.errors import HandrailError
-from handrail.jsonrpc import encode_sorted
-from handrail.model import Json, Object
 
 __all__ = [
     "BEGINNING",
@@ -43,7 +41,6 @@ __all__ = [
 ]
 __all__ += [
     "VerifyReport",
-    "arguments_digest",
     "authentic_records",
     "frame",
     "notice",
@@ -137,12 +134,6 @@ def notice(event: str, **more: Any) -> bytes:
     return encode({"event": event, **more})
 
 
-def arguments_digest(arguments: Json) -> Object:
-    """What a record says of arguments, whoever writes it."""
-    encoded = encode_sorted(arguments)
-    return {"arguments_digest": digest(encoded), "arguments_bytes": len(encoded)}
-
-
 def digest(encoded: bytes) -> str:
     return "sha256:" + sha256(encoded).hexdigest()
 
@@ -193,12 +184,6 @@ def authentic_records(candidates: Iterable[tuple[bytes, bool]]) -> list[bytes]:
             records.setdefault(int(match[4]) - 1, previous)
             line = previous
     return [records[number] for number in sorted(records)]
-
-
-class AuditEvent(Struct):
-    """A record whose members are known beforehand."""
-
-    event: str
 
 
 class Defect(Struct, frozen=True):

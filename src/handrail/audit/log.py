@@ -29,12 +29,12 @@ from handrail.audit.format import (
     DAY_SECONDS,
     MAX_RECORD_BYTES,
     RESERVED_MEMBERS,
-    AuditEvent,
     Retention,
     TrailError,
     notice,
 )
 from handrail.audit.jsonl import JsonlFile
+from handrail.audit.records import AuditRecord
 from handrail.audit.sqlite import SqliteTable
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
@@ -57,8 +57,8 @@ LINE_BREAK_ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2
 CONDITION_FAILED = TrailError("a condition does not hold")  # of a change; never raised
 
 Sync = Literal["every-call", "power-cut-loses-last-calls"]
-RecordBody = Object | AuditEvent
-"""Of a call or of an approval; it has an `event`, and `call` is the same for all of one call."""
+RecordBody = AuditRecord | Object
+"""What a trail writes: a record of this package, or an object of its own with an `event`."""
 Changes = tuple[Put | Delete, ...]
 Callback = Callable[[TrailError | None], None]
 
@@ -235,7 +235,7 @@ class _Trail:
         """The last of a disk is for what becomes of calls that have begun, not for new ones (P-17)."""
         if self._has_disk_space or self._fail_open:
             return
-        if (record.event if isinstance(record, AuditEvent) else record["event"]) != "intent":
+        if (record.event if isinstance(record, AuditRecord) else record["event"]) != "intent":
             return
         with suppress(OSError):  # whoever writes will hear of it
             free = self._free_bytes(os.path.dirname(self._sink.path))

@@ -12,12 +12,15 @@ from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
 
-from handrail.audit.format import TrailError, arguments_digest
+from msgspec import UNSET
+
+from handrail.audit.format import TrailError
 from handrail.audit.log import Trail, open_trail
+from handrail.audit.records import OutgoingCallRecord, measure_arguments
 from handrail.client.results import CallResult
 from handrail.client.server_tools import OutgoingCall
 from handrail.errors import HandrailError, Sent, Unrecorded
-from handrail.model import Object, Text
+from handrail.model import Text
 
 log = logging.getLogger("handrail")
 
@@ -67,17 +70,18 @@ class Recorder:
 
     async def _write_outcome(self, call: OutgoingCall, outcome: CallResult | BaseException) -> bool:
         """Whether it is on record, or need not be waited for, since nothing was sent."""
-        record: Object = (
-            {"event": "outcome", "call": call.call_id} if call.intent_written else _new_record(call, "refusal")
-        )
+        if call.intent_written:
+            record = OutgoingCallRecord("outcome", call=call.call_id)
+        else:
+            record = _new_record(call, "refusal")
         if isinstance(outcome, CallResult):
-            record["outcome"] = "tool_error" if outcome.is_error else "ok"
-            record["characters"] = sum(len(each.text) for each in outcome.content if isinstance(each, Text))
+            record.outcome = "tool_error" if outcome.is_error else "ok"
+            record.characters = sum(len(each.text) for each in outcome.content if isinstance(each, Text))
         else:
             is_cancelled = isinstance(outcome, asyncio.CancelledError)
-            record["outcome"] = "cancelled" if is_cancelled else getattr(outcome, "kind", "internal")
-            record["sent"] = getattr(outcome, "sent", Sent.UNKNOWN if call.intent_written else Sent.NO)
-        record["seconds"] = round(perf_counter() - call.started_at, 6)
+            record.outcome = "cancelled" if is_cancelled else getattr(outcome, "kind", "internal")
+            record.sent = getattr(outcome, "sent", Sent.UNKNOWN if call.intent_written else Sent.NO)
+        record.seconds = round(perf_counter() - call.started_at, 6)
         if not call.intent_written:
             self._trail.submit(record)
             return True
@@ -88,18 +92,21 @@ class Recorder:
             return False
 
 
-def _new_record(call: OutgoingCall, event: str) -> Object:
-    record: Object = {
-        "event": event,
-        "side": "client",
-        "call": call.call_id,
-        "server": call.server,
-        "revision": call.revision,
-        "tool": call.name,
-        **({"fingerprint": call.tool.fingerprint} if call.tool.listed else {}),
-        **arguments_digest(call.arguments),
-    }
-    return record | {name: value for name, value in (("rule", call.rule), ("agreed", call.confirmed_by)) if value}
+def _new_record(call: OutgoingCall, event: str) -> OutgoingCallRecord:
+    digest, size = measure_arguments(call.arguments)
+    return OutgoingCallRecord(
+        event,
+        side="client",
+        call=call.call_id,
+        server=call.server,
+        revision=call.revision,
+        tool=call.name,
+        fingerprint=call.tool.fingerprint if call.tool.listed else UNSET,
+        arguments_digest=digest,
+        arguments_bytes=size,
+        rule=call.rule or UNSET,
+        agreed=call.confirmed_by or UNSET,
+    )
 
 
 def _unrecorded_error() -> Unrecorded:

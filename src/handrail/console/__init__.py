@@ -24,6 +24,7 @@ from msgspec import MsgspecError
 from msgspec.json import decode
 
 from handrail.audit.format import TrailError
+from handrail.audit.records import ConsoleRecord
 from handrail.config import ConsoleSettings as Settings
 from handrail.console import access, playground as trying, tools
 from handrail.console.access import (
@@ -252,7 +253,7 @@ class Console:
     async def write_audit_record(self, session: ConsoleSession, step: str, **members: Any) -> None:
         """Put on record what somebody did here, before it is done."""
         if self.gate.trail is not None:
-            record = {"event": "console", "step": step, "by": session.who, "server": self.gate.name, **members}
+            record = ConsoleRecord("console", step=step, by=session.who, server=self.gate.name, **members)
             try:
                 await self.gate.trail.write(record)
             except TrailError as problem:

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 from msgspec import UNSET, UnsetType
 
 from handrail import jsonrpc
+from handrail.audit.records import CallRecord
 from handrail.engine.call import Call
 from handrail.engine.inflight import REPLY_PENDING, InFlightCalls, ReplyCallback, Subscription
-from handrail.engine.outcome import count_refusal
-from handrail.engine.records import CallRecord, refusal_record
+from handrail.engine.outcome import count_refusal, refusal_record
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode
 from handrail.model import ClientInfo, Json, Object

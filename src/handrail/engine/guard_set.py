@@ -23,8 +23,8 @@ from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog, ToolEntry, title_of
 from handrail.engine.driving import NEEDS_TASK
+from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
-from handrail.engine.records import intent_record
 from handrail.engine.thread_pool import ThreadPool
 from handrail.engine.truncation import TOOL_NAME, TruncatedResults, add_read_more, read_more, smallest_cap
 from handrail.errors import Kind, Refused

@@ -14,11 +14,11 @@ from msgspec import UNSET, MsgspecError, Struct, UnsetType
 
 from handrail import jsonrpc
 from handrail.audit.format import TrailError
-from handrail.engine import recording
 from handrail.engine.call import Call
 from handrail.engine.core import Engine
 from handrail.engine.driving import CoroutineDriver
 from handrail.engine.input_requests import questions_in
+from handrail.engine.outcome import outcome_record
 from handrail.engine.pipeline import error_result, failure_result
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.jsonrpc import Id, encode_sorted
@@ -262,7 +262,7 @@ class InFlightCalls:
     def _record_outcome(self, call: Call, result: ResultOrError, answer: bytes) -> bytes:
         """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
         assert call.trail is not None
-        record = recording.outcome_record(call, result)
+        record = outcome_record(call, result)
         call.recorded = True
         if not call.intended:
             call.trail.submit(record)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from secrets import token_hex
 
+from handrail.audit.records import RejectionRecord
 from handrail.engine.guard_set import GuardSet
 from handrail.guards.limits import ANONYMOUS, MemoryLimiter
 from handrail.guards.rates import Rates
-from handrail.model import Object
 
 ADDRESS_RATE, TOTAL_RATE = "10/minute", "100/minute"
 
@@ -31,8 +31,17 @@ class RejectionLog:
         if self._each.take(ANONYMOUS, "", address) is not None or self._all.take(ANONYMOUS, "") is not None:
             self._omitted += 1
             return
-        record: Object = {"event": "refusal", "call": token_hex(8), "principal": ANONYMOUS, "from": address}
-        record |= {"server": self._guards.name, "tool": "", "outcome": outcome, "why": why}
-        if self._omitted:
-            record["left_out"], self._omitted = self._omitted, 0
-        trail.submit(record)
+        left_out, self._omitted = self._omitted, 0
+        trail.submit(
+            RejectionRecord(
+                "refusal",
+                call=token_hex(8),
+                principal=ANONYMOUS,
+                address=address,
+                server=self._guards.name,
+                tool="",
+                outcome=outcome,
+                why=why,
+                left_out=left_out,
+            )
+        )
