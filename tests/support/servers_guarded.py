@@ -152,7 +152,8 @@ def die() -> NoReturn:
 
 
 def put(owner: Any, name: str, what: Any) -> None:
-    """Change a server that is about to begin."""
+    """Change a server that is about to begin; a name it does not have is a mistake of the test's."""
+    getattr(owner, name)
     setattr(owner, name, what)
 
 
@@ -209,7 +210,7 @@ def _dies_after_the_commit() -> None:
         die()
 
     def soon() -> None:
-        put(lane, "_answer", settle)
+        put(lane, "_deliver_outcomes", settle)
 
     _in_the_transaction(soon)
 
@@ -261,7 +262,7 @@ def _uses_an_approval_twice() -> None:
 
 
 def _refuses_at_once() -> None:
-    put(HttpResponse, "comes_too_often", False)
+    put(HttpResponse, "is_rate_limited", False)
 
 
 WRONGS: dict[str, Callable[[], None]] = {
