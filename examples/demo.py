@@ -23,9 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from handrail import Client
-from handrail.client.consent import allow
-from handrail.errors import HandrailError
+from handrail import Client, HandrailError, allow
 
 SERVER = Path(__file__).with_name("everyday.py").resolve()
 PORT = 8000

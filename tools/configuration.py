@@ -16,6 +16,7 @@ from msgspec import NODEFAULT, UNSET, Meta, Struct, UnsetType
 from msgspec.json import encode
 from msgspec.structs import FieldInfo, fields
 
+import handrail.guards
 from handrail.config import Config
 from handrail.guards.predicates import Predicate
 
@@ -75,7 +76,9 @@ def _table(heading: str, kind: type[Struct], told: str = "") -> Iterator[str]:
         named, inner = _struct(key.type)
         if inner is not None:
             inside.setdefault(inner, []).append(f"`[{path}.{key.encode_name}{named}]`")
-    made = "" if kind.__module__ == Config.__module__ else f" In Python: `{kind.__module__}.{kind.__name__}`."
+    if kind.__module__ != Config.__module__ and getattr(handrail.guards, kind.__name__) is not kind:
+        raise LookupError(f"handrail.guards.{kind.__name__} is another class")
+    made = "" if kind.__module__ == Config.__module__ else f" In Python: `handrail.guards.{kind.__name__}`."
     yield "\n\n".join([heading, " ".join(filter(None, [told, _prose(kind)])) + made, "\n".join(rows)]) + "\n"
     for inner, paths in inside.items():
         yield from _table(f"### {', '.join(paths)}", inner)

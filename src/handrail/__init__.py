@@ -1,58 +1,98 @@
-"""MCP tools you can hold on to.
+"""MCP tools: write a function, serve it in every revision of the protocol, and call the tools of any server.
 
-The names below are the public surface; everything else may change. They are loaded when they are first used.
+Public are the names of this package, of `handrail.guards`, `handrail.auth` and `handrail.testing`. Everything else may
+change. Names are imported from their modules at first use.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from handrail.client.client import Client
-    from handrail.client.inflight import Clocks
-    from handrail.engine.call import Call
-    from handrail.engine.core import Limits
-    from handrail.engine.input_requests import Answer, Form, Roots, Sample, Url
-    from handrail.errors import HandrailError, Kind, Refused, RemoteProtocolError, SchemaError, ToolError
-    from handrail.model import (
-        Audio,
-        ClientInfo,
-        EmbeddedResource,
-        Image,
-        Principal,
-        ResourceLink,
-        Text,
-        Tool,
-        ToolResult,
-    )
-    from handrail.server import Server
+from handrail.lazy import lazy_names
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Call", "Client", "ClientInfo", "Clocks", "Form", "Limits", "Principal", "Roots", "Sample"]
-__all__ += ["Server", "Url"]
-__all__ += ["Audio", "EmbeddedResource", "Image", "ResourceLink", "Text", "Tool", "ToolResult"]
-__all__ += ["HandrailError", "Kind", "Refused", "RemoteProtocolError", "SchemaError", "ToolError"]
 
-_HOMES = (
-    "errors",
-    "model",
-    "engine.input_requests",
-    "engine.call",
-    "engine.core",
-    "server",
-)  # each loads those before it anyway
-_CLIENT = {"Client": ("client.client",), "Clocks": ("client.inflight",)}
-
-
-def __getattr__(name: str) -> Any:
-    for home in _CLIENT.get(name, _HOMES) if name in __all__ else ():
-        module = import_module(f"handrail.{home}")
-        if hasattr(module, name):
-            value = globals()[name] = getattr(module, name)
-            return value
-    raise AttributeError(f"module 'handrail' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if TYPE_CHECKING:
+    from handrail.client.blocking import BlockingClient as BlockingClient
+    from handrail.client.client import Client as Client
+    from handrail.client.consent import Confirmation as Confirmation, allow as allow
+    from handrail.client.inflight import Clocks as Clocks, Log as Log, Progress as Progress
+    from handrail.client.input_handlers import Elicitation as Elicitation, Sampling as Sampling
+    from handrail.client.mcp_config import ServerEntry as ServerEntry
+    from handrail.client.results import CallResult as CallResult
+    from handrail.client.tools import ListedTool as ListedTool, Tools as Tools
+    from handrail.config import ConfigError as ConfigError, load_config as load_config
+    from handrail.console import Console as Console
+    from handrail.engine.call import Call as Call
+    from handrail.engine.core import Limits as Limits
+    from handrail.engine.input_requests import (
+        Answer as Answer,
+        Form as Form,
+        Roots as Roots,
+        Sample as Sample,
+        Url as Url,
+    )
+    from handrail.errors import (
+        AuthorizationError as AuthorizationError,
+        CallFailed as CallFailed,
+        CallTimeout as CallTimeout,
+        ConfirmationRequired as ConfirmationRequired,
+        Denied as Denied,
+        HandrailError as HandrailError,
+        HttpRefused as HttpRefused,
+        InvalidResult as InvalidResult,
+        Kind as Kind,
+        LocalProtocolError as LocalProtocolError,
+        PeerError as PeerError,
+        Refused as Refused,
+        RemoteProtocolError as RemoteProtocolError,
+        SchemaError as SchemaError,
+        Sent as Sent,
+        ToolError as ToolError,
+        TransportError as TransportError,
+        Unrecorded as Unrecorded,
+    )
+    from handrail.model import (
+        Audio as Audio,
+        ClientInfo as ClientInfo,
+        EmbeddedResource as EmbeddedResource,
+        Image as Image,
+        Principal as Principal,
+        ResourceLink as ResourceLink,
+        Text as Text,
+        Tool as Tool,
+        ToolResult as ToolResult,
+    )
+    from handrail.server import Server as Server
+    from handrail.stores import Store as Store, StoreError as StoreError
+    from handrail.stores.memory import MemoryStore as MemoryStore
+    from handrail.stores.sqlite import SqliteStore as SqliteStore
+    from handrail.transports.http1.listen import HttpLimits as HttpLimits
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "client.blocking": "BlockingClient",
+            "client.client": "Client",
+            "client.consent": "Confirmation allow",
+            "client.inflight": "Clocks Log Progress",
+            "client.input_handlers": "Elicitation Sampling",
+            "client.mcp_config": "ServerEntry",
+            "client.results": "CallResult",
+            "client.tools": "ListedTool Tools",
+            "config": "ConfigError load_config",
+            "console": "Console",
+            "engine.call": "Call",
+            "engine.core": "Limits",
+            "engine.input_requests": "Answer Form Roots Sample Url",
+            "errors": "AuthorizationError CallFailed CallTimeout ConfirmationRequired Denied HandrailError HttpRefused"
+            " InvalidResult Kind LocalProtocolError PeerError Refused RemoteProtocolError SchemaError Sent ToolError"
+            " TransportError Unrecorded",
+            "model": "Audio ClientInfo EmbeddedResource Image Principal ResourceLink Text Tool ToolResult",
+            "server": "Server",
+            "stores": "Store StoreError",
+            "stores.memory": "MemoryStore",
+            "stores.sqlite": "SqliteStore",
+            "transports.http1.listen": "HttpLimits",
+        },
+    )

@@ -35,7 +35,7 @@ __all__ = [
     "HttpSettings",
     "IdentitySettings",
     "RepairSettings",
-    "load",
+    "load_config",
 ]
 
 FILE_NAME = "handrail.toml"
@@ -231,8 +231,8 @@ class Config(_Section, frozen=True):
         return options
 
 
-def load(path: str | Path) -> Config:
-    """What a file says; ConfigError says where it is wrong."""
+def load_config(path: str | Path) -> Config:
+    """Return what a `handrail.toml` says; ConfigError says where it is wrong. `Server(…, **config.guards(folder))`."""
     return read(document(path), str(path))
 
 

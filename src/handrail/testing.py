@@ -25,7 +25,7 @@ from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
 from handrail.server import LOCAL_PRINCIPAL, Server
 
-__all__ = ["Peer"]
+__all__ = ["Peer", "PeerChannel"]
 
 MAX_ROUNDS = 10
 

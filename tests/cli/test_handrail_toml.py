@@ -10,7 +10,7 @@ import pytest
 from handrail import Server
 from handrail.approvals.queue import Approvals
 from handrail.audit.log import TrailSettings
-from handrail.config import FILE_NAME, Config, ConfigError, load, read
+from handrail.config import FILE_NAME, Config, ConfigError, load_config, read
 from handrail.guards.policy import Rule
 from handrail.guards.rates import Rates, ToolRate
 from handrail.model import Principal
@@ -78,7 +78,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_every_section_is_read(tmp_path: Path) -> None:
-    config = load(write(tmp_path, WHOLE))
+    config = load_config(write(tmp_path, WHOLE))
     assert (config.server.target, config.http.listen, config.http.workers) == ("shop.py:server", "127.0.0.1:8000", 2)
     assert config.identities.scopes == {"alice": ["orders:write"]} and config.identities.verifier() is not None
     assert config.rules[1] == Rule(verdict="ask", tools=["refund_*"], arguments={"amount": {"over": 100}})
@@ -91,7 +91,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_what_is_built_in(tmp_path: Path) -> None:
-    assert load(write(tmp_path, "")) == read({}) == Config()
+    assert load_config(write(tmp_path, "")) == read({}) == Config()
     guards = Config().guards(tmp_path)
     assert guards["audit"] == tmp_path / "state.db" and "store" not in guards
     assert "audit" not in Config().guards(None)
@@ -110,7 +110,7 @@ def test_approvals_wait_in_a_file_whatever_the_audit_is(
     tmp_path: Path, text: str, audit: str | None, store: str | None
 ) -> None:
     """`handrail approve` is another process: it has to find them."""
-    guards = load(write(tmp_path, text)).guards(tmp_path)
+    guards = load_config(write(tmp_path, text)).guards(tmp_path)
     assert (guards.get("audit"), guards.get("store")) == tuple(each and tmp_path / each for each in (audit, store))
 
 
@@ -154,7 +154,7 @@ def test_approvals_wait_in_a_file_whatever_the_audit_is(
 def test_what_cannot_be_meant_is_an_error_that_says_where(tmp_path: Path, text: str, told: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        load(path)
+        load_config(path)
     assert str(caught.value).startswith(f"{path}: ") and told in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -187,19 +187,19 @@ def test_a_wrong_value_is_told_by_its_place_with_what_would_be_right(given: dict
 
 def test_a_file_that_is_not_there_or_too_long_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        load(tmp_path / "none.toml")
+        load_config(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="more than"):
-        load(write(tmp_path, "#" * 1_100_000))
+        load_config(write(tmp_path, "#" * 1_100_000))
     path = tmp_path / FILE_NAME
     path.write_bytes(b'[server]\ntarget = "\xff"')
     with pytest.raises(ConfigError, match="not TOML"):
-        load(path)
+        load_config(path)
 
 
 @requirement("SRV-602", everywhere=True)
 async def test_the_same_from_a_file_and_from_python(tmp_path: Path) -> None:
     text = '[access]\ndestructive = "deny"\n[[rules]]\nverdict = "hide"\ntools = ["secret"]\nprincipals = ["bob"]'
-    for config in (load(write(tmp_path, text)), made()):
+    for config in (load_config(write(tmp_path, text)), made()):
         server = Server("shop")
         server.add(lambda: "", name="secret")
         server.add(lambda: "", name="wipe", annotations={"destructiveHint": True})

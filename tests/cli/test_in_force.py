@@ -133,7 +133,7 @@ def test_a_server_that_is_run_by_python_says_that_the_file_is_not_used(home: Pat
     (home / "served/handrail.toml").write_text(DENY)
     assert "served/handrail.toml is not used" in run() and "handrail serve served/shop.py" in run()
     assert "is not used" in handrail("call", "served/shop.py", "look", home=home).stderr
-    loads = "from handrail.config import load\nload('served/handrail.toml')\n"
+    loads = "from handrail import load_config\nload_config('served/handrail.toml')\n"
     (home / "served/shop.py").write_text(loads + SHOP.format(options=""))
     assert run() == ""
 

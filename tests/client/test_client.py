@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clients import ALL, LEGACY, R0, R1, R2, R3, R4, R5, Heard, OpenRig, P, open_rig
-from handrail.client import CallResult, Client, Clocks, Confirmation, Elicitation, Progress, allow
+from handrail import CallResult, Client, Clocks, Confirmation, Elicitation, Progress, allow
 from handrail.errors import (
     CallFailed,
     CallTimeout,

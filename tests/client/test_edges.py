@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from clients import R4, R5, OpenRig, open_rig
-from handrail import Call, Server
-from handrail.client import Client, Clocks, Confirmation, Elicitation
+from handrail import Call, Client, Clocks, Confirmation, Elicitation, Server
 from handrail.errors import (
     CallFailed,
     CallTimeout,

@@ -18,7 +18,7 @@ import pytest
 import rigs_faults
 from clients import R1, R4, R5, Heard
 from faults import gone, until
-from handrail.client import CallResult, Client, Clocks, Elicitation, Progress
+from handrail import CallResult, Client, Clocks, Elicitation, Progress
 from handrail.errors import (
     CallTimeout,
     HttpRefused,

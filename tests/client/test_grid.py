@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from clients import ALL, LEGACY, R0, R1, R2, R3, R4, R5, P
-from handrail.client import Client, Clocks, Confirmation, Elicitation, Progress, allow
+from handrail import Client, Clocks, Confirmation, Elicitation, Progress, allow
 from handrail.errors import CallTimeout, RemoteProtocolError, Sent
 from paths import SUPPORT
 from patience import PATIENCE

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from clients import R4, R5, OpenRig, open_rig
+from handrail import Client, Confirmation, allow
 from handrail.audit.format import verify
 from handrail.audit.log import open_trail
 from handrail.audit.reader import TrailFile
-from handrail.client import Client, Confirmation, allow
 from handrail.errors import ConfirmationRequired, Denied, InvalidResult, PeerError, Sent, TransportError, Unrecorded
 from handrail.guards.policy import Policy, Rule
 from requirements import requirement

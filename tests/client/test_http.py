@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clients import LEGACY, R2, R3, R4, R5, OpenRig, open_rig
-from handrail.client import Client
+from handrail import Client
 from handrail.errors import HttpRefused, PeerError, RemoteProtocolError, Sent
 from patience import PATIENCE
 from requirements import requirement

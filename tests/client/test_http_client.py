@@ -24,8 +24,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Server
-from handrail.client import Client, Clocks
+from handrail import Client, Clocks, Server
 from handrail.errors import AuthorizationError, HttpRefused, Sent, TransportError
 from handrail.protocol.http_rules import mirrored_headers
 from handrail.protocol.sse import ServerSentEvent

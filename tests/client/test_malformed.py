@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from clients import ALL, R0, R1, R2, R3, R4, R5, OpenRig, P, open_rig
-from handrail.client import CallResult, Client
+from handrail import CallResult, Client
 from handrail.errors import InvalidResult
 from requirements import requirement
 from rigs import Object, Rig

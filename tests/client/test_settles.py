@@ -23,7 +23,7 @@ import pytest
 
 from clients import R1, R2, R4, R5
 from faults import HERE, gone, put_away, until
-from handrail.client import CallResult, Client, Clocks, Tools
+from handrail import CallResult, Client, Clocks, Tools
 from handrail.errors import CallTimeout, PeerError, Sent
 from handrail.jsonrpc import encode
 from patience import PATIENCE, SOAK
@@ -409,7 +409,7 @@ async def test_when_a_client_is_killed_its_server_notices(
 
 HOLDER = """
 import asyncio, json, sys
-from handrail.client import Client
+from handrail import Client
 
 async def main():
     clients = [Client(each, revision="2025-11-25") for each in json.loads(sys.argv[1])]

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from handrail.config import load, read
+from handrail.config import load_config, read
 from paths import ROOT
 from tools.configuration import PAGE, page
 
@@ -32,7 +32,7 @@ def test_every_example_can_be_used(text: str) -> None:
 
 
 def test_the_example_can_be_used_as_it_is_and_with_all_of_its_keys() -> None:
-    load(EXAMPLE)
+    load_config(EXAMPLE)
     everything = DEFAULT.sub(r"\1", EXAMPLE.read_text("utf-8"))
     given = tomllib.loads(everything)
     assert {"keys", "issuer"} <= given["identities"].keys()

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Principal, Server
-from handrail.client import Client
+from handrail import Client, Principal, Server
 from handrail.guards.policy import Policy, Rule
 from handrail.model import REFUSED
 from handrail.testing import Peer

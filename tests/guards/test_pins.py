@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from msgspec import UNSET, convert
 
 from clients import ALL, R1, R2, R3, R4, R5, OpenRig, P, open_rig
-from handrail.client import Client, Confirmation, ListedTool
+from handrail import Client, Confirmation, ListedTool
 from handrail.errors import ConfirmationRequired, Denied, Sent
 from handrail.guards.fingerprint import comparable, definition, fingerprint
 from handrail.guards.lockfile import LockedServer, LockError, lock_text, read_lock

@@ -24,7 +24,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from handrail.client import Client, Clocks, Elicitation, Log, Progress, Sampling, allow
+from handrail import Client, Clocks, Elicitation, Log, Progress, Sampling, allow
 from handrail.errors import CallTimeout, ConfirmationRequired, RemoteProtocolError, Sent
 from handrail.model import EmbeddedResource, Image, ResourceLink
 from handrail.transports.http_client import HttpClientTransport

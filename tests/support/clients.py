@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rigs_client  # noqa: F401  # its scripts
-from handrail.client import Client
+from handrail import Client
 from requirements import record_ran
 from rigs import HttpRig, Object, Rig, Script, command
 

@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 import aiohttp
 
-from handrail.client import Client, Elicitation, allow
+from handrail import Client, Elicitation, allow
 from handrail.errors import PeerError
 from handrail.oauth.client import OAuth
 

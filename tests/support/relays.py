@@ -445,7 +445,7 @@ def call_on(order: str) -> None:
 
 
 async def _client(options: Any) -> None:
-    from handrail.client import Client
+    from handrail import Client
 
     target = options.pop("target")
     async with Client(target, elicit=lambda _: {"name": "Ada"}, **options) as client:

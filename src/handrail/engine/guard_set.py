@@ -78,9 +78,9 @@ class GuardOptions(TypedDict, total=False):
 
 
 _MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
-    "rates": ('Rates(principal="10/second") of handrail.guards.rates, or None for no limits', Rates),
-    "sanitize": ("Sanitize(…) of handrail.guards.sanitize, or None for none", Sanitize),
-    "approvals": ('Approvals(by="operator") of handrail.approvals.queue', Approvals),
+    "rates": ('Rates(principal="10/second") of handrail.guards, or None for no limits', Rates),
+    "sanitize": ("Sanitize(…) of handrail.guards, or None for none", Sanitize),
+    "approvals": ('Approvals(by="operator") of handrail.guards', Approvals),
     "repair": ("True or False", bool),
     "audit_arguments": ("True or False", bool),
 }
@@ -107,7 +107,7 @@ def check_guard_options(options: GuardOptions, where: str) -> GuardOptions:
     for name, verb, meant in (
         ("audit", "submit", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
         ("store", "commit", 'a file such as "state.db", or a Store'),
-        ("trail", "keep_days", "TrailSettings(…) of handrail.audit.log"),
+        ("trail", "keep_days", "TrailSettings(…) of handrail.guards"),
     ):
         value = guards.get(name)
         if value is not None and not hasattr(value, verb) and (name == "trail" or not isinstance(value, str | Path)):

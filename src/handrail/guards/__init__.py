@@ -1,3 +1,46 @@
-"""Checks around a call, each one object with one job, each optional. The one for logs is on from the first import."""
+"""Guards: checks around a call. Each is one object with one job, and each is optional.
 
-from handrail.text import log_lines as log_lines
+The names below are public, with those of `handrail`. They are imported from their modules at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from handrail.lazy import lazy_names
+from handrail.text import log_lines as log_lines  # cleans log lines from the first import of any guard
+
+if TYPE_CHECKING:
+    from handrail.approvals.grants import ApprovalGrant as ApprovalGrant
+    from handrail.approvals.queue import (
+        Approval as Approval,
+        ApprovalError as ApprovalError,
+        ApprovalQueue as ApprovalQueue,
+        Approvals as Approvals,
+    )
+    from handrail.approvals.webhook import Webhook as Webhook
+    from handrail.audit.format import TrailError as TrailError
+    from handrail.audit.log import Trail as Trail, TrailSettings as TrailSettings, open_trail as open_trail
+    from handrail.guards.cleaning import Finding as Finding
+    from handrail.guards.policy import Policy as Policy
+    from handrail.guards.predicates import Predicate as Predicate
+    from handrail.guards.rates import Rate as Rate, Rates as Rates, ToolRate as ToolRate
+    from handrail.guards.rules import Rule as Rule
+    from handrail.guards.sanitize import Blocked as Blocked, Sanitize as Sanitize, ToolSanitize as ToolSanitize
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "approvals.grants": "ApprovalGrant",
+            "approvals.queue": "Approval ApprovalError ApprovalQueue Approvals",
+            "approvals.webhook": "Webhook",
+            "audit.format": "TrailError",
+            "audit.log": "Trail TrailSettings open_trail",
+            "guards.cleaning": "Finding",
+            "guards.policy": "Policy",
+            "guards.predicates": "Predicate",
+            "guards.rates": "Rate Rates ToolRate",
+            "guards.rules": "Rule",
+            "guards.sanitize": "Blocked Sanitize ToolSanitize",
+        },
+    )
