@@ -71,7 +71,7 @@ class Visitor:
 
     async def sign_in(self, *roles: str) -> Visitor:
         code = new_code()
-        await self.rig.console.sessions.add_code(code, "ada", roles)
+        await self.rig.console.context.sessions.add_code(code, "ada", roles)
         status, headers, body = await self.ask("POST", "/api/sign-in", {"code": code}, JSON)
         assert status == 200, body
         self.headers = {"cookie": headers["set-cookie"].split(";")[0]}
@@ -319,28 +319,28 @@ async def test_a_start_link_is_good_for_five_minutes(rig: Rig, now: list[float])
 
 async def test_a_used_link_stays_used_when_a_worker_begins_again(rig: Rig) -> None:
     console = rig.console
-    await console.sessions.redeem(console.start_code)
-    await console.sessions.add_code(console.start_code, "local", ROLES)
+    await console.context.sessions.redeem(console.start_code)
+    await console.context.sessions.add_code(console.start_code, "local", ROLES)
     with pytest.raises(ApiError, match="used before"):
-        await console.sessions.redeem(console.start_code)
+        await console.context.sessions.redeem(console.start_code)
 
 
 async def test_a_link_is_for_one_server(rig: Rig) -> None:
-    async with consoled(Server("other", store=rig.console.store)) as other:
+    async with consoled(Server("other", store=rig.console.context.store)) as other:
         with pytest.raises(ApiError, match="another server"):
-            await other.console.sessions.redeem(rig.console.start_code)
+            await other.console.context.sessions.redeem(rig.console.start_code)
 
 
 async def test_what_is_kept_of_a_code_and_a_session_is_a_hash(rig: Rig) -> None:
-    token, _ = await rig.console.sessions.redeem(rig.console.start_code)
-    kept = repr(await rig.console.store.scan("console-"))
+    token, _ = await rig.console.context.sessions.redeem(rig.console.start_code)
+    kept = repr(await rig.console.context.store.scan("console-"))
     assert "console-session:" in kept and token not in kept and rig.console.start_code not in kept
 
 
 async def test_the_configuration_says_whom_the_link_signs_in() -> None:
     settings = Settings(principal="grace", roles=["view", "approve"])
     async with consoled(Server("shop"), settings=settings) as rig:
-        _, session = await rig.console.sessions.redeem(rig.console.start_code)
+        _, session = await rig.console.context.sessions.redeem(rig.console.start_code)
         assert (session.who, session.roles) == ("grace", frozenset({"view", "approve"}))
 
 
@@ -373,12 +373,12 @@ async def test_a_session_ends_after_a_week_however_often_it_is_used(rig: Rig, no
 
 @requirement("P-23")
 async def test_whoever_was_signed_in_by_the_settings_has_the_roles_they_have_now(rig: Rig) -> None:
-    access, store = rig.console.sessions, rig.console.store
+    access, store = rig.console.context.sessions, rig.console.context.store
     token, session = await access.redeem(rig.console.start_code)
     assert session.roles == frozenset(ROLES)
     await access.add_code("by hand", "bob", ["view", "approve"])
     other, _ = await access.redeem("by hand")
-    later = SessionStore(store, rig.console.server.name, rig.console.clock, ["view"])  # it was started again
+    later = SessionStore(store, rig.console.server.name, rig.console.context.clock, ["view"])  # it was started again
     assert [found and found.roles for found in (await later.find_session(token), await later.find_session(other))] == [
         frozenset({"view"}),
         frozenset({"view", "approve"}),
@@ -400,10 +400,10 @@ async def test_whoever_signs_out_is_out_and_so_are_their_streams(rig: Rig) -> No
 
 
 async def test_a_session_of_one_server_is_none_of_another(rig: Rig) -> None:
-    token, _ = await rig.console.sessions.redeem(rig.console.start_code)
-    async with consoled(Server("other", store=rig.console.store)) as other:
-        assert await other.console.sessions.find_session(token) is None
-        assert await rig.console.sessions.find_session(token) is not None
+    token, _ = await rig.console.context.sessions.redeem(rig.console.start_code)
+    async with consoled(Server("other", store=rig.console.context.store)) as other:
+        assert await other.console.context.sessions.find_session(token) is None
+        assert await rig.console.context.sessions.find_session(token) is not None
 
 
 async def test_what_somebody_does_at_the_console_is_on_record(tmp_path: Path) -> None:
@@ -418,11 +418,11 @@ async def test_what_somebody_does_at_the_console_is_on_record(tmp_path: Path) ->
 
 async def test_a_link_stays_good_while_signing_in_cannot_be_recorded(tmp_path: Path) -> None:
     async with consoled(Server("shop", audit=tmp_path / "audit.db")) as rig:
-        trail, rig.console.gate.trail = rig.console.gate.trail, Full()  # type: ignore[assignment]
+        trail, rig.console.context.guards.trail = rig.console.context.guards.trail, Full()  # type: ignore[assignment]
         visitor = Visitor(rig)
         status, _, said = await visitor.ask("POST", "/api/sign-in", {"code": rig.console.start_code}, JSON)
         assert status == 503 and "same link" in json.loads(said)["error"]
-        rig.console.gate.trail = trail
+        rig.console.context.guards.trail = trail
         assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.start_code}, JSON))[0] == 200
         assert (await visitor.ask("POST", "/api/sign-in", {"code": rig.console.start_code}, JSON))[0] == 403
 
@@ -430,7 +430,7 @@ async def test_a_link_stays_good_while_signing_in_cannot_be_recorded(tmp_path: P
 async def test_whoever_signs_out_is_out_though_it_cannot_be_recorded(tmp_path: Path) -> None:
     async with consoled(Server("shop", audit=tmp_path / "audit.db")) as rig:
         page = await rig.page()
-        rig.console.gate.trail = Full()  # type: ignore[assignment]
+        rig.console.context.guards.trail = Full()  # type: ignore[assignment]
         await page.post("sign-out")
         with pytest.raises(Refused, match="Not signed in"):
             await page.get("me")

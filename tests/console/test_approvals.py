@@ -16,8 +16,9 @@ from handrail import Server, ToolResult
 from handrail.approvals.edits import unmask
 from handrail.approvals.grants import meets_condition, suggest_conditions
 from handrail.approvals.queue import ApprovalError, Approvals
-from handrail.console import Console, approvals as approving, events as streaming
+from handrail.console import approvals as approving, events as streaming
 from handrail.console.access import ConsoleSession
+from handrail.console.context import ConsoleContext
 from handrail.errors import RemoteProtocolError
 from handrail.guards.limits import ANONYMOUS
 from handrail.guards.policy import Policy, Rule
@@ -66,8 +67,8 @@ async def asked(
             waiting = (await (page or watcher).get("approvals"))["open"]
             yield next(each for each in waiting if each["id"] == heard["id"]), call
         finally:
-            for left in await rig.console.gate.approval_queue.open():  # else the server waits for the call
-                await rig.console.gate.approval_queue.decide(left.id, False, by="the end of the test")
+            for left in await rig.console.context.guards.approval_queue.open():  # else the server waits for the call
+                await rig.console.context.guards.approval_queue.decide(left.id, False, by="the end of the test")
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
 
@@ -127,7 +128,7 @@ async def by_its_client(rig: Rig, peer: Peer) -> None:
 
 
 async def by_an_operator(rig: Rig, peer: Peer) -> None:
-    [seen] = rig.console.feed.running.values()
+    [seen] = rig.console.context.feed.running.values()
     await (await rig.page()).post(f"calls/{seen.id}/cancel")
 
 
@@ -457,7 +458,7 @@ async def test_whoever_tries_a_tool_is_not_told_the_secrets_of_the_last_call(tmp
         await page.post("try", tool="cancel_order", arguments={"order_id": 7, "token": "other-one"})
         question = await page.event("try", kind="question")
         assert f'token: "{MASK}", was "{MASK}"' in question["question"]["message"]
-        ident = rig.console.feed.recent[-1].id
+        ident = rig.console.context.feed.recent[-1].id
         assert "first-one" not in str(await page.get(f"calls/{ident}"))
         await page.post(f"try/{question['id']}/cancel")
 
@@ -531,11 +532,11 @@ async def test_the_tools_own_error_reaches_the_caller_after_a_yes(rig: Rig) -> N
 async def test_a_card_that_takes_long_to_make_is_told_all_the_same(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     made, late = approving.card, asyncio.Event()
 
-    async def slow(console: Console, session: ConsoleSession, ident: str) -> Object | None:
+    async def slow(context: ConsoleContext, session: ConsoleSession, ident: str) -> Object | None:
         if not late.is_set():
             late.set()
             await asyncio.sleep(0.1)  # the stream has had other things to do meanwhile, ten times over
-        return await made(console, session, ident)
+        return await made(context, session, ident)
 
     monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.01)
     monkeypatch.setattr(approving, "card", slow)

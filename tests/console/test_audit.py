@@ -199,10 +199,10 @@ async def test_no_cell_of_the_table_is_a_formula(rig: Rig) -> None:
 async def test_a_call_is_found_on_record_by_its_id(rig: Rig) -> None:
     page = await rig.page()
     [outcome, *_] = await whole(page, outcome="tool_error")
-    found = await auditing.records_of(rig.console, outcome["call"])
+    found = await auditing.records_of(rig.console.context, outcome["call"])
     assert [(each["event"], each["tool"]) for each in found] == [("intent", "fail"), ("outcome", "fail")]
-    assert await auditing.records_of(rig.console, "ffff") == []
-    assert await auditing.records_of(rig.console, '","x":"') == []
+    assert await auditing.records_of(rig.console.context, "ffff") == []
+    assert await auditing.records_of(rig.console.context, '","x":"') == []
     story = await page.get(f"calls/{outcome['call']}")
     assert [each["event"] for each in story["records"]] == ["intent", "outcome"]
 

@@ -191,7 +191,7 @@ async def test_the_story_of_a_call() -> None:
             assert refused.value.status == 404
         with pytest.raises(Refused, match="no call 'nothing'"):
             await page.get("calls/nothing")
-        assert rig.console.feed.find(row["id"]) is not None
+        assert rig.console.context.feed.find(row["id"]) is not None
 
 
 async def test_calls_of_one_batch_are_shown_with_their_own_arguments() -> None:
@@ -291,7 +291,7 @@ async def test_a_call_that_is_no_longer_kept_is_told_from_the_audit(tmp_path: Pa
         row = await row_of(page, "add", "done")
         kept = await page.get(f"calls/{row['id']}")
         assert kept["source"] == "memory" and [each["event"] for each in kept["records"]] == ["intent", "outcome"]
-        rig.console.feed._ring.clear()
+        rig.console.context.feed._ring.clear()
         story = await page.get(f"calls/{row['id']}")
         assert story["source"] == "audit" and story["row"]["outcome"] == "ok" and story["row"]["tool"] == "add"
         assert "arguments" not in story and "result" not in story and story["wire"] == []
@@ -618,7 +618,7 @@ async def test_nothing_is_told_while_nobody_looks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(streaming, "SLOW_TICK_SECONDS", 0.1)
     shop = Shop()
     async with consoled(shop.server) as rig, Peer(shop.server) as peer:
-        pulse, feed = rig.console.publisher, rig.console.feed
+        pulse, feed = rig.console.publisher, rig.console.context.feed
 
         def looks() -> bool:
             return feed.on_change is not None
@@ -827,9 +827,9 @@ async def test_two_who_say_the_same_of_themselves_are_two_if_they_shook_hands() 
 async def beside(first: Rig, shop: Shop, shared: Path) -> AsyncIterator[Console]:
     """The console of another worker of the same server."""
     second = Console(shop.server, workers=2, shared=shared)
-    second.instance_id = first.console.instance_id
+    second.context.instance_id = first.console.context.instance_id
     async with shop.server.serving(), second.serving():
-        second.worker = "second"
+        second.context.worker = "second"
         yield second
 
 
@@ -875,12 +875,12 @@ async def test_a_stream_that_waits_for_a_worker_ends_when_it_is_to(
     monkeypatch.setattr(streaming, "GREET_SECONDS", PATIENCE)
     async with consoled(Shop().server, workers=2, shared=tmp_path / "console.sqlite") as rig:
         page, watching = await rig.page(), asyncio.Event()
-        monkeypatch.setattr(rig.console.publisher, "activate", watching.set)
+        monkeypatch.setattr(rig.console.context, "on_watch", watching.set)
         reading = asyncio.create_task(page._read())
         async with asyncio.timeout(PATIENCE / 2):
             await watching.wait()  # it was greeted by the one worker there is
             if how == "stopped":
-                rig.console.publisher.close()
+                rig.console.context.stopping.set()
             else:
                 await page.post("sign-out")
             await reading
@@ -906,14 +906,16 @@ async def test_calls_of_a_worker_that_was_killed_do_not_run_for_ever(
         async with asyncio.timeout(PATIENCE):
             while (await page.event("tick"))["running_total"] < 2:
                 pass
-            publish = second.topics.publish
-            monkeypatch.setattr(second.topics, "publish", lambda *_: asyncio.Event().wait())  # as if it were dead
+            publish = second.context.topics.publish
+            monkeypatch.setattr(
+                second.context.topics, "publish", lambda *_: asyncio.Event().wait()
+            )  # as if it were dead
             while (tick := await page.event("tick"))["running_total"] > 1:
                 pass
-            assert [row["worker"] for row in tick["running"]] == [rig.console.worker]
-            while {each["worker"] for each in await page.event("connections")} != {rig.console.worker}:
+            assert [row["worker"] for row in tick["running"]] == [rig.console.context.worker]
+            while {each["worker"] for each in await page.event("connections")} != {rig.console.context.worker}:
                 pass
-            monkeypatch.setattr(second.topics, "publish", publish)
+            monkeypatch.setattr(second.context.topics, "publish", publish)
         for shop in (one, two):
             shop.go.set()
         await asyncio.gather(*calls)
@@ -963,7 +965,7 @@ async def test_a_worker_that_begins_later_has_the_switches_as_they_are(tmp_path:
         for tool, on in (("add", False), ("fail", False), ("fail", True), ("crash", False), ("crash", True)):
             await page.post(f"tools/{tool}/switch", on=on)
         gone = [Put(f"{tools.SWITCH_PREFIX}a{number:04}", b"false") for number in range(1_000)]  # tools there were once
-        assert await rig.console.topics.commit(gone)
+        assert await rig.console.context.topics.commit(gone)
         async with beside(rig, two, shared), Peer(two.server) as there:
             names = {each.name for each in await there.tools()}
             assert "add" not in names and {"fail", "crash"} <= names

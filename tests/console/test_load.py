@@ -41,7 +41,7 @@ async def test_a_flood_is_counted_exactly_and_told_in_few_events() -> None:
                     break
         assert events < CALLS / 20, "ten a second, however many calls there are"
         assert shown <= 20 * events and found["minute"]["calls"] <= CALLS
-        assert len(rig.console.feed.recent) == 500
+        assert len(rig.console.context.feed.recent) == 500
 
 
 async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None:

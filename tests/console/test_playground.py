@@ -369,7 +369,7 @@ async def test_a_try_that_the_store_fails_ends_with_an_error_that_says_what_to_d
         store.fails = ()
         begun = await page.post("try", tool="hold", revision=revision)
         store.fails = ("console-",)
-        await rig.console.send_command("untry", {"id": begun["id"]})
+        await rig.console.context.send_command("untry", {"id": begun["id"]})
         done = await page.event("try", id=begun["id"], kind="done")
         assert "Cancelled" in done["error"]["message"]
         store.fails = ()
@@ -380,15 +380,15 @@ async def test_tries_end_with_the_console() -> None:
     async with consoled(shop()) as rig:
         page = await rig.page()
         await page.post("try", tool="hold")
-        feed = rig.console.feed
-    assert not feed.running and not rig.console.runs
+        feed = rig.console.context.feed
+    assert not feed.running and not rig.console.context.runs
 
 
 # What is shown of results
 
 
 def block(rig: Rig, result: ToolResult) -> Object:
-    found: Object = rig.console.redactor.result(result)["blocks"][0]
+    found: Object = rig.console.context.redactor.result(result)["blocks"][0]
     return found
 
 
@@ -419,19 +419,23 @@ async def test_secrets_are_masked_wherever_they_stand_also_where_a_text_is_cut(r
             told = block(rig, ToolResult([Text(text)]))
             assert told["cut"] and told["bytes"] == len(text) and len(told["text"]) <= shown.MAX_TEXT_CHARS + 100
             assert part not in told["text"], at
-            assert part.encode() not in rig.console.redactor.block(ToolResult([Text(text)]), 0)
+            assert part.encode() not in rig.console.context.redactor.block(ToolResult([Text(text)]), 0)
     value = {"password": "hunter2", "list": [{"token": 7}, "swordfish-1"], "plain": "B-123456", "pass B-123456": 1}
-    made = rig.console.redactor.bounded_value(value)
+    made = rig.console.context.redactor.bounded_value(value)
     assert made == {"password": MASK, "list": [{"token": MASK}, MASK], "plain": MASK, f"pass {MASK}": 1}
 
 
 async def test_the_wire_is_shown_byte_for_byte_but_for_its_secrets(rig: Rig) -> None:
     plain = b'{"jsonrpc": "2.0",  "id":1.0}'
-    assert rig.console.redactor.wire_message(plain) == {"text": plain.decode(), "bytes": len(plain), "cut": False}
-    odd = rig.console.redactor.wire_message(b'{"password":"a\\"b swordfish","x":1}')
+    assert rig.console.context.redactor.wire_message(plain) == {
+        "text": plain.decode(),
+        "bytes": len(plain),
+        "cut": False,
+    }
+    odd = rig.console.context.redactor.wire_message(b'{"password":"a\\"b swordfish","x":1}')
     assert odd["text"] == '{"password":"****","x":1}'
-    assert "swordfish-1" not in rig.console.redactor.wire_message(b"not JSON: swordfish-1")["text"]
-    large = rig.console.redactor.wire_message(b'["' + b"x" * 100_000 + b'"]')
+    assert "swordfish-1" not in rig.console.context.redactor.wire_message(b"not JSON: swordfish-1")["text"]
+    large = rig.console.context.redactor.wire_message(b'["' + b"x" * 100_000 + b'"]')
     assert large["cut"] and large["bytes"] == 100_004 and len(large["text"]) == shown.MAX_TEXT_CHARS
 
 
@@ -439,7 +443,7 @@ async def test_the_wire_is_shown_byte_for_byte_but_for_its_secrets(rig: Rig) -> 
 async def test_a_text_that_is_nested_deeper_than_it_can_be_walked_is_shown_as_text(rig: Rig) -> None:
     for depth in (100, 990, 5_000):
         text = "[" * depth + '"password=hunter22"' + "]" * depth
-        told = rig.console.redactor.result(ToolResult([Text(text)]))["blocks"][0]["text"]
+        told = rig.console.context.redactor.result(ToolResult([Text(text)]))["blocks"][0]["text"]
         assert told.startswith("[[[") and "hunter22" not in told
 
 
@@ -447,14 +451,14 @@ async def test_a_text_that_is_nested_deeper_than_it_can_be_walked_is_shown_as_te
 async def test_large_results_are_cut_and_can_be_had_whole(rig: Rig) -> None:
     picture = PNG + bytes(20 * 1024 * 1024)
     large = ToolResult([Text("x" * 20_000_000), Image(data=picture, mime_type="image/png")], {"x": "y" * 100_000})
-    told = rig.console.redactor.result(large)
+    told = rig.console.context.redactor.result(large)
     assert len(json.dumps(told)) < 200_000 and told["bytes"] > 40_000_000
     assert [each["cut"] for each in told["blocks"]] == [True, True] and told["blocks"][1]["data"] == ""
     assert told["structured"] == "100,008 bytes of JSON, too much to be shown here"
-    assert rig.console.redactor.block(large, 1) == picture
+    assert rig.console.context.redactor.block(large, 1) == picture
     for index in (2, -1):
         with pytest.raises(LookupError):
-            rig.console.redactor.block(large, index)
+            rig.console.context.redactor.block(large, index)
 
 
 @requirement("APP-15", everywhere=True)
@@ -492,7 +496,7 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         ],
         meta={"io.handrail/risk": {"level": "dangerous", "reason": "from the web"}},
     )
-    told = rig.console.redactor.result(result)
+    told = rig.console.context.redactor.result(result)
     kept = {name: value for name, value in notes.items() if name != "other"}
     none: Object = {}
     assert told["risk"] == "from the web" and told["meta"] and not told["is_error"]
@@ -520,5 +524,5 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         {"type": "resource", "uri": "note://2", "mime": "", "bytes": 4, "cut": True, "notes": none},
         {"type": "other", "json": {"type": "strange", "password": MASK}, "notes": none},
     ]
-    whole = [rig.console.redactor.block(result, index) for index in range(5)]
+    whole = [rig.console.context.redactor.block(result, index) for index in range(5)]
     assert whole[2] == b"n" and whole[3] == b"1234" and b"hunter2" not in whole[4]

@@ -116,7 +116,7 @@ class Rig:
     async def page(self, who: str = "local", roles: str = "view call approve manage") -> Page:
         """Another window, for somebody who has just signed in."""
         code = new_code()
-        await self.console.sessions.add_code(code, who, roles.split())
+        await self.console.context.sessions.add_code(code, who, roles.split())
         jar = aiohttp.CookieJar(unsafe=True)  # which is: also of numbers
         page = Page(aiohttp.ClientSession(cookie_jar=jar, read_bufsize=32 * 1024 * 1024), self.console.url)
         self._pages.append(page)

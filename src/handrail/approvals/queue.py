@@ -172,6 +172,10 @@ class ApprovalQueue:
         self._redact = redact  # the secrets of arguments that are kept
         self.on_created: Callable[[Approval], None] | None = None  # is told of each question that is new, and our own
 
+    def enable_operators(self) -> None:
+        """Let calls wait for an operator, also where the store is in memory: a console of this process shows them."""
+        self.shared = True
+
     async def find_or_create(
         self, request: ApprovalRequest, preview: Callable[[], Awaitable[str]] | None = None
     ) -> Approval:

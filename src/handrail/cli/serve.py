@@ -108,7 +108,7 @@ def _listen(
 ) -> None:
     def ready(url: str) -> None:
         if console is not None:
-            console.target = console.endpoint = url
+            console.set_endpoint(url)
         if screen.as_json:
             screen.data({"url": url} if console is None else {"url": url, "console": console.link})
             return

@@ -1,7 +1,7 @@
-"""The console: a page beside a server that shows its calls as they happen, and lets a person decide.
+"""The console: a page beside a server that shows its calls as they happen, and lets a person approve them.
 
-An ASGI application on an address of its own, which is this machine's unless somebody says otherwise. It looks at the
-server from outside: the engine knows nothing of it. Workers of one server tell each other what pages have to show.
+An ASGI application on an address of its own, by default one that only this machine can reach. The engine does not know
+of it. The workers of one server send each other what their pages show, over the topics of a store.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import contextlib
 import logging
 import os
 import re
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -23,30 +21,24 @@ from urllib.parse import parse_qsl, quote
 from msgspec import MsgspecError
 from msgspec.json import decode
 
-from handrail.audit.format import TrailError
-from handrail.audit.records import ConsoleRecord
-from handrail.config import ConsoleSettings as Settings
-from handrail.console import access, playground as trying, tools
+from handrail.config import ConsoleSettings
+from handrail.console import access, playground, tools
 from handrail.console.access import (
     CODE_SECONDS,
     ApiError,
     ApiRequest,
     ConsoleSession,
     RawResponse,
-    SessionStore,
     cookie_name,
     new_code,
 )
+from handrail.console.context import ConsoleContext
 from handrail.console.events import ActivityPublisher
-from handrail.console.pins import load_pins
-from handrail.console.playground import ToolRun
-from handrail.console.redact import Redactor
 from handrail.console.routes import COMMANDS, find_route
 from handrail.jsonrpc import encode
 from handrail.model import Object
 from handrail.protocol import http_rules as http
 from handrail.protocol.http_rules import Headers, HostOriginCheck
-from handrail.revisions import Revision
 from handrail.server import Server
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
@@ -79,18 +71,14 @@ _JSON_TYPE = (b"content-type", b"application/json")
 
 
 class Console:
-    """The console of one server, in each of its processes."""
+    """The console of one server, in each of its processes: its socket, its tasks and its ASGI application."""
 
-    sessions: SessionStore
-    store: Store  # codes, sessions, approvals
-    topics: Store  # what workers tell each other
-    closing: AsyncExitStack
     publisher: ActivityPublisher
 
     def __init__(
         self,
         server: Server,
-        settings: Settings | None = None,
+        settings: ConsoleSettings | None = None,
         *,
         target: str = "",
         source: Path | None = None,
@@ -98,55 +86,31 @@ class Console:
         workers: int = 1,
         shared: Path | None = None,
     ) -> None:
-        self.settings = settings or Settings()
+        self.context = ConsoleContext(
+            server, settings or ConsoleSettings(), target=target, source=source, transport=transport, workers=workers
+        )
         self.server = server
-        self.engine = server.engine
-        self.gate = server.engine.guard_set
-        self.feed = server.engine.enable_feed()
-        self.target = target  # what `handrail call` takes for this server
-        self.source = source  # the file it is in
-        self.transport = transport
-        self.endpoint = ""
-        self.workers = workers
-        self.worker = ""  # the name of this process, where there are several
-        self.state: dict[str, Any] = {}
-        self.runs: dict[str, ToolRun] = {}
-        self.argument_previews: dict[str, str] = {}  # the first arguments of calls, by their ids
-        self.host_check = HostOriginCheck(self.settings.hosts)
         self.start_code = new_code()  # of the start link
-        self.instance_id = secrets.token_hex(8)  # of this start of the server, the same in all its workers
-        self.started = self.clock()
-        self._topics_file = shared  # a file for `topics`, where there are several workers
-        self._socket: socket.socket | None = None
         self.url = ""
-        self.on_ready: Callable[[], None] = lambda: None  # told when pages are served
-
-    def clock(self) -> float:
-        return self.engine.clock()
-
-    @cached_property
-    def redactor(self) -> Redactor:
-        """What hides the secrets of this server."""
-        return Redactor(self.engine)
-
-    def revision(self, name: str) -> Revision:
-        """The one of this name, or the newest."""
-        offer = self.engine.offer
-        revision = offer.handshake.get(name) or offer.stateless.get(name) if name else offer.newest
-        if revision is None:
-            raise ApiError(400, f"revision: {name[:40]!r} is not one of {', '.join(offer.supported)}")
-        return revision
+        self.on_ready: Callable[[], None] = lambda: None  # called when pages are served
+        self._host_check = HostOriginCheck(self.context.settings.hosts)
+        self._topics_file = shared  # the file of the topics, if there are several workers
+        self._socket: socket.socket | None = None
 
     @property
     def link(self) -> str:
-        """With the code of the start, which is good once, and for five minutes."""
+        """The start link. Its code works once, and for five minutes."""
         return f"{self.url}/#code={self.start_code}"
 
-    # From the start of the server to its end
+    def set_endpoint(self, url: str) -> None:
+        """Set the address of the server itself, as soon as it is known."""
+        self.context.target = self.context.endpoint = url
+
+    # Lifecycle
 
     @contextmanager
     def listening(self, address: str = "") -> Iterator[None]:
-        """Hold a socket, before there are workers to serve it. Without an address: the usual one, else any free one."""
+        """Open the socket, before workers are started. Without an address: the usual one, or else any free one."""
         with contextlib.ExitStack() as stack:
             bind_address = Address.parse(address or DEFAULT_ADDRESS)
             try:
@@ -161,40 +125,41 @@ class Console:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """For as long as the server serves, in one of its processes."""
-        async with AsyncExitStack() as self.closing:
-            stack = self.closing
-            self.feed.open()
-            self.worker = str(os.getpid()) if self.workers > 1 else ""
-            self.topics = self._open_topics()
-            stack.push_async_callback(self.topics.close)
-            self.store = (
-                self.topics if self.workers > 1 and isinstance(self.gate.store, MemoryStore) else self.gate.store
-            )
-            if self.workers == 1:
-                self.gate.approval_queue.shared = True  # somebody at this server can decide
-            self.sessions = SessionStore(self.store, self.server.name, self.clock, self.settings.roles)
-            seconds_left = self.started + CODE_SECONDS - self.clock()
-            if seconds_left > 0:  # else this is a worker that was started again
-                await self.sessions.add_code(self.start_code, self.settings.principal, None, seconds_left)
-            self.publisher = ActivityPublisher(self)
-            await load_pins(self)  # what changes before anybody has looked is noticed too
+        """Serve pages while the server serves, in one of its processes."""
+        context = self.context
+        async with AsyncExitStack() as stack:
+            context.feed.open()
+            topics = self._open_topics()
+            stack.push_async_callback(topics.close)
+            context.open(topics, str(os.getpid()) if context.workers > 1 else "")
+            if context.workers == 1:
+                context.guards.approval_queue.enable_operators()
+            seconds_left = context.started + CODE_SECONDS - context.clock()
+            if seconds_left > 0:  # else this is a worker that was restarted
+                await context.sessions.add_code(self.start_code, context.settings.principal, None, seconds_left)
+            publisher = self.publisher = ActivityPublisher(context)
+            context.on_watch = publisher.activate
+            await tools.load_pins(context)  # so that a change is noticed even if no page was open before it
             subscribed = asyncio.Event()
-            for task in (self._run_commands(subscribed), self.publisher.run(), self._advertise_address()):
+            for task in (self._run_commands(subscribed), publisher.run(), self._advertise_address()):
                 stack.push_async_callback(_cancel_task, asyncio.create_task(task))
             await subscribed.wait()
-            await tools.restore_switches(self)
-            listener, loop = self._on_tools_changed, asyncio.get_running_loop()
-            self._loop = loop
-            self.engine.catalog.watchers.add(listener)
-            stack.callback(self.engine.catalog.watchers.discard, listener)
+            await tools.restore_switches(context)
+            loop = asyncio.get_running_loop()
+
+            def on_tools_changed() -> None:  # called in any thread
+                with contextlib.suppress(RuntimeError):  # the loop has closed
+                    loop.call_soon_threadsafe(lambda: publisher.spawn(context.publish("tools", {})))
+
+            watchers = context.engine.catalog.watchers
+            watchers.add(on_tools_changed)
+            stack.callback(watchers.discard, on_tools_changed)
             if self._socket is not None:
                 from handrail.transports.http1.server import serve_app
 
-                serving = serve_app(self, self._socket, limits=HttpLimits(), grace=GRACE_SECONDS)
-                await stack.enter_async_context(serving)
-                stack.callback(self.publisher.close)  # streams end before connections are waited for
-            stack.push_async_callback(trying.cancel_all, self.runs)
+                await stack.enter_async_context(serve_app(self, self._socket, limits=HttpLimits(), grace=GRACE_SECONDS))
+                stack.callback(context.stopping.set)  # streams end before the server waits for its connections
+            stack.push_async_callback(playground.cancel_all, context.runs)
             self.on_ready()
             yield
 
@@ -206,68 +171,43 @@ class Console:
         return SqliteStore(self._topics_file, durable=False)
 
     async def _advertise_address(self) -> None:
-        """Where `handrail console` finds us, for as long as we are here."""
-        key, location = (
-            f"console-at:{self.server.name}:{self.instance_id}",
-            encode({"url": self.url, "pid": os.getpid()}),
-        )
+        """Keep the address in the store, where `handrail console` looks for it."""
+        context = self.context
+        key = f"console-at:{context.server.name}:{context.instance_id}"
+        location = encode({"url": self.url, "pid": os.getpid()})
         try:
             while self.url:
                 with contextlib.suppress(StoreError):
-                    await self.store.put(key, location, ttl=ADDRESS_TTL_SECONDS)
+                    await context.store.put(key, location, ttl=ADDRESS_TTL_SECONDS)
                 await asyncio.sleep(ADDRESS_TTL_SECONDS / 3)
         finally:
             with contextlib.suppress(StoreError):
-                await self.store.delete(key)
-
-    def _on_tools_changed(self) -> None:
-        """From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed
-            self._loop.call_soon_threadsafe(lambda: self.publisher.spawn(self.publish("tools", {})))
-
-    # What workers tell each other
-
-    async def publish(self, event: str, data: Any, *, to: str = "") -> None:
-        """To every page, wherever it is connected; or to those of one session."""
-        await self.topics.publish(f"console:{self.instance_id}", f"{event}\n{to}\n".encode() + encode(data))
-
-    async def send_command(self, name: str, data: Object) -> None:
-        """Let every worker do something."""
-        await self.topics.publish(f"console-do:{self.instance_id}", f"{name}\n".encode() + encode(data))
+                await context.store.delete(key)
 
     async def _run_commands(self, subscribed: asyncio.Event) -> None:
+        topics, channel = self.context.topics, f"console-do:{self.context.instance_id}"
         while True:
             try:
-                async with self.topics.subscribe(f"console-do:{self.instance_id}") as commands:
+                async with topics.subscribe(channel) as commands:
                     subscribed.set()
                     async for message in commands:
                         name, _, data = message.partition(b"\n")
                         try:
-                            await COMMANDS[name.decode()](self, decode(data))
+                            await COMMANDS[name.decode()](self.context, decode(data))
                         except Exception:
-                            log.exception("console: %s failed", name.decode())
+                            log.exception("console: command %s failed", name.decode())
             except StoreError as problem:
                 log.warning("console: commands of other workers may be lost: %s", problem)
                 await asyncio.sleep(RETRY_SECONDS)
-
-    async def write_audit_record(self, session: ConsoleSession, step: str, **members: Any) -> None:
-        """Put on record what somebody did here, before it is done."""
-        if self.gate.trail is not None:
-            record = ConsoleRecord("console", step=step, by=session.who, server=self.gate.name, **members)
-            try:
-                await self.gate.trail.write(record)
-            except TrailError as problem:
-                log.error("console: %s: %s", step, problem)
-                raise ApiError(503, "It was not done: it cannot be recorded now; the server's log says why") from None
 
     # Requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
-        response = HttpResponse(scope, receive, send, {}, self.engine.limits)
+        response = HttpResponse(scope, receive, send, {}, self.context.engine.limits)
         headers, repeated_header = http.headers_of(scope["headers"])
-        refusal = self.host_check.refusal(scope.get("scheme", "http"), headers) or _cross_site_refusal(
+        refusal = self._host_check.refusal(scope.get("scheme", "http"), headers) or _cross_site_refusal(
             scope["path"], headers
         )
         try:
@@ -297,7 +237,7 @@ class Console:
         route, path = find_route(method, raw.decode("latin-1"))
         port = (scope.get("server") or ("", 0))[1] or 0  # a socket in the file system has none
         token = access.token_from_cookies(headers, cookie_name(port))
-        session = await self.sessions.find_session(token)
+        session = await self.context.sessions.find_session(token)
         if method == "POST" and (reason := http.negotiate_content(headers.get(b"content-type", b""), None, b"")[2]):
             raise ApiError(415, reason)
         access.check_access(session, route.access, headers)
@@ -310,10 +250,10 @@ class Console:
             port=port,
             token=token,
         )
-        return await route.handler(self, request)
+        return await route.handler(self.context, request)
 
     async def _body(self, receive: Receive) -> Object:
-        pieces, size, max_bytes = [], 0, self.engine.limits.max_message_bytes
+        pieces, size, max_bytes = [], 0, self.context.engine.limits.max_message_bytes
         more = True
         while more:
             event = await receive()

@@ -12,13 +12,13 @@ from handrail.approvals.edits import edit_problems, unmask
 from handrail.approvals.grants import suggest_conditions
 from handrail.approvals.queue import Approval, ApprovalError, ApprovalGrant, ApprovalQueue, ApprovalRequest
 from handrail.console.access import ApiError, ApiRequest, ConsoleSession
+from handrail.console.context import ConsoleContext
 from handrail.console.redact import Redactor
 from handrail.engine.catalog import title_of
 from handrail.jsonrpc import encode, encode_sorted
 from handrail.model import Json, Object
 
 if TYPE_CHECKING:
-    from handrail.console import Console
     from handrail.engine.catalog import ToolEntry
 
 __all__ = ["card", "cards", "check", "decide", "revoke", "view"]
@@ -28,28 +28,28 @@ MAX_VALUE_CHARS = 80  # characters of a value, in a sentence
 MAX_SIDE_CHARS = 2_000  # and in a difference
 
 
-async def view(console: Console, request: ApiRequest) -> Object:
-    queue, redactor, now = console.gate.approval_queue, console.redactor, console.gate.approval_queue.now()
-    own_approvals = [each for each in await queue.recent() if each.asked.server == console.gate.name]
-    grants = [each for each in await queue.grants() if each.server == console.gate.name and each.until > now]
+async def view(context: ConsoleContext, request: ApiRequest) -> Object:
+    queue, redactor, now = context.guards.approval_queue, context.redactor, context.guards.approval_queue.now()
+    own_approvals = [each for each in await queue.recent() if each.asked.server == context.guards.name]
+    grants = [each for each in await queue.grants() if each.server == context.guards.name and each.until > now]
     return {
-        "open": await cards(console, request.session),
-        "recent": [await _approval_card(console, request.session, each) for each in own_approvals],
+        "open": await cards(context, request.session),
+        "recent": [await _approval_card(context, request.session, each) for each in own_approvals],
         "grants": [_grant_row(redactor, each) for each in grants],
         "remember_seconds": queue.options.remember,
     }
 
 
-async def cards(console: Console, session: ConsoleSession) -> list[Object]:
+async def cards(context: ConsoleContext, session: ConsoleSession) -> list[Object]:
     """All that wait. Several servers may share a store: those of others are not shown here, nor decided."""
-    pending = await console.gate.approval_queue.open(console.gate.name)
-    return [await _approval_card(console, session, each) for each in pending]
+    pending = await context.guards.approval_queue.open(context.guards.name)
+    return [await _approval_card(context, session, each) for each in pending]
 
 
-async def card(console: Console, session: ConsoleSession, approval_id: str) -> Object | None:
-    approval = await console.gate.approval_queue.get(approval_id)
-    is_ours = approval is not None and approval.asked.server == console.gate.name
-    return await _approval_card(console, session, approval) if approval is not None and is_ours else None
+async def card(context: ConsoleContext, session: ConsoleSession, approval_id: str) -> Object | None:
+    approval = await context.guards.approval_queue.get(approval_id)
+    is_ours = approval is not None and approval.asked.server == context.guards.name
+    return await _approval_card(context, session, approval) if approval is not None and is_ours else None
 
 
 class _DecisionParams(Struct, forbid_unknown_fields=True):
@@ -60,19 +60,19 @@ class _DecisionParams(Struct, forbid_unknown_fields=True):
     matching: dict[str, Object] = {}
 
 
-async def decide(console: Console, request: ApiRequest) -> Object:
+async def decide(context: ConsoleContext, request: ApiRequest) -> Object:
     try:
         decision = convert(request.body, _DecisionParams)
     except ValidationError as problem:
         raise ApiError(400, f"A decision is yes or no, with a note, other arguments, or how long: {problem}") from None
-    queue, session = console.gate.approval_queue, request.session
-    approval = await _get_approval(console, request.path["id"])
+    queue, session = context.guards.approval_queue, request.session
+    approval = await _get_approval(context, request.path["id"])
     _require_pending(approval)
     if reason := _refusal_reason(queue, approval, session):
         raise ApiError(403, reason)
     edited = None
     if decision.yes and decision.edited is not None:
-        edited, problems = _unmask_edits(console, approval, decision.edited)
+        edited, problems = _unmask_edits(context, approval, decision.edited)
         if problems:
             raise ApiError(422, "These arguments cannot be used", problems)
         if encode_sorted(edited) == encode_sorted(approval.asked.arguments):
@@ -91,31 +91,31 @@ async def decide(console: Console, request: ApiRequest) -> Object:
             matching=decision.matching if decision.yes else None,
         )
     except ApprovalError as problem:
-        _require_pending(await _get_approval(console, approval.id))
+        _require_pending(await _get_approval(context, approval.id))
         raise ApiError(400, str(problem)) from None
-    return await _approval_card(console, session, decided_approval)
+    return await _approval_card(context, session, decided_approval)
 
 
-async def check(console: Console, request: ApiRequest) -> Object:
+async def check(context: ConsoleContext, request: ApiRequest) -> Object:
     """Whether a call could run with other arguments. Whether it may is decided again when it does."""
     arguments = request.body.get("arguments") if type(request.body) is dict else None
     if type(arguments) is not dict:
         raise ApiError(400, "arguments: expected an object")
-    problems = _unmask_edits(console, await _get_approval(console, request.path["id"]), arguments)[1]
+    problems = _unmask_edits(context, await _get_approval(context, request.path["id"]), arguments)[1]
     return {"valid": not problems, "problems": problems, "verdict": "", "rule": ""}
 
 
-async def revoke(console: Console, request: ApiRequest) -> Object:
-    queue, grant_id = console.gate.approval_queue, request.path["id"]
-    own_grants = [each for each in await queue.grants() if (each.id, each.server) == (grant_id, console.gate.name)]
+async def revoke(context: ConsoleContext, request: ApiRequest) -> Object:
+    queue, grant_id = context.guards.approval_queue, request.path["id"]
+    own_grants = [each for each in await queue.grants() if (each.id, each.server) == (grant_id, context.guards.name)]
     if not own_grants or not await queue.revoke(grant_id, by=f"operator {request.session.who}"):
         raise ApiError(404, "Nothing of that name is remembered: it has ended, or was revoked before")
     return {}
 
 
-async def _get_approval(console: Console, approval_id: str) -> Approval:
-    approval = await console.gate.approval_queue.get(approval_id)
-    if approval is None or approval.asked.server != console.gate.name:
+async def _get_approval(context: ConsoleContext, approval_id: str) -> Approval:
+    approval = await context.guards.approval_queue.get(approval_id)
+    if approval is None or approval.asked.server != context.guards.name:
         raise ApiError(404, f"There is no approval {approval_id[:40]}: it was long ago, or is of another server")
     return approval
 
@@ -139,9 +139,9 @@ def _refusal_reason(queue: ApprovalQueue, approval: Approval, session: ConsoleSe
 # Cards
 
 
-async def _approval_card(console: Console, session: ConsoleSession, approval: Approval) -> Object:
-    queue, redactor, request = console.gate.approval_queue, console.redactor, approval.asked
-    entry = _current_entry(console, request)
+async def _approval_card(context: ConsoleContext, session: ConsoleSession, approval: Approval) -> Object:
+    queue, redactor, request = context.guards.approval_queue, context.redactor, approval.asked
+    entry = _current_entry(context, request)
     page_arguments = redactor.value(request.arguments)
     state = "expired" if approval.state == "pending" and approval.expires <= queue.now() else approval.state
     is_open = state == "pending"
@@ -183,9 +183,9 @@ async def _approval_card(console: Console, session: ConsoleSession, approval: Ap
     return members
 
 
-def _current_entry(console: Console, request: ApprovalRequest) -> ToolEntry | None:
+def _current_entry(context: ConsoleContext, request: ApprovalRequest) -> ToolEntry | None:
     """The tool, if it is still the one that was asked about."""
-    entry = console.engine.catalog.get(request.tool) if request.server == console.gate.name else None
+    entry = context.engine.catalog.get(request.tool) if request.server == context.guards.name else None
     return entry if entry is not None and entry.fingerprint == request.fingerprint else None
 
 
@@ -254,12 +254,12 @@ def _grant_row(redactor: Redactor, grant: ApprovalGrant) -> Object:
 # Arguments that were edited as they were shown
 
 
-def _unmask_edits(console: Console, approval: Approval, edited: Object) -> tuple[Object, list[Object]]:
+def _unmask_edits(context: ConsoleContext, approval: Approval, edited: Object) -> tuple[Object, list[Object]]:
     """The arguments a person means who saw masks, and what is wrong with them."""
-    request, entry = approval.asked, _current_entry(console, approval.asked)
+    request, entry = approval.asked, _current_entry(context, approval.asked)
     if entry is None:
         raise ApiError(409, "The tool is not there any more as it was asked about: only yes and no are left")
     problems: list[tuple[str, str]] = []
-    arguments: Object = unmask(request.arguments, console.redactor.value(request.arguments), edited, "", problems)
+    arguments: Object = unmask(request.arguments, context.redactor.value(request.arguments), edited, "", problems)
     problems = problems or edit_problems(request.arguments, {*request.hidden}, arguments, entry.input)
-    return arguments, [{"path": path, "text": console.redactor.text(text)} for path, text in problems]
+    return arguments, [{"path": path, "text": context.redactor.text(text)} for path, text in problems]

@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import islice
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import DecodeError, Struct, to_builtins
 from msgspec.json import decode
@@ -26,10 +26,8 @@ from handrail.audit.format import TrailError, position_of, verify as verify_chai
 from handrail.audit.jsonl import rotated_files
 from handrail.audit.reader import TrailFile
 from handrail.console.access import ApiError, ApiRequest, RawResponse
+from handrail.console.context import ConsoleContext
 from handrail.model import Object
-
-if TYPE_CHECKING:
-    from handrail.console import Console
 
 __all__ = ["export", "records_of", "verify", "view"]
 
@@ -60,8 +58,8 @@ class _Record(Struct):
     raw: Object
 
 
-async def view(console: Console, request: ApiRequest) -> Object:
-    path, query = _audit_path(console), request.query
+async def view(context: ConsoleContext, request: ApiRequest) -> Object:
+    path, query = _audit_path(context), request.query
     if path is None:
         return {"on": False, "file": "", "records": [], "next": "", "total": 0}
     record_filter = _RecordFilter(query)
@@ -71,36 +69,35 @@ async def view(console: Console, request: ApiRequest) -> Object:
     return {"on": True, "file": str(path), "records": records, "next": next_before, "total": total}
 
 
-async def records_of(console: Console, call: str) -> list[Object]:
+async def records_of(context: ConsoleContext, call: str) -> list[Object]:
     """What is on record of one call, in its order."""
-    path = _audit_path(console)
+    path = _audit_path(context)
     if path is None or not _CALL_ID.fullmatch(call):
         return []
     return [to_builtins(each) for each in await _read_in_thread(_read_call_records, path, call)]
 
 
-async def verify(console: Console, request: ApiRequest) -> Object:
+async def verify(context: ConsoleContext, request: ApiRequest) -> Object:
     """The whole file is read, by one at a time, and not again while it is as it was."""
-    path = _audit_path(console)
+    path = _audit_path(context)
     if path is None:
         raise ApiError(404, "Nothing is on record here: give the server an audit")
-    lock = console.state.setdefault("audit-lock", asyncio.Lock())
-    async with lock:
+    async with context.verify_lock:
         stamp = await _read_in_thread(_file_stamps, path)
-        cached = console.state.get("audit-verdict")
+        cached = context.verified
         if cached is None or cached[0] != stamp:
-            cached = console.state["audit-verdict"] = stamp, await _read_in_thread(_verify_file, path), console.clock()
+            cached = context.verified = stamp, await _read_in_thread(_verify_file, path), context.clock()
     return {**cached[1], "at": cached[2]}
 
 
-async def export(console: Console, request: ApiRequest) -> RawResponse:
-    path, file_format = _audit_path(console), request.query.get("format", "jsonl")
+async def export(context: ConsoleContext, request: ApiRequest) -> RawResponse:
+    path, file_format = _audit_path(context), request.query.get("format", "jsonl")
     if path is None:
         raise ApiError(404, "Nothing is on record here: give the server an audit")
     if file_format not in ("jsonl", "csv"):
         raise ApiError(400, f"format: {file_format[:40]!r} is neither jsonl nor csv")
     record_filter = _RecordFilter(request.query)
-    await console.write_audit_record(request.session, "exported the audit", format=file_format)
+    await context.write_audit_record(request.session, "exported the audit", format=file_format)
     lines = _matching_lines(await _read_in_thread(TrailFile, path), record_filter)
     media = "application/x-ndjson" if file_format == "jsonl" else "text/csv; charset=utf-8"
     return RawResponse(
@@ -117,8 +114,8 @@ async def _read_in_thread(function: Any, *args: Any) -> Any:
         raise ApiError(500, f"The audit cannot be read: {problem}") from None
 
 
-def _audit_path(console: Console) -> Path | None:
-    audit = console.engine.guard_options.get("audit")
+def _audit_path(context: ConsoleContext) -> Path | None:
+    audit = context.engine.guard_options.get("audit")
     return Path(audit) if isinstance(audit, str | Path) else None
 
 

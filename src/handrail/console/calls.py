@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from msgspec import MsgspecError
 from msgspec.json import decode
 
 from handrail.console import audit as auditing
 from handrail.console.access import ApiError, ApiRequest, RawResponse
+from handrail.console.context import ConsoleContext
 from handrail.engine.call import STAGES
 from handrail.engine.catalog import title_of
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.observe.snapshot import CallSnapshot, WireMessage
 from handrail.text.controls import one_line
-
-if TYPE_CHECKING:
-    from handrail.console import Console
 
 LARGE_BYTES = 256 * 1024  # bytes that take too long on the loop
 MAX_REQUEST_BYTES = 64 * 1024  # bytes of a request that is read for its row
@@ -30,8 +27,8 @@ MAX_PREVIEW_CHARS, MAX_VALUE_BYTES = (
 )  # characters of the first arguments, in a row; bytes of one that is shown there
 
 
-def call_row(console: Console, snapshot: CallSnapshot) -> Object:
-    entry = console.engine.catalog.get(snapshot.tool)
+def call_row(context: ConsoleContext, snapshot: CallSnapshot) -> Object:
+    entry = context.engine.catalog.get(snapshot.tool)
     cells: Object = {
         "id": snapshot.id,
         "tool": snapshot.tool,
@@ -43,30 +40,30 @@ def call_row(console: Console, snapshot: CallSnapshot) -> Object:
         "state": snapshot.state,
         "stage": snapshot.stage,
         "began": snapshot.started_at,
-        "seconds": round(snapshot.seconds or console.clock() - snapshot.started_at, 6),
-        "worker": console.worker,
-        "first": argument_preview(console, snapshot),
+        "seconds": round(snapshot.seconds or context.clock() - snapshot.started_at, 6),
+        "worker": context.worker,
+        "first": argument_preview(context, snapshot),
     }
     if snapshot.outcome:
         cells["outcome"] = snapshot.outcome
     if snapshot.progress and snapshot.state != "asking":
-        cells["progress"] = _progress_row(console, snapshot.progress[-1])
+        cells["progress"] = _progress_row(context, snapshot.progress[-1])
     if snapshot.agreed.startswith("approval "):
         cells["approval"] = snapshot.agreed.removeprefix("approval ")
     return cells
 
 
-def argument_preview(console: Console, snapshot: CallSnapshot) -> str:
+def argument_preview(context: ConsoleContext, snapshot: CallSnapshot) -> str:
     """The arguments of a call in one line, secrets masked, as far as there is room: `order_id 7, reason "late"`."""
-    preview = console.argument_previews.get(snapshot.id)
+    preview = context.argument_previews.get(snapshot.id)
     if preview is None:
-        if len(console.argument_previews) >= MAX_PREVIEWS:
-            console.argument_previews.clear()
-        preview = console.argument_previews[snapshot.id] = _make_preview(console, snapshot)
+        if len(context.argument_previews) >= MAX_PREVIEWS:
+            context.argument_previews.clear()
+        preview = context.argument_previews[snapshot.id] = _make_preview(context, snapshot)
     return preview
 
 
-def _make_preview(console: Console, snapshot: CallSnapshot) -> str:
+def _make_preview(context: ConsoleContext, snapshot: CallSnapshot) -> str:
     if len(snapshot.raw_request) > MAX_REQUEST_BYTES:
         return f"{len(snapshot.raw_request):,} bytes of arguments"
     try:
@@ -77,25 +74,25 @@ def _make_preview(console: Console, snapshot: CallSnapshot) -> str:
     for name, value in (arguments if type(arguments) is dict else {}).items():
         size = len(encode(value))
         if size > MAX_VALUE_BYTES:
-            parts.append(f"{console.redactor.text(name[:MAX_VALUE_BYTES])} … {size:,} bytes")
+            parts.append(f"{context.redactor.text(name[:MAX_VALUE_BYTES])} … {size:,} bytes")
         else:
-            (redacted_name, redacted_value), *_ = console.redactor.value({name[:MAX_VALUE_BYTES]: value}).items()
+            (redacted_name, redacted_value), *_ = context.redactor.value({name[:MAX_VALUE_BYTES]: value}).items()
             parts.append(f"{redacted_name} {encode(redacted_value).decode()}")
         if sum(map(len, parts)) > MAX_PREVIEW_CHARS:
             break
     return one_line(", ".join(parts), MAX_PREVIEW_CHARS)
 
 
-async def call_details(console: Console, request: ApiRequest) -> Object:
+async def call_details(context: ConsoleContext, request: ApiRequest) -> Object:
     """A `Story`: from memory while it is there, else what the audit has."""
     call_id = request.path["id"]
-    snapshot, records = console.feed.find(call_id), await auditing.records_of(console, call_id)
+    snapshot, records = context.feed.find(call_id), await auditing.records_of(context, call_id)
     if snapshot is not None:
         size = len(snapshot.raw_request) + len(snapshot.answer or b"")
         details = (
-            _snapshot_details(console, snapshot)
+            _snapshot_details(context, snapshot)
             if size < LARGE_BYTES
-            else await asyncio.to_thread(_snapshot_details, console, snapshot)
+            else await asyncio.to_thread(_snapshot_details, context, snapshot)
         )
         return {**details, "records": records}
     if not records:
@@ -103,52 +100,52 @@ async def call_details(console: Console, request: ApiRequest) -> Object:
     return {**_audit_details(records), "records": records}
 
 
-async def block(console: Console, request: ApiRequest) -> RawResponse:
-    snapshot, index = _snapshot_and_index(console, request)
+async def block(context: ConsoleContext, request: ApiRequest) -> RawResponse:
+    snapshot, index = _snapshot_and_index(context, request)
     if snapshot.result is None:
         raise ApiError(404, "This call gave no result")
     try:
-        body = await asyncio.to_thread(console.redactor.block, snapshot.result, index)
+        body = await asyncio.to_thread(context.redactor.block, snapshot.result, index)
     except LookupError as problem:
         raise ApiError(404, str(problem)) from None
     return RawResponse(body, "application/octet-stream", f"{snapshot.tool}-{snapshot.id}-{index}")
 
 
-async def wire(console: Console, request: ApiRequest) -> RawResponse:
-    snapshot, index = _snapshot_and_index(console, request)
+async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
+    snapshot, index = _snapshot_and_index(context, request)
     lines = _wire_lines(snapshot)
     if not 0 <= index < len(lines):
         raise ApiError(404, f"wire {index}: there are {len(lines)} messages")
-    body = await asyncio.to_thread(console.redactor.full_wire_message, lines[index][2])
+    body = await asyncio.to_thread(context.redactor.full_wire_message, lines[index][2])
     return RawResponse(body.encode(), "application/octet-stream", f"{snapshot.tool}-{snapshot.id}-wire-{index}.json")
 
 
-async def cancel(console: Console, request: ApiRequest) -> Object:
+async def cancel(context: ConsoleContext, request: ApiRequest) -> Object:
     """Stop a call, in whichever worker it runs. Its caller is told."""
     session, call_id = request.session, request.path["id"]
-    snapshot = console.feed.find(call_id)
+    snapshot = context.feed.find(call_id)
     if "manage" not in session.roles and (
         snapshot is None or snapshot.who != session.who or "call" not in session.roles
     ):
         raise ApiError(403, "This needs the role 'manage', or 'call' for a call of one's own")
     if snapshot is not None and snapshot.ended_ns:
         raise ApiError(409, "This call is over")
-    if snapshot is None and console.workers == 1:
+    if snapshot is None and context.workers == 1:
         raise ApiError(404, f"There is no call {call_id[:40]!r} that runs")
-    await console.write_audit_record(session, "cancelled", call=call_id, tool="" if snapshot is None else snapshot.tool)
-    await console.send_command("cancel", {"call": call_id})
+    await context.write_audit_record(session, "cancelled", call=call_id, tool="" if snapshot is None else snapshot.tool)
+    await context.send_command("cancel", {"call": call_id})
     return {}
 
 
-async def cancel_running(console: Console, data: Object) -> None:
-    snapshot = console.feed.running.get(data["call"])
+async def cancel_running(context: ConsoleContext, data: Object) -> None:
+    snapshot = context.feed.running.get(data["call"])
     if snapshot is not None and snapshot.call is not None:
         snapshot.call.cancel()
-        console.feed.notify()
+        context.feed.notify()
 
 
-def _snapshot_and_index(console: Console, request: ApiRequest) -> tuple[CallSnapshot, int]:
-    snapshot, index = console.feed.find(request.path["id"]), request.path["index"]
+def _snapshot_and_index(context: ConsoleContext, request: ApiRequest) -> tuple[CallSnapshot, int]:
+    snapshot, index = context.feed.find(request.path["id"]), request.path["index"]
     if snapshot is None:
         raise ApiError(404, "This call is not kept in memory any more")
     if not index.isascii() or not index.isdigit() or len(index) > 6:
@@ -156,20 +153,20 @@ def _snapshot_and_index(console: Console, request: ApiRequest) -> tuple[CallSnap
     return snapshot, int(index)
 
 
-def _progress_row(console: Console, progress: tuple[float, float, float | None, str | None]) -> Object:
+def _progress_row(context: ConsoleContext, progress: tuple[float, float, float | None, str | None]) -> Object:
     at, done, total, message = progress
     members: Object = {"done": done, "at": at}
     if total is not None:
         members["total"] = total
     if message is not None:
-        members["message"] = console.redactor.bounded_value(str(message))
+        members["message"] = context.redactor.bounded_value(str(message))
     return members
 
 
-def _snapshot_details(console: Console, snapshot: CallSnapshot) -> Object:
+def _snapshot_details(context: ConsoleContext, snapshot: CallSnapshot) -> Object:
     decision, sent_arguments, run_arguments = snapshot.decision, _request_arguments(snapshot), snapshot.arguments
     details: Object = {
-        "row": call_row(console, snapshot),
+        "row": call_row(context, snapshot),
         "source": "memory",
         "stages": [
             {"name": name, "ms": round((end - start) / 1e6, 3)}
@@ -179,28 +176,28 @@ def _snapshot_details(console: Console, snapshot: CallSnapshot) -> Object:
         "rule": "" if decision is None else decision.rule,
         "why": "" if decision is None else decision.why,
         "agreed": snapshot.agreed,
-        "arguments": console.redactor.bounded_value(sent_arguments if run_arguments is None else run_arguments),
+        "arguments": context.redactor.bounded_value(sent_arguments if run_arguments is None else run_arguments),
         "repairs": [
-            {"path": each.path, "sent": _value_line(console, each.sent), "became": _value_line(console, each.became)}
+            {"path": each.path, "sent": _value_line(context, each.sent), "became": _value_line(context, each.became)}
             for each in snapshot.repairs
         ],
         "findings": sorted({f"{each.kind}: {each.rule}" for each in snapshot.findings}),
-        "progress": [_progress_row(console, each) for each in snapshot.progress],
+        "progress": [_progress_row(context, each) for each in snapshot.progress],
         "logs": [
-            {"at": at, "level": level, "text": _value_line(console, decode(data))} for at, level, data in snapshot.logs
+            {"at": at, "level": level, "text": _value_line(context, decode(data))} for at, level, data in snapshot.logs
         ],
         "wire": [
-            {"at": at, "way": way, **console.redactor.wire_message(text)} for at, way, text in _wire_lines(snapshot)
+            {"at": at, "way": way, **context.redactor.wire_message(text)} for at, way, text in _wire_lines(snapshot)
         ],
         "trace": "" if snapshot.trace is None else snapshot.trace.trace_id,
     }
     if run_arguments is not None and run_arguments != sent_arguments:
-        details["sent"] = console.redactor.bounded_value(sent_arguments)
+        details["sent"] = context.redactor.bounded_value(sent_arguments)
     if snapshot.result is not None:
-        details["result"] = console.redactor.result(snapshot.result)
+        details["result"] = context.redactor.result(snapshot.result)
     if snapshot.refusal is not None:
         kind, text = snapshot.refusal
-        details["refusal"] = {"kind": kind, "text": console.redactor.truncate(text)[0]}
+        details["refusal"] = {"kind": kind, "text": context.redactor.truncate(text)[0]}
     return details
 
 
@@ -214,8 +211,8 @@ def _request_arguments(snapshot: CallSnapshot) -> Json:
     return {}
 
 
-def _value_line(console: Console, value: Json) -> str:
-    redacted = console.redactor.bounded_value(value)
+def _value_line(context: ConsoleContext, value: Json) -> str:
+    redacted = context.redactor.bounded_value(value)
     return redacted if type(redacted) is str else one_line(encode(redacted).decode(), 10_000)
 
 

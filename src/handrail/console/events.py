@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import convert
 from msgspec.json import decode
@@ -19,8 +19,8 @@ from msgspec.json import decode
 from handrail.console import approvals as approving, statistics as figuring
 from handrail.console.access import ApiRequest, RawResponse
 from handrail.console.calls import call_row
-from handrail.console.connections import connections, merge_connections
-from handrail.console.statistics import Figures, process_figures
+from handrail.console.context import ConsoleContext
+from handrail.console.statistics import Figures, connections, merge_connections, process_figures
 from handrail.jsonrpc import encode
 from handrail.model import Object
 from handrail.observe.activity import NOT_FAILURES
@@ -28,9 +28,6 @@ from handrail.observe.per_minute import Minute, p95
 from handrail.observe.snapshot import CallSnapshot
 from handrail.protocol import sse
 from handrail.stores import StoreError
-
-if TYPE_CHECKING:
-    from handrail.console import Console
 
 log = logging.getLogger("handrail")
 
@@ -46,9 +43,9 @@ _MAX_QUEUED_MESSAGES = 100
 class ActivityPublisher:
     """Says what goes on in this process, while somebody looks."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, context: ConsoleContext) -> None:
         self.ticks = 0
-        self._console = console
+        self._context = context
         self._changed = asyncio.Event()
         self._active = asyncio.Event()
         self._active_until = 0.0
@@ -56,12 +53,11 @@ class ActivityPublisher:
         self._last_figures = b""  # as they were last told
         self._slow_published_at = 0.0  # at both
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.closed = asyncio.Event()
 
     def activate(self) -> None:
         """Somebody looks, here or in another worker."""
         self._active_until = asyncio.get_running_loop().time() + WATCH_SECONDS
-        self._console.feed.on_change = self._changed.set
+        self._context.feed.on_change = self._changed.set
         self._active.set()
         self._changed.set()
 
@@ -70,11 +66,8 @@ class ActivityPublisher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def close(self) -> None:
-        self.closed.set()
-
     async def run(self) -> None:
-        loop, feed = asyncio.get_running_loop(), self._console.feed
+        loop, feed = asyncio.get_running_loop(), self._context.feed
         last = 0.0
         try:
             while True:
@@ -109,13 +102,11 @@ class ActivityPublisher:
             log.exception("console: what goes on could not be told")
 
     async def _publish_tick(self) -> None:
-        console, feed = self._console, self._console.feed
+        context, feed = self._context, self._context.feed
         fresh, feed.unread = feed.unread, []
         self.ticks += 1
-        payloads = encode(process_tick(console, fresh)), encode(internal_data(console))
-        await console.topics.publish(
-            f"console:{console.instance_id}", b"tick\n%b\n%b\n%b" % (console.worker.encode(), *payloads)
-        )
+        payloads = encode(process_tick(context, fresh)), encode(internal_data(context))
+        await context.publish_raw("tick", b"\n".join(payloads), to=context.worker)
         if (
             asyncio.get_running_loop().time() >= self._slow_published_at + SLOW_TICK_SECONDS
         ):  # their counts change with every call
@@ -123,22 +114,20 @@ class ActivityPublisher:
 
     async def _publish_slow(self) -> None:
         """What changes with every call and with time: the figures, and who is there. If it has changed."""
-        console, self._slow_published_at = self._console, asyncio.get_running_loop().time()
-        encoded_figures = encode(process_figures(console))
+        context, self._slow_published_at = self._context, asyncio.get_running_loop().time()
+        encoded_figures = encode(process_figures(context))
         if encoded_figures != self._last_figures:
             self._last_figures = encoded_figures
-            await console.topics.publish(
-                f"console:{console.instance_id}", b"figures\n%b\n%b" % (console.worker.encode(), encoded_figures)
-            )
-        connection_rows = connections(console)
+            await context.publish_raw("figures", encoded_figures, to=context.worker)
+        connection_rows = connections(context)
         if [(each["id"], each["open"], each["calls"]) for each in connection_rows] != self._last_connections:
             self._last_connections = [(each["id"], each["open"], each["calls"]) for each in connection_rows]
-            await console.publish("connections", connection_rows, to=console.worker)
+            await context.publish("connections", connection_rows, to=context.worker)
 
 
-def process_tick(console: Console, fresh: list[CallSnapshot]) -> Object:
+def process_tick(context: ConsoleContext, fresh: list[CallSnapshot]) -> Object:
     """A `Tick` of this process."""
-    feed = console.feed
+    feed = context.feed
     calls, errors, refused = feed.totals
     running = sorted(feed.running.values(), key=lambda snapshot: snapshot.started_at)
     if len(fresh) > MAX_FINISHED:
@@ -146,10 +135,10 @@ def process_tick(console: Console, fresh: list[CallSnapshot]) -> Object:
         rest = [snapshot for snapshot in fresh if snapshot.outcome in NOT_FAILURES]
         fresh = failed + rest[len(rest) - MAX_FINISHED + len(failed) :]
     return {
-        "at": console.clock(),
-        "running": [call_row(console, snapshot) for snapshot in running[:MAX_RUNNING]],
+        "at": context.clock(),
+        "running": [call_row(context, snapshot) for snapshot in running[:MAX_RUNNING]],
         "running_total": len(running),
-        "finished": [call_row(console, snapshot) for snapshot in sorted(fresh, key=lambda snapshot: snapshot.ended_at)],
+        "finished": [call_row(context, snapshot) for snapshot in sorted(fresh, key=lambda snapshot: snapshot.ended_at)],
         "totals": {"calls": calls, "errors": errors, "refused": refused},
         "minute": minute_row(feed.minutes.current),
     }
@@ -166,10 +155,10 @@ def minute_row(minute_stats: Minute) -> Object:
     }
 
 
-def internal_data(console: Console) -> Object:
+def internal_data(context: ConsoleContext) -> Object:
     """What pages do not get, and what workers need of each other."""
     return {
-        "times": _nonzero_times(console.feed.minutes.current) if console.workers > 1 else {}
+        "times": _nonzero_times(context.feed.minutes.current) if context.workers > 1 else {}
     }  # one alone adds up nothing
 
 
@@ -177,32 +166,32 @@ def _nonzero_times(minute_stats: Minute) -> dict[int, int]:
     return {number: count for number, count in enumerate(minute_stats.times) if count}
 
 
-async def renew_watch(console: Console, data: Object) -> None:
-    console.publisher.activate()
+async def renew_watch(context: ConsoleContext, data: Object) -> None:
+    context.on_watch()
 
 
-async def send_greeting(console: Console, data: Object) -> None:
+async def send_greeting(context: ConsoleContext, data: Object) -> None:
     """Tell a new stream everything."""
-    console.publisher.activate()
-    await console.publish("greeting", _greeting(console), to=data["stream"])
+    context.on_watch()
+    await context.publish("greeting", _greeting(context), to=data["stream"])
 
 
-def _greeting(console: Console) -> Object:
+def _greeting(context: ConsoleContext) -> Object:
     return {
-        "worker": console.worker,
-        "tick": process_tick(console, console.feed.recent[-MAX_FINISHED:]),
-        "inner": {**internal_data(console), "times": _nonzero_times(console.feed.minutes.current)},
-        "minutes": [{**minute_row(each), "times": _nonzero_times(each)} for each in console.feed.minutes.past],
-        "connections": connections(console),
-        "figures": process_figures(console),
+        "worker": context.worker,
+        "tick": process_tick(context, context.feed.recent[-MAX_FINISHED:]),
+        "inner": {**internal_data(context), "times": _nonzero_times(context.feed.minutes.current)},
+        "minutes": [{**minute_row(each), "times": _nonzero_times(each)} for each in context.feed.minutes.past],
+        "connections": connections(context),
+        "figures": process_figures(context),
     }
 
 
 class MergedView:
     """What all workers say, put together."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, context: ConsoleContext) -> None:
+        self._context = context
         self.ticks: dict[str, Object] = {}
         self.internal: dict[str, Object] = {}
         self.minutes: dict[str, list[Object]] = {}
@@ -221,7 +210,7 @@ class MergedView:
 
     def merge_tick(self, worker: str, page_tick: bytes, internal: bytes) -> bytes:
         """A tick of one worker, as the page gets it: of all. One alone need not be read for that."""
-        if self._console.workers == 1:
+        if self._context.workers == 1:
             self.internal[""] = decode(internal)
             return page_tick
         worker_tick = self.ticks[worker] = decode(page_tick)
@@ -235,7 +224,7 @@ class MergedView:
         lost_workers = [
             worker
             for worker, worker_tick in self.ticks.items()
-            if self._console.workers > 1
+            if self._context.workers > 1
             and worker_tick["running_total"]
             and now - self._last_tick_at[worker] > LOST_SECONDS
         ]
@@ -275,10 +264,10 @@ class MergedView:
         }
 
     def page_figures(self) -> Object:
-        return figuring.page_figures(self._console, figuring.merge_figures(self.figures.values()))
+        return figuring.page_figures(self._context, figuring.merge_figures(self.figures.values()))
 
     def health(self, pending_count: int) -> Object:
-        return figuring.health(self._console, figuring.merge_figures(self.figures.values()), pending_count)
+        return figuring.health(self._context, figuring.merge_figures(self.figures.values()), pending_count)
 
 
 def _ended_at(call: Object) -> float:
@@ -295,27 +284,27 @@ def _sum_minutes(at: float, minutes: list[Object]) -> Object:
     return {"at": at, **sums, "p95_ms": round(p95(listed) * 1000, 3)}
 
 
-async def events(console: Console, request: ApiRequest) -> RawResponse:
-    return RawResponse(_events(console, request), "text/event-stream", headers=((b"x-accel-buffering", b"no"),))
+async def events(context: ConsoleContext, request: ApiRequest) -> RawResponse:
+    return RawResponse(_events(context, request), "text/event-stream", headers=((b"x-accel-buffering", b"no"),))
 
 
-async def _events(console: Console, request: ApiRequest) -> AsyncIterator[bytes]:
-    session, stream_id, view = request.session, secrets.token_hex(8), MergedView(console)
+async def _events(context: ConsoleContext, request: ApiRequest) -> AsyncIterator[bytes]:
+    session, stream_id, view = request.session, secrets.token_hex(8), MergedView(context)
     queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED_MESSAGES)
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        updates = await stack.enter_async_context(console.topics.subscribe(f"console:{console.instance_id}"))
-        approval_updates = await stack.enter_async_context(console.store.subscribe("approvals"))
+        updates = await stack.enter_async_context(context.topics.subscribe(f"console:{context.instance_id}"))
+        approval_updates = await stack.enter_async_context(context.store.subscribe("approvals"))
         tasks = [
             asyncio.create_task(each) for each in (_pump(updates, queue), _pump(approval_updates, queue, b"asked\n\n"))
         ]
-        tasks.append(asyncio.create_task(_signal_end(console.publisher.closed, queue)))
+        tasks.append(asyncio.create_task(_signal_end(context.stopping, queue)))
         for task in tasks:
             stack.callback(task.cancel)
-        await console.send_command("greet", {"stream": stream_id})
-        if not await _collect_greetings(console, queue, stream_id, view, session.key):
+        await context.send_command("greet", {"stream": stream_id})
+        if not await _collect_greetings(context, queue, stream_id, view, session.key):
             return
-        cards = await approving.cards(console, session)
+        cards = await approving.cards(context, session)
         pending_callers = {each["id"]: each["caller"] for each in cards}
         hello = view.hello(cards)
         last_health, renewed, checked = hello["health"], loop.time(), loop.time()
@@ -343,7 +332,7 @@ async def _events(console: Console, request: ApiRequest) -> AsyncIterator[bytes]
                     case "asked" if not data:
                         yield sse.encode_event(b"{}", name="grants")
                     case "asked":
-                        card = await approving.card(console, session, data.decode())
+                        card = await approving.card(context, session, data.decode())
                         if card is not None:
                             pending_callers.pop(card["id"], None)
                             if card["state"] == "pending":
@@ -355,12 +344,12 @@ async def _events(console: Console, request: ApiRequest) -> AsyncIterator[bytes]
                         yield sse.encode_event(data, name=name)
             if loop.time() >= renewed + RENEW_SECONDS:
                 renewed = loop.time()
-                await console.send_command("watch", {})
+                await context.send_command("watch", {})
                 yield sse.KEEP_ALIVE
-                if await console.sessions.find_session(request.token) is None:
+                if await context.sessions.find_session(request.token) is None:
                     return
                 for approval_id, caller in list(pending_callers.items()):  # a caller leaves without a word
-                    card = await approving.card(console, session, approval_id)
+                    card = await approving.card(context, session, approval_id)
                     if card is not None and card["state"] == "pending" and card["caller"] != caller:
                         pending_callers[approval_id] = card["caller"]
                         yield sse.encode_event(encode(card), name="approval")
@@ -387,17 +376,17 @@ async def _signal_end(closed: asyncio.Event, queue: asyncio.Queue[bytes]) -> Non
 
 
 async def _collect_greetings(
-    console: Console, queue: asyncio.Queue[bytes], stream_id: str, view: MergedView, session: str
+    context: ConsoleContext, queue: asyncio.Queue[bytes], stream_id: str, view: MergedView, session: str
 ) -> bool:
     """Wait for what every worker says of itself, but not for one that does not; False if the stream ends meanwhile."""
     with suppress(TimeoutError):
         async with asyncio.timeout(GREET_SECONDS):
-            while len(view.minutes) < console.workers:
+            while len(view.minutes) < context.workers:
                 event, to, data = (await queue.get()).split(b"\n", 2)
                 if event == b"end" or (event, to) == (b"signed-out", session.encode()):
                     return False
                 if event == b"greeting" and to == stream_id.encode():
                     view.add_greeting(decode(data))
     if not view.ticks:
-        view.add_greeting(decode(encode(_greeting(console))))
+        view.add_greeting(decode(encode(_greeting(context))))
     return True

@@ -25,6 +25,7 @@ from handrail.client.inflight import Clocks, Log, Progress
 from handrail.client.input_handlers import Elicitation
 from handrail.client.results import CallResult
 from handrail.console.access import MAX_SESSION_SECONDS, ApiError, ApiRequest
+from handrail.console.context import ConsoleContext, PendingRun
 from handrail.errors import CallTimeout, InvalidResult, Kind, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
@@ -37,7 +38,6 @@ from handrail.text.confusables import confusable_names
 from handrail.transports.memory import MemoryChannel
 
 if TYPE_CHECKING:
-    from handrail.console import Console
     from handrail.engine.catalog import ToolEntry
 
 __all__ = ["ToolRun", "answer", "cancel", "cancel_all", "cancel_runs", "check", "deliver_answer", "start"]
@@ -58,50 +58,50 @@ class _RunParams(Struct, forbid_unknown_fields=True):
     revision: str = ""
 
 
-async def check(console: Console, request: ApiRequest) -> Object:
+async def check(context: ConsoleContext, request: ApiRequest) -> Object:
     """What the server would find wrong with these arguments, and what its rules would say."""
-    params, revision = _parse(console, request)
+    params, revision = _parse(context, request)
     principal = Principal(request.session.who)
-    entry = _visible_entry(console, params.tool, principal, revision)
+    entry = _visible_entry(context, params.tool, principal, revision)
     problems = [{"path": each.path, "text": each.text} for each in entry.input.problems(params.arguments)]
     verdict, rule = "", ""
     if not entry.scopes <= principal.scopes:
         verdict, rule = "deny", f"needs the scope {' '.join(sorted(entry.scopes - principal.scopes))}"
     elif not problems:
-        decision = console.gate.policy.decide(principal, entry.facts, params.arguments, revision.name)
+        decision = context.guards.policy.decide(principal, entry.facts, params.arguments, revision.name)
         verdict, rule = decision.verdict, decision.rule
     return {"valid": not problems, "problems": problems, "verdict": verdict, "rule": rule}
 
 
-async def start(console: Console, request: ApiRequest) -> Object:
-    params, revision = _parse(console, request)
-    runs, session = console.runs, request.session
+async def start(context: ConsoleContext, request: ApiRequest) -> Object:
+    params, revision = _parse(context, request)
+    runs, session = context.runs, request.session
     own_runs = [each for each in runs.values() if each.session_key == session.key]
     if len(own_runs) >= MAX_RUNS_PER_SESSION or len(runs) >= MAX_RUNS:
         raise ApiError(429, f"{len(own_runs)} tries of yours are under way: wait for one, or cancel it")
     seconds_left = (
-        session.began + MAX_SESSION_SECONDS - console.clock()
+        session.began + MAX_SESSION_SECONDS - context.clock()
     )  # of a session that is used only its week can run out
-    run = ToolRun(console, session.key, Principal(session.who), min(MAX_RUN_SECONDS, seconds_left))
-    runs[run.id] = run
+    run = ToolRun(context, session.key, Principal(session.who), min(MAX_RUN_SECONDS, seconds_left))
+    runs[run.id] = run.pending
     try:
-        await console.store.put(run.key, session.key.encode(), ttl=MAX_RUN_SECONDS)
-        if await console.sessions.find_session(request.token) is None:
+        await context.store.put(run.key, session.key.encode(), ttl=MAX_RUN_SECONDS)
+        if await context.sessions.find_session(request.token) is None:
             raise ApiError(401, "You have signed out")
     except BaseException:
         del runs[run.id]
         raise
-    run.task = asyncio.create_task(run.run(params, revision))
-    run.task.add_done_callback(lambda _: runs.pop(run.id, None))
+    task = run.pending.task = asyncio.create_task(run.run(params, revision))
+    task.add_done_callback(lambda _: runs.pop(run.id, None))
     return {"id": run.id}
 
 
-async def answer(console: Console, request: ApiRequest) -> Object:
-    run_id, key, action = await _own_run_id(console, request), request.body_text("key"), request.body_text("action")
+async def answer(context: ConsoleContext, request: ApiRequest) -> Object:
+    run_id, key, action = await _own_run_id(context, request), request.body_text("key"), request.body_text("action")
     content: Json = request.body.get("content")
     if action not in ("accept", "decline", "cancel"):
         raise ApiError(400, f"action: {action[:40]!r} is not accept, decline or cancel")
-    schema_json = await console.store.get(f"console-question:{run_id}:{key[:40]}")
+    schema_json = await context.store.get(f"console-question:{run_id}:{key[:40]}")
     if schema_json is None:
         raise ApiError(409, "Nobody waits for this answer any more")
     schema = decode(schema_json)
@@ -112,60 +112,60 @@ async def answer(console: Console, request: ApiRequest) -> Object:
         if problems := compile_schema(schema, "the form").problems(form_values):
             form_errors = [{"path": each.path, "text": each.text} for each in problems]
             raise ApiError(422, "These answers do not fit the form", form_errors)
-    if not await console.store.delete(f"console-question:{run_id}:{key[:40]}"):
+    if not await context.store.delete(f"console-question:{run_id}:{key[:40]}"):
         raise ApiError(409, "It has just been answered")
     accepted: Json = (content if schema else True) if action == "accept" else None
-    await console.send_command(
+    await context.send_command(
         "answer", {"id": run_id, "key": key, "said": "cancel" if action == "cancel" else accepted}
     )
     return {}
 
 
-async def cancel(console: Console, request: ApiRequest) -> Object:
-    await console.send_command("untry", {"id": await _own_run_id(console, request)})
+async def cancel(context: ConsoleContext, request: ApiRequest) -> Object:
+    await context.send_command("untry", {"id": await _own_run_id(context, request)})
     return {}
 
 
-async def deliver_answer(console: Console, data: Object) -> None:
+async def deliver_answer(context: ConsoleContext, data: Object) -> None:
     """In every worker: the one that waits for the answer goes on."""
-    run = console.runs.get(data["id"])
-    pending_answer = None if run is None else run.pending_answers.get(data["key"])
+    run = context.runs.get(data["id"])
+    pending_answer = None if run is None else run.answers.get(data["key"])
     if pending_answer is not None and not pending_answer.done():
         pending_answer.set_result(data["said"])
 
 
-async def cancel_runs(console: Console, data: Object) -> None:
+async def cancel_runs(context: ConsoleContext, data: Object) -> None:
     """One try, or all of a session that has ended."""
-    for each in console.runs.values():
-        if each.task is not None and data in ({"id": each.id}, {"session": each.session_key}):
+    for run_id, each in context.runs.items():
+        if each.task is not None and data in ({"id": run_id}, {"session": each.session_key}):
             each.task.cancel()
 
 
-async def _own_run_id(console: Console, request: ApiRequest) -> str:
+async def _own_run_id(context: ConsoleContext, request: ApiRequest) -> str:
     """The id of a try that is this session's."""
     run_id = request.path["id"]
-    if await console.store.get(f"console-try:{run_id}") != request.session.key.encode():
+    if await context.store.get(f"console-try:{run_id}") != request.session.key.encode():
         raise ApiError(404, "There is no such try: it has ended, or is of another window's session")
     return run_id
 
 
-def _parse(console: Console, request: ApiRequest) -> tuple[_RunParams, Revision]:
+def _parse(context: ConsoleContext, request: ApiRequest) -> tuple[_RunParams, Revision]:
     try:
         params = convert(request.body, _RunParams)
     except ValidationError as problem:
         raise ApiError(400, f"A try names a tool, its arguments and a revision: {problem}") from None
-    return params, console.revision(params.revision)
+    return params, context.revision(params.revision)
 
 
-def _visible_entry(console: Console, name: str, principal: Principal, revision: Revision) -> ToolEntry:
+def _visible_entry(context: ConsoleContext, name: str, principal: Principal, revision: Revision) -> ToolEntry:
     """The tool, if it is there for this caller: the same question a call asks."""
-    entry = console.engine.catalog.get(name)
-    if entry is None or not entry.is_visible_to(principal.scopes) or console.gate.hides(entry, principal, revision):
+    entry = context.engine.catalog.get(name)
+    if entry is None or not entry.is_visible_to(principal.scopes) or context.guards.hides(entry, principal, revision):
         raise ApiError(404, f"There is no tool {name[:200]!r} for {principal.id}")
     return entry
 
 
-async def cancel_all(runs: dict[str, ToolRun]) -> None:
+async def cancel_all(runs: dict[str, PendingRun]) -> None:
     tasks = [each.task for each in runs.values() if each.task is not None]
     for task in tasks:
         task.cancel()
@@ -193,15 +193,13 @@ class _InMemoryTarget(Struct):
 class ToolRun:
     """One call, from the page and back."""
 
-    def __init__(self, console: Console, session_key: str, principal: Principal, seconds: float) -> None:
+    def __init__(self, context: ConsoleContext, session_key: str, principal: Principal, seconds: float) -> None:
         self.id = secrets.token_hex(6)
         self.key = f"console-try:{self.id}"
-        self.session_key = session_key
-        self.seconds = seconds  # it may take
-        self.task: asyncio.Task[None] | None = None
-        self.pending_answers: dict[str, asyncio.Future[Json]] = {}
-        self._console = console
-        self._target = _InMemoryTarget(console.server, principal, f"console {self.id}")
+        self.seconds = seconds  # the longest time it may take
+        self.pending = PendingRun(session_key)
+        self._context = context
+        self._target = _InMemoryTarget(context.server, principal, f"console {self.id}")
 
     async def run(self, params: _RunParams, revision: Revision) -> None:
         loop = asyncio.get_running_loop()
@@ -209,7 +207,7 @@ class ToolRun:
         try:
             async for event in self._events(params, revision):
                 if isinstance(event, CallResult):
-                    ending["result"] = await asyncio.to_thread(self._console.redactor.result, event.result)
+                    ending["result"] = await asyncio.to_thread(self._context.redactor.result, event.result)
                 else:
                     await self._publish_update(event)
         except PeerError as problem:
@@ -225,7 +223,7 @@ class ToolRun:
         done = {"kind": "done", "seconds": loop.time() - began, "call": "" if call is None else call.id, **ending}
         try:
             await self._publish(done)
-            await self._console.store.delete(self.key)
+            await self._context.store.delete(self.key)
         except StoreError as problem:  # the page does not hear of it; what is kept ends by its time
             log.error("console: the end of a try cannot be told: %s", problem)
 
@@ -259,40 +257,40 @@ class ToolRun:
     @property
     def _last_call(self) -> Any:
         """The last call that came from here, as the feed knows it."""
-        feed, address = self._console.feed, self._target.address
+        feed, address = self._context.feed, self._target.address
         snapshots = [*feed.recent, *feed.running.values()]
         return next((snapshot for snapshot in reversed(snapshots) if snapshot.address == address), None)
 
     async def _publish_update(self, event: Progress | Log) -> None:
-        redactor = self._console.redactor
+        redactor = self._context.redactor
         if isinstance(event, Log):
             text = event.data if type(event.data) is str else encode(event.data).decode()
             await self._publish({"kind": "log", "level": event.level, "text": redactor.truncate(text)[0]})
             return
-        progress: Object = {"done": event.done, "at": self._console.clock()}
+        progress: Object = {"done": event.done, "at": self._context.clock()}
         progress |= {} if event.total is None else {"total": event.total}
         progress |= {"message": redactor.truncate(event.message)[0]} if event.message else {}
         await self._publish({"kind": "progress", "progress": progress})
 
     async def _elicit(self, question: Elicitation) -> Json:
         key = secrets.token_hex(6)
-        self.pending_answers[key] = asyncio.get_running_loop().create_future()
+        self.pending.answers[key] = asyncio.get_running_loop().create_future()
         stored = f"console-question:{self.id}:{key}"
-        await self._console.store.put(stored, encode(question.schema), ttl=MAX_RUN_SECONDS)
+        await self._context.store.put(stored, encode(question.schema), ttl=MAX_RUN_SECONDS)
         try:
             await self._publish({"kind": "question", "key": key, "question": _question_json(question)})
-            return await self.pending_answers[key]
+            return await self.pending.answers[key]
         finally:
-            del self.pending_answers[key]
+            del self.pending.answers[key]
             with suppress(StoreError):
-                await self._console.store.delete(stored)
+                await self._context.store.delete(stored)
 
     async def _publish(self, event: Object) -> None:
-        await self._console.publish("try", {"id": self.id, **event}, to=self.session_key)
+        await self._context.publish("try", {"id": self.id, **event}, to=self.pending.session_key)
 
     def _error(self, problem: PeerError) -> Object:
         """What a guard refused is not what broke the protocol, though both are told as errors."""
-        redactor, snapshot = self._console.redactor, self._last_call
+        redactor, snapshot = self._context.redactor, self._last_call
         error: Object = {"message": redactor.text(problem.text)}
         match problem:
             case InvalidResult(sent=Sent.NO):  # the definition is wrong, not what came of a call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from msgspec import Struct
@@ -21,15 +21,13 @@ from handrail.console import (
     tools,
 )
 from handrail.console.access import ApiError, ApiRequest
+from handrail.console.context import ConsoleContext
 from handrail.model import Object
-
-if TYPE_CHECKING:
-    from handrail.console import Console
 
 __all__ = ["COMMANDS", "ROUTES", "Route", "find_route"]
 
-Handler = Callable[["Console", ApiRequest], Awaitable[Any]]
-Command = Callable[["Console", Object], Awaitable[None]]
+Handler = Callable[[ConsoleContext, ApiRequest], Awaitable[Any]]
+Command = Callable[[ConsoleContext, Object], Awaitable[None]]
 
 
 class Route(Struct, frozen=True, dict=True):

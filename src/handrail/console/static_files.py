@@ -8,12 +8,9 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from handrail.console.access import ApiError, ApiRequest, RawResponse
-
-if TYPE_CHECKING:
-    from handrail.console import Console
+from handrail.console.context import ConsoleContext
 
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -28,13 +25,13 @@ _ASSETS = b"./assets/"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
 
 
-async def page(console: Console, request: ApiRequest) -> RawResponse:
+async def page(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     """The page with the address of the very files it was built with, so that no part of another build comes into it."""
     html = _read("index.html").replace(_ASSETS, b"%b%b/" % (_ASSETS, _build_id().encode()))
     return _response(request, html, "index.html", b"no-cache")
 
 
-async def asset(console: Console, request: ApiRequest) -> RawResponse:
+async def asset(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     name = request.path["name"]
     if not _NAME.fullmatch(name):
         raise ApiError(404, f"There is no file {name[:200]!r}")

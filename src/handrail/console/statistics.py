@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import title_of
+from handrail.engine.dispatcher import Dispatcher
 from handrail.model import Object
 from handrail.observe.per_minute import RECENT_MINUTES, Tally
-
-if TYPE_CHECKING:
-    from handrail.console import Console
+from handrail.protocol.connection import Connection
 
 __all__ = ["Figures", "health", "merge_figures", "page_figures", "process_figures"]
 
@@ -45,9 +44,9 @@ class Figures(Struct):
     tools: dict[str, Tally] = {}
 
 
-def process_figures(console: Console) -> Figures:
+def process_figures(context: ConsoleContext) -> Figures:
     """What this process knows."""
-    minutes = console.feed.minutes
+    minutes = context.feed.minutes
     recent = [*minutes.past, minutes.current][-RECENT_MINUTES:]
     refused: Counter[tuple[str, str]] = Counter()
     tools: dict[str, Tally] = {}
@@ -56,7 +55,7 @@ def process_figures(console: Console) -> Figures:
         for name, tally in minute.tools.items():
             tools.setdefault(name, Tally()).add(tally)
     return Figures(
-        minutes.last(console.clock()),
+        minutes.last(context.clock()),
         sum(each.calls for each in recent),
         sum(each.errors for each in recent),
         sum(each.unrecorded for each in recent),
@@ -79,7 +78,7 @@ def merge_figures(parts: Iterable[Figures]) -> Figures:
     return total
 
 
-def page_figures(console: Console, total: Figures) -> Object:
+def page_figures(context: ConsoleContext, total: Figures) -> Object:
     """The `Figures` of the page."""
     by_caller: Counter[tuple[str, str]] = Counter()
     for who, outcome, count in total.refused:
@@ -94,7 +93,7 @@ def page_figures(console: Console, total: Figures) -> Object:
         "tools": [
             {
                 "tool": name,
-                "title": title_of(console.engine.catalog.get(name)) or name,
+                "title": title_of(context.engine.catalog.get(name)) or name,
                 "calls": tally.calls,
                 "errors": tally.errors,
                 "refused": tally.refused,
@@ -105,9 +104,9 @@ def page_figures(console: Console, total: Figures) -> Object:
     }
 
 
-def health(console: Console, total: Figures, pending_count: int) -> Object:
+def health(context: ConsoleContext, total: Figures, pending_count: int) -> Object:
     """A `Health`: what the last five minutes say."""
-    tools, calls, errors = len(list(console.engine.catalog)), total.calls, total.errors
+    tools, calls, errors = len(list(context.engine.catalog)), total.calls, total.errors
     reasons: Counter[str] = Counter()
     for _, outcome, count in total.refused:
         reasons[_reason(outcome)] += count
@@ -119,7 +118,7 @@ def health(console: Console, total: Figures, pending_count: int) -> Object:
         notes.append(f"{_count_of(pending_count, 'call')} waiting for approval.")
     if not tools:
         notes.append("The server has no tools, or all of them are switched off.")
-    if console.gate.trail is None:
+    if context.guards.trail is None:
         notes.append("Calls are not recorded: the audit log is off.")
     level = "good"
     if total.unrecorded or (calls >= MIN_CALLS_FOR_RATE and errors * 2 > calls):
@@ -162,3 +161,37 @@ def _ms(tally: Tally) -> float:
 
 def _count_of(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+# Connections
+
+
+def connections(context: ConsoleContext) -> list[Object]:
+    """The `Connection`s of this process, oldest first."""
+    streams: set[Connection] = set()
+    for watcher in list(context.engine.catalog.watchers):
+        owner = getattr(watcher, "__self__", None)
+        if isinstance(owner, Dispatcher) and not getattr(owner.reply_channel, "gone", False):
+            streams.add(owner.connection)
+    now = context.clock()
+    return [
+        {
+            "id": peer.id,
+            "client": peer.client,
+            "version": peer.version,
+            "revision": peer.revision,
+            "transport": peer.transport,
+            "who": peer.who,
+            "from": peer.address,
+            "since": peer.since,
+            "seen": now if is_open else peer.last_active,
+            "open": is_open,
+            "calls": calls,
+            "worker": context.worker,
+        }
+        for peer, calls, is_open in context.feed.connected(streams)
+    ]
+
+
+def merge_connections(lists: Iterable[list[Object]]) -> list[Object]:
+    return sorted((each for one in lists for each in one), key=lambda each: each["since"])

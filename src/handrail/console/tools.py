@@ -6,12 +6,13 @@ What is listed comes from the wire's own function.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from hashlib import sha256
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import decode
@@ -19,31 +20,45 @@ from msgspec.json import decode
 from handrail.client.signature import signature
 from handrail.client.tools import MAX_DESCRIPTION, safe_icons
 from handrail.console.access import ApiError, ApiRequest, RawResponse
-from handrail.console.pins import ConsolePins, load_pins, pin_op
+from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
 from handrail.engine.dispatcher import Dispatcher
 from handrail.errors import PeerError
-from handrail.guards.fingerprint import definition
+from handrail.guards.fingerprint import comparable, definition, fingerprint
 from handrail.guards.limits import ANONYMOUS, LOCAL
+from handrail.guards.lockfile import LockedServer, LockError, read_lock
 from handrail.guards.rates import Rate, Rates
+from handrail.guards.tool_diff import Change, compare_definitions
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
 from handrail.observe.per_minute import Tally
 from handrail.revisions import Revision
 from handrail.schema.explain import closest
+from handrail.stores import Put
 from handrail.text.confusables import confusable_names
 from handrail.text.controls import escape, texts_in
 from handrail.text.media import check_media
 
-if TYPE_CHECKING:
-    from handrail.console import Console
-
-__all__ = ["accept", "apply_switch", "icon", "publish_tally", "restore_switches", "switch", "view", "wire"]
+__all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "restore_switches", "switch", "view", "wire"]
 
 SWITCH_PREFIX = "console-switch:"  # of a tool, among what the workers share: as long as the server runs
 TALLY_SECONDS = 0.5
 BYTES_PER_TOKEN = 4  # about: models differ
 _ICON_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+LOCK_FILE = "tools.lock"
+MAX_SIDE_CHARS = 4_000  # characters of one side of a difference
+MAX_CHANGES = 50
+CHANGE_LABELS = {
+    "wording": "wording",
+    "widened": "schema widened",
+    "narrowed": "schema narrowed",
+    "schema": "schema changed",
+    "hint": "new hint",
+    "invisible": "invisible characters",
+    "new": "new",
+    "gone": "gone",
+}
 
 
 class _Viewer(Struct):
@@ -53,24 +68,24 @@ class _Viewer(Struct):
     revision: Revision
 
 
-async def view(console: Console, request: ApiRequest) -> Object:
-    totals = await _collect_tallies(console)
-    viewer = _viewer_of(console, request, totals)
-    responses = _list_responses(console, viewer)
+async def view(context: ConsoleContext, request: ApiRequest) -> Object:
+    totals = await _collect_tallies(context)
+    viewer = _viewer_of(context, request, totals)
+    responses = _list_responses(context, viewer)
     listed = [each for response in responses for each in decode(response)["result"]["tools"]]
     by_name = {str(each["name"]): each for each in listed}
-    entries, tool_pins = console.engine.catalog.entries, await load_pins(console)
+    entries, tool_pins = context.engine.catalog.entries, await load_pins(context)
     look_alike_names = dict(confusable_names(entry.tool.name for entry in entries))
     tools = [
-        _tool_row(console, viewer, each, by_name.get(each.tool.name), tool_pins, look_alike_names, totals)
+        _tool_row(context, viewer, each, by_name.get(each.tool.name), tool_pins, look_alike_names, totals)
         for each in entries
     ]
-    offer = console.engine.offer
+    offer = context.engine.offer
     return {
         "as": viewer.principal.id,
         "scopes": sorted(viewer.principal.scopes),
         "revision": viewer.revision.name,
-        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *console.gate.policy.principals, *totals.principals])],
+        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *context.guards.policy.principals, *totals.principals])],
         "revisions": offer.supported,
         "tools": tools,
         "tokens": sum(each["tokens"] for each in tools if each["exposed"]),
@@ -78,47 +93,47 @@ async def view(console: Console, request: ApiRequest) -> Object:
     }
 
 
-async def wire(console: Console, request: ApiRequest) -> RawResponse:
+async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     """The answers to `tools/list`, a line each: more than one only if there is more than a page."""
-    viewer = _viewer_of(console, request, await _collect_tallies(console))
-    return RawResponse(b"\n".join(_list_responses(console, viewer)), "text/plain; charset=utf-8")
+    viewer = _viewer_of(context, request, await _collect_tallies(context))
+    return RawResponse(b"\n".join(_list_responses(context, viewer)), "text/plain; charset=utf-8")
 
 
-async def switch(console: Console, request: ApiRequest) -> Object:
-    name, on = _requested_entry(console, request).tool.name, request.body.get("on")
+async def switch(context: ConsoleContext, request: ApiRequest) -> Object:
+    name, on = _requested_entry(context, request).tool.name, request.body.get("on")
     if type(on) is not bool:
         raise ApiError(400, "on: expected true or false")
-    await console.write_audit_record(request.session, "switched on" if on else "switched off", tool=name)
-    await console.topics.put(SWITCH_PREFIX + name, encode(on))
-    await console.send_command("switch", {"tool": name, "on": on})
+    await context.write_audit_record(request.session, "switched on" if on else "switched off", tool=name)
+    await context.topics.put(SWITCH_PREFIX + name, encode(on))
+    await context.send_command("switch", {"tool": name, "on": on})
     return {}
 
 
-async def apply_switch(console: Console, data: Object) -> None:
+async def apply_switch(context: ConsoleContext, data: Object) -> None:
     """In every worker."""
-    console.engine.catalog.switch(data["tool"], data["on"])
+    context.engine.catalog.switch(data["tool"], data["on"])
 
 
-async def restore_switches(console: Console) -> None:
+async def restore_switches(context: ConsoleContext) -> None:
     """In a worker that begins after somebody has switched."""
     after = ""
-    while rows := await console.topics.scan(SWITCH_PREFIX, after=after):
+    while rows := await context.topics.scan(SWITCH_PREFIX, after=after):
         for key, on in rows:
-            await apply_switch(console, {"tool": key.removeprefix(SWITCH_PREFIX), "on": decode(on)})
+            await apply_switch(context, {"tool": key.removeprefix(SWITCH_PREFIX), "on": decode(on)})
         after = rows[-1][0]
 
 
-async def accept(console: Console, request: ApiRequest) -> Object:
-    entry = _requested_entry(console, request)
-    await console.write_audit_record(request.session, "accepted", tool=entry.tool.name, fingerprint=entry.fingerprint)
-    await console.store.commit([pin_op(console, entry)])
-    await console.publish("tools", {})
+async def accept(context: ConsoleContext, request: ApiRequest) -> Object:
+    entry = _requested_entry(context, request)
+    await context.write_audit_record(request.session, "accepted", tool=entry.tool.name, fingerprint=entry.fingerprint)
+    await context.store.commit([_pin_op(context, entry)])
+    await context.publish("tools", {})
     return {}
 
 
-async def icon(console: Console, request: ApiRequest) -> Object:
+async def icon(context: ConsoleContext, request: ApiRequest) -> Object:
     """Fetch a picture that somebody wants to see, from a public address, without saying who asks."""
-    tool, index = _requested_entry(console, request).tool, request.body.get("index")
+    tool, index = _requested_entry(context, request).tool, request.body.get("index")
     icons = [] if tool.icons is UNSET else tool.icons
     if type(index) is not int or not 0 <= index < len(icons):
         raise ApiError(404, f"{tool.name[:100]} has {len(icons)} icons, counted from 0")
@@ -139,9 +154,9 @@ async def icon(console: Console, request: ApiRequest) -> Object:
     return {"src": f"data:{media_type};base64,{b64encode(data).decode()}"}
 
 
-def _requested_entry(console: Console, request: ApiRequest) -> ToolEntry:
+def _requested_entry(context: ConsoleContext, request: ApiRequest) -> ToolEntry:
     name = request.path["name"]
-    entries = {entry.tool.name: entry for entry in console.engine.catalog.entries}
+    entries = {entry.tool.name: entry for entry in context.engine.catalog.entries}
     if name not in entries:
         suggestion = closest(name, entries)
         raise ApiError(
@@ -150,13 +165,13 @@ def _requested_entry(console: Console, request: ApiRequest) -> ToolEntry:
     return entries[name]
 
 
-def _viewer_of(console: Console, request: ApiRequest, totals: _WorkerTally) -> _Viewer:
+def _viewer_of(context: ConsoleContext, request: ApiRequest, totals: _WorkerTally) -> _Viewer:
     query = request.query
     name = query.get("as") or request.session.who
     scopes = totals.principals.get(name, frozenset())
     if query.get("scopes"):
         scopes = frozenset(filter(None, (each.strip() for each in query["scopes"].split(","))))
-    return _Viewer(Principal(name, scopes), console.revision(query.get("revision", "")))
+    return _Viewer(Principal(name, scopes), context.revision(query.get("revision", "")))
 
 
 class _NullOutlet:
@@ -168,9 +183,9 @@ class _Cursor(Struct):
     cursor: str | UnsetType = UNSET
 
 
-def _list_responses(console: Console, viewer: _Viewer) -> list[bytes]:
+def _list_responses(context: ConsoleContext, viewer: _Viewer) -> list[bytes]:
     """What the wire would say, page by page; nobody's limits are charged for looking."""
-    conversation = Dispatcher(console.engine, _NullOutlet(), viewer.principal)
+    conversation = Dispatcher(context.engine, _NullOutlet(), viewer.principal)
     responses: list[bytes] = []
     params = _Cursor()
     while True:
@@ -196,28 +211,28 @@ class _WorkerTally(Struct):
         self.principals = {**other.principals, **self.principals}
 
 
-async def _collect_tallies(console: Console) -> _WorkerTally:
+async def _collect_tallies(context: ConsoleContext) -> _WorkerTally:
     """Of all workers; but nobody waits for one that does not answer."""
-    totals = _own_tally(console)
-    if console.workers == 1:
+    totals = _own_tally(context)
+    if context.workers == 1:
         return totals
     totals, topic = _WorkerTally(), f"console-tally:{secrets.token_hex(8)}"
-    async with console.topics.subscribe(topic) as replies:
-        await console.send_command("tally", {"topic": topic})
+    async with context.topics.subscribe(topic) as replies:
+        await context.send_command("tally", {"topic": topic})
         with suppress(TimeoutError):
             async with asyncio.timeout(TALLY_SECONDS):
-                for _ in range(console.workers):
+                for _ in range(context.workers):
                     totals.add(decode(await anext(replies), type=_WorkerTally))
     return totals
 
 
-async def publish_tally(console: Console, data: Object) -> None:
-    await console.topics.publish(data["topic"], encode(_own_tally(console)))
+async def publish_tally(context: ConsoleContext, data: Object) -> None:
+    await context.topics.publish(data["topic"], encode(_own_tally(context)))
 
 
-def _own_tally(console: Console) -> _WorkerTally:
+def _own_tally(context: ConsoleContext) -> _WorkerTally:
     return _WorkerTally(
-        console.feed.tools, {principal.id: principal.scopes for principal in console.feed.principals.values()}
+        context.feed.tools, {principal.id: principal.scopes for principal in context.feed.principals.values()}
     )
 
 
@@ -225,7 +240,7 @@ def _own_tally(console: Console) -> _WorkerTally:
 
 
 def _tool_row(
-    console: Console,
+    context: ConsoleContext,
     viewer: _Viewer,
     entry: ToolEntry,
     listed: Object | None,
@@ -247,10 +262,10 @@ def _tool_row(
         "icons": [_icon_row(each) for each in ([] if tool.icons is UNSET else tool.icons)],
         "tags": sorted(entry.tags),
         "scopes": sorted(entry.scopes),
-        "on": console.engine.catalog.is_on(entry),
+        "on": context.engine.catalog.is_on(entry),
         "exposed": listed is not None,
-        "hidden_because": "" if listed is not None else _hidden_because(console, viewer, entry),
-        "limits": list(_limits(console, viewer.principal, entry)),
+        "hidden_because": "" if listed is not None else _hidden_because(context, viewer, entry),
+        "limits": list(_limits(context, viewer.principal, entry)),
         "tokens": -(-size // BYTES_PER_TOKEN),
         "calls": tally.calls,
         "errors": tally.errors,
@@ -259,26 +274,26 @@ def _tool_row(
         "last": tally.last,
         "fingerprint": entry.fingerprint,
         "pin": tool_pins.state(entry),
-        "warnings": list(_warnings(entry, look_alike_names, console.state.get("lock-flaw", ""))),
-        **_verdict(console, viewer, entry),
+        "warnings": list(_warnings(entry, look_alike_names, context.lock_flaw)),
+        **_verdict(context, viewer, entry),
     }
     if tool.output_schema is not UNSET:
         members["output_schema"] = tool.output_schema
-    redacted: Object = console.redactor.definition(members)
+    redacted: Object = context.redactor.definition(members)
     return redacted
 
 
-def _hidden_because(console: Console, viewer: _Viewer, entry: ToolEntry) -> str:
-    if not console.engine.catalog.is_on(entry):
+def _hidden_because(context: ConsoleContext, viewer: _Viewer, entry: ToolEntry) -> str:
+    if not context.engine.catalog.is_on(entry):
         return "It is switched off"
     if not entry.is_visible_to(viewer.principal.scopes):
         missing = " ".join(sorted(entry.scopes - viewer.principal.scopes))
         return f"Its author shows it only to callers with the scope {missing}"
-    hiding = console.gate.policy.hides(viewer.principal, entry.facts, viewer.revision.name)
+    hiding = context.guards.policy.hides(viewer.principal, entry.facts, viewer.revision.name)
     return "This server lists no tools" if hiding is None else f"Hidden by {hiding.rule}: {hiding.why}"
 
 
-def _verdict(console: Console, viewer: _Viewer, entry: ToolEntry) -> Object:
+def _verdict(context: ConsoleContext, viewer: _Viewer, entry: ToolEntry) -> Object:
     missing_scopes = entry.scopes - viewer.principal.scopes
     if missing_scopes:
         return {
@@ -286,7 +301,7 @@ def _verdict(console: Console, viewer: _Viewer, entry: ToolEntry) -> Object:
             "rule": "scopes",
             "why": f"its author wants the scope {' '.join(sorted(missing_scopes))}",
         }
-    outcomes = console.gate.policy.possible_decisions(viewer.principal, entry.facts, viewer.revision.name)
+    outcomes = context.guards.policy.possible_decisions(viewer.principal, entry.facts, viewer.revision.name)
     if len({each.verdict for each in outcomes}) == 1:
         return {"verdict": outcomes[0].verdict, "rule": outcomes[0].rule, "why": outcomes[0].why}
     reasons = "; ".join(f"{each.verdict} by {each.rule} ({each.why})" for each in outcomes[:-1])
@@ -294,8 +309,8 @@ def _verdict(console: Console, viewer: _Viewer, entry: ToolEntry) -> Object:
     return {"verdict": "depends", "rule": ", ".join(each.rule for each in outcomes), "why": f"{reasons}; else {last}"}
 
 
-def _limits(console: Console, principal: Principal, entry: ToolEntry) -> Iterator[str]:
-    rates = console.engine.guard_options.get("rates", Rates())
+def _limits(context: ConsoleContext, principal: Principal, entry: ToolEntry) -> Iterator[str]:
+    rates = context.engine.guard_options.get("rates", Rates())
     if rates is not None:
         own = next((each for name, each in rates.tools.items() if fnmatchcase(entry.tool.name, name)), rates.tool)
         if own.rate:
@@ -339,3 +354,89 @@ def _icon_row(icon_json: Json) -> Object:
         reason = "drawings in SVG can hold programs" if is_svg else "it is neither a small picture nor an https address"
         return {**blank_row, "why_not": f"Not shown: {reason}"}
     return {**blank_row, "src" if source[:5].lower() == "data:" else "from": source}
+
+
+# Pins: earlier definitions of tools
+
+
+class ConsolePins:
+    """`locked` counts before what was seen here, unless that was accepted and is how the tool is now."""
+
+    def __init__(
+        self, baselines: dict[str, tuple[float, Object]], locked: LockedServer | None, since: float, newest: Revision
+    ) -> None:
+        self._baselines = baselines
+        self._locked = locked
+        self._since = since
+        self._newest = newest.name
+
+    def state(self, entry: ToolEntry) -> Object:
+        name = entry.tool.name
+        at, baseline = self._baselines.get(name, (0.0, None))
+        if baseline is not None and fingerprint(baseline) == entry.fingerprint:
+            return {"state": "pinned", "since": at, "changes": []}
+        if self._locked is None:
+            previous, revision = baseline, self._newest
+        else:
+            previous, at, revision = self._locked.tools.get(name), self._since, self._locked.revision
+        if previous is None:
+            return {"state": "new", "since": 0.0, "changes": []}
+        differences = compare_definitions(*comparable(previous, revision, definition(entry.tool), self._newest))
+        change_rows = [_change_row(each) for each in differences[:MAX_CHANGES]]
+        return {"state": "changed" if differences else "pinned", "since": at, "changes": change_rows}
+
+
+async def load_pins(context: ConsoleContext) -> ConsolePins:
+    """What is kept of the tools; the first time, all of them are."""
+    locked, since = _read_lock_file(context)
+    prefix, after = _pin_prefix(context), ""
+    mark = prefix.replace("tool", "tools", 1)
+    if locked is None and await context.store.get(mark) is None:
+        pin_ops = (_pin_op(context, entry) for entry in context.engine.catalog.entries)
+        await context.store.commit([Put(mark, b"", if_absent=True), *pin_ops])
+    baselines: dict[str, tuple[float, Object]] = {}
+    while rows := await context.store.scan(prefix, after=after):
+        baselines |= {key[len(prefix) :]: tuple(decode(raw)) for key, raw in rows}
+        after = rows[-1][0]
+    return ConsolePins(baselines, locked, since, context.engine.offer.newest)
+
+
+def _pin_op(context: ConsoleContext, entry: ToolEntry) -> Put:
+    return Put(_pin_prefix(context) + entry.tool.name, encode([context.clock(), definition(entry.tool)]))
+
+
+def _pin_prefix(context: ConsoleContext) -> str:
+    """Several servers may share a store, and a name."""
+    return f"console-tool:{sha256(encode([context.server.name, str(context.source)])).hexdigest()[:16]}:"
+
+
+def _read_lock_file(context: ConsoleContext) -> tuple[LockedServer | None, float]:
+    """What the lock beside the served file says of this server, if there is one, and since when."""
+    path = None if context.source is None else context.source.parent / LOCK_FILE
+    if path is None or not path.is_file():
+        return None, 0.0
+    stamp = path.stat().st_mtime
+    lock_state = context.lock_file
+    if lock_state is None or lock_state[1] != stamp:
+        context.lock_flaw = ""
+        try:
+            servers = read_lock(path)
+            only_server = next(iter(servers.values())) if len(servers) == 1 else None
+            lock_state = servers.get(context.server.name) or only_server, stamp
+        except LockError as problem:  # then nothing is as somebody agreed to
+            context.lock_flaw = str(problem)
+            lock_state = LockedServer("", "", {}), stamp
+        context.lock_file = lock_state
+    return lock_state
+
+
+def _change_row(change: Change) -> Object:
+    sides = {side: _side(getattr(change, side)) for side in ("before", "after")}
+    return {"kind": CHANGE_LABELS.get(change.kind, change.kind), "path": change.path, **sides}
+
+
+def _side(value: Json) -> str:
+    if value is UNSET:
+        return ""
+    text = value if type(value) is str else json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    return text if len(text) <= MAX_SIDE_CHARS else text[: MAX_SIDE_CHARS - 1] + "…"
