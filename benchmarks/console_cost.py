@@ -41,7 +41,7 @@ HOLDS = 6  # in each half
 FORGOTTEN_SECONDS = 14.0  # after which a server knows that nobody looks any more
 FEED_CALLS, FEED_TURNS = 2_000, 30
 HOLD_SECONDS = 0.4
-MOST, VISIBLE_SECONDS = 1.2, 0.2  # the bars of issue 6, acceptance 5
+MOST, VISIBLE_SECONDS = 1.2, 0.2  # at most; seconds
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
 HEAD = "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n"
 

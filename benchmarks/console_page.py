@@ -28,7 +28,7 @@ __all__ = ["Looked", "look"]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 LOADS = 9
 HOLDS = 8
-LONG_MS, PAINT_MS, VISIBLE_MS = 100.0, 200.0, 200.0  # the bars of issue 6
+LONG_MS, PAINT_MS, VISIBLE_MS = 100.0, 200.0, 200.0  # at most
 HEAP_MB, RSS_MB = 20.0, 30.0  # that may be there more after it all than before
 
 # Tasks over 50 ms are what a browser calls long; frames tell of shorter ones too.

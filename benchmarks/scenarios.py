@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "HTTP_WIRES", "LONG", "REVISIONS", "SCENARIOS"]
+__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "HTTP_WIRES", "LONG", "LONG_TEXT", "REVISIONS", "SCENARIOS"]
 __all__ += ["SMALL", "STEPS", "Answer", "Cores", "Part", "Scenario", "Wire", "text_of"]
 
 Answer = dict[str, Any]
@@ -163,6 +163,16 @@ GUARDED_CALLS: Sequence[tuple[str, Callable[[int], Answer], Callable[[int, Answe
 GUARDED_WIRES: Sequence[tuple[str, Wire, Cores]] = (("stdio", "pipe", "any"), ("HTTP, stateless", "stateless", "two"))
 
 LONG = "It was a quiet day, and nothing happened that anybody would remember.\n" * 14_000  # 1 MB
+
+LONG_TEXT = Scenario(
+    "guards, a text of 1 MB over stdio, 4 in flight",
+    calling("text", lambda id: {}),
+    lambda id, answer: text_of(answer) == LONG,
+    (2,),
+    window=4,
+    least_calls=40,
+    share=0.4,
+)
 
 GUARDED = [
     Scenario(
