@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
 from handrail import __version__
 from handrail.client.consent import Confirm
-from handrail.client.inflight import Clocks, Log, Progress
+from handrail.client.inflight import Clocks, Log, Progress, add_context
 from handrail.client.input_handlers import Elicitation, InputHandlers, Sampling
-from handrail.client.known import ClientSettings
 from handrail.client.mcp_config import ServerEntry
 from handrail.client.results import CallResult
-from handrail.client.server_tools import ServerTools
+from handrail.client.server_tools import ClientSettings, ServerTools
 from handrail.client.state_dir import StateDirectory
 from handrail.client.targets import ConnectOptions, Transport, targets
 from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools
@@ -351,7 +350,7 @@ class Client:
         try:
             return result.into(into)
         except PeerError as problem:
-            remote.connection.add_context(problem, f"tools/call {own}")
+            add_context(problem, remote.name, f"tools/call {own}")
             raise
 
     async def events(

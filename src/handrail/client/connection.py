@@ -1,6 +1,6 @@
-"""The client's half of a conversation with one server: which revision it speaks, requests in flight, their clocks.
+"""The connection to one server: transport, revision, requests in flight, and what the server sends.
 
-Every request settles: with an answer, by one of its clocks, or when the transport dies. Nothing here reads tools.
+Every request ends in a result, an error or a timeout. Nothing here knows tools.
 """
 
 from __future__ import annotations
@@ -8,68 +8,111 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
 from handrail import jsonrpc
-from handrail.client.hearing import FOREVER, LISTEN, ConnectionHandler, ConnectionReceiver
-from handrail.client.inflight import Clocks, InFlightRequest, Log, Progress, deadline_at
+from handrail.client.inflight import (
+    FOREVER,
+    LISTEN,
+    Clocks,
+    InFlightRequest,
+    Log,
+    PendingRequests,
+    Progress,
+    add_context,
+    deadline_at,
+)
 from handrail.client.negotiation import Negotiation
 from handrail.client.targets import ServerTarget
 from handrail.errors import CallTimeout, HttpRefused, PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.model import Object
+from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode_response, encode, read
+from handrail.model import Json, Object
+from handrail.protocol.connection import CANCELLED
 from handrail.protocol.http_rules import mirrored_headers
 from handrail.revisions import Revision
-from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
+from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, SUBSCRIPTION, VERSION
+from handrail.text.controls import one_line
 from handrail.transports.base import ClientTransport, PendingRequest
 
 log = logging.getLogger("handrail")
 
-RESTARTS = 3  # within a minute, without a pause; then it doubles, up to
+MAX_BATCH = 1_000  # messages in one batch
+MAX_SERVER_REQUESTS = 32  # requests of the server in work at once
+MAX_DISCARD_REASONS = 10
+RESTARTS = 3  # within a minute without a pause; the pause then doubles up to MAX_PAUSE_SECONDS
 MAX_PAUSE_SECONDS = 30.0
+_LIST_CHANGED = "notifications/tools/list_changed"
+_ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+_UNKNOWN_METHOD = -32601
+
+Tap = Callable[[str, bytes], None]
 
 
-class ClientConnection(ConnectionReceiver):
-    """One server, over one transport at a time; a transport that died is made anew for the next request."""
+class ConnectionHandler(Protocol):
+    """The owner of a connection: answers the server's requests and gets its notifications."""
+
+    capabilities: Object
+
+    async def handle_request(self, method: str, params: Object, revision: Revision) -> Json: ...
+    def on_tools_changed(self) -> None: ...
+    def on_log_message(self, entry: Log) -> None: ...
+
+
+class ClientConnection:
+    """One server over one transport at a time; the next request after a failure opens a new transport.
+
+    To the transport it is the `MessageHandler`.
+    """
 
     def __init__(
         self,
         target: ServerTarget,
-        host: ConnectionHandler,
+        handler: ConnectionHandler,
         *,
         clocks: Clocks,
         revision: str,
         client_info: Object,
-        tap: Callable[[str, bytes], None] | None = None,
+        tap: Tap | None = None,
     ) -> None:
-        super().__init__(target.name, host, tap)
+        self.name = target.name
+        self.handler = handler
         self.clocks = clocks
         self.client_info = client_info
         self.negotiation = Negotiation(self, revision, target.key)
+        self.revision: Revision | None = None
+        self.transport: ClientTransport | None = None
         self.handshake_result: Object = {}
+        self.failure: PeerError | None = TransportError("not connected")
+        self.discard_reasons: list[str] = []  # the last ones, oldest first
         self._make_transport = target.make_transport
+        self._tap = None if tap is None else _guarded_tap(target.name, tap)
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._server_requests = ServerRequests(self)
+        self._pending = PendingRequests(self.name, self._server_requests.is_busy, self.cancel_request)
+        self.subscription = ToolSubscription(self)
+        self._backoff = RestartBackoff(self.name, self.now)
         self._last_id = 0
         self._request_meta: Object = {}
-        self._opener: asyncio.Task[None] | None = None  # whoever wants to be connected waits for the same
-        self._closing_tasks: set[asyncio.Task[None]] = set()  # of transports that were let go of
+        self._opener: asyncio.Task[None] | None = None  # shared by all tasks that wait for the connection
+        self._closing_tasks: set[asyncio.Task[None]] = set()  # of earlier transports
         self._closed = False
-        self._listener: asyncio.Task[None] | None = None
-        self._is_subscribed = False
 
-    # Beginning and end
+    # Open and close
 
     @property
     def is_open(self) -> bool:
         return self.failure is None and self._opener is None
 
     async def open(self) -> None:
-        """Connect and find out what the server speaks, unless that is done."""
+        """Connect and agree on a revision, unless the connection is open."""
         if not self.is_open:
             await self._open_once(self._connect)
 
     async def _open_once(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do this, unless the like is being done already: who gives up waiting takes it from nobody."""
+        """Run `work`, or wait for the opening under way. A task that stops waiting does not cancel it for others."""
         if self._closed:
             raise TransportError("the client is closed", server=self.name)
         opener = self._opener
@@ -90,26 +133,25 @@ class ClientConnection(ConnectionReceiver):
             await work()
         except BaseException as problem:
             if isinstance(problem, PeerError):
-                self.add_context(problem, "connect")
+                add_context(problem, self.name, "connect")
             self._disconnect(problem if isinstance(problem, PeerError) else TransportError("not connected"))
             raise
-        if self._is_subscribed:
-            self._listen()
+        self.subscription.resume()
 
     def _on_open_done(self, opener: asyncio.Task[None]) -> None:
         self._opener = None
         if not opener.cancelled():
-            opener.exception()  # seen: perhaps nobody waits any more
+            opener.exception()  # marked as retrieved: perhaps no task waits any more
 
     async def _connect(self) -> None:
         if self._closing_tasks:
             await asyncio.wait(self._closing_tasks)
-        await self._pause()
+        await self._backoff.wait(self.clocks.connect)
         await self.start()
         await self.negotiation.run()
 
     async def start(self) -> None:
-        """A new transport."""
+        """Open a new transport in place of the present one."""
         if self.transport is not None:
             await self.transport.close()
         if self._closed:
@@ -124,16 +166,16 @@ class ClientConnection(ConnectionReceiver):
             raise CallTimeout(f"no connection within {seconds:g} s", clock="connect") from None
 
     def use_revision(self, revision: Revision, handshake_result: Object) -> None:
-        """From now on this is spoken."""
+        """Use the revision agreed on for all later messages."""
         self.revision, self.handshake_result = revision, handshake_result
         self._request_meta = self.request_meta(revision)
         if self.transport is None:
             raise TransportError("the client was closed")
         self.transport.set_revision(revision)
-        self.host.on_tools_changed()  # another process, or session, may have other tools
+        self.handler.on_tools_changed()  # another process, or session, may have other tools
 
     async def close(self) -> None:
-        """End the conversation; whoever waits is told."""
+        """End the connection; requests in flight fail with TransportError."""
         self._closed = True
         if self._opener is not None:
             self._opener.cancel()
@@ -142,7 +184,7 @@ class ClientConnection(ConnectionReceiver):
         while unfinished := {*self._closing_tasks, *filter(None, [self._opener])}:
             try:
                 await asyncio.wait(unfinished)
-            except asyncio.CancelledError as cancelled:  # then it ends at once, but it ends
+            except asyncio.CancelledError as cancelled:  # the transport is ended at once instead of gracefully
                 cancellation = cancelled
                 for task in unfinished:
                     task.cancel()
@@ -150,50 +192,36 @@ class ClientConnection(ConnectionReceiver):
             raise cancellation
 
     def _disconnect(self, problem: PeerError) -> None:
-        """Tell everybody who waits, and end the transport, which may take a while."""
+        """Fail all requests and close the transport, in a task of its own since that may take a while."""
         self.on_failure(problem)
-        self._set_timer(FOREVER)
-        tasks = [*self._response_tasks.values(), *filter(None, [self._listener])]
+        self._pending.schedule(FOREVER)
+        tasks = [*self._server_requests.tasks.values(), *self.subscription.stop()]
         for task in tasks:
             task.cancel()
-        self._listener = None
         transport, self.transport = self.transport, None
         if transport is not None or tasks:
-            ending = self._loop.create_task(self._close_transport(transport, tasks))
-            self._closing_tasks.add(ending)
-            ending.add_done_callback(self._closing_tasks.discard)
+            closing = self._loop.create_task(self._close_transport(transport, tasks))
+            self._closing_tasks.add(closing)
+            closing.add_done_callback(self._closing_tasks.discard)
 
     async def _close_transport(self, transport: ClientTransport | None, tasks: list[asyncio.Task[None]]) -> None:
         try:
             if transport is not None:
                 await transport.close()
         except Exception:
-            log.exception("%s: the transport did not end as it should", self.name)
+            log.exception("client: %s: transport not closed properly", self.name)
         finally:
             if tasks:
                 await asyncio.wait(tasks, timeout=1.0)
 
-    async def _pause(self) -> None:
-        """A server that keeps dying is not started again at once."""
-        now = self.now()
-        self.failure_times = [each for each in self.failure_times if now - each < 60.0]
-        extra = len(self.failure_times) - RESTARTS
-        if extra >= 0:
-            seconds = min(2.0**extra, MAX_PAUSE_SECONDS)
-            if seconds > self.clocks.connect:
-                raise TransportError(f"ended {len(self.failure_times)} times within a minute", server=self.name)
-            await asyncio.sleep(seconds)
-
-    # Requests
+    # Send
 
     def request_meta(self, revision: Revision) -> Object:
-        """What every request of a stateless revision says of us."""
-        capabilities = revision.declare(self.host.capabilities)
-        return (
-            {VERSION: revision.name, CLIENT_INFO: self.client_info, CAPABILITIES: capabilities}
-            if revision.stateless
-            else {}
-        )
+        """Return the `_meta` of every request of a stateless revision: version, client info and capabilities."""
+        if not revision.stateless:
+            return {}
+        capabilities = revision.declare(self.handler.capabilities)
+        return {VERSION: revision.name, CLIENT_INFO: self.client_info, CAPABILITIES: capabilities}
 
     async def request(
         self,
@@ -206,9 +234,9 @@ class ClientConnection(ConnectionReceiver):
         on_event: Callable[[Progress | Log], None] | None = None,
         with_progress: bool = False,
     ) -> Object:
-        """The result of a request; PeerError says why there is none.
+        """Send a request and return its result; PeerError says why there is none.
 
-        `tracked` asks for progress; `ends` is when its total clock fires.
+        `deadline` is when its total clock fires. `with_progress` asks the server for progress notifications.
         """
         if not self.is_open:
             async with deadline_at(deadline, clocks):
@@ -218,16 +246,16 @@ class ClientConnection(ConnectionReceiver):
             method, params, clocks, deadline, header_map=header_map, on_event=on_event, with_progress=with_progress
         )
         try:
-            return await pending.future  # as `result` does: one coroutine less for every call
+            return await pending.future  # as `result` does, with one coroutine less per call
         except asyncio.CancelledError:
             self.cancel_request(pending)
             raise
         except HttpRefused as error:
-            # The session is gone, and so nothing was done: shake hands anew, and say it once more.
+            # The session has expired and the server did nothing: initialize again and repeat the request.
             session_expired = error.status == 404 and error.sent is Sent.FAILED
             if not session_expired or self.revision is None or self.revision.stateless:
                 raise
-        if handshake_result is self.handshake_result:  # else another request has done so already
+        if handshake_result is self.handshake_result:  # else another request has initialized already
             async with deadline_at(deadline, clocks):
                 await self._open_once(self.negotiation.initialize if self.failure is None else self._connect)
         pending = self.start_request(
@@ -247,8 +275,8 @@ class ClientConnection(ConnectionReceiver):
         on_event: Callable[[Progress | Log], None] | None = None,
         with_progress: bool = False,
     ) -> InFlightRequest:
-        """Send a request. Its `future` is to be awaited by `result`."""
-        transport = self.transport
+        """Send a request; await it by `result`."""
+        transport, requests = self.transport, self._pending
         if transport is None:
             raise TransportError("the client is closed", server=self.name)
         self._last_id = request_id = self._last_id + 1
@@ -281,16 +309,16 @@ class ClientConnection(ConnectionReceiver):
             caller_meta = params.get("_meta")
             params = {**params, "_meta": {**caller_meta, **meta} if caller_meta else meta}
         message = jsonrpc.request(request_id, method, params if params else UNSET)
-        self._pending[request_id] = pending
-        if pending.check_at < self._timer_at:
-            self._set_timer(pending.check_at)
-        if self.tap is not None:
-            self._tap_message(">", message)
+        requests.by_id[request_id] = pending
+        if check_at < requests.next_check:
+            requests.schedule(check_at)
+        if self._tap is not None:
+            self._tap(">", message)
         transport.send(message, pending)
         return pending
 
     async def result(self, pending: PendingRequest) -> Object:
-        """What a request was answered with."""
+        """Wait for the result of a request; the server is told if the waiting task is cancelled."""
         try:
             return await pending.future
         except asyncio.CancelledError:
@@ -298,49 +326,302 @@ class ClientConnection(ConnectionReceiver):
             raise
 
     def discard(self, pending: PendingRequest) -> None:
-        """Nobody waits any more, and the server need not know."""
-        self._pending.pop(pending.id, None)
+        """Ignore the response to a request, without cancelling it."""
+        self._pending.by_id.pop(pending.id, None)
 
-    def notify(self, method: str) -> None:
-        self._reply(jsonrpc.notification(method))
+    def cancel_request(self, pending: PendingRequest, why: str = "the caller does not wait any longer") -> None:
+        """Drop a request and tell the server in the way of its revision: a notification, or a disconnect."""
+        self.discard(pending)
+        transport, revision = self.transport, self.revision
+        if transport is None or revision is None:
+            return
+        by_disconnect = revision.stateless and transport.disconnect_cancels
+        if not by_disconnect and CANCELLED in revision.notifications:
+            self.send_message(jsonrpc.notification(CANCELLED, {"requestId": pending.id, "reason": why}))
+        transport.cancel(pending)
 
-    # What the server says unasked
+    def send_message(self, message: bytes) -> None:
+        """Send a notification or a response."""
+        if self.transport is not None:
+            if self._tap is not None:
+                self._tap(">", message)
+            self.transport.send(message, None)
 
-    def subscribe(self) -> None:
-        """Be told of changes, where that has to be asked for."""
-        if not self._is_subscribed:
-            self._is_subscribed = True
-            self._listen()
+    # Receive, as the handler of the transport
+
+    def on_message(self, message: bytes | bytearray, request: PendingRequest | None = None) -> None:
+        if self._tap is not None:
+            self._tap("<", bytes(message))
+        incoming = decode_response(message)
+        if type(incoming) is Response and type(incoming.result) is dict:  # short cut for the usual case
+            pending = self._pending.by_id.pop(incoming.id, None)
+            if pending is not None and not pending.future.done():
+                pending.future.set_result(incoming.result)
+                return
+        if isinstance(incoming, list):
+            for each in incoming[:MAX_BATCH]:
+                self._dispatch(read(each), request)
+        elif isinstance(incoming, InvalidMessage) and request is None:
+            self._on_unreadable(incoming, message)
+        else:
+            self._dispatch(incoming, request)
+
+    def on_activity(self, request: PendingRequest | None = None) -> None:
+        for pending in self._pending.by_id.values() if request is None else (request,):
+            if isinstance(pending, InFlightRequest):
+                self._pending.mark_active(pending)
+
+    def on_failure(self, problem: PeerError, request: PendingRequest | None = None) -> None:
+        if request is not None:
+            self._pending.fail(request, problem)
+            return
+        if self.failure is None:
+            self.failure = problem
+            self._backoff.add_failure()
+        for pending in list(self._pending.by_id.values()):
+            self._pending.fail(pending, TransportError(problem.text, sent=pending.sent, hint=problem.hint))
+
+    def on_discarded(self, why: str, *, too_long: bool = False) -> None:
+        self.discard_reasons = [*self.discard_reasons[1 - MAX_DISCARD_REASONS :], why]
+        log.debug("client: %s: input discarded: %s", self.name, why)
+        if too_long and (pending := self._pending.only()):  # with several requests, its request is unknown
+            problem = RemoteProtocolError(f"the answer is too long: {why}", sent=Sent.UNKNOWN)
+            self._pending.fail(pending, problem)
+
+    def _dispatch(self, message: Message, about: PendingRequest | None) -> None:
+        """Handle one message; `about` is the request in answer to which it came, where the transport tells."""
+        if isinstance(message, Response):
+            self._on_response(message, about)
+        elif isinstance(message, Notification):
+            self._on_notification(message, about)
+        elif isinstance(message, Request):
+            if about is not None:
+                self.on_activity(about)
+            self._server_requests.handle(message)
+        elif about is not None:
+            sent = Sent.UNKNOWN if message.id is UNSET else Sent.FAILED  # without an id it may come from a proxy
+            self._pending.fail(about, RemoteProtocolError(f"the answer is not a message: {message.text}", sent=sent))
+        else:
+            self.on_discarded(f"what is not a message: {message.text}")
+
+    def _on_unreadable(self, refusal: InvalidMessage, message: bytes | bytearray) -> None:
+        """Fail the request that an unreadable message of a pipe answers, at once instead of by its timeout."""
+        pending, sent = self._pending.by_id.get(refusal.id) if refusal.id is not UNSET else None, Sent.FAILED
+        if refusal.id is UNSET:
+            pending, sent = self._pending.only(), Sent.UNKNOWN
+        # A line of a log may have an id too, and a request of the server an id that is also in use here.
+        if pending is not None and b'"jsonrpc"' in message and b'"method"' not in message:
+            self._pending.fail(pending, RemoteProtocolError(f"the answer is not a message: {refusal.text}", sent=sent))
+        else:
+            self.on_discarded(f"what is not a message: {refusal.text}")
+
+    def _on_response(self, message: Response, about: PendingRequest | None) -> None:
+        pending: PendingRequest | None = self._pending.by_id.get(message.id)
+        if pending is None and message.id == "" and message.error is not UNSET:  # the server could not read the request
+            pending = about or self._pending.only()
+        if pending is None:
+            if about is not None:
+                problem = RemoteProtocolError(f"answered with the id {message.id!r}, not {about.id!r}")
+                self._pending.fail(about, problem)
+        elif message.error is not UNSET:
+            self._pending.fail(pending, _error(message.error))
+        elif type(message.result) is not dict:
+            self._pending.fail(pending, RemoteProtocolError("the result is not an object"))
+        elif not pending.future.done():
+            self.discard(pending)
+            pending.future.set_result(message.result)
+
+    def _on_notification(self, message: Notification, about: PendingRequest | None) -> None:
+        params = message.params
+        if message.method == "notifications/progress":
+            token = params.get("progressToken")
+            pending = self._pending.by_id.get(token) if type(token) is int else None
+            progress = None if pending is None else Progress.read(params)
+            if pending is not None and progress is not None:
+                self._pending.mark_active(pending)
+                pending.progress = progress
+                self._pending.emit(pending, progress)
+        elif message.method == "notifications/message":
+            entry = Log(str(params.get("level", "info")), params.get("data"), str(params.get("logger", "")))
+            about = about or self._pending.only()  # a pipe does not tell to which request a message belongs
+            if about is not None:
+                self.on_activity(about)
+                self._pending.emit(about, entry)
+            self.handler.on_log_message(entry)
+        elif message.method == _LIST_CHANGED:
+            self.handler.on_tools_changed()
+        elif message.method == _ACKNOWLEDGED:
+            meta = params.get("_meta")
+            subscription_id = meta.get(SUBSCRIPTION) if type(meta) is dict else None
+            pending = self._pending.by_id.get(subscription_id) if type(subscription_id) is int else None
+            if pending is not None:
+                self.on_activity(pending)
+                self.subscription.on_acknowledged(params)
+        elif message.method == CANCELLED:
+            request_id = params.get("requestId")
+            pending = self._pending.by_id.get(request_id) if type(request_id) is int else None
+            is_cancelled = isinstance(request_id, int | str) and self._server_requests.cancel(request_id)
+            if not is_cancelled and pending is not None and pending.method == LISTEN:
+                self._pending.fail(pending, TransportError("the server ended the subscription"))
+
+
+class ServerRequests:
+    """Requests of the server (ping, elicitation, sampling, roots); a task of its own answers each."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.tasks: dict[Id, asyncio.Task[None]] = {}
+        self._connection = connection
+
+    def is_busy(self) -> bool:
+        return bool(self.tasks)
+
+    def handle(self, request: Request) -> None:
+        connection, revision = self._connection, self._connection.revision
+        if connection.transport is None:  # closed: no response can be sent, and nothing would cancel the task
+            return
+        if revision is not None and revision.stateless:
+            why = f"a request ({request.method[:60]}), which servers of {revision.name} do not send"
+            connection.on_discarded(why)
+        elif request.method == "ping":
+            connection.send_message(jsonrpc.response(request.id, {}))
+        elif request.id in self.tasks or len(self.tasks) >= MAX_SERVER_REQUESTS:
+            text = f"{MAX_SERVER_REQUESTS} questions are being answered already"
+            connection.send_message(jsonrpc.error(request.id, 429, text))
+        else:
+            task = self.tasks[request.id] = asyncio.create_task(self._respond(request))
+            task.add_done_callback(lambda _: self.tasks.pop(request.id, None))  # also if the task never started
+
+    def cancel(self, request_id: Id) -> bool:
+        """Cancel the answer to a request; return whether there is such a request."""
+        task = self.tasks.get(request_id)
+        if task is not None:
+            task.cancel()
+        return task is not None
+
+    async def _respond(self, request: Request) -> None:
+        connection, revision = self._connection, self._connection.revision
+        try:
+            if revision is None or request.method not in revision.input_methods:
+                raise RemoteProtocolError(f"Unknown method: {request.method[:100]}", code=_UNKNOWN_METHOD)
+            result = await connection.handler.handle_request(request.method, request.params, revision)
+            reply = jsonrpc.response(request.id, result)
+        except RemoteProtocolError as refused:
+            reply = jsonrpc.error(request.id, refused.code, refused.text)
+        except Exception:
+            log.exception("client: %s: server request %s failed", connection.name, request.method)
+            reply = jsonrpc.error(request.id, -32603, "Internal error")
+        finally:
+            connection.on_activity()  # the time this took was the client's, not the server's
+        connection.send_message(reply)
+
+
+class ToolSubscription:
+    """Notifications that the tools changed, in revisions where a client has to subscribe to them."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._is_started = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Subscribe now and after each reconnect, where the server offers it."""
+        if not self._is_started:
+            self._is_started = True
+            self.resume()
+
+    def resume(self) -> None:
+        """Subscribe again on a new transport, if the subscription was started."""
+        revision, is_running = self._connection.revision, self._task is not None and not self._task.done()
+        if self._is_started and revision is not None and revision.stateless and self.is_offered and not is_running:
+            self._task = asyncio.create_task(self._run())
 
     @property
-    def has_list_changed(self) -> bool:
-        """Whether the server says that it tells when its tools change."""
-        tools = self.handshake_result.get("capabilities", {}).get("tools")
+    def is_offered(self) -> bool:
+        """Whether the server declares that it announces changes of its tools."""
+        tools = self._connection.handshake_result.get("capabilities", {}).get("tools")
         return type(tools) is dict and tools.get("listChanged") is True
 
-    def _listen(self) -> None:
-        stateless = self.revision is not None and self.revision.stateless
-        if stateless and self.has_list_changed and (self._listener is None or self._listener.done()):
-            self._listener = self._loop.create_task(self._keep_listening())
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Return the task to cancel, if there is one."""
+        task, self._task = self._task, None
+        return [] if task is None else [task]
 
-    async def _keep_listening(self) -> None:
-        clocks, pause = Clocks(self.clocks.connect, self.clocks.first, FOREVER, FOREVER), 0.5
-        while self.failure is None:
-            began = self.now()
+    def on_acknowledged(self, params: Object) -> None:
+        """Mark the tools as changed: changes before the acknowledgement were not announced."""
+        filters = params.get("notifications")
+        self._connection.handler.on_tools_changed()
+        if type(filters) is not dict or filters.get("toolsListChanged") is not True:
+            log.warning("client: %s: server declares listChanged but does not announce it", self._connection.name)
+
+    async def _run(self) -> None:
+        connection, pause = self._connection, 0.5
+        clocks = Clocks(connection.clocks.connect, connection.clocks.first, FOREVER, FOREVER)
+        params: Object = {"notifications": {"toolsListChanged": True}}
+        while connection.failure is None:
+            began = connection.now()
             try:
-                await self.result(self.start_request(LISTEN, {"notifications": {"toolsListChanged": True}}, clocks))
+                await connection.result(connection.start_request(LISTEN, params, clocks))
             except RemoteProtocolError as refused:
-                log.debug("%s: changes are not announced: %s", self.name, refused)
+                log.debug("client: %s: subscription refused: %s", connection.name, refused)
                 return
             except PeerError as problem:
-                log.debug("%s: %s", self.name, problem)
-            self.host.on_tools_changed()  # whatever was said in between was missed
-            pause = 0.5 if self.now() - began > 60.0 else min(2 * pause, MAX_PAUSE_SECONDS)
+                log.debug("client: %s: subscription ended: %s", connection.name, problem)
+            connection.handler.on_tools_changed()  # changes until the next subscription are not announced
+            pause = 0.5 if connection.now() - began > 60.0 else min(2 * pause, MAX_PAUSE_SECONDS)
             await asyncio.sleep(pause)
 
 
+class RestartBackoff:
+    """Pauses before a server that keeps failing is started again."""
+
+    def __init__(self, server: str, now: Callable[[], float]) -> None:
+        self._server = server
+        self._now = now
+        self._failure_times: list[float] = []
+
+    def add_failure(self) -> None:
+        self._failure_times.append(self._now())
+
+    async def wait(self, most: float) -> None:
+        """Wait as long as the failures of the last minute require; TransportError if that is over `most` seconds."""
+        now = self._now()
+        self._failure_times = [each for each in self._failure_times if now - each < 60.0]
+        extra = len(self._failure_times) - RESTARTS
+        if extra >= 0:
+            seconds = min(2.0**extra, MAX_PAUSE_SECONDS)
+            if seconds > most:
+                text = f"ended {len(self._failure_times)} times within a minute"
+                raise TransportError(text, server=self._server)
+            await asyncio.sleep(seconds)
+
+
+def _guarded_tap(server: str, tap: Tap) -> Tap:
+    """Return the tap so that it cannot break the connection: it is not called again after it raised."""
+    active: Tap | None = tap
+
+    def call(direction: str, message: bytes) -> None:
+        nonlocal active
+        if active is not None:
+            try:
+                active(direction, message)
+            except Exception:
+                log.exception("client: %s: tap failed and was removed", server)
+                active = None
+
+    return call
+
+
 def _copy_error(problem: PeerError) -> PeerError:
-    """The same for somebody else, who may say more of it."""
+    """Return a copy for another waiting task, which may add context to it."""
     error = type(problem).__new__(type(problem), *problem.args)
     vars(error).update(vars(problem))
     return error
+
+
+def _error(error: Json) -> RemoteProtocolError:
+    if flaw := jsonrpc.error_problem(error):
+        return RemoteProtocolError(f"answered with {flaw}: {one_line(encode(error).decode(), 200)}")
+    code, text, data = error["code"], error["message"], error.get("data")
+    if type(data) is dict and type(data.get("reason")) is str:  # the first draft of the revision has the cause there
+        text = f"{text}: {data['reason']}"
+    return RemoteProtocolError(text, code=code, data=data)

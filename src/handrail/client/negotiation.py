@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from handrail import jsonrpc
 from handrail.errors import CallTimeout, HttpRefused, RemoteProtocolError, TransportError
 from handrail.model import Json, Object
 from handrail.revisions import REVISIONS, Revision
@@ -166,7 +167,7 @@ class Negotiation:
 
     def _send_initialize(self) -> PendingRequest:
         connection, offered_revision = self._connection, self._pinned_revision or _HANDSHAKE[-1]
-        capabilities = offered_revision.declare(connection.host.capabilities)
+        capabilities = offered_revision.declare(connection.handler.capabilities)
         params = {
             "protocolVersion": offered_revision.name,
             "capabilities": capabilities,
@@ -187,7 +188,7 @@ class Negotiation:
         if type(result.get("capabilities")) is not dict:
             raise RemoteProtocolError("the answer to initialize has no capabilities")
         self._connection.use_revision(revision, result)
-        self._connection.notify("notifications/initialized")
+        self._connection.send_message(jsonrpc.notification("notifications/initialized"))
 
 
 def _is_inconclusive(status: int) -> bool:
