@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from handrail.transports.http1.listen import Address, HttpLimits, run_http, tls_context
-from handrail.transports.http1.server import serve_app
+from handrail.transports.http1.listen import Address, HttpLimits, tls_context
+from handrail.transports.http1.server import run_http, serve_app
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -18,7 +18,7 @@ from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
 from handrail.transports.http.endpoint import Endpoint, EndpointOptions
 from handrail.transports.http.monitoring import access
-from handrail.transports.http1.listen import HttpLimits, run_http
+from handrail.transports.http1.listen import HttpLimits
 
 
 class HttpOptions(EndpointOptions, total=False):
@@ -35,6 +35,8 @@ class HttpOptions(EndpointOptions, total=False):
 
 def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> None:
     """Serve until a signal comes."""
+    from handrail.transports.http1.server import run_http  # raises ModuleNotFoundError without the extra "http"
+
     check_options("run", options, HttpOptions.__annotations__)
     store, workers = options.get("store"), options.get("workers", 1)
     expect("run: workers", workers, "a number of processes", int)

@@ -1,8 +1,7 @@
-"""Listening for HTTP: on an address, for any ASGI application, until asked to stop."""
+"""Addresses, limits and TLS of an HTTP listener."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -11,19 +10,13 @@ import os
 import socket
 import ssl
 import stat
-import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from handrail.options import expect
-from handrail.transports.process.supervisor import WorkerPool, run_process
 
-if TYPE_CHECKING:
-    from handrail.transports.http1.server import Stop
-
-__all__ = ["Address", "CannotListen", "HttpLimits", "run_http", "tls_context"]
+__all__ = ["Address", "CannotListen", "HttpLimits", "tls_context"]
 
 log = logging.getLogger("handrail")
 
@@ -31,14 +24,14 @@ _FORMS = "'127.0.0.1:8000', ':8000', '[::1]:8000', 'localhost:0' or 'unix:/run/h
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
-    """Sizes and times no peer can exceed, for each process."""
+    """Limits on sizes and times, for each process."""
 
     max_header_bytes: int = 32 * 1024  # request line, headers and trailers
     max_headers: int = 100
     header_seconds: float = 10.0  # from the first byte, or the connection, to the end of the headers
     body_seconds: float = 30.0  # from the end of the headers to the end of the body
     idle_seconds: float = 75.0  # between two requests of a connection
-    write_seconds: float = 30.0  # then a peer that takes nothing of an answer is cut off
+    write_seconds: float = 30.0  # then a peer that reads nothing of a response is disconnected
     max_connections: int = 10_000
 
     def __post_init__(self) -> None:
@@ -49,11 +42,11 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 
 
 class CannotListen(OSError):
-    """An address that is taken, or not ours."""
+    """An address that is in use, or not of this machine."""
 
 
 class Address(Struct, frozen=True):
-    """Where to listen: a host and a port, or the path of a Unix socket."""
+    """An address to listen on: a host and a port, or the path of a Unix socket."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -61,7 +54,7 @@ class Address(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str | int) -> Address:
-        """Read an address; a number alone is a port of this machine."""
+        """Parse an address; a number alone is a port of this machine."""
         if isinstance(text, int) and not isinstance(text, bool):
             text = f":{text}"
         if not isinstance(text, str):
@@ -84,7 +77,7 @@ class Address(Struct, frozen=True):
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[socket.socket]:
-        """A socket connections can be made to, though nobody accepts them yet."""
+        """Open a listening socket; the caller accepts its connections."""
         sock = self._bind_unix() if self.path else self._bind_inet()
         try:
             sock.listen()
@@ -103,18 +96,19 @@ class Address(Struct, frozen=True):
 
     def _bind_inet(self) -> socket.socket:
         candidates = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # One of several: with port 0 each would get its own. "localhost" is 127.0.0.1, which every client tries.
-        family, kind, protocol, _, place = min(candidates, key=lambda each: each[0] != socket.AF_INET)
-        ip = ipaddress.ip_address(str(place[0]).partition("%")[0])
+        # Only one of them: with port 0 each would get another port. For "localhost" that is 127.0.0.1, which every
+        # client tries.
+        family, kind, protocol, _, sockaddr = min(candidates, key=lambda each: each[0] != socket.AF_INET)
+        ip = ipaddress.ip_address(str(sockaddr[0]).partition("%")[0])
         if not ip.is_loopback:
             where = "all interfaces" if ip.is_unspecified else f"{ip}"
             log.warning("listens on %s, not only for this machine: whoever reaches it can try to call its tools", where)
-        # With its protocol: asyncio sets TCP_NODELAY only on sockets that say they are TCP.
+        # With its protocol: asyncio sets TCP_NODELAY only on sockets whose protocol is TCP.
         sock = socket.socket(family, kind, protocol)
         try:
             if os.name == "posix":
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(place)
+            sock.bind(sockaddr)
         except OSError as problem:
             sock.close()
             hint = "; end what listens there, or choose another port" if problem.errno == errno.EADDRINUSE else ""
@@ -128,7 +122,7 @@ class Address(Struct, frozen=True):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if os.path.exists(self.path) and stat.S_ISSOCK(os.stat(self.path).st_mode):
-                # Left behind by a process that was killed, or somebody listens on it.
+                # Left by a process that was killed, unless a connection succeeds.
                 if sock.connect_ex(self.path) == 0:
                     raise CannotListen(f"cannot listen on {self.path}: somebody does already")
                 os.unlink(self.path)
@@ -139,61 +133,6 @@ class Address(Struct, frozen=True):
                 raise
             raise CannotListen(f"cannot listen on {self.path}: {problem.strerror}") from None
         return sock
-
-
-def run_http(
-    app: Any,
-    address: str | int,
-    *,
-    limits: HttpLimits,
-    stop: Stop,
-    grace: float = 3.0,
-    workers: int = 1,
-    certificate: str | None = None,
-    key: str | None = None,
-    ready: Callable[[str], None],
-    second_app: tuple[Any, str] | None = None,
-) -> None:
-    """Serve until SIGTERM or SIGINT, in this process or in `workers` children of it; signals are ours meanwhile.
-
-    It ends as `served` does, within `grace` and 1.5 s. What does not end by then is left, and a second Ctrl-C does not
-    wait. `beside` is a second application, with an address of its own, that is served for as long.
-    """
-    from handrail.transports.http1.server import serve_app  # what is missing is said before anything listens
-
-    if workers < 1:
-        raise ValueError(f"workers: {workers} is less than 1")
-    if workers > 1 and not hasattr(os, "fork"):
-        raise ValueError(f"workers: {workers}: this system cannot fork, start several processes instead")
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("run takes the signals of the process: call it in the main thread, or serve `asgi()`")
-    tls = tls_context(certificate, key)
-    place, scheme = Address.parse(address), "https" if tls else "http"
-    with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(place.listen())
-        other = None
-        if second_app is not None:
-            where = Address.parse(second_app[1])
-            other = stack.enter_context(where.listen())
-            log.info("also listens on %s", where.url(other, scheme))
-
-        async def serve(stop_event: asyncio.Event, on_started: Callable[[], None]) -> None:
-            async with contextlib.AsyncExitStack() as stack:
-                if second_app is not None and other is not None:
-                    await stack.enter_async_context(serve_app(second_app[0], other, limits=limits, tls=tls, grace=0.0))
-                await stack.enter_async_context(
-                    serve_app(app, listening, limits=limits, tls=tls, stop=stop, grace=grace)
-                )
-                on_started()
-                await stop_event.wait()
-
-        def begun() -> None:
-            ready(place.url(listening, scheme))
-
-        if workers == 1:
-            run_process(serve, grace, begun)
-        else:
-            WorkerPool(workers, serve, grace).run(begun)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

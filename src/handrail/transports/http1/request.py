@@ -1,4 +1,4 @@
-"""One request of a connection and its answer, as an ASGI application sees them."""
+"""One request of a connection and its response, as an ASGI application sees them."""
 
 from __future__ import annotations
 
@@ -17,36 +17,43 @@ log = logging.getLogger("handrail")
 Message = MutableMapping[str, Any]
 Fields = Iterable[tuple[bytes, bytes]]
 
-_MERGE_BYTES = 64 * 1024  # bytes of a body that go out in one write with the head
+_MERGE_BYTES = 64 * 1024  # longest piece of a body that is written together with the head
 _TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
 class RequestResponseCycle:
-    """Its application runs once; `receive` and `send` are what it is given."""
+    """One run of the application; `receive` and `send` are its ASGI callables."""
 
-    fields: dict[bytes, bytes] | None = None  # the headers, if no name stands twice
-    is_deferred = False  # nobody is at work on the answer: it will come by itself
-    is_started = False  # something of the answer was written
-    complete = False  # all of it was
-    body: bytes | bytearray = b""  # came, and was not fetched yet
-    more = True  # will come
-    _is_fetched = False  # all of it was
+    fields: dict[bytes, bytes] | None = None  # the headers, if no name occurs twice
+    is_deferred = False  # no task works on the response: `respond` is called later
+    is_started = False  # a part of the response was written
+    complete = False  # the whole response was written, or the peer is gone
+    body: bytes | bytearray = b""  # received, and not fetched by the application yet
+    more = True  # the rest of the body is still to be received
+    _is_fetched = False  # the application has the whole body
     _is_disconnected = False
     _state_changed: asyncio.Event | None = None
-    _head = b""  # waits for the first piece of the body, to go out with it
-    _remaining_bytes: int | None = None  # bytes of the body that its Content-Length promises
+    _head = b""  # held back, to be written with the first piece of the body
+    _remaining_bytes: int | None = None  # of the response body, by its Content-Length
     _omits_body = _is_chunked = False
 
     def __init__(self, connection: Http1Connection, scope: Message, keep_alive: bool, expects: bool) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
-        self.expects = expects  # the peer sends no body before it is told to go on
+        self.expects = expects  # the peer waits for "100 Continue" before it sends the body
         self._connection = connection
 
-    # From the connection
+    # Called by the connection
+
+    def awaits_short_body(self, limit: int) -> bool:
+        """Return whether the rest of a body of at most `limit` bytes is still to arrive."""
+        if not self.more or self.expects or self.fields is None:
+            return False
+        length = self.fields.get(b"content-length", b"")
+        return length.isdigit() and len(length) <= 5 and int(length) <= limit
 
     def feed_body(self, body: bytes) -> int:
-        """A piece of the body; how many bytes wait to be fetched."""
+        """Add a piece of the body; return how many bytes are not fetched yet."""
         if not self.body:
             self.body = body
         else:
@@ -62,14 +69,14 @@ class RequestResponseCycle:
             self._state_changed.set()
 
     def disconnect(self) -> None:
-        """From now on the application is told that the peer is gone, and what it sends goes nowhere."""
+        """Report the peer as gone to the application, and discard what it sends from now on."""
         if not self.complete:
             self._is_disconnected = self.complete = True
         if self._state_changed is not None:
             self._state_changed.set()
 
     def respond(self, status: int, headers: Fields, body: bytes) -> None:
-        """Write a whole answer."""
+        """Write a whole response."""
         length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
         if not self.keep_alive:
             length += b"connection: close\r\n"
@@ -80,7 +87,7 @@ class RequestResponseCycle:
         self._finish()
 
     def fail(self) -> None:
-        """The application failed, inside of an `except`."""
+        """Log the exception that is being handled, and answer with an error."""
         log.exception("http: the application failed")
         self._respond_with_error()
 
@@ -90,7 +97,7 @@ class RequestResponseCycle:
             self.respond(500, _TEXT, b"Internal Server Error")
 
     def start(self, application: Coroutine[Any, Any, None]) -> None:
-        """Run what it takes to answer, in a task."""
+        """Run the coroutine that answers the request, in a task."""
         state, self.is_deferred = self._connection.state, False
         task = state.start(self._run(application))
         if not task.done():
@@ -101,17 +108,17 @@ class RequestResponseCycle:
         try:
             await application
         except asyncio.CancelledError:
-            pass  # at the end of the server, when all else was tried
+            pass  # the last step of a shutdown
         except BaseException:
             self.fail()
         if self.complete or self.is_deferred:
             return
-        log.error("http: the application ended without a whole answer")
+        log.error("http: the application ended without a whole response")
         self._respond_with_error()
         if not self.complete:
             self._connection.close()
 
-    # From the application
+    # Called by the application
 
     async def receive(self) -> Message:
         connection = self._connection
@@ -123,15 +130,15 @@ class RequestResponseCycle:
                 body, self.body, self._is_fetched = bytes(self.body), b"", not self.more
                 return {"type": "http.request", "body": body, "more_body": self.more}
             if self.more:
-                connection.resume_reading()
+                connection.flow.resume_reading()
             self._state_changed = self._state_changed or asyncio.Event()
             self._state_changed.clear()
             await self._state_changed.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        if self._connection.write_paused:
-            await self._connection.drain()
+        if self._connection.flow.write_paused:
+            await self._connection.flow.drain()
         if self._is_disconnected:
             return
         kind = message["type"]
@@ -144,7 +151,7 @@ class RequestResponseCycle:
 
     def _head_of(self, status: int, headers: Fields) -> bytes:
         if self.expects and self.more:
-            self.keep_alive = False  # not told to go on: whether it will send the body, nobody knows
+            self.keep_alive = False  # without "100 Continue" it is unknown whether the peer sends the body
         self.expects = False
         self._remaining_bytes = None
         lines = [status_line(status), self._connection.state.date]
@@ -205,7 +212,7 @@ def _lines(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 def _checked(head: bytes, lines: int) -> bytes:
     if not head.count(b"\n") == head.count(b"\r") == lines or b"\0" in head:
-        raise ValueError("http: a header of the answer holds what would end it")
+        raise ValueError("http: a header of the response contains a line break or NUL")
     return head
 
 
@@ -218,7 +225,7 @@ def status_line(status: int) -> bytes:
 
 
 def error_response(status: int, text: str, date: bytes) -> bytes:
-    """An answer of the listener's own, the last of a connection."""
+    """Return a response of the listener itself, the last one of a connection."""
     body = f"{text}.\n".encode()
     more = b"content-length: %d\r\nconnection: close\r\n" % len(body)
     return b"%b%b\r\n%b\r\n%b" % (_lines(status, _TEXT), date, more, body)

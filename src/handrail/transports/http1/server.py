@@ -1,66 +1,38 @@
-"""The way in over HTTP: an application behind a listening socket, and every connection that comes through."""
+"""The HTTP/1.1 server: one ASGI application behind a listening socket, in one process or several."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from email.utils import formatdate
 from socket import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from handrail.errors import NotStarted, missing_extra
 
 try:
     import uvicorn
 
-    from handrail.transports.http1.connection import Http1Connection
+    from handrail.transports.http1.connection import Http1Connection, ServerState
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.split(".")[0] in ("uvicorn", "httptools"):
         raise missing_extra("http", "serving HTTP needs uvicorn and httptools", missing.name) from None
     raise
 
-from handrail.engine.eager import Start, starter
-
-if TYPE_CHECKING:
-    from handrail.transports.http1.listen import HttpLimits
+from handrail.transports.http1.listen import Address, HttpLimits, tls_context
+from handrail.transports.process.supervisor import WorkerPool, run_process
 
 log = logging.getLogger("handrail")
 
 Stop = Callable[[], Awaitable[None]]
 
 _BACKLOG = 2048
-_SHUTDOWN_STEP_SECONDS = 0.25  # for each of the last steps of an end
-
-
-class ServerState:
-    """What the connections of one listener share."""
-
-    def __init__(self, limits: HttpLimits) -> None:
-        self.limits = limits
-        self.connections: set[Http1Connection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.start: Start = starter(asyncio.get_running_loop())
-        self.date = b"date: "  # the line of every answer
-        self.stopping = False
-        self._closed_event = asyncio.Event()
-
-    def connection_closed(self) -> None:
-        if self.stopping:
-            self._closed_event.set()
-
-    async def wait_closed(self) -> None:
-        """Wait until there is no connection."""
-        while self.connections:
-            self._closed_event.clear()
-            await self._closed_event.wait()
-
-    async def update_date(self) -> None:
-        while True:
-            self.date = f"date: {formatdate(usegmt=True)}".encode()
-            await asyncio.sleep(1.0)
+_SHUTDOWN_STEP_SECONDS = 0.25  # for each step of a shutdown after the grace
 
 
 @contextlib.asynccontextmanager
@@ -73,10 +45,10 @@ async def serve_app(
     stop: Stop | None = None,
     grace: float = 3.0,
 ) -> AsyncIterator[None]:
-    """Serve on a socket for as long as this is entered.
+    """Serve on a socket while the context is open.
 
-    At the end no connection is accepted any more, `stop()` is awaited, and open connections may finish: both within
-    `grace`. Then whatever is left is ended.
+    At its end the listener accepts no more connections, awaits `stop()`, and lets open connections finish their
+    requests: both within `grace` seconds. Then all connections and tasks that are left are aborted.
     """
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(
@@ -88,7 +60,7 @@ async def serve_app(
     if lifespan.should_exit:
         raise NotStarted("the application did not start; what it wrote says why")
     state = ServerState(limits)
-    # Not create_unix_server: that removes the path when it ends, which other workers still listen on.
+    # Not create_unix_server: at its end that removes the path, on which other workers still listen.
     server = await loop.create_server(
         lambda: Http1Connection(config.loaded_app, state, lifespan.state),
         sock=listener,
@@ -96,7 +68,7 @@ async def serve_app(
         ssl=tls,
         ssl_handshake_timeout=None if tls is None else limits.header_seconds,
     )
-    date_task = asyncio.create_task(state.update_date())
+    date_task = asyncio.create_task(_update_date(state))
     try:
         yield
     finally:
@@ -116,7 +88,7 @@ async def serve_app(
                 await state.wait_closed()
         for connection in list(state.connections):
             connection.transport.abort()
-        unfinished = await _unfinished(state.tasks)  # they have been told that the peer is gone: most end by themselves
+        unfinished = await _unfinished(state.tasks)  # most end by themselves: their peer is gone
         for task in unfinished:
             task.cancel()
         await _unfinished(unfinished)
@@ -125,14 +97,20 @@ async def serve_app(
                 await lifespan.shutdown()
 
 
+async def _update_date(state: ServerState) -> None:
+    while True:
+        state.date = f"date: {formatdate(usegmt=True)}".encode()
+        await asyncio.sleep(1.0)
+
+
 async def _unfinished(tasks: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Those that have not ended after a moment."""
+    """Wait for one shutdown step; return the tasks that have not ended."""
     tasks = set(tasks)
     return (await asyncio.wait(tasks, timeout=_SHUTDOWN_STEP_SECONDS))[1] if tasks else tasks
 
 
 async def _call_stop(stop: Stop, seconds: float) -> None:
-    """Await the application's own end, but not for longer, and whatever it does with being cancelled."""
+    """Await `stop()` for at most `seconds`, even if it ignores its cancellation."""
 
     async def call() -> None:
         try:
@@ -145,3 +123,56 @@ async def _call_stop(stop: Stop, seconds: float) -> None:
     if not done:
         log.warning("http: the application did not stop within %g s", seconds)
         task.cancel()
+
+
+def run_http(
+    app: Any,
+    address: str | int,
+    *,
+    limits: HttpLimits,
+    stop: Stop,
+    grace: float = 3.0,
+    workers: int = 1,
+    certificate: str | None = None,
+    key: str | None = None,
+    ready: Callable[[str], None],
+    second_app: tuple[Any, str] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, in this process or in `workers` child processes; handle the signals meanwhile.
+
+    The shutdown is that of `serve_app` and takes at most `grace` and 1.5 s. What has not ended by then is abandoned; a
+    second Ctrl-C ends the process at once. `second_app` is an application and its address, served for the same time.
+    """
+    if workers < 1:
+        raise ValueError(f"workers: {workers} is less than 1")
+    if workers > 1 and not hasattr(os, "fork"):
+        raise ValueError(f"workers: {workers}: this system cannot fork, start several processes instead")
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("run takes the signals of the process: call it in the main thread, or serve `asgi()`")
+    tls = tls_context(certificate, key)
+    target, scheme = Address.parse(address), "https" if tls else "http"
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(target.listen())
+        second_socket = None
+        if second_app is not None:
+            second = Address.parse(second_app[1])
+            second_socket = stack.enter_context(second.listen())
+            log.info("also listens on %s", second.url(second_socket, scheme))
+
+        async def serve(stop_event: asyncio.Event, on_started: Callable[[], None]) -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                if second_app is not None and second_socket is not None:
+                    second_server = serve_app(second_app[0], second_socket, limits=limits, tls=tls, grace=0.0)
+                    await stack.enter_async_context(second_server)
+                server = serve_app(app, listening, limits=limits, tls=tls, stop=stop, grace=grace)
+                await stack.enter_async_context(server)
+                on_started()
+                await stop_event.wait()
+
+        def on_ready() -> None:
+            ready(target.url(listening, scheme))
+
+        if workers == 1:
+            run_process(serve, grace, on_ready)
+        else:
+            WorkerPool(workers, serve, grace).run(on_ready)
