@@ -1,7 +1,8 @@
-"""The one event stream of a page: everything as it is, and then what changes. The page never asks again.
+"""The event stream of a page: first the whole state, then every change. The page never polls.
 
-Each worker says what goes on in it, at most ten times a second and only while somebody looks; the stream puts together
-what all of them say. A stream that lost something ends, and the page opens another, which begins with everything.
+Each worker publishes its activity, at most ten times a second and only while a page is open; the stream merges the
+messages of all workers. A stream that lost a message ends. The page then opens another, which begins with the whole
+state.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from msgspec import convert
 from msgspec.json import decode
 
-from handrail.console import approvals as approving, statistics as figuring
+from handrail.console import approvals, statistics
 from handrail.console.access import ApiRequest, RawResponse
 from handrail.console.calls import call_row
 from handrail.console.context import ConsoleContext
@@ -32,16 +33,16 @@ from handrail.stores import StoreError
 log = logging.getLogger("handrail")
 
 TICK_SECONDS, SLOW_TICK_SECONDS = 0.1, 1.0
-BATCH_SECONDS = 0.02  # what begins and ends within it is told of once
+BATCH_SECONDS = 0.02  # calls that begin and end within it are published once
 RENEW_SECONDS, WATCH_SECONDS = 5.0, 12.5
 GREET_SECONDS = 0.5
-LOST_SECONDS = 5.0  # then a worker in which calls run, and which says nothing, is gone: else it would every second
+LOST_SECONDS = 5.0  # without a tick from a worker in which calls run, it counts as gone: it sends one every second
 MAX_RUNNING, MAX_FINISHED = 100, 20
 _MAX_QUEUED_MESSAGES = 100
 
 
 class ActivityPublisher:
-    """Says what goes on in this process, while somebody looks."""
+    """Publishes the activity of this process while a page is open."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self.ticks = 0
@@ -49,13 +50,13 @@ class ActivityPublisher:
         self._changed = asyncio.Event()
         self._active = asyncio.Event()
         self._active_until = 0.0
-        self._last_connections: list[tuple[Object, ...]] = []  # of the connections, when they were last told
-        self._last_figures = b""  # as they were last told
-        self._slow_published_at = 0.0  # at both
+        self._last_connections: list[tuple[Object, ...]] = []  # as published last
+        self._last_figures = b""  # as published last
+        self._slow_published_at = 0.0  # loop time of both
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def activate(self) -> None:
-        """Somebody looks, here or in another worker."""
+        """Publish for the next WATCH_SECONDS: a page is open, here or in another worker."""
         self._active_until = asyncio.get_running_loop().time() + WATCH_SECONDS
         self._context.feed.on_change = self._changed.set
         self._active.set()
@@ -81,7 +82,7 @@ class ActivityPublisher:
                     feed.unread = []
                     continue
                 if not self._changed.is_set() and not feed.running:
-                    await self._run_logged(self._publish_slow())  # a stream was closed, or a second has passed
+                    await self._run_logged(self._publish_slow())
                     continue
                 await asyncio.sleep(max(BATCH_SECONDS, last + TICK_SECONDS - loop.time()))
                 self._changed.clear()
@@ -93,13 +94,13 @@ class ActivityPublisher:
                 task.cancel()
 
     async def _run_logged(self, work: Coroutine[Any, Any, None]) -> None:
-        """What cannot be told once must not keep all else from being told."""
+        """Log a failure: one message that cannot be published must not stop the others."""
         try:
             await work
         except StoreError:
             pass
         except Exception:
-            log.exception("console: what goes on could not be told")
+            log.exception("console: activity not published")
 
     async def _publish_tick(self) -> None:
         context, feed = self._context, self._context.feed
@@ -107,13 +108,11 @@ class ActivityPublisher:
         self.ticks += 1
         payloads = encode(process_tick(context, fresh)), encode(internal_data(context))
         await context.publish_raw("tick", b"\n".join(payloads), to=context.worker)
-        if (
-            asyncio.get_running_loop().time() >= self._slow_published_at + SLOW_TICK_SECONDS
-        ):  # their counts change with every call
+        if asyncio.get_running_loop().time() >= self._slow_published_at + SLOW_TICK_SECONDS:
             await self._publish_slow()
 
     async def _publish_slow(self) -> None:
-        """What changes with every call and with time: the figures, and who is there. If it has changed."""
+        """Publish the figures and the connections if they have changed: both do with every call, and with time."""
         context, self._slow_published_at = self._context, asyncio.get_running_loop().time()
         encoded_figures = encode(process_figures(context))
         if encoded_figures != self._last_figures:
@@ -126,7 +125,7 @@ class ActivityPublisher:
 
 
 def process_tick(context: ConsoleContext, fresh: list[CallSnapshot]) -> Object:
-    """A `Tick` of this process."""
+    """Return the `Tick` of this process."""
     feed = context.feed
     calls, errors, refused = feed.totals
     running = sorted(feed.running.values(), key=lambda snapshot: snapshot.started_at)
@@ -156,10 +155,8 @@ def minute_row(minute_stats: Minute) -> Object:
 
 
 def internal_data(context: ConsoleContext) -> Object:
-    """What pages do not get, and what workers need of each other."""
-    return {
-        "times": _nonzero_times(context.feed.minutes.current) if context.workers > 1 else {}
-    }  # one alone adds up nothing
+    """Return the part of a tick that workers need of each other, and that pages do not get."""
+    return {"times": _nonzero_times(context.feed.minutes.current) if context.workers > 1 else {}}
 
 
 def _nonzero_times(minute_stats: Minute) -> dict[int, int]:
@@ -171,7 +168,7 @@ async def renew_watch(context: ConsoleContext, data: Object) -> None:
 
 
 async def send_greeting(context: ConsoleContext, data: Object) -> None:
-    """Tell a new stream everything."""
+    """Send the whole state of this process to a new stream."""
     context.on_watch()
     await context.publish("greeting", _greeting(context), to=data["stream"])
 
@@ -188,7 +185,7 @@ def _greeting(context: ConsoleContext) -> Object:
 
 
 class MergedView:
-    """What all workers say, put together."""
+    """The state of all workers, merged."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self._context = context
@@ -197,7 +194,7 @@ class MergedView:
         self.minutes: dict[str, list[Object]] = {}
         self.connections: dict[str, list[Object]] = {}
         self.figures: dict[str, Figures] = {}
-        self._last_tick_at: dict[str, float] = {}  # when each was
+        self._last_tick_at: dict[str, float] = {}
 
     def add_greeting(self, greeting: Object) -> None:
         worker = greeting["worker"]
@@ -206,10 +203,10 @@ class MergedView:
         self.internal.setdefault(worker, greeting["inner"])
         self.minutes[worker] = greeting["minutes"]
         self.connections[worker] = greeting["connections"]
-        self.figures[worker] = convert(greeting["figures"], Figures, strict=False)  # JSON has no numbers for keys
+        self.figures[worker] = convert(greeting["figures"], Figures, strict=False)  # keys in JSON are strings
 
     def merge_tick(self, worker: str, page_tick: bytes, internal: bytes) -> bytes:
-        """A tick of one worker, as the page gets it: of all. One alone need not be read for that."""
+        """Return the tick of all workers after one from `worker`. The tick of an only worker passes unread."""
         if self._context.workers == 1:
             self.internal[""] = decode(internal)
             return page_tick
@@ -219,7 +216,7 @@ class MergedView:
         return encode(self.merged_tick(worker_tick["finished"]))
 
     def drop_lost_workers(self) -> bool:
-        """Whether a worker is gone: nothing runs in it any more, and nobody is connected to it."""
+        """Drop the calls and connections of workers that are gone; return whether there were any."""
         now = asyncio.get_running_loop().time()
         lost_workers = [
             worker
@@ -249,7 +246,7 @@ class MergedView:
             ),
         }
 
-    def hello(self, approvals: list[Object]) -> Object:
+    def hello(self, cards: list[Object]) -> Object:
         finished = sorted((call for each in self.ticks.values() for call in each["finished"]), key=_ended_at)
         by_time: dict[float, list[Object]] = {}
         for each in (each for minutes in self.minutes.values() for each in minutes):
@@ -257,17 +254,20 @@ class MergedView:
         return {
             **self.merged_tick(finished[-MAX_FINISHED:]),
             "minutes": [_sum_minutes(at, by_time[at]) for at in sorted(by_time)],
-            "approvals": approvals,
+            "approvals": cards,
             "connections": merge_connections(self.connections.values()),
             "figures": self.page_figures(),
-            "health": self.health(len(approvals)),
+            "health": self.health(len(cards)),
         }
 
     def page_figures(self) -> Object:
-        return figuring.page_figures(self._context, figuring.merge_figures(self.figures.values()))
+        return statistics.page_figures(self._context, statistics.merge_figures(self.figures.values()))
+
+    def connections_event(self) -> bytes:
+        return sse.encode_event(encode(merge_connections(self.connections.values())), name="connections")
 
     def health(self, pending_count: int) -> Object:
-        return figuring.health(self._context, figuring.merge_figures(self.figures.values()), pending_count)
+        return statistics.health(self._context, statistics.merge_figures(self.figures.values()), pending_count)
 
 
 def _ended_at(call: Object) -> float:
@@ -285,108 +285,145 @@ def _sum_minutes(at: float, minutes: list[Object]) -> Object:
 
 
 async def events(context: ConsoleContext, request: ApiRequest) -> RawResponse:
-    return RawResponse(_events(context, request), "text/event-stream", headers=((b"x-accel-buffering", b"no"),))
+    stream = EventStream(context, request)
+    return RawResponse(stream.run(), "text/event-stream", headers=((b"x-accel-buffering", b"no"),))
 
 
-async def _events(context: ConsoleContext, request: ApiRequest) -> AsyncIterator[bytes]:
-    session, stream_id, view = request.session, secrets.token_hex(8), MergedView(context)
-    queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED_MESSAGES)
-    loop = asyncio.get_running_loop()
-    async with AsyncExitStack() as stack:
+class EventStream:
+    """The event stream of one page: first the whole state, then every change."""
+
+    def __init__(self, context: ConsoleContext, request: ApiRequest) -> None:
+        self._context = context
+        self._session = request.session
+        self._token = request.token
+        self._view = MergedView(context)
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED_MESSAGES)
+        self._pending_callers: dict[str, str] = {}  # by approval: whether its caller still waits
+        self._health: Object = {}
+
+    async def run(self) -> AsyncIterator[bytes]:
+        clock = asyncio.get_running_loop().time
+        async with AsyncExitStack() as stack:
+            await self._subscribe(stack)
+            if not await self._collect_greetings():
+                return
+            hello = await self._hello()
+            renewed = checked = clock()
+            yield hello
+            while True:
+                message, ends = b"", min(renewed + RENEW_SECONDS, checked + SLOW_TICK_SECONDS)
+                with suppress(TimeoutError):  # around nothing else: a message would be lost
+                    async with asyncio.timeout(max(0.0, ends - clock())):
+                        message = await self._queue.get()
+                if message:
+                    event, to, data = message.split(b"\n", 2)
+                    if self._is_end(event, to):
+                        return
+                    async for each in self._updates(event.decode(), to.decode(), data):
+                        yield each
+                if clock() >= renewed + RENEW_SECONDS:
+                    renewed = clock()
+                    await self._context.send_command("watch", {})
+                    yield sse.KEEP_ALIVE
+                    if await self._context.sessions.find_session(self._token) is None:
+                        return
+                    async for each in self._changed_callers():
+                        yield each
+                if clock() >= checked + SLOW_TICK_SECONDS:
+                    checked = clock()
+                    for each in self._check():
+                        yield each
+
+    async def _subscribe(self, stack: AsyncExitStack) -> None:
+        """Put the messages of all workers and the changes of approvals into the queue."""
+        context = self._context
         updates = await stack.enter_async_context(context.topics.subscribe(f"console:{context.instance_id}"))
         approval_updates = await stack.enter_async_context(context.store.subscribe("approvals"))
-        tasks = [
-            asyncio.create_task(each) for each in (_pump(updates, queue), _pump(approval_updates, queue, b"asked\n\n"))
-        ]
-        tasks.append(asyncio.create_task(_signal_end(context.stopping, queue)))
-        for task in tasks:
-            stack.callback(task.cancel)
-        await context.send_command("greet", {"stream": stream_id})
-        if not await _collect_greetings(context, queue, stream_id, view, session.key):
-            return
-        cards = await approving.cards(context, session)
-        pending_callers = {each["id"]: each["caller"] for each in cards}
-        hello = view.hello(cards)
-        last_health, renewed, checked = hello["health"], loop.time(), loop.time()
-        yield sse.encode_event(encode(hello), name="hello", retry_ms=1000)
-        while True:
-            message, ends = b"", min(renewed + RENEW_SECONDS, checked + SLOW_TICK_SECONDS)
-            with suppress(TimeoutError):  # around nothing else, which would be lost
-                async with asyncio.timeout(max(0.0, ends - loop.time())):
-                    message = await queue.get()
-            if message:
-                event, to, data = message.split(b"\n", 2)
-                match event.decode():
-                    case "end":
-                        return
-                    case "signed-out" if to.decode() == session.key:
-                        return
-                    case "tick":
-                        yield sse.encode_event(view.merge_tick(to.decode(), *data.split(b"\n", 1)), name="tick")
-                    case "connections":
-                        view.connections[to.decode()] = decode(data)
-                        yield sse.encode_event(encode(merge_connections(view.connections.values())), name="connections")
-                    case "figures":
-                        view.figures[to.decode()] = decode(data, type=Figures)
-                        yield sse.encode_event(encode(view.page_figures()), name="figures")
-                    case "asked" if not data:
-                        yield sse.encode_event(b"{}", name="grants")
-                    case "asked":
-                        card = await approving.card(context, session, data.decode())
-                        if card is not None:
-                            pending_callers.pop(card["id"], None)
-                            if card["state"] == "pending":
-                                pending_callers[card["id"]] = card["caller"]
-                            yield sse.encode_event(encode(card), name="approval")
-                    case "greeting" | "signed-out":
-                        pass
-                    case name if to in (b"", session.key.encode()):
-                        yield sse.encode_event(data, name=name)
-            if loop.time() >= renewed + RENEW_SECONDS:
-                renewed = loop.time()
-                await context.send_command("watch", {})
-                yield sse.KEEP_ALIVE
-                if await context.sessions.find_session(request.token) is None:
-                    return
-                for approval_id, caller in list(pending_callers.items()):  # a caller leaves without a word
-                    card = await approving.card(context, session, approval_id)
-                    if card is not None and card["state"] == "pending" and card["caller"] != caller:
-                        pending_callers[approval_id] = card["caller"]
-                        yield sse.encode_event(encode(card), name="approval")
-            if loop.time() >= checked + SLOW_TICK_SECONDS:
-                checked = loop.time()
-                if view.drop_lost_workers():
-                    yield sse.encode_event(encode(view.merged_tick([])), name="tick")
-                    yield sse.encode_event(encode(merge_connections(view.connections.values())), name="connections")
-                if (new_health := view.health(len(pending_callers))) != last_health:
-                    last_health = new_health
-                    yield sse.encode_event(encode(last_health), name="health")
+        for pump in (
+            _pump(updates, self._queue),
+            _pump(approval_updates, self._queue, b"asked\n\n"),
+            _signal_end(context.stopping, self._queue),
+        ):
+            stack.callback(asyncio.create_task(pump).cancel)
+
+    async def _collect_greetings(self) -> bool:
+        """Wait for the greetings of all workers, at most GREET_SECONDS; return False if the stream ends meanwhile."""
+        stream_id, context = secrets.token_hex(8).encode(), self._context
+        await context.send_command("greet", {"stream": stream_id.decode()})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GREET_SECONDS):
+                while len(self._view.minutes) < context.workers:
+                    event, to, data = (await self._queue.get()).split(b"\n", 2)
+                    if self._is_end(event, to):
+                        return False
+                    if event == b"greeting" and to == stream_id:
+                        self._view.add_greeting(decode(data))
+        if not self._view.ticks:
+            self._view.add_greeting(decode(encode(_greeting(context))))
+        return True
+
+    async def _hello(self) -> bytes:
+        cards = await approvals.cards(self._context, self._session)
+        self._pending_callers = {each["id"]: each["caller"] for each in cards}
+        hello = self._view.hello(cards)
+        self._health = hello["health"]
+        return sse.encode_event(encode(hello), name="hello", retry_ms=1000)
+
+    def _is_end(self, event: bytes, to: bytes) -> bool:
+        return event == b"end" or (event == b"signed-out" and to.decode() == self._session.key)
+
+    async def _updates(self, event: str, to: str, data: bytes) -> AsyncIterator[bytes]:
+        """Yield the events of the page for one message; `to` is the worker it is from, or the session it is for."""
+        view = self._view
+        match event:
+            case "tick":
+                yield sse.encode_event(view.merge_tick(to, *data.split(b"\n", 1)), name="tick")
+            case "connections":
+                view.connections[to] = decode(data)
+                yield view.connections_event()
+            case "figures":
+                view.figures[to] = decode(data, type=Figures)
+                yield sse.encode_event(encode(view.page_figures()), name="figures")
+            case "asked" if not data:
+                yield sse.encode_event(b"{}", name="grants")
+            case "asked":
+                card = await approvals.card(self._context, self._session, data.decode())
+                if card is not None:
+                    self._pending_callers.pop(card["id"], None)
+                    if card["state"] == "pending":
+                        self._pending_callers[card["id"]] = card["caller"]
+                    yield sse.encode_event(encode(card), name="approval")
+            case "greeting" | "signed-out":
+                pass
+            case _ if to in ("", self._session.key):
+                yield sse.encode_event(data, name=event)
+
+    async def _changed_callers(self) -> AsyncIterator[bytes]:
+        """Yield the approvals whose caller has left or come back: no message tells of that."""
+        for approval_id, caller in list(self._pending_callers.items()):
+            card = await approvals.card(self._context, self._session, approval_id)
+            if card is not None and card["state"] == "pending" and card["caller"] != caller:
+                self._pending_callers[approval_id] = card["caller"]
+                yield sse.encode_event(encode(card), name="approval")
+
+    def _check(self) -> Iterator[bytes]:
+        """Yield what has changed by time alone: workers that are lost, and the health of the server."""
+        view = self._view
+        if view.drop_lost_workers():
+            yield sse.encode_event(encode(view.merged_tick([])), name="tick")
+            yield view.connections_event()
+        if (health := view.health(len(self._pending_callers))) != self._health:
+            self._health = health
+            yield sse.encode_event(encode(health), name="health")
 
 
 async def _pump(messages: AsyncIterator[bytes], queue: asyncio.Queue[bytes], prefix: bytes = b"") -> None:
     with suppress(StoreError):
         async for message in messages:
             await queue.put(prefix + message)
-    await queue.put(b"end\n\n")  # a stream that lost something is of no use
+    await queue.put(b"end\n\n")  # after a lost message the page must start from the whole state again
 
 
-async def _signal_end(closed: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
-    await closed.wait()
+async def _signal_end(stopping: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
+    await stopping.wait()
     await queue.put(b"end\n\n")
-
-
-async def _collect_greetings(
-    context: ConsoleContext, queue: asyncio.Queue[bytes], stream_id: str, view: MergedView, session: str
-) -> bool:
-    """Wait for what every worker says of itself, but not for one that does not; False if the stream ends meanwhile."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(GREET_SECONDS):
-            while len(view.minutes) < context.workers:
-                event, to, data = (await queue.get()).split(b"\n", 2)
-                if event == b"end" or (event, to) == (b"signed-out", session.encode()):
-                    return False
-                if event == b"greeting" and to == stream_id.encode():
-                    view.add_greeting(decode(data))
-    if not view.ticks:
-        view.add_greeting(decode(encode(_greeting(context))))
-    return True
