@@ -13,7 +13,6 @@ import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from handrail.audit.format import BEGINNING, verify
+from handrail.audit.query import csv_cell, parse_record, record_time
 from handrail.audit.reader import TrailFile
 from handrail.cli.arguments import parse_seconds
 from handrail.cli.exit_codes import ExitCode, UsageError
@@ -105,10 +105,10 @@ class _CallReader:
             trail = TrailFile(path)
             for _, line in trail.lines(last):
                 try:
-                    record = {"event": "", "call": "", "number": 0, **json.loads(line)}
+                    record = {"event": "", "call": "", "number": 0, **parse_record(line)}
                     if not isinstance(record["call"], str) or not isinstance(record["number"], int):
-                        raise TypeError("of another make")
-                except (ValueError, TypeError, RecursionError):  # never finished, or damaged
+                        raise ValueError("a record of another program")
+                except ValueError:
                     self.unreadable_lines += 1
                     continue
                 self._last[path] = record["number"]
@@ -129,30 +129,25 @@ def _call_record(record: Object) -> Object:
 
 def _filter(args: Namespace) -> Callable[[Object], bool]:
     globs = {name: glob for name in ("server", "tool", "outcome") if (glob := getattr(args, name)) is not None}
-    since = _time(args.since) if args.since is not None else None
+    since = _since(args.since) if args.since is not None else None
 
     def matches(record: Object) -> bool:
         if not all(fnmatchcase(str(record.get(name, "")), glob) for name, glob in globs.items()):
             return False
         try:
-            return since is None or _moment(str(record.get("time"))) >= since
+            return since is None or record_time(record) >= since
         except ValueError:
             return False
 
     return matches
 
 
-def _time(text: str) -> datetime:
+def _since(text: str) -> float:
     try:
         ago = parse_seconds(text)
-        return _moment(text) if ago is None else datetime.now(UTC) - timedelta(seconds=ago)
-    except (ValueError, OverflowError):  # the second: before there were years
+        return record_time({"time": text}) if ago is None else time.time() - ago
+    except ValueError:
         raise UsageError(f"--since: {text!r} is not a time such as 2026-07-28T09:30, or 30m, 2h, 7d ago") from None
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.astimezone()  # without a zone it is ours
 
 
 def _show(record: Object, screen: Screen) -> None:
@@ -186,7 +181,7 @@ def _cell(value: Json) -> str:
     if value is None:
         return ""
     text = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), lines=False)
-    return "'" + text if text.startswith(("=", "+", "-", "@")) else text  # a table program would run it
+    return csv_cell(text)
 
 
 def _copy(paths: Sequence[Path], args: Namespace) -> ExitCode:

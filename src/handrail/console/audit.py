@@ -13,17 +13,16 @@ import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from itertools import islice
 from math import nan
 from pathlib import Path
 from typing import Any
 
-from msgspec import DecodeError, Struct, to_builtins
-from msgspec.json import decode
+from msgspec import to_builtins
 
 from handrail.audit.format import TrailError, position_of, verify as verify_chain
 from handrail.audit.jsonl import rotated_files
+from handrail.audit.query import RecordRow, csv_cell, record_row
 from handrail.audit.reader import TrailFile
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
@@ -43,19 +42,6 @@ MORE_COLUMNS = ("server", "from", "client", "revision", "agreed", "step", "appro
 _FILTERS = ("event", "outcome", "tool", "who")
 _FIRST_EVENTS = frozenset({"intent", "refusal", "answered", "asked"})
 _CALL_ID = re.compile(r"[0-9a-f]{1,64}")
-_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # also as wide characters
-
-
-class _Record(Struct):
-    number: int
-    time: float
-    event: str
-    call: str
-    who: str
-    tool: str
-    outcome: str
-    rule: str
-    raw: Object
 
 
 async def view(context: ConsoleContext, request: ApiRequest) -> Object:
@@ -128,7 +114,7 @@ class _RecordFilter:
         self._exact = {name: query[name] for name in _FILTERS if query.get(name)}
         self.since, self._until = _number(query, "since", 0), _number(query, "until", float("inf"))
 
-    def matches(self, record: _Record, line: bytes) -> bool:
+    def matches(self, record: RecordRow, line: bytes) -> bool:
         return (
             all(getattr(record, name) == expected for name, expected in self._exact.items())
             and self.since <= record.time <= self._until
@@ -146,54 +132,20 @@ def _number(query: dict[str, str], name: str, default: float) -> float:
     return number
 
 
-def _record(number: int, line: bytes) -> _Record:
-    """A record as one row; the trail is a file, and may say anything."""
-    try:
-        raw = decode(line, type=Object)
-    except DecodeError:
-        return _Record(number, 0.0, "damaged", "", "", "", "", "", {"line": line[:1000].decode("utf-8", "replace")})
-
-    def member(*names: str) -> str:
-        return str(next((raw[name] for name in names if name in raw), ""))
-
-    try:
-        time = datetime.fromisoformat(member("time")).timestamp()
-    except ValueError:
-        time = 0.0
-    principal = member("principal") or member("by")
-    return _Record(
-        number,
-        time,
-        member("event"),
-        member("call"),
-        principal,
-        member("tool"),
-        member("outcome", "step"),
-        member("rule"),
-        raw,
-    )
-
-
-def _copy_from_intent(record: _Record, intent: _Record | None) -> None:
-    """An outcome does not repeat whose call it was."""
-    if intent is not None and record.event == "outcome":
-        record.who, record.tool, record.rule = intent.who, intent.tool, intent.rule
-
-
 # Reading
 
 
-def _read_page(path: Path, record_filter: _RecordFilter, before: int, limit: int) -> tuple[list[_Record], str, int]:
+def _read_page(path: Path, record_filter: _RecordFilter, before: int, limit: int) -> tuple[list[RecordRow], str, int]:
     trail = TrailFile(path)
     first, last = trail.span
     rows = islice(trail.newest_first(before), MAX_READ_RECORDS)
-    records: list[_Record] = []
-    lookahead: deque[tuple[_Record, bytes]] = deque()
-    intents: dict[str, _Record] = {}
+    records: list[RecordRow] = []
+    lookahead: deque[tuple[RecordRow, bytes]] = deque()
+    intents: dict[str, RecordRow] = {}
     at, is_over = before, False
     while len(records) < limit:
         for number, line in islice(rows, READ_AHEAD_RECORDS + 1 - len(lookahead)):
-            record = _record(number, line)
+            record = record_row(number, line)
             lookahead.append((record, line))
             if record.event == "intent":
                 intents[record.call] = record
@@ -201,7 +153,7 @@ def _read_page(path: Path, record_filter: _RecordFilter, before: int, limit: int
             break
         record, line = lookahead.popleft()
         at = record.number
-        _copy_from_intent(record, intents.pop(record.call, None) if record.event == "outcome" else None)
+        record.add_intent(intents.pop(record.call, None) if record.event == "outcome" else None)
         if record_filter.matches(record, line):
             records.append(record)
         elif 0 < record.time < record_filter.since - DAY_SECONDS:  # clocks are set back, but not so far
@@ -211,17 +163,17 @@ def _read_page(path: Path, record_filter: _RecordFilter, before: int, limit: int
     return records, "" if is_over or at <= first else str(at), total
 
 
-def _read_call_records(path: Path, call: str) -> list[_Record]:
+def _read_call_records(path: Path, call: str) -> list[RecordRow]:
     needle = f'"call":"{call}"'.encode()
-    records: list[_Record] = []
+    records: list[RecordRow] = []
     for number, line in islice(TrailFile(path).newest_first(), MAX_READ_RECORDS):
         if needle in line:
-            record = _record(number, line)
+            record = record_row(number, line)
             records.insert(0, record)
             if record.event in _FIRST_EVENTS:
                 break
     for record in records:
-        _copy_from_intent(record, records[0])
+        record.add_intent(records[0])
     return records
 
 
@@ -250,34 +202,29 @@ def _verify_file(path: Path) -> Object:
 # Taking away
 
 
-def _matching_lines(trail: TrailFile, record_filter: _RecordFilter) -> Iterator[tuple[bytes, _Record]]:
+def _matching_lines(trail: TrailFile, record_filter: _RecordFilter) -> Iterator[tuple[bytes, RecordRow]]:
     """Oldest first, each as it is in the file."""
-    intents: dict[str, _Record] = {}
+    intents: dict[str, RecordRow] = {}
     for _, line in trail.lines():
         link = position_of(line)
-        record = _record(link.number if link else 0, line)
+        record = record_row(link.number if link else 0, line)
         if record.event == "intent" and len(intents) < MAX_READ_RECORDS:
             intents[record.call] = record
-        _copy_from_intent(record, intents.pop(record.call, None) if record.event == "outcome" else None)
+        record.add_intent(intents.pop(record.call, None) if record.event == "outcome" else None)
         if record_filter.matches(record, line):
             yield line, record
 
 
-def _csv_rows(lines: Iterable[tuple[bytes, _Record]]) -> Generator[bytes]:
+def _csv_rows(lines: Iterable[tuple[bytes, RecordRow]]) -> Generator[bytes]:
     def row(cells: Iterable[object]) -> bytes:
         text = io.StringIO()
-        csv.writer(text).writerow([_csv_cell(str(each)) for each in cells])
+        csv.writer(text).writerow([csv_cell(str(each)) for each in cells])
         return text.getvalue().encode("utf-8", "replace")
 
     yield row([*COLUMNS, *MORE_COLUMNS])
     for _, record in lines:
         own = [str(record.raw.get("time", "")) if name == "time" else getattr(record, name) for name in COLUMNS]
         yield row([*own, *(record.raw.get(name, "") for name in MORE_COLUMNS)])
-
-
-def _csv_cell(text: str) -> str:
-    """A text, whatever a table program would make of it."""
-    return f"'{text}" if _FORMULA.match(text) else text
 
 
 async def _chunks(pieces: Generator[bytes]) -> AsyncIterator[bytes]:
