@@ -22,8 +22,7 @@ import pytest
 
 from cli_runs import COMMAND, SECONDS, environment, handrail
 from handrail import Client as McpClient
-from handrail.cli.load_server import ServerFile
-from handrail.cli.reload import reloading_server
+from handrail.cli.load_server import ServerFile, reloading_server
 from handrail.model import Object
 from handrail.testing import Peer
 from patience import PATIENCE

@@ -17,7 +17,8 @@ __all__ = ["main"]
 
 _MODULES = {"list": "tools", "show": "tools", "call": "tools", "inspect": "tools"}
 _MODULES |= {"config": "host_config", "install": "host_config", "explain": "check"}
-"""Where the verbs are that have no module of their own."""
+_MODULES |= {"console": "serve", "completion": "parser"}
+"""The modules of the verbs that have none of their own name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

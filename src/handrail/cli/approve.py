@@ -19,8 +19,7 @@ from handrail.audit.log import DATABASES, open_trail
 from handrail.cli.arguments import parse_document, parse_seconds
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.guarded_server import CommandConfig
-from handrail.cli.prompts import run_in_daemon_thread
-from handrail.cli.terminal import Screen
+from handrail.cli.terminal import Screen, run_in_daemon_thread
 from handrail.client.state_dir import state_folder
 from handrail.guards.limits import LOCAL
 from handrail.model import Object

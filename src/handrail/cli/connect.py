@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from handrail.cli.arguments import read_text
+from handrail.cli.arguments import read_text, typed_value
 from handrail.cli.exit_codes import UsageError
-from handrail.cli.prompts import TerminalForms, run_in_daemon_thread
-from handrail.cli.terminal import Screen, json_text
+from handrail.cli.terminal import Screen, json_text, run_in_daemon_thread
 from handrail.client.client import Client
 from handrail.client.consent import Confirm, allow, needs_confirmation
+from handrail.client.input_handlers import Elicitation
 from handrail.client.mcp_config import EntryError, ServerEntry, host_config_files, load
 from handrail.client.state_dir import Consents, StateDirectory, state_folder
 from handrail.client.tools import ListedTool
@@ -32,6 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
 _OTHER_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 MAX_DIFFERENCE = 40  # lines of a changed tool before the question: both stay on one screen
+CANCEL, DECLINE = "cancel", None
+MAX_QUESTION_LINES = 50  # so that a question stays on one screen
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
@@ -248,3 +250,100 @@ def _pair(text: str, sign: str, option: str, form: str) -> tuple[str, str]:
     if not separator or not name.strip():
         raise UsageError(f"{option} {text!r}: not {form}")
     return name, value
+
+
+# Questions of a server (CLI-32, APP-10, APP-11)
+
+
+class TerminalForms:
+    """Fills in forms with the person in front of the terminal; without one every question is declined."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
+    async def fill(self, question: Elicitation) -> Any:
+        """The content of a form, None if it is declined, "cancel" if the person goes away."""
+        return await run_in_daemon_thread(self._fill, question)
+
+    async def visit(self, question: Elicitation) -> bool:
+        """Whether the person has opened a page. They do it: nothing is fetched, nothing started here."""
+        return await run_in_daemon_thread(self._visit, question)
+
+    def _fill(self, question: Elicitation) -> Any:
+        self._introduce(question)
+        fields = question.schema.get("properties")
+        fields = fields if type(fields) is dict else {}
+        answers = dict(question.defaults)
+        only = _sole_boolean_field(question.schema.get("required"), fields)
+        if only:
+            reply = self._screen.read(f"{one_line(str(fields[only].get('title') or only), 60)}? [y/N/more] ")
+            if reply is None:
+                return DECLINE
+            if reply.lower() not in ("m", "more"):
+                return {**answers, only: reply.lower() in ("y", "yes")}
+        elif not question.schema.get("required") and fields.keys() <= answers.keys():  # to accept is the answer
+            reply = self._screen.read(f"Accept? [y/N{'/more' if fields else ''}] ")
+            if reply is None or reply.lower() not in ("m", "more"):
+                return answers if reply is not None and reply.lower() in ("y", "yes") else DECLINE
+        elif not self._screen.ask("Answer it?"):
+            return DECLINE
+        while True:
+            for name, field in fields.items():
+                if not self._field(name, field if type(field) is dict else {}, question.schema, answers):
+                    return CANCEL
+            self._screen.show_context("to be sent: " + json_text(answers))
+            reply = self._screen.read("Send it? [y/N/again] ")
+            if reply is None or reply.lower() in ("", "n", "no"):
+                return CANCEL
+            if reply.lower() in ("y", "yes"):
+                return answers
+
+    def _visit(self, question: Elicitation) -> bool:
+        self._introduce(question)
+        host = urlsplit(question.url).hostname or "?"
+        self._screen.show_context(f"  {escape(question.url, lines=False)}")
+        self._screen.show_context(f"  at {self._screen.paint(escape(host), 'bold', stream=sys.stderr)}")
+        if any(label.startswith("xn--") for label in host.split(".")) or not host.isascii():
+            self._screen.show_context("  careful: the name is written in characters that look like others")
+        return self._screen.ask("Open it in your browser yourself; did you?")
+
+    def _field(self, name: str, field: Object, schema: Object, answers: Object) -> bool:
+        kind = "/".join(map(str, field["enum"])) if type(field.get("enum")) is list else str(field.get("type", "any"))
+        about = one_line(str(field.get("title") or field.get("description") or ""), 60)
+        proposed = f" [{json_text(answers[name])}]" if name in answers else ""
+        while True:
+            text = self._screen.read(f"  {one_line(name, 40)} ({one_line(kind, 60)}) {about}{proposed}: ")
+            if text is None:
+                return False
+            if not text:
+                return True  # as proposed, or left out
+            try:
+                answers[name] = typed_value(text, field, schema)
+                return True
+            except ValueError as wrong:
+                self._screen.show_context(f"  {escape(str(wrong))}")
+
+    def _introduce(self, question: Elicitation) -> None:
+        """Who asks, and every line of what it says marked as its words."""
+        self._screen.show_context(f"{escape(question.server, lines=False)} asks:")
+        lines = escape(question.message).splitlines()
+        for line in lines[:MAX_QUESTION_LINES]:
+            self._screen.show_context(f"  | {line}")
+        if len(lines) > MAX_QUESTION_LINES:
+            self._screen.show_context(f"  | … {len(lines) - MAX_QUESTION_LINES:,} more lines are not shown")
+        if question.warning:
+            self._screen.show_context(f"Careful: {escape(question.warning, lines=False)}")
+        if not self._screen.is_attended:
+            self._screen.note(
+                "nobody can be asked here: declined; a server's question is answered at a terminal, not by --yes"
+            )
+
+
+def _sole_boolean_field(required: Any, fields: Object) -> str:
+    """The name of the one thing a form wants to know, if a yes or a no says it and the rest need not be said."""
+    if type(required) is not list or len(required) != 1:
+        return ""
+    others = {name: field for name, field in fields.items() if name != required[0]}
+    sole_field = fields.get(required[0]) if type(required[0]) is str else None
+    is_one = type(sole_field) is dict and sole_field.get("type") == "boolean"
+    return required[0] if is_one and all(type(each) is dict and "default" in each for each in others.values()) else ""

@@ -7,6 +7,7 @@ import re
 import sys
 from argparse import (
     SUPPRESS,
+    Action,
     ArgumentParser,
     ArgumentTypeError,
     Namespace,
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from handrail.cli.exit_codes import ExitCode, UsageError
 
-__all__ = ["build_parser"]
+__all__ = ["build_parser", "run_completion"]
 
 _TARGET = "a Python file, and the server in it if there are several"
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
@@ -41,6 +42,8 @@ class CommandParser(ArgumentParser):
 
 
 if TYPE_CHECKING:
+    from handrail.cli.terminal import Screen
+
     _Choice = _SubParsersAction[CommandParser]
 else:
     _Choice = _SubParsersAction
@@ -392,3 +395,77 @@ def _count(text: str) -> int:
     if not (number := _number(text)):
         raise ArgumentTypeError("0 is not a number above 0")
     return number
+
+
+# `handrail completion`
+
+
+def run_completion(args: Namespace, screen: Screen) -> int:
+    root = build_parser()
+    verbs = next(each for each in root._actions if isinstance(each, _SubParsersAction)).choices
+    script = _fish_script(root, verbs) if args.shell == "fish" else _bash_script(root, verbs)
+    if args.shell == "zsh":
+        script = f"autoload -U +X compinit bashcompinit && compinit && bashcompinit\n{script}"
+    if screen.as_json:
+        screen.data({"shell": args.shell, "script": script})
+    else:
+        print(script, end="")
+    return ExitCode.OK
+
+
+def _flags(command: ArgumentParser) -> list[Action]:
+    return [each for each in command._actions if each.option_strings]
+
+
+def _completion_words(command: ArgumentParser) -> str:
+    """What can stand after it: the words it knows itself, and its options."""
+    choices = [str(word) for each in command._actions if not each.option_strings for word in each.choices or ()]
+    return " ".join([*choices, *(flag for each in _flags(command) for flag in each.option_strings)])
+
+
+def _bash_script(root: ArgumentParser, verbs: dict[str, ArgumentParser]) -> str:
+    values = {
+        "|".join(each.option_strings): " ".join(map(str, each.choices))
+        for command in (root, *verbs.values())
+        for each in _flags(command)
+        if each.choices
+    }
+    after = "\n".join(f'    {flags}) words="{words}" ;;' for flags, words in values.items())
+    cases = "\n".join(f'      {name}) words="{_completion_words(command)}" ;;' for name, command in verbs.items())
+    return f"""\
+_handrail() {{
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" verb="" word words
+  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    case "$word" in {"|".join(verbs)}) verb="$word"; break ;; esac
+  done
+  case "${{COMP_WORDS[COMP_CWORD-1]}}" in
+{after}
+    *) case "$verb" in
+{cases}
+      *) words="{_completion_words(root)}" ;;
+    esac ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}}
+complete -o default -F _handrail handrail
+"""
+
+
+def _fish_script(root: ArgumentParser, verbs: dict[str, ArgumentParser]) -> str:
+    start = "complete -c handrail -n"
+    lines = [
+        f"{start} __fish_use_subcommand -a {name} -d {_shell_quoted(command.description)}"
+        for name, command in verbs.items()
+    ]
+    for name, command in {"": root, **verbs}.items():
+        when = f"'__fish_seen_subcommand_from {name}'" if name else "__fish_use_subcommand"
+        for each in command._actions:
+            flags = [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in each.option_strings]
+            values = [f"-x -a {_shell_quoted(' '.join(map(str, each.choices)))}"] if each.choices else []
+            if (flags or values) and not isinstance(each, _SubParsersAction):
+                lines.append(" ".join([start, when, *flags, *values, "-d", _shell_quoted(each.help)]))
+    return "\n".join(lines) + "\n"
+
+
+def _shell_quoted(text: str | None) -> str:
+    return "'" + (text or "").replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,7 +1,8 @@
-"""`handrail serve`: the tools of a Python file, over standard input and output or over HTTP."""
+"""`handrail serve`: the tools of a Python file, over stdio or HTTP. `handrail console`: a link to its console."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import tempfile
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from msgspec.json import decode
+
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.guarded_server import CommandConfig
-from handrail.cli.load_server import ServerFile
-from handrail.cli.reload import reloading_server
+from handrail.cli.load_server import ServerFile, reloading_server
 from handrail.cli.terminal import Screen
 from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError
@@ -25,7 +27,7 @@ from handrail.transports.stdio import explain_terminal
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["run_serve"]
+__all__ = ["run_console", "run_serve"]
 
 
 def run_serve(args: Namespace, screen: Screen) -> int:
@@ -125,3 +127,45 @@ def _listen(
 
 def _print_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+# `handrail console`
+
+
+def run_console(args: Namespace, screen: Screen) -> int:
+    return asyncio.run(_open_link(args, screen))
+
+
+async def _open_link(args: Namespace, screen: Screen) -> int:
+    from handrail.console.access import ROLES, SessionStore, new_code
+
+    command_config = CommandConfig(args)
+    file = command_config.store_file()
+    roles = args.roles.split(",") if args.roles else None
+    if unknown := sorted(set(roles or ()) - set(ROLES)):
+        raise UsageError(f"--roles: {unknown[0]!r} is not one of {', '.join(ROLES)}")
+    if not file.exists():
+        raise UsageError(f"{file}: nothing has been served from here; `handrail serve FILE --console` opens one")
+    store = command_config.store(file)
+    try:
+        rows = await store.scan("console-at:")
+        consoles = [(key.split(":", 1)[1].rpartition(":")[0], decode(value)["url"]) for key, value in rows]
+        if args.name:
+            consoles = [each for each in consoles if each[0] == args.name]
+        if not consoles:
+            which = f" of {args.name!r}" if args.name else ""
+            raise UsageError(f"no console{which} is open; `handrail serve FILE --console` opens one")
+        if len({name for name, _ in consoles}) > 1:
+            raise UsageError(f"several are open, name one: {', '.join(sorted({name for name, _ in consoles}))}")
+        links = []
+        for name, url in consoles:
+            code = new_code()
+            await SessionStore(store, name, lambda: 0.0).add_code(
+                code, args.as_ or command_config.config.console.principal, roles
+            )
+            links.append(f"{url}/#code={code}")
+    finally:
+        await store.close()
+    for link in links:
+        screen.data({"console": link}) if screen.as_json else screen.write(link)
+    return ExitCode.OK

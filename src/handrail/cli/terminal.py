@@ -14,18 +14,23 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from itertools import zip_longest
-from typing import Any, TextIO
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 from handrail.cli.lines import mark_foreign_lines, message
 from handrail.text.controls import escape, one_line
 
-__all__ = ["Screen", "Spinner", "json_text", "setup_logs_and_signals"]
+__all__ = ["Screen", "Spinner", "json_text", "run_in_daemon_thread", "setup_logs_and_signals"]
 
 MAX_LOGGED = 20
 FIRST_LINES, LAST_LINES = 100, 100  # shown of what a server writes on standard error
 MAX_LINE_CHARS = 1_000
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_prompt_lock = threading.Lock()  # one question at a time: an answer must not go to another question
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 24
@@ -261,6 +266,22 @@ class _ErrorLogHandler(logging.Handler):
         self._left -= 1
         if self._left >= 0:
             print(message(one_line(record.getMessage(), 300)), file=sys.stderr, flush=True)
+
+
+async def run_in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """In a thread that ends with the process: whoever types may never come to an end, and Ctrl-C has to be heard."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # from here on nobody can take it back, and it may be set
+
+    def run() -> None:
+        try:
+            with _prompt_lock:
+                done.set_result(work(*args, **kwargs))
+        except Exception as problem:
+            done.set_exception(problem)
+
+    threading.Thread(target=run, name="handrail-form", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def setup_logs_and_signals() -> None:
