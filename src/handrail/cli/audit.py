@@ -13,6 +13,7 @@ import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -145,8 +146,8 @@ def _filter(args: Namespace) -> Callable[[Object], bool]:
 def _since(text: str) -> float:
     try:
         ago = parse_seconds(text)
-        return record_time({"time": text}) if ago is None else time.time() - ago
-    except ValueError:
+        return record_time({"time": text}) if ago is None else (datetime.now(UTC) - timedelta(seconds=ago)).timestamp()
+    except (ValueError, OverflowError):  # the second: before the year 1
         raise UsageError(f"--since: {text!r} is not a time such as 2026-07-28T09:30, or 30m, 2h, 7d ago") from None
 
 
