@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from handrail.config import ConfigError as ConfigError, load_config as load_config
     from handrail.console import Console as Console
     from handrail.engine.call import Call as Call
-    from handrail.engine.core import Limits as Limits
+    from handrail.engine.core import Limits as Limits, ServerOptions as ServerOptions
     from handrail.engine.input_requests import (
         Answer as Answer,
         Form as Form,
@@ -63,10 +63,11 @@ if TYPE_CHECKING:
         Tool as Tool,
         ToolResult as ToolResult,
     )
-    from handrail.server import Server as Server
+    from handrail.server import Server as Server, ToolOptions as ToolOptions
     from handrail.stores import Store as Store, StoreError as StoreError
     from handrail.stores.memory import MemoryStore as MemoryStore
     from handrail.stores.sqlite import SqliteStore as SqliteStore
+    from handrail.transports.http.options import EndpointOptions as EndpointOptions, HttpOptions as HttpOptions
     from handrail.transports.http1.listen import HttpLimits as HttpLimits
 else:
     __all__, __getattr__, __dir__ = lazy_names(
@@ -83,16 +84,17 @@ else:
             "config": "ConfigError load_config",
             "console": "Console",
             "engine.call": "Call",
-            "engine.core": "Limits",
+            "engine.core": "Limits ServerOptions",
             "engine.input_requests": "Answer Form Roots Sample Url",
             "errors": "AuthorizationError CallFailed CallTimeout ConfirmationRequired Denied HandrailError HttpRefused"
             " InvalidResult Kind LocalProtocolError PeerError Refused RemoteProtocolError SchemaError Sent ToolError"
             " TransportError Unrecorded",
             "model": "Audio ClientInfo EmbeddedResource Image Principal ResourceLink Text Tool ToolResult",
-            "server": "Server",
+            "server": "Server ToolOptions",
             "stores": "Store StoreError",
             "stores.memory": "MemoryStore",
             "stores.sqlite": "SqliteStore",
+            "transports.http.options": "EndpointOptions HttpOptions",
             "transports.http1.listen": "HttpLimits",
         },
     )

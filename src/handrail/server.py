@@ -29,6 +29,7 @@ from handrail.options import collection, describe_value, expect, seconds, texts
 from handrail.other_names import NOT_HERE, suggest_names
 from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
+from handrail.transports.http.options import EndpointOptions, HttpOptions
 from handrail.transports.memory import MemoryChannel
 from handrail.transports.process.supervisor import Ready, run_until_exit
 from handrail.transports.stdio import StdioConnection, explain_terminal, private_descriptors, script, take_descriptors
@@ -36,8 +37,7 @@ from handrail.transports.stdio import StdioConnection, explain_terminal, private
 if TYPE_CHECKING:
     from handrail.approvals.queue import ApprovalQueue
     from handrail.stores import Store
-    from handrail.transports.http.endpoint import Endpoint, EndpointOptions
-    from handrail.transports.http.serve import HttpOptions
+    from handrail.transports.http.endpoint import Endpoint
 
 __all__ = ["Server"]
 
@@ -53,28 +53,82 @@ LOCAL_PRINCIPAL = Principal("local")
 
 
 class ToolOptions(TypedDict, total=False):
-    """What can be said of a tool beside its function."""
+    """Options of a tool; each overrides what is read from the function.
+
+    name: 1–128 characters of A-Za-z0-9_.- (the name of the function)
+    title: the name that people read
+    description: what the tool does, for the model (the docstring)
+    input_schema: a JSON Schema, kept as written: 2020-12, or draft-07 if its $schema says so (from the type hints)
+    output_schema: the same for results; None: no schema, whatever the return annotation says
+    read_only: the tool changes nothing
+    destructive: the tool may destroy something: a person is asked before it runs
+    idempotent: a second call with the same arguments changes nothing more
+    open_world: the tool reaches others than the server's own data
+    annotations: the same hints as the protocol writes them: readOnlyHint, destructiveHint, …; and title
+    icons: icons as the protocol writes them: src, mimeType, sizes
+    meta: the _meta of the tool
+    tags: names for groups of tools, for the rules of a policy
+    timeout: seconds, or (idle, total) seconds (60, 600)
+    scopes: scopes that a caller's token must have
+    hide: do not list the tool for callers without these scopes (False)
+    dangerous: why the tool's output must be handled with care; its results are marked with this text
+    inline: run a `def` tool on the event loop: quick, but it must not block (False)
+    extra: "allow" accepts arguments that the signature does not name ("forbid")
+    preview: a function that says what a call would do, for the person who is asked about it; same arguments
+    """
 
     name: str
     title: str
     description: str
-    input_schema: Object  # kept as written; JSON Schema 2020-12, or draft-07 where it says so
-    output_schema: Object | None  # None: promise nothing, whatever the return annotation says
-    read_only: bool  # it changes nothing
-    destructive: bool  # it may destroy something: a person is asked before it runs
-    idempotent: bool  # to call it again with the same arguments changes nothing more
-    open_world: bool  # it reaches others than the server's own data
-    annotations: Object  # the same as the protocol writes them: readOnlyHint, destructiveHint, …; and title
+    input_schema: Object
+    output_schema: Object | None
+    read_only: bool
+    destructive: bool
+    idempotent: bool
+    open_world: bool
+    annotations: Object
     icons: list[Object]
     meta: Object
     tags: Iterable[str]
-    timeout: float | tuple[float, float]  # seconds, or (without a sign of life, in all); unset: (60, 600)
-    scopes: Iterable[str]  # that a caller's token must have
-    hide: bool  # the tool from callers without them
-    dangerous: str  # why its output must be handled with care
-    inline: bool  # run a `def` tool on the loop: quick, but it must not block
-    extra: Literal["forbid", "allow"]  # arguments the signature does not name
-    preview: Callable[..., Any]  # says what a call would do, to whoever is asked about it; takes the same arguments
+    timeout: float | tuple[float, float]
+    scopes: Iterable[str]
+    hide: bool
+    dangerous: str
+    inline: bool
+    extra: Literal["forbid", "allow"]
+    preview: Callable[..., Any]
+
+
+class _Default:
+    """The default of an option in a signature; its documentation says what it is."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+def _takes_options(*classes: Any) -> Callable[[F], F]:
+    """Write out the options of a function that ends in `**options: Unpack[…]`, in its signature and its docstring.
+
+    Type checkers and editors read `Unpack`; `help()` and `inspect.signature()` read what is set here. Each class is a
+    TypedDict whose docstring documents its own members, one a line. The class that inherits comes first.
+    """
+
+    def write_out(function: F) -> F:
+        signature = inspect.signature(function)
+        annotations: dict[str, Any] = {}
+        for each in reversed(classes):
+            own = {name: kind for name, kind in each.__annotations__.items() if name not in annotations}
+            annotations = own | annotations
+        keywords = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_Default(), annotation=kind.__forward_arg__)
+            for name, kind in annotations.items()
+        ]
+        named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*named, *keywords])  # type: ignore[attr-defined]
+        function.__doc__ = "\n\n".join(map(inspect.cleandoc, [function.__doc__ or "", *(c.__doc__ for c in classes)]))
+        return function
+
+    return write_out
 
 
 _OPTION_TYPES = {
@@ -117,7 +171,13 @@ class Server:
     ...     return f"{city}: sun for {days} days"
     """
 
+    @_takes_options(ServerOptions, GuardOptions)
     def __init__(self, name: str, *, lifespan: Lifespan | None = None, **options: Unpack[ServerOptions]) -> None:
+        """Make a server without tools; `@server.tool` adds one.
+
+        name: what clients see as the name of the server
+        lifespan: an async context manager `lifespan(server)`; what it yields is `call.state`
+        """
         self.name = name
         self.engine = Engine(self, name, options)
         self.state: Any = None
@@ -134,11 +194,12 @@ class Server:
     def tool(self, function: F, /) -> F: ...
     @overload
     def tool(self, name: str | None = None, /, **options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
+    @_takes_options(ToolOptions)
     def tool(self, function: F | str | None = None, /, **options: Unpack[ToolOptions]) -> F | Callable[[F], F]:
-        """Make a function a tool: `@server.tool`, or `@server.tool(title="…")` with any of `ToolOptions`.
+        """Make a function a tool: `@server.tool`, `@server.tool("name")`, or `@server.tool(title="…")`.
 
-        Its name, docstring and hints become name, description and schemas; every option overrides one of them.
-        `async def` runs on the loop, `def` in a worker thread.
+        The function's name, docstring and type hints become name, description and schemas. `async def` runs on the
+        event loop, `def` in a worker thread.
         """
 
         def register(function: F) -> F:
@@ -152,8 +213,9 @@ class Server:
             return register
         return register if function is None else register(function)
 
+    @_takes_options(ToolOptions)
     def add(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Tool:
-        """Add a tool, also while the server runs."""
+        """Add a function or a method as a tool, also while the server runs: `@server.tool` as a plain call."""
         if not self.engine.has_tools:
             raise SchemaError(f"server {self.name!r} was made with tools=False")
         name = options.get("name", _name_of(function))
@@ -269,13 +331,12 @@ class Server:
         self.engine.add_middleware(function)
         return function
 
+    @_takes_options(GuardOptions)
     def guard(self, **options: Unpack[GuardOptions]) -> None:
-        """Set guards of a server that is there already; those not named stay as they are. Not while it serves."""
+        """Set guards; those that are not named stay as they are. Raises RuntimeError while the server serves."""
         if self.is_serving:
             raise RuntimeError(f"server {self.name!r}: guards cannot be changed while it serves")
-        for option in options:
-            if option not in GuardOptions.__annotations__:
-                raise TypeError(f"server {self.name!r}: unknown guard {option!r}")
+        check_options(f"server {self.name!r}", options, GuardOptions.__annotations__)
         self.engine.guard(options)
 
     @property
@@ -285,19 +346,26 @@ class Server:
 
     # Serving
 
+    @_takes_options(EndpointOptions)
     def asgi(self, *, store: Store | None = None, **options: Unpack[EndpointOptions]) -> Endpoint:
-        """The server as an ASGI application, to be served or mounted anywhere."""
+        """Return the server as an ASGI application, to be served or mounted anywhere.
+
+        store: a store for what processes share, and what outlives one (in memory)
+        """
         from handrail.stores.memory import MemoryStore
-        from handrail.transports.http.endpoint import Endpoint, EndpointOptions
+        from handrail.transports.http.endpoint import Endpoint
 
         check_options("asgi", options, EndpointOptions.__annotations__)  # a misspelt `auth` would let everybody in
         return Endpoint(self.engine, MemoryStore if store is None else store, **options)
 
+    @_takes_options(HttpOptions, EndpointOptions)
     def run(self, *, http: str | int | None = None, **options: Unpack[HttpOptions]) -> None:
         """Serve until a signal comes: one client over standard input and output, or any number of them over HTTP.
 
-        Over stdio it also ends when the client goes or the parent dies. `http` is an address, `"127.0.0.1:8000"`, or a
-        port of this machine, `8000`.
+        Over stdio it also ends when the client closes the input or the parent process dies. All options but `http` are
+        for HTTP.
+
+        http: an address, "127.0.0.1:8000", or a port of this machine, 8000 (serve over standard input and output)
         """
         _warn_of_unused_settings()
         if http is not None:

@@ -16,16 +16,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 PUBLIC = {
     "handrail": """
-        Answer Audio AuthorizationError BlockingClient Call CallFailed CallResult CallTimeout Client ClientInfo Clocks
-        ConfigError Confirmation ConfirmationRequired Console Denied Elicitation EmbeddedResource Form HandrailError
-        HttpLimits HttpRefused Image InvalidResult Kind Limits ListedTool LocalProtocolError Log MemoryStore PeerError
-        Principal Progress Refused RemoteProtocolError ResourceLink Roots Sample Sampling SchemaError Sent Server
-        ServerEntry SqliteStore Store StoreError Text Tool ToolError ToolResult Tools TransportError Unrecorded Url
-        allow load_config
+        Answer Audio AuthorizationError BlockingClient Call CallFailed CallResult CallTimeout Client ClientInfo
+        Clocks ConfigError Confirmation ConfirmationRequired Console Denied Elicitation EmbeddedResource
+        EndpointOptions Form HandrailError HttpLimits HttpOptions HttpRefused Image InvalidResult Kind Limits
+        ListedTool LocalProtocolError Log MemoryStore PeerError Principal Progress Refused RemoteProtocolError
+        ResourceLink Roots Sample Sampling SchemaError Sent Server ServerEntry ServerOptions SqliteStore Store
+        StoreError Text Tool ToolError ToolOptions ToolResult Tools TransportError Unrecorded Url allow load_config
     """,
     "handrail.guards": """
-        Approval ApprovalError ApprovalGrant ApprovalQueue Approvals Blocked Finding Policy Predicate Rate Rates Rule
-        Sanitize ToolRate ToolSanitize Trail TrailError TrailSettings Webhook open_trail
+        Approval ApprovalError ApprovalGrant ApprovalQueue Approvals Blocked Finding GuardOptions Policy Predicate
+        Rate Rates Rule Sanitize ToolRate ToolSanitize Trail TrailError TrailSettings Webhook open_trail
     """,
     "handrail.auth": "ApiKeys Introspection JwtVerifier OAuth Verifier open_browser",
     "handrail.testing": "Peer PeerChannel",

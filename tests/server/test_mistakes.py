@@ -388,6 +388,7 @@ ELSEWHERE = {
     *"Tools ListedTool ServerEntry ApprovalQueue Sanitizer BlockingClient".split(),
     *"Call Console ToolError Refused RemoteProtocolError TrailError open_trail".split(),
     *"Trail Verifier Store MemoryStore SqliteStore PeerChannel ApprovalGrant".split(),
+    *"EndpointOptions HttpOptions ServerOptions ToolOptions GuardOptions".split(),  # checked where they are given
     "Predicate",  # which the policy checks, see below
 }
 MODULES = ("handrail", "handrail.guards", "handrail.auth", "handrail.testing")
@@ -425,16 +426,10 @@ def collections_in(thing: Callable[..., Any]) -> list[str]:
     """The parameters that take several things, also those of `**options`."""
     function = getattr(thing, "__init__") if inspect.isclass(thing) else thing  # noqa: B009  # which types do not allow
     struct = inspect.isclass(thing) and hasattr(thing, "__struct_fields__")
-    spaces = {**vars(typing), **vars(abc), **vars(handrail), "Path": Path}
-    for module in (
-        "handrail.audit.log",
-        "handrail.stores",
-        "handrail.transports.http.endpoint",
-        "handrail.transports.http.serve",
-    ):
-        spaces |= vars(importlib.import_module(module))
-    for module in ("handrail.guards.policy", "handrail.approvals.queue", "handrail.client.blocking"):
-        spaces |= vars(importlib.import_module(module))
+    spaces = {**vars(typing), **vars(abc), "Path": Path}
+    for module in ("handrail.transports.http.endpoint", "handrail.client.blocking", *MODULES):
+        home = importlib.import_module(module)
+        spaces |= vars(home) | {name: getattr(home, name) for name in vars(home).get("__all__", ())}
     hints = get_type_hints(thing if struct else function, localns=spaces, include_extras=True)
     found: list[str] = []
     for name, hint in hints.items():

@@ -21,7 +21,8 @@ from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError
 from handrail.server import Server
 from handrail.text.controls import escape
-from handrail.transports.http.serve import HttpOptions, run_endpoint
+from handrail.transports.http.options import HttpOptions
+from handrail.transports.http.serve import run_endpoint
 from handrail.transports.stdio import explain_terminal
 
 if TYPE_CHECKING:

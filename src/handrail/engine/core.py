@@ -57,25 +57,44 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class ServerOptions(GuardOptions, total=False):
-    """What can be said of a server beside its name."""
+    """Options of a server.
+
+    version: the server's own version ("0.0.0")
+    title: the name that people read
+    description: what the server is for
+    icons: icons as the protocol writes them: src, mimeType, sizes
+    website_url: a page about the server
+    instructions: how a model should use these tools together
+    page_size: tools on one page of the list (1,000; all of them for 2024-10-07)
+    list_changed: notify clients when the tools change (True)
+    tools: False: the server has no tools and says so (True)
+    revisions: the names of the revisions to speak (all)
+    workers: threads for `def` tools (16)
+    keys: secrets that seal cursors and request states; the first seals, all open (HANDRAIL_KEY, else random)
+    identify: name the server in every result of 2026-07-28 (True)
+    cache_seconds: how long a client may keep the list (60)
+    invalid_arguments: report them as "error" or as "result" ("by_revision")
+    limits: sizes and times (Limits())
+    tracing: an OpenTelemetry span for each call (False)
+    """
 
     version: str
     title: str
     description: str
     icons: list[Object]
     website_url: str
-    instructions: str  # for the model: how to use these tools
-    page_size: int  # tools a page of the list; unset: 1,000, and all of them for 2024-10-07
-    list_changed: bool  # tell clients when the tools change (default), or never
-    tools: bool  # False: this server has none and says so
-    revisions: Iterable[str]  # speak only these
-    workers: int  # threads for `def` tools (16)
-    keys: list[bytes]  # for cursors and request states; the first seals, all open. Default: HANDRAIL_KEY, else random
-    identify: bool  # name the server in every result of 2026-07-28 (default)
-    cache_seconds: float  # how long a client may keep the list (60)
-    invalid_arguments: Literal["by_revision", "error", "result"]  # how they are told
+    instructions: str
+    page_size: int
+    list_changed: bool
+    tools: bool
+    revisions: Iterable[str]
+    workers: int
+    keys: list[bytes]
+    identify: bool
+    cache_seconds: float
+    invalid_arguments: Literal["by_revision", "error", "result"]
     limits: Limits
-    tracing: bool  # an OpenTelemetry span for each call (False)
+    tracing: bool
 
 
 _MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {

@@ -62,19 +62,32 @@ MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown wit
 
 
 class GuardOptions(TypedDict, total=False):
-    """The guards of a server; what is not said is safe."""
+    """Guards; the defaults are safe.
 
-    policy: Policy | Sequence[Rule]  # who may call what (destructive tools ask, all others are allowed)
-    rates: Rates | None  # how often; None: as often as anybody likes
-    sanitize: Sanitize | None  # what may leave; None: whatever a tool returns
-    inspectors: Sequence[Inspector]  # of your own, for what leaves
-    secrets: Iterable[str]  # that must not leave, beside those of the environment
-    approvals: Approvals  # who is asked, and for how long
-    repair: bool  # read `"5"` as 5 where only that fits (False)
-    audit: str | Path | Trail | None  # a file for the record of each call: `.db` or `.jsonl`
-    trail: TrailSettings  # how that file is kept
-    audit_arguments: bool  # with their arguments, masked (False: with a digest of them)
-    store: Store | str | Path  # where approvals wait (a `.db` file), if not in the file of the audit
+    policy: a Policy, or a list of Rules: who may call what (destructive tools ask, all others are allowed)
+    rates: rate limits; None: no limit (Rates())
+    sanitize: what may leave; None: whatever a tool returns (Sanitize())
+    inspectors: functions (tool, result) of your own that check each result
+    secrets: further values that must not leave (those of the environment)
+    approvals: who is asked about a call, and for how long (Approvals())
+    repair: read "5" as 5 where only that fits (False)
+    audit: a file for the audit log, .db or .jsonl; or a Trail (no audit log)
+    trail: how that file is kept (TrailSettings())
+    audit_arguments: log arguments, masked; else a digest of them (False)
+    store: where approvals wait, and shared limits are counted: a .db file or a Store (the audit log's, or memory)
+    """
+
+    policy: Policy | Sequence[Rule]
+    rates: Rates | None
+    sanitize: Sanitize | None
+    inspectors: Sequence[Inspector]
+    secrets: Iterable[str]
+    approvals: Approvals
+    repair: bool
+    audit: str | Path | Trail | None
+    trail: TrailSettings
+    audit_arguments: bool
+    store: Store | str | Path
 
 
 _MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from handrail.approvals.webhook import Webhook as Webhook
     from handrail.audit.format import TrailError as TrailError
     from handrail.audit.log import Trail as Trail, TrailSettings as TrailSettings, open_trail as open_trail
+    from handrail.engine.guard_set import GuardOptions as GuardOptions
     from handrail.guards.cleaning import Finding as Finding
     from handrail.guards.policy import Policy as Policy
     from handrail.guards.predicates import Predicate as Predicate
@@ -36,6 +37,7 @@ else:
             "approvals.webhook": "Webhook",
             "audit.format": "TrailError",
             "audit.log": "Trail TrailSettings open_trail",
+            "engine.guard_set": "GuardOptions",
             "guards.cleaning": "Finding",
             "guards.policy": "Policy",
             "guards.predicates": "Predicate",

@@ -11,10 +11,10 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import uniform
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from msgspec.json import decode as parse
 
@@ -23,7 +23,6 @@ from handrail.engine.dispatcher import Dispatcher
 from handrail.engine.http_sessions import TOPIC, HttpSessions
 from handrail.engine.rejections import RejectionLog
 from handrail.errors import HandrailError, Refused
-from handrail.guards.identity import Verifier
 from handrail.jsonrpc import encode
 from handrail.model import Principal
 from handrail.options import describe_value, expect
@@ -32,6 +31,7 @@ from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import Headers, HostOriginCheck
 from handrail.stores import Store, StoreError
 from handrail.transports.http.monitoring import RequestMonitor
+from handrail.transports.http.options import EndpointOptions
 from handrail.transports.http.post import WATCH_DELAY_SECONDS, Continuation, Exchange, PostHandler
 from handrail.transports.http.response import JSON, Fields, Receive, ResponseStream, Scope, Send
 from handrail.transports.http.streams import DeleteHandler, GetHandler
@@ -54,18 +54,6 @@ _PREFLIGHT: Fields = [
 ]
 _METADATA_PATH = "/.well-known/oauth-protected-resource"
 _HANDLERS: dict[str, type[Exchange]] = {"GET": GetHandler, "POST": PostHandler, "DELETE": DeleteHandler}
-
-
-class EndpointOptions(TypedDict, total=False):
-    """How a server is reached over HTTP."""
-
-    path: str  # "/mcp"
-    hosts: Iterable[str]  # the names it answers to; unset: those of the local machine; "*": any
-    origins: Iterable[str]  # web pages that may talk to it, beside those of its own address
-    auth: Verifier  # who is calling; unset: anybody who comes through the door
-    legacy_stateless: bool  # serve clients of handshake revisions that have no session
-    metrics_token: str  # `/metrics` for whoever has it; unset: there is no such page
-    access_log: bool  # a line of JSON for each request, by the logger "handrail.access" (False)
 
 
 _OPTION_TYPES = {

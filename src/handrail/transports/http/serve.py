@@ -16,21 +16,10 @@ from handrail.options import expect
 from handrail.schema.explain import check_options
 from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
-from handrail.transports.http.endpoint import Endpoint, EndpointOptions
+from handrail.transports.http.endpoint import Endpoint
 from handrail.transports.http.monitoring import access
+from handrail.transports.http.options import EndpointOptions, HttpOptions
 from handrail.transports.http1.listen import HttpLimits
-
-
-class HttpOptions(EndpointOptions, total=False):
-    """How a server listens."""
-
-    store: str | Path  # a file for what must be shared and outlive a process; unset: in memory, or a temporary one
-    workers: int  # processes on one port (1)
-    certificate: str
-    key: str
-    http_limits: HttpLimits
-    metrics: str  # an address of its own for `/metrics`
-    ready: Callable[[str], None]  # told the URL when it listens; unset: it is printed to standard error
 
 
 def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> None:
