@@ -729,7 +729,7 @@ def free_port() -> int:
 
 @pytest.mark.parametrize(
     ("url", "text"),
-    [("http://127.0.0.1:{port}/x?key=hidden", "127.0.0.1"), ("http://nobody.invalid/", "the name is not known")],
+    [("http://127.0.0.1:{port}/x?key=hidden", "127.0.0.1"), ("http://nobody.invalid/", "the name cannot be resolved")],
 )
 async def test_what_could_not_be_sent_says_so(url: str, text: str) -> None:
     async with linked(url.format(port=free_port())) as talk:

@@ -30,7 +30,7 @@ class Places(logging.Handler):
     """Says where else the process listens."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg.startswith("also listens on"):
+        if record.msg.startswith("http: also listening on"):
             say(str(record.args[0]) if isinstance(record.args, tuple) else "")
 
 

@@ -217,7 +217,9 @@ async def test_a_callback_that_fails_does_not_end_the_reading(caplog: pytest.Log
         link.send(b"{}", None)
         assert await ear.message(1) == {"flooded": True}
     assert link.stderr.endswith("the last")
-    assert [record.getMessage() for record in caplog.records] == ["on_stderr failed, and is not called again"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "subprocess: on_stderr failed; it is not called again"
+    ]
 
 
 # Its death
@@ -505,7 +507,7 @@ async def test_nothing_is_left_open_or_running_after_many_rounds() -> None:
 @requirement("P-14")
 @pytest.mark.parametrize("shell", ["/bin/sh", "./no-such-shell"])
 async def test_without_a_guard_it_works_as_well(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.transports.subprocess_guard._SHELL", shell)
+    monkeypatch.setattr("handrail.transports.subprocess._SHELL", shell)
     before = set(children(os.getpid()))
     async with opened("echo") as (link, ear):
         assert len(set(children(os.getpid())) - before) == (2 if shell == "/bin/sh" else 1)

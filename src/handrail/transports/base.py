@@ -1,7 +1,7 @@
-"""What a client's conversation and its transport know of each other.
+"""The interface between a client's connection and its transport.
 
-A transport does not read messages, a conversation does no I/O: the one hands over bytes as they come, the other says
-which request an outgoing message is.
+A transport does not parse messages, and a connection does no I/O: the transport delivers bytes as they arrive, and the
+connection names the request that an outgoing message is.
 """
 
 from __future__ import annotations
@@ -18,59 +18,57 @@ from handrail.revisions import Revision
 
 
 class PendingRequest(Struct, eq=False):
-    """A request of ours, from when it is made until it is settled; `future` gives the result, or why there is none."""
+    """A request of this client that has no result yet; `future` gets the result or the error."""
 
     id: Id
     method: str
     future: asyncio.Future[Object]
-    # Between conversation and transport
-    headers: dict[str, str] = {}  # over HTTP, beside those every request has
-    status: int = 0  # over HTTP, that of the answer
-    sent: Sent = Sent.NO  # the transport says UNKNOWN as soon as a part of it may have left
-    task: Any = None  # the transport's own: what it has to end if nobody waits any more
+    # Shared by connection and transport
+    headers: dict[str, str] = {}  # over HTTP: headers of this request only
+    status: int = 0  # over HTTP: status of the response
+    sent: Sent = Sent.NO  # the transport sets UNKNOWN as soon as a part may have been sent
+    task: Any = None  # owned by the transport: the task to cancel with the request
 
 
 class MessageHandler(Protocol):
-    """The conversation, as a transport sees it. None of these raises, or waits."""
+    """The connection, as its transport calls it. No method raises or blocks."""
 
     def on_message(self, message: bytes | bytearray, request: PendingRequest | None = None) -> None:
-        """A message came; `about` where it came in answer to that request, and can be about no other."""
+        """Handle a message; `request` is set where the message can only be a part of the answer to that request."""
 
     def on_activity(self, request: PendingRequest | None = None) -> None:
-        """The peer showed that it is there (a keep-alive, a part of a long answer), for one request or for all."""
+        """Handle a sign that the peer is alive (a keep-alive, a part of a long answer), for one request or for all."""
 
     def on_failure(self, problem: PeerError, request: PendingRequest | None = None) -> None:
-        """Nothing more will come for one request, or (None) for any: the transport is dead."""
+        """Handle the end of one request, or (None) of the transport: no more messages will arrive."""
 
     def on_discarded(self, why: str, *, too_long: bool = False) -> None:
-        """Something came that was no message, or too long for one; it was left out."""
+        """Handle input that was dropped because it is not a message, or too long."""
 
 
 class ClientTransport(Protocol):
     """A client's end of a transport."""
 
-    disconnect_cancels: bool  # in stateless revisions: giving up a request is all the cancelling there is
-    notification_stream: (
-        int  # which stream brings what the server says unasked, counted from 1; 0: none, just now or at all
-    )
+    disconnect_cancels: bool  # in stateless revisions, closing the response of a request cancels it
+    notification_stream: int  # number of the open notification stream, from 1; 0 if none is open
 
     async def open(self, handler: MessageHandler) -> None:
-        """Connect, or start the server. TransportError says why not. What comes from now on goes to `ear`."""
+        """Connect, or start the server, and deliver messages to `handler`. Raise TransportError if that fails."""
 
     def send(self, message: bytes, request: PendingRequest | None) -> None:
-        """Send a message; `about` is the request it is, None for notifications and answers. Never waits or raises."""
+        """Send a message without blocking or raising; `request` is None for notifications and responses."""
 
     def set_revision(self, revision: Revision) -> None:
-        """What is spoken from now on."""
+        """Set the negotiated revision."""
         return
 
     async def fall_back(self) -> bool:
-        """Try an older form of the transport, if there is one; whether there is."""
+        """Try an older form of the transport; return whether the server supports one."""
         return False
 
     def cancel(self, request: PendingRequest) -> None:
-        """Nobody waits for this request any more."""
+        """Stop working on a request whose caller no longer waits."""
         return
 
     async def close(self) -> None:
-        """End it, in bounded time; may be called twice."""
+        """Disconnect in bounded time; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""What comes back to a client over HTTP, within bounds: answers, refusals, and event streams to come back to."""
+"""Response bodies of an HTTP client, with limits: answers, errors, and event streams that can be resumed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from handrail.jsonrpc import Response, decode_response, error_problem
 from handrail.protocol.sse import EventReader, ServerSentEvent
 from handrail.text.controls import one_line
 from handrail.transports.base import MessageHandler, PendingRequest
-from handrail.transports.http_request import EVENTS, JSON, connection_errors
-from handrail.transports.outbox import Outbox
+from handrail.transports.http_request import EVENTS, JSON, Outbox, connection_errors
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
 
-RETRY_SECONDS = 1.0  # where the server has not said how long to wait before coming back
+RETRY_SECONDS = 1.0  # before resuming a stream, unless the server sets another time
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 300.0
 MAX_BACK_OFF_SECONDS = 30.0
 _SENDABLE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]{1,2048}")  # as the value of a header
@@ -31,7 +30,7 @@ def media_type(response: ClientResponse) -> str:
 
 
 async def read_some(response: ClientResponse, limit: int) -> bytes:
-    """The body, or as much of it as comes, and stands before `limit`."""
+    """Return the body, or the part of it that arrives, cut at `limit` bytes."""
     pieces, size = [], 0
     with contextlib.suppress(*connection_errors()):
         while size <= limit and (piece := await response.content.readany()):
@@ -41,7 +40,7 @@ async def read_some(response: ClientResponse, limit: int) -> bytes:
 
 
 async def read_whole(response: ClientResponse, limit: int, handler: MessageHandler, request: PendingRequest) -> bytes:
-    """The body, if it is not longer than `limit`."""
+    """Return the body; raise TransportError if it is longer than `limit` bytes."""
     content = response.content
     size = response.content_length or 0
     body = b""
@@ -70,13 +69,13 @@ def is_error(body: bytes, request: PendingRequest) -> bool:
     message = decode_response(body)
     return (
         isinstance(message, Response)
-        and message.id in ("", request.id)  # "" stands for none
+        and message.id in ("", request.id)  # "": the error has no id
         and error_problem(message.error) == ""
     )
 
 
 def status_error(response: ClientResponse, body: bytes) -> HttpRefused:
-    """What a status that says no means to a caller; `retry_after` has the seconds to wait, if the server knows."""
+    """Return the error for an unsuccessful status; `retry_after` is set if the server sends it."""
     status, detail, hint = response.status, "", ""
     if status < 400:
         detail, hint = response.headers.get("Location", ""), "Redirects to other places are not followed"
@@ -93,14 +92,14 @@ def status_error(response: ClientResponse, body: bytes) -> HttpRefused:
 
 
 def missing_answer_error(status: int, problem: str, body: bytes = b"") -> HttpRefused:
-    """A status that says yes, without an answer."""
+    """Return the error for a successful status without an answer."""
     return HttpRefused(
         f"HTTP {status} with {problem}", status=status, body=body, sent=Sent.UNKNOWN, hint=WRONG_URL_HINT
     )
 
 
 def _seconds(text: str) -> float | None:
-    """What `Retry-After` says: seconds, or a date."""
+    """Parse Retry-After: seconds or a date."""
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)
     try:
@@ -110,22 +109,22 @@ def _seconds(text: str) -> float | None:
 
 
 class EventStream:
-    """Events as they come, and where we are among them, to come back to when a stream has broken."""
+    """An event stream and the position in it, from which it can be resumed after it has broken."""
 
     def __init__(self, limit: int) -> None:
-        self.last_event_id = ""  # the id of the last event that had one
-        self.pieces = 0  # that came
+        self.last_event_id = ""  # of the last event with an id
+        self.pieces = 0  # received
         self._retry_seconds = RETRY_SECONDS
         self._limit = limit
         self._reader: EventReader | None = None
         self._unread: list[ServerSentEvent] | None = None
 
     def pause(self, empty_attempts: int) -> float:
-        """How long to wait before coming back, after so many times in vain."""
+        """Return the seconds to wait before resuming, after `empty_attempts` without any data."""
         return min(self._retry_seconds * 2.0 ** min(empty_attempts, 10), max(self._retry_seconds, MAX_BACK_OFF_SECONDS))
 
     async def first_event(self, response: ClientResponse) -> ServerSentEvent | None:
-        """The first event of a response that says something; what came with it is handed over later."""
+        """Return the first event with data; `dispatch` delivers the events received with it."""
         self._reader = EventReader(self._limit)
         while piece := await response.content.readany():
             events = [event for event in self._reader.feed(piece) if event.data]
@@ -143,10 +142,10 @@ class EventStream:
         *,
         is_only: bool = False,
     ) -> None:
-        """Tell `ear` what comes, until the answer to `about` was there, or the end.
+        """Deliver messages to `handler` until the answer to `request`, or the end of the stream.
 
-        Where it is the only stream there is, a sign of life on it counts for everything. What brings replies about is
-        read no faster than those can be posted.
+        With `is_only`, activity on the stream counts for all requests. A stream whose messages cause responses is read
+        no faster than these can be posted.
         """
         reader, events = self._reader or EventReader(self._limit), self._unread
         self._reader = self._unread = None

@@ -1,8 +1,9 @@
-"""A client's end of HTTP: Streamable HTTP, and the event stream with a second address that came before it.
+"""A client's HTTP transport: Streamable HTTP, and the older HTTP+SSE transport of 2024.
 
-A request is a POST of its own, and what comes back is about it alone. In handshake revisions one more stream, opened
-with GET, is for what the server says unasked, and a stream that breaks is asked for again by the id of its last event.
-Time is the conversation's: here only connecting has a deadline, and what nobody waits for.
+A request is a POST of its own, and its response carries messages about this request only. In handshake revisions a GET
+opens one more stream for notifications and requests of the server; a stream that breaks is resumed by the id of its
+last event. Timeouts of requests belong to the connection: this module limits only connecting, and messages without a
+response.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from handrail.transports.http_request import (
     JSON,
     Authorizer,
     HttpRequester,
+    Outbox,
     close_response,
     connection_errors,
     drain_response,
     same_origin_url,
 )
-from handrail.transports.outbox import Outbox
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -48,12 +49,12 @@ log = logging.getLogger("handrail")
 SESSION = "Mcp-Session-Id"
 PROTOCOL = "MCP-Protocol-Version"
 
-MAX_REQUESTS = 100  # open at once; more wait. Replies and notifications do not: a request may be waiting for one
-MAX_WARNINGS = 10  # of those that were not accepted: a server that asks without end must not fill a log
-MAX_EMPTY_RESUMES = 10  # times to come back to a broken stream that has nothing more to say
+MAX_REQUESTS = 100  # in parallel; more wait. Responses and notifications are not counted: a request may wait for one
+MAX_WARNINGS = 10  # about messages that the server does not accept; beyond, they are logged at DEBUG
+MAX_EMPTY_RESUMES = 10  # attempts to resume a stream without any data
 MAX_REFUSAL_BYTES = 64 * 1024
 NOTIFICATION_SECONDS = 30.0
-ORDER_SECONDS = 10.0  # that a request waits for the end of the handshake before it to be accepted
+ORDER_SECONDS = 10.0  # that a request waits until `notifications/initialized` is accepted
 CLOSE_SECONDS = 2.0
 
 _TRANSPORTS = ("auto", "streamable", "sse")
@@ -61,10 +62,10 @@ _SESSION_ID = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
 class HttpClientTransport:
-    """A link to the server at `url`.
+    """A transport to the server at `url`.
 
-    `auto` speaks Streamable HTTP, and lets the conversation fall back to the transport of 2024; the others are one of
-    the two. `headers` go with every request, and nowhere else.
+    `transport="auto"` is Streamable HTTP with a fallback to the transport of 2024; the other values select one of the
+    two. `headers` are sent with every request, and to no other origin.
     """
 
     disconnect_cancels = True
@@ -89,25 +90,25 @@ class HttpClientTransport:
         self._transport = transport
         self._is_closed = True
         self._session = ""
-        self._session_lost = False  # the server does not know the session any more
+        self._session_lost = False  # the server has answered 404 for the session
         self._revision: Revision | None = None
         self._session_headers: dict[str, str] = {}  # headers of every request after the handshake
         self._tasks: set[asyncio.Task[None]] = set()
         self._outbox = Outbox(self._post_message, self._start)
-        self._initialized: asyncio.Future[None] | None = None  # the message that ends the handshake, on its way
+        self._initialized: asyncio.Future[None] | None = None  # done when `notifications/initialized` is posted
         self._initialized_pending = False
         self._rejected_messages = 0
         self._listener: asyncio.Task[None] | None = None
         self.notification_stream = self._streams = 0
-        self._is_sse = False  # what comes, comes on one stream
-        self._stream_error: TransportError | None = None  # that stream, if it has ended
+        self._is_sse = False  # the transport of 2024: all messages arrive on one stream
+        self._stream_error: TransportError | None = None  # why that stream has ended
 
     @property
     def session(self) -> str:
-        """The id of the session the server has begun; empty if it has not, or does not know it any more."""
+        """Id of the session; empty if the server has not begun one, or has ended it."""
         return "" if self._session_lost else self._session
 
-    # The link
+    # ClientTransport
 
     async def open(self, handler: MessageHandler) -> None:
         self._handler = handler
@@ -147,7 +148,7 @@ class HttpClientTransport:
             self._session_headers[PROTOCOL] = revision.name
 
     def clear_session(self) -> None:
-        """Begin anew: the next request is the first."""
+        """Forget the session: the next request is an `initialize`."""
         self._session = ""
         self._session_lost = False
         self._revision = None
@@ -158,7 +159,7 @@ class HttpClientTransport:
 
     def cancel(self, request: PendingRequest) -> None:
         if request.task is not None:
-            request.task.cancel()  # and with it its connection
+            request.task.cancel()  # closes its HTTP connection
 
     async def close(self) -> None:
         if self._is_closed:
@@ -192,7 +193,7 @@ class HttpClientTransport:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # One exchange
+    # One request
 
     async def _request(self, message: bytes, request: PendingRequest, initialized: asyncio.Future[None] | None) -> None:
         try:
@@ -205,7 +206,7 @@ class HttpClientTransport:
         except connection_errors() as problem:
             self._handler.on_failure(self._requester.transport_error(problem, request.sent), request)
         except Exception as problem:
-            log.exception("%s: a request ended in a way it should not", self._origin)
+            log.exception("%s: a request failed unexpectedly", self._origin)
             self._handler.on_failure(
                 TransportError(f"{type(problem).__name__} while asking", sent=request.sent), request
             )
@@ -224,7 +225,7 @@ class HttpClientTransport:
             if status >= 300:
                 await self._on_error_status(response, request, session)
             elif self._is_sse:
-                await drain_response(response)  # the answer comes on the stream
+                await drain_response(response)  # the answer arrives on the stream
             else:
                 if is_first:
                     self._start_session(response.headers.get(SESSION, ""))
@@ -249,10 +250,10 @@ class HttpClientTransport:
             self._session = session
             self._session_headers = {SESSION: session}
         elif session:
-            log.warning("%s: its session id cannot be sent back, and was left out", self._origin)
+            log.warning("%s: session id ignored: it cannot be sent in a header", self._origin)
 
     async def _read_event_stream(self, response: ClientResponse, request: PendingRequest) -> None:
-        """The answer as an event stream."""
+        """Read a response that is an event stream; resume it if it breaks before the answer."""
         stream = EventStream(self._limit)
         try:
             await stream.dispatch(response, self._handler, request, self._outbox)
@@ -262,14 +263,14 @@ class HttpClientTransport:
             await drain_response(response)
             return
         close_response(response)
-        # Stateless revisions have no ids to come back with.
+        # Stateless revisions cannot resume a stream.
         if stream.last_event_id and (self._session or (self._revision is not None and not self._revision.stateless)):
             await self._resume(request, stream)
         if not request.future.done():
             raise TransportError("the event stream ended before the answer", sent=Sent.UNKNOWN)
 
     async def _resume(self, request: PendingRequest, stream: EventStream) -> None:
-        """Ask for the rest of a stream, again and again, while the server has something to say on it."""
+        """Request the rest of a stream, until the answer or `MAX_EMPTY_RESUMES` attempts without any data."""
         empty_attempts = 0
         while empty_attempts < MAX_EMPTY_RESUMES and not request.future.done():
             await asyncio.sleep(stream.pause(empty_attempts))
@@ -277,12 +278,12 @@ class HttpClientTransport:
             try:
                 await self._get_stream(request, stream)
             except PeerError as problem:
-                problem.sent = Sent.UNKNOWN  # whatever becomes of its stream, the request was sent
+                problem.sent = Sent.UNKNOWN  # the request itself was sent
                 raise
             empty_attempts = empty_attempts + 1 if stream.pieces == before else 0
 
     async def _get_stream(self, request: PendingRequest | None, stream: EventStream) -> None:
-        """GET a stream, from where we were in it, and hand over what it says until it breaks."""
+        """GET a stream, after its last event, and deliver its messages until it ends."""
         session, resumed = self._session, {"Last-Event-ID": stream.last_event_id} if stream.last_event_id else {}
         try:
             response = await self._requester.request(
@@ -291,7 +292,7 @@ class HttpClientTransport:
             try:
                 if response.status < 300 and media_type(response) == EVENTS:
                     if request is None:
-                        self._streams += not resumed  # what is not resumed may have missed something
+                        self._streams += not resumed  # a new number: notifications may have been missed
                         self.notification_stream = self._streams
                     await stream.dispatch(response, self._handler, request, self._outbox)
                     await drain_response(response)
@@ -305,7 +306,7 @@ class HttpClientTransport:
             log.debug("%s: a stream broke: %s", self._origin, type(problem).__name__)
 
     async def _post_message(self, message: bytes, headers: dict[str, str]) -> None:
-        """Post a notification, or a reply. What the server answers is nobody's business; that it takes it is."""
+        """Post a notification or a response; only the status of the HTTP response matters."""
         try:
             async with asyncio.timeout(NOTIFICATION_SECONDS):
                 response = await self._requester.request("POST", self._post_address, headers, message)
@@ -315,21 +316,20 @@ class HttpClientTransport:
                 self._start_listener()
                 return
             if status == 404 and self._session:
-                self._session_lost = True  # which the next request will find out, too
+                self._session_lost = True  # the next request fails with it
             log.debug("%s: a message was answered with HTTP %d", self._origin, status)
         except Exception as problem:
-            is_disconnected = isinstance(problem, OSError) and not isinstance(
-                problem, TimeoutError
-            )  # as calls are told, too
+            # Requests fail for the same reason and report it.
+            is_disconnected = isinstance(problem, OSError) and not isinstance(problem, TimeoutError)
             self._rejected_messages += not is_disconnected
             level = logging.DEBUG if is_disconnected or self._rejected_messages > MAX_WARNINGS else logging.WARNING
             log.log(level, "%s: a reply or notification was not accepted: %s", self._origin, type(problem).__name__)
 
-    # What is said unasked
+    # The notification stream
 
     def _start_listener(self) -> None:
         is_due = self._revision is not None and not self._revision.stateless and not self._is_closed
-        # Without a header of the session a GET would ask for the older transport.
+        # A GET without a session header would request the older transport.
         if is_due and self._session_headers and self._listener is None and not self._is_sse:
             self._listener = self._start(self._run_listener())
 
@@ -342,9 +342,9 @@ class HttpClientTransport:
                 await self._get_stream(None, stream)
             except PeerError as problem:
                 log.debug("%s: no stream: %s", self._origin, problem)
-                return  # it has nothing to say unasked
+                return  # the server has no notification stream
             except Exception:
-                log.exception("%s: a stream ended in a way it should not", self._origin)
+                log.exception("%s: a stream failed unexpectedly", self._origin)
                 return
             finally:
                 self.notification_stream = 0
@@ -355,7 +355,7 @@ class HttpClientTransport:
     # The older transport
 
     async def fall_back(self) -> bool:
-        """Whether the server speaks the HTTP of 2024; if so, that is spoken from now on."""
+        """Switch to the transport of 2024 if the server supports it; return whether it does."""
         if self._transport == "streamable" or self._is_sse:
             return False
         self.clear_session()
@@ -366,10 +366,10 @@ class HttpClientTransport:
             failed = self._requester.transport_error(problem, Sent.NO)
         else:
             return self._is_sse
-        raise failed  # not in the `except`: its context would hold the headers
+        raise failed  # not in the `except`: the context of the exception would hold the headers, with secrets
 
     async def _open_sse(self) -> None:
-        """Speak the older transport, if that is what the stream begins with: where the server wants its messages."""
+        """Switch to the older transport if the stream begins with the event `endpoint`, which has the POST address."""
         response = await self._requester.request("GET", self._address, {"Accept": EVENTS})
         try:
             stream = EventStream(self._limit)
@@ -379,7 +379,7 @@ class HttpClientTransport:
                 return
             address = same_origin_url(response.url, event.data.decode("utf-8", "replace"))
             if address is None:
-                # It would be sent all that is said, and every token (P-27).
+                # That place would receive every message and every token (P-27).
                 raise TransportError(f"{self._origin} wants its messages to be sent to another place; refused")
             self._is_sse, self._post_address, self.notification_stream = True, address, 1
             self._start(self._read_sse_stream(response, stream))
@@ -398,10 +398,10 @@ class HttpClientTransport:
         self._stream_error = TransportError(f"the event stream of {self._origin} {outcome}", sent=Sent.UNKNOWN)
         self._handler.on_failure(self._stream_error)
 
-    # What went wrong
+    # Errors
 
     async def _on_error_status(self, response: ClientResponse, request: PendingRequest, session: str) -> None:
-        """A status that says no: with a message, which is heard, or without."""
+        """Deliver the JSON-RPC error in an error response; without one, raise HttpRefused."""
         body = await read_some(response, MAX_REFUSAL_BYTES)
         if not (response.status == 404 and session) and is_error(body, request):
             self._handler.on_message(body, request)
@@ -411,4 +411,4 @@ class HttpClientTransport:
 
     def _mark_session_lost(self, response: ClientResponse, session: str) -> None:
         if response.status == 404 and session and session == self._session:
-            self._session_lost = True  # the id stays until a handshake begins another
+            self._session_lost = True  # the id stays until the next handshake

@@ -1,6 +1,6 @@
-"""One HTTP request of a client: to its server and nowhere else, and after showing who we are.
+"""Requests of an HTTP client: only to the origin of its server, with the client's credentials, and in bounded number.
 
-This and `stream.py` are all that knows aiohttp; it is imported when it is first needed.
+Only this module and `http_body` use aiohttp; it is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import contextlib
 import logging
 import re
 import socket
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from handrail import __version__
 from handrail.errors import GIVE_KEY, AuthorizationError, Sent, TransportError, missing_extra
@@ -33,11 +36,13 @@ EVENTS = "text/event-stream"
 JSON = "application/json"
 
 MAX_REDIRECTS = 3
-IDLE_SECONDS = 4.0  # uvicorn and Node close an idle connection after 5: do not send into that
+MAX_POSTS = 8  # messages without a response, in parallel
+MAX_WAITING = 256  # of these; beyond, no more requests of the server are read
+IDLE_SECONDS = 4.0  # uvicorn and Node close idle connections after 5: a request sent at that moment would fail
 LINGER_SECONDS, LINGER_BYTES = 1.0, 64 * 1024
 
 _CHUNK_BYTES = 64 * 1024
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # gone after two minutes
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # a dead peer is detected after two minutes
 _RESERVED_HEADERS = frozenset(
     "accept accept-encoding connection content-encoding content-length content-type expect last-event-id"
     " transfer-encoding upgrade".split()
@@ -48,17 +53,17 @@ _VALUE = re.compile(r"[\t\x20-\x7e]*")
 
 
 class Authorizer(Protocol):
-    """Shows a server who is calling."""
+    """Source of the credentials that a client sends to a server."""
 
     async def headers(self, url: str) -> dict[str, str]:
-        """What to send to this server beside everything else; asked before each request."""
+        """Return additional headers for this server; called before each request."""
 
     async def challenged(self, url: str, status: int, challenge: str) -> bool:
-        """The server wants more, and says what; whether to try once more, with new `headers`."""
+        """Handle a 401 or 403 with its challenge; return whether to retry once with new `headers`."""
 
 
 class HttpRequester:
-    """Sends requests to one server; without cookies, and without proxies of the environment."""
+    """Sends requests to one server, without cookies and without the proxies of the environment."""
 
     def __init__(self, url: str, headers: Mapping[str, str], auth: Authorizer | None, connect_seconds: float) -> None:
         self.url = url
@@ -66,11 +71,11 @@ class HttpRequester:
         is_odd = "@" in parts.netloc or parts.port == 0 or any(each.isspace() for each in url)
         if parts.scheme not in ("http", "https") or not parts.hostname or is_odd:
             raise ValueError("url: an address such as 'https://example.org/mcp' is needed, without a password in it")
-        self.origin = f"{parts.scheme}://{parts.netloc}"  # all of the address that may stand in a log
+        self.origin = f"{parts.scheme}://{parts.netloc}"  # the only part of the address that may be logged
         self._user_headers = _checked(headers, auth)
         self._auth = auth
         self._connect_seconds = connect_seconds
-        self._is_exposed = parts.scheme == "http" and not is_local(url)  # others can read what is sent
+        self._is_exposed = parts.scheme == "http" and not is_local(url)  # unencrypted, to another machine
         if self._is_exposed:
             self._warn({})  # before anything is sent
         try:
@@ -78,14 +83,14 @@ class HttpRequester:
         except ModuleNotFoundError:
             raise missing_extra("http", "a server at a URL needs aiohttp") from None
         self.address = _url(url)
-        # The last that came on a connection, of those that came in parts.
+        # Of each connection, the last body that arrived in parts.
         self._bodies: dict[ResponseHandler, StreamReader] = {}
 
     def open(self) -> None:
-        """In the loop it will be used in."""
+        """Open the connection pool; called in the event loop that uses it."""
         import aiohttp
 
-        # `HttpClientTransport` limits what is open.
+        # No limit here: `HttpClientTransport` limits the requests.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_socket)
         self._http: ClientSession = aiohttp.ClientSession(
             connector=connector,
@@ -105,12 +110,12 @@ class HttpRequester:
         message: bytes | None = None,
         request: PendingRequest | None = None,
     ) -> ClientResponse:
-        """The response, after redirects to the same place and after showing who we are."""
+        """Send a request and return the response, after redirects within the origin and after authorization."""
         redirects = 0
-        challenged_statuses: set[int] = set()  # how we were refused before
+        challenged_statuses: set[int] = set()  # that the authorizer has handled
         while True:
             if request is not None:
-                request.sent = Sent.NO  # nor was it, if it was turned away
+                request.sent = Sent.NO  # also after a redirect or challenge: the request was not accepted
             request_headers = headers
             if self._auth is not None:
                 request_headers = {**headers, **await self._auth.headers(self.url)}
@@ -125,7 +130,7 @@ class HttpRequester:
                 if body is not None:
                     body.abort()
                 raise
-            if response.connection is not None:  # there is more of it to come
+            if response.connection is not None:  # the body has not arrived completely
                 self._watch_connection(response)
             status = response.status
             if status not in (307, 308, 401, 403):
@@ -137,7 +142,7 @@ class HttpRequester:
                     raise self._unauthorized(status, challenge)
                 challenged_statuses.add(status)
                 if request is not None:
-                    request.sent = Sent.NO  # meanwhile: somebody may have to be asked
+                    request.sent = Sent.NO  # during `challenged`, which may wait for a person
                 if not await self._auth.challenged(self.url, status, challenge):
                     raise self._unauthorized(status, challenge)
                 continue
@@ -149,9 +154,9 @@ class HttpRequester:
             redirects += 1
 
     def _watch_connection(self, response: ClientResponse) -> None:
-        """See to it that whoever reads a body is told when its connection is lost.
+        """Fail the reader of the body when its connection is lost.
 
-        aiohttp (3.14.5) does not tell where a chunk is malformed, as when a proxy writes its error into a stream: the
+        aiohttp (3.14.5) does not do so where a chunk is malformed, as when a proxy writes its error into a stream: the
         reader would wait for ever.
         """
         protocol = response.connection.protocol if response.connection is not None else None
@@ -170,7 +175,7 @@ class HttpRequester:
 
         body = self._bodies.pop(protocol)
         if closed is not None and not closed.cancelled():
-            closed.exception()  # seen
+            closed.exception()  # retrieved, so that asyncio does not log it
         if isinstance(protocol.exception(), HttpProcessingError) and not body.is_eof() and body.exception() is None:
             body.set_exception(ClientPayloadError("malformed"))
 
@@ -185,7 +190,7 @@ class HttpRequester:
         )
 
     def transport_error(self, problem: Exception, sent: Sent) -> TransportError:
-        """What a broken connection means. Nothing of the request is in it: headers hold secrets."""
+        """Return the error for a broken connection, without any part of the request: headers hold secrets."""
         import aiohttp
 
         hint = ""
@@ -194,7 +199,7 @@ class HttpRequester:
                 text = f"no connection to {self.origin} within {self._connect_seconds:g} s"
                 hint = "Is the address right, and can it be reached from here?"
             case aiohttp.ClientConnectorDNSError():
-                text, hint = f"no connection to {self.origin}: the name is not known", "Is the address right?"
+                text, hint = f"no connection to {self.origin}: the name cannot be resolved", "Is the address right?"
             case aiohttp.ClientConnectorCertificateError():
                 text = f"no connection to {self.origin}: {problem.certificate_error}"
                 hint = "Its certificate is not one this machine trusts"
@@ -215,16 +220,94 @@ class HttpRequester:
         if secret := [name for name in (*self._user_headers, *headers) if is_secret(name)]:
             text = "%s: the header %s is sent in the clear to another machine, where others can read it; use https"
             log.warning(text, self.origin, secret[0])
-            self._is_exposed = False  # once is enough
+            self._is_exposed = False  # warn once
+
+
+class OutgoingMessage(Struct, eq=False):
+    """A message, the session headers at the time it was added, and a future that is done when its POST is over."""
+
+    message: bytes
+    headers: dict[str, str]
+    done: asyncio.Future[None]
+
+
+class Outbox:
+    """Queue of messages that have no response: notifications, and responses to requests of the server.
+
+    Each message is a POST. At most `MAX_POSTS` run at a time and the others wait in order, so that a server with many
+    requests does not get as many connections. While many wait, reading pauses on the stream that carries these
+    requests: the server is slowed down, and no response is dropped. `start` runs a coroutine as a task.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[bytes, dict[str, str]], Awaitable[None]],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._post = post
+        self._start = start
+        self._queue: deque[OutgoingMessage] = deque()
+        self._open: set[asyncio.Future[None]] = set()  # of messages that wait or are being posted
+        self._posting = 0
+        self._room: asyncio.Future[None] | None = None
+        self.added = 0  # messages in total
+
+    def add(self, message: bytes, headers: dict[str, str]) -> asyncio.Future[None]:
+        """Queue a message; the future is done when its POST has succeeded or failed."""
+        outgoing = OutgoingMessage(message, headers, asyncio.get_running_loop().create_future())
+        self._queue.append(outgoing)
+        self._open.add(outgoing.done)
+        outgoing.done.add_done_callback(self._open.discard)
+        self.added += 1
+        if self._posting < MAX_POSTS:
+            self._posting += 1
+            self._start(self._work())
+        return outgoing.done
+
+    async def wait_for_room(self) -> None:
+        """Wait until at most `MAX_WAITING` messages wait."""
+        while len(self._queue) > MAX_WAITING:
+            self._room = self._room or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._room)
+
+    async def wait_empty(self) -> None:
+        """Wait until no message waits or is being posted."""
+        while self._open:
+            await asyncio.wait(self._open)
+
+    def clear(self) -> int:
+        """Drop the waiting messages, and return their number."""
+        count = len(self._queue)
+        self._queue.clear()
+        self._release_waiter()
+        return count
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                outgoing = self._queue.popleft()
+                self._release_waiter()
+                try:
+                    await self._post(outgoing.message, outgoing.headers)
+                finally:
+                    if not outgoing.done.done():
+                        outgoing.done.set_result(None)
+        finally:
+            self._posting -= 1
+
+    def _release_waiter(self) -> None:
+        if self._room is not None and len(self._queue) <= MAX_WAITING:
+            self._room.set_result(None)
+            self._room = None
 
 
 @cache
 def body_class() -> Any:
-    """The type of a request's body, made when aiohttp is there."""
+    """Return the class of request bodies; a subclass of an aiohttp class, which is imported late."""
     from aiohttp.payload import Payload
 
     class Body(Payload):
-        """A message on its way out. As soon as a part of it may have left, its request says so."""
+        """A message that marks its request as possibly sent before the first byte is written."""
 
         _autoclose = True
 
@@ -243,18 +326,19 @@ def body_class() -> Any:
         async def write(self, writer: AbstractStreamWriter) -> None:
             self._transport = getattr(writer, "transport", None)
             if self._about is not None:
-                if self._about.future.done():  # its caller was told that it was not sent: so it must not leave later
+                if self._about.future.done():  # reported as not sent, so it must not be sent
                     raise ConnectionAbortedError
                 self._about.sent = Sent.UNKNOWN
             if len(self._value) <= _CHUNK_BYTES:
                 await writer.write(self._value)
                 return
             whole = memoryview(self._value)
-            for at in range(0, len(whole), _CHUNK_BYTES):  # each waits until the peer has taken most of those before
+            for at in range(0, len(whole), _CHUNK_BYTES):
+                # Waits until the peer has read most of the earlier pieces.
                 await writer.write(whole[at : at + _CHUNK_BYTES])
 
         def abort(self) -> None:
-            """Close its connection without waiting until the peer takes the rest."""
+            """Close the connection without waiting for the peer to read the rest."""
             if self._transport is not None:
                 self._transport.abort()
 
@@ -262,7 +346,7 @@ def body_class() -> Any:
 
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
-    """A socket that asks a silent peer whether it is there: on a stream nobody may speak for hours (P-11)."""
+    """Return a socket with TCP keep-alive, which detects a dead peer: a stream may be silent for hours (P-11)."""
     sock = socket.socket(*address[:3])
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():
@@ -272,7 +356,7 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
 
 
 def close_response(response: ClientResponse) -> None:
-    """Be done with a response; unless all of it has come, its connection is closed at once."""
+    """Close a response; its connection is aborted unless the body has arrived completely."""
     if not response.closed:
         connection = response.connection
         if connection is not None and connection.transport is not None:
@@ -281,7 +365,7 @@ def close_response(response: ClientResponse) -> None:
 
 
 async def drain_response(response: ClientResponse) -> None:
-    """Let a response of which nothing more is wanted end by itself, for a moment: its connection can be used again."""
+    """Read and discard the rest of a response for a moment, so that its connection can be reused."""
     if response.closed:
         return
     spare = LINGER_BYTES
@@ -296,7 +380,7 @@ async def drain_response(response: ClientResponse) -> None:
 
 @cache
 def connection_errors() -> tuple[type[Exception], ...]:
-    """What is raised when a connection cannot be made, or breaks, or brings what is not HTTP."""
+    """Return the exceptions of a connection that cannot be opened, breaks, or carries invalid HTTP."""
     from aiohttp import ClientError
     from aiohttp.http_exceptions import HttpProcessingError
 
@@ -304,7 +388,7 @@ def connection_errors() -> tuple[type[Exception], ...]:
 
 
 def _checked(headers: Mapping[str, str], auth: Authorizer | None) -> dict[str, str]:
-    """A user's headers, if they can be sent and are not ours to set; and who we are."""
+    """Return the user's headers with a User-Agent; raise ValueError if one is invalid or set by the client itself."""
     for name, value in headers.items():
         plain = name.lower()
         if plain in _RESERVED_HEADERS or plain.startswith("mcp-") or (auth is not None and plain == "authorization"):
@@ -316,14 +400,14 @@ def _checked(headers: Mapping[str, str], auth: Authorizer | None) -> dict[str, s
 
 
 def _url(text: str) -> URL:
-    """An address just as it is written, as far as a request can hold that."""
+    """Return an address as it is written, quoted only if a request could not carry it."""
     from yarl import URL
 
     return URL(text, encoded=_WRITTEN.fullmatch(text) is not None)
 
 
 def same_origin_url(url: URL, text: str) -> URL | None:
-    """Where `text` points to from `url`, if that is at the same scheme, host and port."""
+    """Resolve `text` against `url`; return None unless scheme, host and port are the same."""
     try:
         target = url.join(_url(text))
         is_same = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)

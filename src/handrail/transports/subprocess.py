@@ -1,8 +1,8 @@
 """A server as a child process: lines to its standard input, lines from its standard output.
 
-It leads a process group of its own, and the whole group ends with it: what a server has forked does not outlive it. If
-we are killed ourselves a guard ends the group, because nothing but good manners makes a server leave when its input
-ends. What has left the group (a daemon) is out of reach. The loop has to be able to watch pipes: not on Windows.
+The server leads a process group of its own, and the whole group ends with it: what a server has forked does not outlive
+it. A guard process kills the group if this process is killed, because a server need not exit when its input ends. A
+process that has left the group (a daemon) is out of reach. The event loop must be able to watch pipes: not on Windows.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from subprocess import PIPE, Popen, TimeoutExpired
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from typing import IO
 
 from msgspec import MsgspecError, Raw, json
 
@@ -28,7 +30,6 @@ from handrail.errors import Sent, TransportError
 from handrail.protocol.lines import Line, LineReader
 from handrail.text.controls import escape
 from handrail.transports.base import ClientTransport, MessageHandler, PendingRequest
-from handrail.transports.subprocess_guard import CLOSE_AFTER_FORK, guard_group
 
 if sys.platform == "linux":
     from fcntl import F_SETPIPE_SZ, fcntl
@@ -39,16 +40,17 @@ DEFAULT_ENV = (
     *"HOME LOGNAME PATH SHELL TERM USER LANG LC_* TMPDIR TZ".split(),
     *"APPDATA COMSPEC LOCALAPPDATA PATHEXT SYSTEMDRIVE SYSTEMROOT TEMP TMP USERNAME USERPROFILE WINDIR".split(),
 )
-"""What a server gets of our environment. The rest may hold secrets that are not its business (P-28)."""
+"""Environment variables that a server inherits. The others may hold secrets that it has no need of (P-28)."""
 
 MAX_UNSENT_BYTES = 16 * 1024 * 1024
-STALL_SECONDS = 30.0  # how long a server may take nothing of what waits for it
-STATUS_SECONDS = 0.5  # how long to wait for an exit status, once a pipe has been closed
-TERM_SECONDS = 1.0  # between asking a server to end and ending it
-KILL_SECONDS = 2.0  # only the kernel can make it take longer
-MAX_STDERR_LINES, MAX_STDERR_BYTES = 200, 64 * 1024  # of standard error
-MAX_WRITTEN = 512  # messages at once; the kernel takes 1,024
+STALL_SECONDS = 30.0  # a server that reads nothing for so long is killed
+STATUS_SECONDS = 0.5  # to wait for the exit status after the server has closed a pipe
+TERM_SECONDS = 1.0  # between SIGTERM and SIGKILL
+KILL_SECONDS = 2.0  # to wait after SIGKILL
+MAX_STDERR_LINES, MAX_STDERR_BYTES = 200, 64 * 1024  # of standard error that are kept
+MAX_WRITTEN = 512  # messages in one writev; the kernel accepts 1,024
 _CHUNK, _PIPE_BYTES = 64 * 1024, 256 * 1024  # as in stdio.py
+_SHELL = "/bin/sh"
 
 _HINTS = {
     errno.EACCES: "It has to be a file that you may execute (chmod +x)",
@@ -59,13 +61,19 @@ _HINTS = {
 _not_started = partial(TransportError, sent=Sent.NO, phase="connect")
 _text = partial(str, encoding="utf-8", errors="backslashreplace")
 
+_CLOSE_AFTER_FORK: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+"""Write ends of pipes that a fork of this process (`multiprocessing`) must close: while it holds one, the reader does
+not notice that this process has ended."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: [end.close() for end in _CLOSE_AFTER_FORK])
+
 
 class SubprocessTransport(ClientTransport):
-    """A link to a server that it starts, and ends.
+    """A transport that starts its server and ends it.
 
-    `inherit_env` names what the server gets of our environment (`LC_*`: all that begin so), `env` what it gets besides.
-    `on_stderr` is called with each line the server writes on standard error; without it they are logged at level INFO.
-    `ear.lost` comes once, however it ends.
+    The server inherits the environment variables named in `inherit_env` (`LC_*`: all with this prefix), and gets those
+    of `env`. `on_stderr` is called with each line of its standard error; by default they are logged at level INFO.
+    `MessageHandler.on_failure` without a request is called exactly once, however the server ends.
     """
 
     disconnect_cancels = False
@@ -94,17 +102,17 @@ class SubprocessTransport(ClientTransport):
             raise ValueError("env: a name is empty, or has = in it")
         self._opened = self._closing = False
         self._exited = asyncio.Event()
-        self._sink = self._source = self._errors = self._pidfd = -1  # -1: not open yet, or not any more
+        self._sink = self._source = self._errors = self._pidfd = -1  # -1: not open
         self._lines = LineReader(max_message_bytes)
         self._error_lines = LineReader(MAX_STDERR_BYTES)
         self._stderr_tail = bytearray()
-        self._last_output = ""  # the last of what was no message
+        self._last_output = ""  # the last line that was not a message
         self._queue: deque[tuple[bytes | memoryview, PendingRequest | None]] = deque()
-        self._queued = 0  # bytes
-        self._is_batching = False  # what is sent now is written at the end of the loop's turn, in one
-        self._stall: asyncio.TimerHandle | None = None  # runs while the server takes no more
-        self._status: asyncio.TimerHandle | None = None  # runs while only the exit status is waited for
-        self._problem: TransportError | None = None  # what `lost` was told
+        self._queued = 0  # bytes in the queue
+        self._is_batching = False  # messages sent now are written together, at the end of the loop's turn
+        self._stall: asyncio.TimerHandle | None = None  # runs while the pipe is full
+        self._status: asyncio.TimerHandle | None = None  # runs while the server is about to exit
+        self._problem: TransportError | None = None  # the error that `on_failure` has reported
 
     @property
     def pid(self) -> int | None:
@@ -112,32 +120,32 @@ class SubprocessTransport(ClientTransport):
 
     @property
     def returncode(self) -> int | None:
-        """As of `subprocess`: below zero the number of a signal; None while it runs."""
+        """Exit code as in `subprocess`: minus the number of a signal; None while the server runs."""
         return self._process.returncode if self._opened else None
 
     @property
     def stderr(self) -> str:
-        """The last of what it wrote on standard error."""
+        """Last lines of the server's standard error."""
         return "\n".join(_text(self._stderr_tail).splitlines()[-MAX_STDERR_LINES:])
 
     async def open(self, handler: MessageHandler) -> None:
         if self._opened or self._closing:
-            raise RuntimeError("a Child is opened once")
+            raise RuntimeError("a SubprocessTransport is opened once")
         if os.name != "posix":
             raise _not_started("child processes need pipes that the loop can watch", hint="On this system, use HTTP")
         self._loop = asyncio.get_running_loop()
         self._handler = handler
         self._process = process = self._start()
         self._opened = True
-        self._guard = guard_group(process.pid)
+        self._guard = _guard_group(process.pid)
         self._streams = [stream for stream in (process.stdin, process.stdout, process.stderr) if stream]
-        CLOSE_AFTER_FORK.add(self._streams[0])
+        _CLOSE_AFTER_FORK.add(self._streams[0])
         try:
             self._sink, self._source, self._errors = (stream.fileno() for stream in self._streams)
             for descriptor in (self._sink, self._source, self._errors):
-                os.set_blocking(descriptor, False)  # our end only
+                os.set_blocking(descriptor, False)  # of this end only
                 if sys.platform == "linux" and descriptor != self._errors:
-                    with contextlib.suppress(OSError):  # over the user's share of wide pipes
+                    with contextlib.suppress(OSError):  # the user has too many wide pipes
                         fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
             self._loop.add_reader(self._source, self._readable)
             self._loop.add_reader(self._errors, self._errors_readable)
@@ -177,7 +185,7 @@ class SubprocessTransport(ClientTransport):
                 written = os.write(self._sink, data)
             except BlockingIOError:
                 pass
-            except OSError:  # the server has closed its input, or we have
+            except OSError:  # one of the two sides has closed the pipe
                 self._on_write_error(request)
                 return
             if written and request is not None:
@@ -201,7 +209,7 @@ class SubprocessTransport(ClientTransport):
         self._stall = self._loop.call_later(STALL_SECONDS, self._on_stall)
 
     def cancel(self, request: PendingRequest) -> None:
-        if request.sent is Sent.NO:  # as its caller is told: so it must not leave later
+        if request.sent is Sent.NO:  # reported as not sent, so it must not be sent later
             self._queue = deque(entry for entry in self._queue if entry[1] is not request)
             self._queued = sum(len(data) for data, _ in self._queue)
             if not self._queue:
@@ -243,7 +251,7 @@ class SubprocessTransport(ClientTransport):
             self._stall = None
 
     def _close_input(self) -> None:
-        """What is queued stays unsent."""
+        """Close the pipe to the server; drop the queue."""
         self._stop_writing()
         self._queue.clear()
         self._queued = 0
@@ -254,7 +262,7 @@ class SubprocessTransport(ClientTransport):
     def _on_write_error(self, request: PendingRequest | None) -> None:
         self._close_input()
         if self._problem is None:
-            self._expect_exit("the server closed its input")  # `lost` is going to be for all
+            self._expect_exit("the server closed its input")  # will fail all requests
         elif request is not None:
             self._handler.on_failure(TransportError(self._problem.text, sent=Sent.NO, hint=self._problem.hint), request)
 
@@ -265,13 +273,11 @@ class SubprocessTransport(ClientTransport):
     # In
 
     def _readable(self) -> bool:
-        """Read once; whether there may be more."""
+        """Read once from standard output; return whether there may be more."""
         data = _read(self._source)
         if data:
             lines = self._lines.feed(data)
-            self._is_batching = (
-                len(lines) > 1
-            )  # whoever waits for them may ask again, each at the same turn of the loop
+            self._is_batching = len(lines) > 1  # their callers may send again, all in the same turn of the loop
             self._on_lines(lines)
         elif data is not None:
             self._on_output_end()
@@ -298,7 +304,7 @@ class SubprocessTransport(ClientTransport):
             self._expect_exit("the server closed its output")
 
     def _errors_readable(self) -> bool:
-        """As `_readable`, of standard error."""
+        """Read once from standard error; return whether there may be more."""
         data = _read(self._errors)
         if data:
             self._stderr_tail += data
@@ -319,20 +325,20 @@ class SubprocessTransport(ClientTransport):
                 elif log.isEnabledFor(logging.INFO):
                     log.info("%s: standard error: %s", self._command[0], escape(text, lines=False))
         except Exception:
-            log.exception("on_stderr failed, and is not called again")
+            log.exception("subprocess: on_stderr failed; it is not called again")
             self._on_stderr = None
 
-    # Its end
+    # The end of the server
 
     async def close(self) -> None:
-        """Close its input, wait, ask it to end, end it. When this is cancelled, the server is ended at once."""
+        """Close its input and wait, then send SIGTERM, then SIGKILL; if cancelled, kill at once."""
         self._closing = True
         if not self._opened or self._exited.is_set():
             return
         try:
             if not self._queue:
-                self._close_input()  # otherwise as soon as that is written
-            grace = self._grace if self._problem is None else 0.0  # it has broken off already, and lives
+                self._close_input()  # otherwise `_flush` closes it
+            grace = self._grace if self._problem is None else 0.0  # the connection has failed while the server runs
             for seconds, then in ((grace, signal.SIGTERM), (TERM_SECONDS, signal.SIGKILL), (KILL_SECONDS, 0)):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
@@ -343,36 +349,36 @@ class SubprocessTransport(ClientTransport):
             self._clean_up()
 
     def _wait(self) -> None:
-        """In a thread, where the loop cannot watch a process."""
+        """Wait for the exit in a thread, on systems without pidfd."""
         self._process.wait()
         with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # now: later the number may be another's
+            os.killpg(self._process.pid, signal.SIGKILL)  # now: later the id may belong to another group
         with contextlib.suppress(RuntimeError):  # the loop has closed
             self._loop.call_soon_threadsafe(self._clean_up)
 
     def _signal(self, number: int) -> None:
         if self._process.returncode is None:
-            with contextlib.suppress(OSError):  # nobody is left; on macOS also if only a zombie is
+            with contextlib.suppress(OSError):  # the group is empty; on macOS also if only a zombie is left
                 os.killpg(self._process.pid, number)
 
     def _expect_exit(self, why: str) -> None:
-        """What only a dying server does was seen: wait a moment for its exit status, which says more."""
+        """Wait a moment for the exit status, which explains more than `why`, before failing."""
         if self._status is None and not self._closing:
             self._status = self._loop.call_later(STATUS_SECONDS, self._fail, why)
 
     def _clean_up(self) -> None:
-        """It has exited, or has to now: end all of its group, hand over what it has left, keep nothing open."""
+        """Kill what is left of the process group, deliver the remaining output, and close all descriptors."""
         if self._exited.is_set():
             return
-        self._signal(signal.SIGKILL)  # until it is reaped, the number can be nobody else's
+        self._signal(signal.SIGKILL)  # the id cannot be reused before `wait`
         if self._guard is not None:
             with self._guard:
-                self._guard.kill()  # while its input is open: it must never act on a number that is another's
+                self._guard.kill()  # while its input is open: it must never kill another group with the same id
         with contextlib.suppress(TimeoutExpired):
             self._process.wait(KILL_SECONDS)
         self._close_input()
         for read in (self._readable, self._errors_readable):
-            for _ in range(64):  # more than a pipe holds; a daemon may have the other end, and write for ever
+            for _ in range(64):  # more than a pipe holds; a daemon may hold the other end and write without end
                 if not read():
                     break
         self._on_output_end()
@@ -389,13 +395,12 @@ class SubprocessTransport(ClientTransport):
         self._exited.set()
 
     def _fail(self, text: str) -> None:
-        """Tell, once, that nothing more will come."""
+        """Report, once, that no more messages will arrive."""
         if self._status is not None:
             self._status.cancel()
         if self._problem is None:
-            output_hint = (
-                "" if self._on_stderr else _quote_output("It said", self.stderr)
-            )  # else each line was shown already
+            # With `on_stderr` the user has each line already.
+            output_hint = "" if self._on_stderr else _quote_output("It said", self.stderr)
             hint = output_hint or _quote_output("It printed what is no message", self._last_output)
             text, hint = ("the link was closed", "") if self._closing else (text, hint)
             self._problem = TransportError(text, sent=Sent.UNKNOWN, hint=hint)
@@ -404,7 +409,7 @@ class SubprocessTransport(ClientTransport):
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Nothing at the end, None if there is nothing yet."""
+    """Read what is there: empty at the end of the stream, None if there is nothing yet."""
     try:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:
@@ -414,7 +419,7 @@ def _read(descriptor: int) -> bytes | None:
 
 
 def _is_whole(line: bytes | bytearray) -> bool:
-    """Whether the last line, which has no newline, is all there."""
+    """Return whether a last line without a newline is complete JSON."""
     with contextlib.suppress(MsgspecError, RecursionError):
         json.decode(line, type=Raw)
         return True
@@ -422,6 +427,18 @@ def _is_whole(line: bytes | bytearray) -> bool:
 
 
 def _quote_output(label: str, output: str) -> str:
-    """The last lines in one, with nothing in it that a terminal would obey (P-33)."""
+    """Return the last lines as one, without control characters that a terminal would obey (P-33)."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return f"{label}: {escape(' | '.join(lines[-5:])[-500:], lines=False)[-500:]}" if lines else ""
+
+
+def _guard_group(group: int) -> Popen[bytes] | None:
+    """Start a shell that kills a process group when its own input ends, which happens when this process dies."""
+    shell = (_SHELL, "-c", 'read -r _ || kill -9 "-$1"', "sh", str(group))
+    try:
+        guard = Popen(shell, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, cwd="/", env={}, start_new_session=True)
+    except OSError as problem:
+        log.debug("subprocess: no guard for process %d, which may outlive this process: %s", group, problem)
+        return None
+    _CLOSE_AFTER_FORK.update(filter(None, [guard.stdin]))
+    return guard

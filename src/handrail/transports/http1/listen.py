@@ -102,7 +102,7 @@ class Address(Struct, frozen=True):
         ip = ipaddress.ip_address(str(sockaddr[0]).partition("%")[0])
         if not ip.is_loopback:
             where = "all interfaces" if ip.is_unspecified else f"{ip}"
-            log.warning("listens on %s, not only for this machine: whoever reaches it can try to call its tools", where)
+            log.warning("http: listening on %s: clients on other machines can try to call the tools", where)
         # With its protocol: asyncio sets TCP_NODELAY only on sockets whose protocol is TCP.
         sock = socket.socket(family, kind, protocol)
         try:
@@ -124,7 +124,7 @@ class Address(Struct, frozen=True):
             if os.path.exists(self.path) and stat.S_ISSOCK(os.stat(self.path).st_mode):
                 # Left by a process that was killed, unless a connection succeeds.
                 if sock.connect_ex(self.path) == 0:
-                    raise CannotListen(f"cannot listen on {self.path}: somebody does already")
+                    raise CannotListen(f"cannot listen on {self.path}: another process listens there")
                 os.unlink(self.path)
             sock.bind(self.path)
         except OSError as problem:

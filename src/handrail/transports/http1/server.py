@@ -25,7 +25,8 @@ except ModuleNotFoundError as missing:
     raise
 
 from handrail.transports.http1.listen import Address, HttpLimits, tls_context
-from handrail.transports.process.supervisor import WorkerPool, run_process
+from handrail.transports.process.prefork import WorkerPool
+from handrail.transports.process.supervisor import run_process
 
 log = logging.getLogger("handrail")
 
@@ -157,7 +158,7 @@ def run_http(
         if second_app is not None:
             second = Address.parse(second_app[1])
             second_socket = stack.enter_context(second.listen())
-            log.info("also listens on %s", second.url(second_socket, scheme))
+            log.info("http: also listening on %s", second.url(second_socket, scheme))
 
         async def serve(stop_event: asyncio.Event, on_started: Callable[[], None]) -> None:
             async with contextlib.AsyncExitStack() as stack:

@@ -1,17 +1,15 @@
-"""Processes of ours, and when they end: on a signal, with their parent, with their input, and never much later.
+"""The end of one serving process: on a signal, with its parent or with its input, and within a time limit.
 
-Tool code can block the loop, or the whole main thread, so a thread keeps watch: it hears signals as the operating
-system delivers them, sees the parent die and the input end, and has the last word. The parent of several workers runs
-no loop and no thread: it starts them, passes signals on, and replaces those that die.
+Tool code can block the event loop or the whole main thread. So a thread supervises the process: it receives signals as
+the operating system delivers them, notices the end of the parent and of the input, and exits the process when the time
+limit has passed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import secrets
 import select
 import signal
 import socket
@@ -23,48 +21,42 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any
 
-from handrail.errors import NotStarted
-
-log = logging.getLogger("handrail")
-
-KEY = "HANDRAIL_KEY"
-SHUTDOWN_EXTRA_SECONDS = 1.5  # what an end may take beyond the grace given to calls
-PARENT_POLL_SECONDS = 1.0  # how often to look for the parent where it cannot be watched
-_FIRST_PAUSE_SECONDS = 0.1  # before the second restart within a minute; then twice as long each time
-_EXIT_NOT_STARTED = 3  # the exit code of a worker that never served
+SHUTDOWN_EXTRA_SECONDS = 1.5  # a shutdown may take this long beyond the grace for calls
+PARENT_POLL_SECONDS = 1.0  # between two checks for the parent, on systems without pidfd
 
 Ready = Callable[[Callable[[str], None], Callable[[], None]], None]
 Serve = Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]
-"""Serves until the event is set; calls the function when it has begun to."""
+"""Serves until the event is set; calls the function when it is ready."""
 
 
 def run_until_exit(serve: Callable[[Ready], Coroutine[Any, Any, None]], source: int, grace: float) -> None:
-    """Serve one client until it ends by itself, by signal, or because its parent died or `source` was closed.
+    """Serve one client until `serve` returns, a signal arrives, the parent exits, or `source` is closed.
 
-    `serve` gets a function to which it hands its own `stop(why)` and `input_closed()`.
+    `serve` registers its own `stop(why)` and `input_closed()` with the function it is called with.
     """
     supervisor = ProcessSupervisor(grace, source=source, parent=os.getppid(), lives_on=False)
     supervisor.run(serve(supervisor.ready))
 
 
 def run_process(serve: Serve, grace: float, ready: Callable[[], None], **options: Any) -> None:
-    """Serve in this process until a signal comes; `options` are those of `ProcessSupervisor`."""
+    """Serve in this process until a signal arrives; `options` are those of `ProcessSupervisor`."""
     stop_event = asyncio.Event()
     supervisor = ProcessSupervisor(grace, **options)
     supervisor.ready(lambda why: stop_event.set())
     supervisor.run(serve(stop_event, ready))
 
 
-def _exit_signals() -> list[signal.Signals]:
-    """The signals that ask for an end: Ctrl-C, whoever ends processes, a terminal that was closed (but for `nohup`)."""
+def exit_signals() -> list[signal.Signals]:
+    """Return the signals that request a shutdown: SIGINT, SIGTERM and SIGHUP, the latter not under `nohup`."""
     signals = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [each for each in signals if each.name != "SIGHUP" or signal.getsignal(each) is not signal.SIG_IGN]
 
 
 class ProcessSupervisor:
-    """A thread that sees to it that the process ends when it should, and hears the signals of the process.
+    """A thread that receives the signals of the process and ends the process in time.
 
-    It `lives_on` after an end that was asked for, if nothing is stuck. A `parent` of 0 is nobody's concern.
+    With `lives_on` the process goes on after a requested shutdown, unless a task or thread is stuck. With `parent` 0 no
+    parent is watched.
     """
 
     def __init__(
@@ -81,32 +73,32 @@ class ProcessSupervisor:
         self._source = source
         self._parent = parent
         self._lives_on = lives_on
-        self._stop: Callable[[str], None] = lambda why: None  # not serving yet
+        self._stop: Callable[[str], None] = lambda why: None  # until `ready`
         self._input_closed: Callable[[], None] = lambda: None
         self._stop_requested = False
         self._deadline: float | None = None
         self._code = 0
         self._is_finished = False
         self._handlers: dict[int, Any] = {}
-        self._inbox, self._outbox = socket.socketpair()  # takes the numbers of signals; 0 means: look again
+        self._inbox, self._outbox = socket.socketpair()  # carries the numbers of signals; 0 only wakes the thread
         self._outbox.setblocking(False)
         if sys.platform != "win32":
             self._poll = select.poll()
             self._poll.register(self._inbox, select.POLLIN)
         if threading.current_thread() is threading.main_thread():
-            self._install_signal_handlers(_exit_signals() if signals is None else signals)
+            self._install_signal_handlers(exit_signals() if signals is None else signals)
 
     def ready(self, stop: Callable[[str], None], input_closed: Callable[[], None] | None = None) -> None:
         self._stop = stop
-        if input_closed is not None and sys.platform != "win32":  # not before: a slow start must not cost the answers
+        if input_closed is not None and sys.platform != "win32":  # not earlier: a slow start must not cost responses
             self._input_closed = input_closed
             self._poll.register(self._source, getattr(select, "POLLRDHUP", 0))
             self._wake(0)
         if self._stop_requested:
-            stop("asked to end before it began")
+            stop("shutdown was requested before the start")
 
     def run(self, serving: Coroutine[Any, Any, None]) -> None:
-        """Run to the end, and no further than that."""
+        """Run the coroutine; exit the process if a task or thread is left that cannot be stopped."""
         before = set(threading.enumerate())
         threading.Thread(target=self._supervise, name="handrail-watch", daemon=True).start()
         code = 1
@@ -120,7 +112,7 @@ class ProcessSupervisor:
             if stuck or not finished or (self._stop_requested and not self._lives_on):
                 if code:
                     traceback.print_exc()
-                exit_now(code)  # what still runs cannot be stopped, and the interpreter would wait for it
+                exit_now(code)  # the interpreter would wait for what still runs
             self._restore_signals()
 
     def _set_deadline(self, code: int = 0) -> None:
@@ -130,7 +122,7 @@ class ProcessSupervisor:
             self._wake(0)
 
     def _restore_signals(self) -> None:
-        """Signals are somebody else's again, and the process may live on."""
+        """Restore the earlier signal handlers, and end the thread."""
         self._is_finished = True
         handlers, self._handlers = self._handlers, {}
         if handlers:
@@ -146,8 +138,8 @@ class ProcessSupervisor:
         for number in signals:
             self._handlers[number] = signal.signal(number, self._on_signal)
         if sys.platform != "win32":
-            # A forked child has our handlers and our socket: no signal may reach it before it has let go of them.
-            # Hooks cannot be undone, but once this is over they do nothing.
+            # A forked child inherits these handlers and the socket: no signal may reach it before it has released
+            # them. Fork hooks cannot be removed; after the end of this supervisor they do nothing.
             forking_threads: set[int] = set()  # the threads that fork
 
             def hold() -> None:
@@ -162,10 +154,10 @@ class ProcessSupervisor:
 
             os.register_at_fork(before=hold, after_in_parent=release, after_in_child=self._restore_signals)
             os.register_at_fork(after_in_child=release)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # a worker is born with them blocked
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # a worker starts with them blocked
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # The number has gone to the watch already, unless somebody (a loop's own handlers) took its place.
+        # The thread has received the number already, unless an event loop has replaced the wakeup fd.
         if signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False) != self._outbox.fileno():
             self._wake(number)
 
@@ -178,7 +170,7 @@ class ProcessSupervisor:
     def _supervise(self) -> None:
         parent_fd = -1
         if self._parent and sys.platform == "linux":
-            with contextlib.suppress(OSError):  # it has died already, or the kernel is too old
+            with contextlib.suppress(OSError):  # the parent has exited already, or the kernel is too old
                 parent_fd = os.pidfd_open(self._parent)
                 self._poll.register(parent_fd, select.POLLIN)
         while not self._is_finished:
@@ -197,8 +189,8 @@ class ProcessSupervisor:
                 exit_now(self._code)
 
     def _wait(self, seconds: float | None) -> list[int]:
-        """The descriptors there is news of; of all but our own, only once."""
-        if sys.platform == "win32":  # where only sockets can be waited for
+        """Return the descriptors that are ready; each but the inbox is reported only once."""
+        if sys.platform == "win32":  # select() takes only sockets there
             return [each.fileno() for each in select.select([self._inbox], [], [], seconds)[0]]
         descriptors = [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1000)]
         for number in descriptors:
@@ -208,9 +200,9 @@ class ProcessSupervisor:
 
     def _on_signal_numbers(self, numbers: bytes) -> None:
         for number in filter(self._handlers.__contains__, numbers):
-            # A second SIGTERM is no news: who ends a whole group of processes reaches a worker twice.
+            # A second SIGTERM changes nothing: a signal to the whole process group reaches a worker twice.
             if number == signal.SIGINT and self._stop_requested:
-                exit_now(128 + number)  # a second Ctrl-C means now
+                exit_now(128 + number)  # a second Ctrl-C ends the process at once
             self._request_stop(f"signal {number}")
 
     def _request_stop(self, why: str) -> None:
@@ -224,122 +216,8 @@ class ProcessSupervisor:
             self._loop.call_soon_threadsafe(function, *args)
 
 
-class WorkerPool:
-    """Several processes that serve the same; this one is their parent."""
-
-    def __init__(self, count: int, serve: Serve, grace: float) -> None:
-        self._count = count
-        self._serve = serve
-        self._grace = grace
-        self._pids: set[int] = set()
-        self._stop_requested = self._failed = False
-        self._restarts: list[float] = []
-        self._key = secrets.token_urlsafe(32)  # they have to understand each other's cursors and states
-        self._pid = os.getpid()
-        self._signals = (*_exit_signals(), signal.SIGALRM)
-
-    def run(self, ready: Callable[[], None]) -> None:
-        handlers = {number: signal.signal(number, self._on_signal) for number in self._signals}
-        try:
-            ready()  # the socket listens, and what is told of it the workers know too
-            for _ in range(self._count):
-                self._fork()
-            while self._pids:
-                self._on_worker_exit(*os.wait())
-        finally:
-            self._kill(signal.SIGTERM)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        if self._failed:
-            raise NotStarted("a worker could not start serving; what it wrote says why")
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGALRM or (number == signal.SIGINT and self._stop_requested):
-            self._kill(signal.SIGKILL)
-            if number == signal.SIGINT:
-                exit_now(128 + number)
-        else:
-            self._stop()
-
-    def _stop(self) -> None:
-        if not self._stop_requested:
-            self._stop_requested = True
-            signal.setitimer(signal.ITIMER_REAL, self._grace + SHUTDOWN_EXTRA_SECONDS)
-        self._kill(signal.SIGTERM)
-
-    def _kill(self, number: int) -> None:
-        for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def _fork(self) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or both of us would write what is in it
-        # Blocked, a signal finds either no child or one that is on the list, and the child hears it when it can.
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
-        try:
-            if self._stop_requested:
-                return
-            pid = os.fork()
-            if pid == 0:
-                self._run_worker()
-            self._pids.add(pid)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
-
-    def _run_worker(self) -> None:
-        """All that a child ever does."""
-        code = _EXIT_NOT_STARTED
-
-        def ready() -> None:
-            nonlocal code
-            code = 1
-
-        try:
-            self._pids.clear()
-            for number in (signal.SIGALRM, signal.SIGTERM):  # also what a tool forks must not speak for the parent
-                signal.signal(number, signal.SIG_DFL)
-            for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for all: the parent says what follows
-                signal.signal(number, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM, signal.SIGINT, signal.SIGHUP))
-            os.environ.setdefault(KEY, self._key)
-            run_process(self._serve, self._grace, ready, parent=self._pid, signals=[signal.SIGTERM])
-            code = 0
-        except NotStarted as problem:
-            log.error("worker %d: %s", os.getpid(), problem)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            exit_now(code)
-
-    def _on_worker_exit(self, pid: int, status: int) -> None:
-        if pid not in self._pids:
-            return  # a child of somebody else's
-        self._pids.remove(pid)
-        code = os.waitstatus_to_exitcode(status)
-        if code == _EXIT_NOT_STARTED:
-            self._failed = True  # nor will it the next time
-            self._stop()
-        elif not self._stop_requested:
-            pause = self._next_restart_delay()
-            log.warning("worker %d ended unexpectedly (%d); another starts in %.1f s", pid, code, pause)
-            until = time.monotonic() + pause
-            while not self._stop_requested and time.monotonic() < until:
-                time.sleep(0.05)
-            self._fork()
-
-    def _next_restart_delay(self) -> float:
-        """How long to wait before the next restart, of which there are at most ten in a minute; it counts as made."""
-        now = time.monotonic()
-        self._restarts = [each for each in self._restarts if each > now - 60]
-        pause = min(_FIRST_PAUSE_SECONDS * 2 ** len(self._restarts), 60.0) if self._restarts else 0.0
-        self._restarts.append(now + pause)
-        return pause
-
-
 def _close_loop(loop: asyncio.AbstractEventLoop) -> bool:
-    """End what tools left running; whether all of it ended."""
+    """Cancel the tasks that tools left, and close the loop; return whether all of them ended."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -355,6 +233,7 @@ def _close_loop(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def exit_now(code: int) -> None:
+    """Flush the standard streams and exit, without waiting for threads."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
