@@ -31,6 +31,7 @@ from msgspec import Struct
 from handrail import Server
 from handrail.engine.dispatcher import Dispatcher
 from handrail.model import Principal
+from handrail.observe.activity import ActivityFeed
 
 __all__ = ["Outcome", "Served", "measure"]
 
@@ -277,7 +278,7 @@ def _conversation(*, has_feed: bool) -> Dispatcher:
         return a + b
 
     if has_feed:
-        server.engine.enable_feed()
+        ActivityFeed.of(server.engine)
     made = Dispatcher(server.engine, Nowhere(), Principal("bench"))
     made.receive(_message("initialize", HELLO))
     return made

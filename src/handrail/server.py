@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -16,17 +16,18 @@ from msgspec.structs import replace
 
 from handrail.engine.call import Call
 from handrail.engine.catalog import HINTS, ToolEntry, annotations_of, make_entry
-from handrail.engine.core import Engine, ServerOptions
+from handrail.engine.core import Engine, ServerOptions, Wrapper
 from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
 from handrail.engine.truncation import read_more
-from handrail.errors import SchemaError
+from handrail.errors import Kind, SchemaError, missing_extra
 from handrail.guards.fingerprint import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.oauth.fetch import post
 from handrail.options import collection, describe_value, expect, seconds, texts
 from handrail.other_names import NOT_HERE, suggest_names
+from handrail.revisions.base import ErrorMapping
 from handrail.schema.derive import derive
 from handrail.schema.explain import check_options
 from handrail.transports.http.options import EndpointOptions, HttpOptions
@@ -180,6 +181,8 @@ class Server:
         """
         self.name = name
         self.engine = Engine(self, name, options)
+        if options.get("tracing"):
+            self.engine.add_wrapper(_spans(self.engine.forms))
         self.state: Any = None
         self._lifespan = None if lifespan is None else _check_lifespan(lifespan, self)
         self._included: list[Server] = []
@@ -447,6 +450,16 @@ class Server:
         except BaseException:
             await self._stack.aclose()
             raise
+
+
+def _spans(forms: Mapping[Kind, ErrorMapping]) -> Wrapper:
+    try:
+        from handrail.observe.tracing import spans
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] != "opentelemetry":
+            raise
+        raise missing_extra("otel", "tracing=True needs opentelemetry-api", missing.name) from None
+    return spans(forms)
 
 
 def _name_of(function: Any) -> str:

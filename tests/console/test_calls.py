@@ -91,7 +91,7 @@ class Shop:
 
     @property
     def feed(self) -> ActivityFeed:
-        return self.server.engine.enable_feed()
+        return ActivityFeed.of(self.server.engine)
 
 
 async def row_of(page: Page, tool: str, state: str) -> Object:
@@ -558,7 +558,7 @@ async def test_clients_that_share_a_pipe_are_told_apart() -> None:
             "io.modelcontextprotocol/clientInfo": {"name": "new", "version": "1"},
             "io.modelcontextprotocol/clientCapabilities": {},
         }
-        shop.server.engine.enable_feed()
+        ActivityFeed.of(shop.server.engine)
         for each in ({}, meta, {}, meta):
             await old.request("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}, "_meta": each})
     revisions = ["2025-11-25", "2026-07-28"] * 2
@@ -568,7 +568,7 @@ async def test_clients_that_share_a_pipe_are_told_apart() -> None:
 
 async def test_a_caller_is_known_with_the_scopes_of_its_last_call() -> None:
     shop = Shop()
-    shop.server.engine.enable_feed()
+    ActivityFeed.of(shop.server.engine)
     for scopes in (frozenset({"read"}), frozenset({"read", "admin"})):
         async with Peer(shop.server, principal=Principal("ann", scopes=scopes)) as peer:
             await peer.call("add", {"a": 1, "b": 2})

@@ -8,6 +8,7 @@ import json
 from handrail import Server
 from handrail.engine.dispatcher import Dispatcher
 from handrail.model import Principal
+from handrail.observe.activity import ActivityFeed
 from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
@@ -47,7 +48,7 @@ async def test_a_flood_is_counted_exactly_and_told_in_few_events() -> None:
 async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None:
     """A tool may call an application in its own process, which then answers before the tool goes on."""
     server = Server("nested", rates=None)
-    feed = server.engine.enable_feed()
+    feed = ActivityFeed.of(server.engine)
 
     @server.tool
     async def inner(number: int) -> int:

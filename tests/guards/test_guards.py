@@ -24,7 +24,7 @@ from handrail.audit.reader import TrailFile
 from handrail.guards.fingerprint import fingerprint
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.rates import Rates
-from handrail.metrics import MAX_LABEL_SETS
+from handrail.observe.metrics import MAX_LABEL_SETS, Metrics
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -626,7 +626,7 @@ async def test_p25_the_cursor_of_another_is_refused_in_memory_too(revision: str)
 @requirement("SRV-614", everywhere=True)
 async def test_stages_and_callers_are_counted() -> None:
     world = World([Rule(verdict="deny", tools=["beta"])])
-    metrics = world.server.engine.enable_metrics()
+    metrics = Metrics.of(world.server.engine)
     async with Peer(world.server, principal=Principal("alice")) as peer:
         for name, arguments in [("alpha", {"count": 1}), ("beta", {"count": 1}), ("alpha", {}), ("nothing", {})]:
             await peer.request("tools/call", {"name": name, "arguments": arguments})
@@ -649,7 +649,7 @@ async def test_stages_and_callers_are_counted() -> None:
 @requirement("P-30", everywhere=True)
 async def test_p30_callers_without_end_are_counted_as_one() -> None:
     world = World([])
-    metrics = world.server.engine.enable_metrics()
+    metrics = Metrics.of(world.server.engine)
     async with world.server.serving():
         for number in range(MAX_LABEL_SETS + 50):
             async with Peer(world.server, revision=R5, principal=Principal(f"caller-{number}")) as peer:
@@ -661,7 +661,7 @@ async def test_p30_callers_without_end_are_counted_as_one() -> None:
 @requirement("P-30", everywhere=True)
 async def test_p30_tools_without_end_are_counted_as_one() -> None:
     server = Server("busy")
-    metrics = server.engine.enable_metrics()
+    metrics = Metrics.of(server.engine)
     async with Peer(server) as peer:
         for number in range(MAX_LABEL_SETS + 5):
             server.add(lambda: "", name=f"tool-{number}", inline=True)

@@ -22,6 +22,7 @@ from handrail import Call, Refused, SchemaError, Server, Text, ToolError, ToolRe
 from handrail.engine.pipeline import Handler
 from handrail.errors import LocalProtocolError, RemoteProtocolError
 from handrail.guards.sanitize import Sanitize
+from handrail.observe.activity import ActivityFeed
 from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
@@ -478,7 +479,7 @@ async def test_what_middleware_makes_of_a_result_keeps_the_promises_of_the_tool(
 ) -> None:
     server = Server("spoilt", sanitize=sanitize, audit=tmp_path / "audit.db")
     if watched:
-        server.engine.enable_feed()
+        ActivityFeed.of(server.engine)
 
     @server.tool
     async def add(a: int, b: int) -> Sum:

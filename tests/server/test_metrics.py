@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from faults import put_away
 from handrail import Call, Principal, Server, ToolError
 from handrail.guards.identity import ApiKeys
-from handrail.metrics import BUCKETS, Metrics, render
+from handrail.observe.metrics import BUCKETS, Metrics, render
 from paths import SUPPORT
 from patience import PATIENCE
 from requirements import requirement
@@ -519,7 +519,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 def test_nobody_watches_unless_asked() -> None:
     server = outcomes()
-    assert server.asgi().monitor is None and server.engine.metrics is None
+    assert server.asgi().monitor is None and not server.engine.sinks
 
 
 async def test_there_is_no_access_log_unless_wanted(lines: Lines) -> None:

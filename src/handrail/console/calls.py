@@ -15,7 +15,7 @@ from handrail.engine.call import STAGES
 from handrail.engine.catalog import title_of
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
-from handrail.observe.snapshot import CallSnapshot, WireMessage
+from handrail.observe.activity import CallSnapshot, WireMessage
 from handrail.text.controls import one_line
 
 LARGE_BYTES = 256 * 1024  # bytes that take too long on the loop

@@ -20,6 +20,7 @@ from handrail.console.redact import Redactor
 from handrail.guards.lockfile import LockedServer
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
+from handrail.observe.activity import ActivityFeed
 from handrail.revisions import Revision
 from handrail.server import Server
 from handrail.stores import Store
@@ -61,7 +62,7 @@ class ConsoleContext:
         self.settings = settings
         self.engine = server.engine
         self.guards = server.engine.guard_set
-        self.feed = server.engine.enable_feed()
+        self.feed = ActivityFeed.of(server.engine)
         self.target = target  # the argument of `handrail call` for this server
         self.source = source  # the file of the server
         self.transport = transport

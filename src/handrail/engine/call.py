@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from handrail.audit.log import Trail
     from handrail.engine.driving import CoroutineDriver
     from handrail.engine.inflight import InFlightCalls
-    from handrail.observe.activity import ActivityFeed
+    from handrail.engine.outcome import CallSink
 
 STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
 """Of the pipeline, in its order."""
@@ -113,6 +113,15 @@ class _Notification(Coroutine[Any, Any, None]):
             self._call._send_unawaited(self._coroutine)
 
 
+class CallActivity(Protocol):
+    """What one call does, as an observer records it."""
+
+    def record_message(self, direction: Literal["in", "out"], message: bytes) -> None: ...
+    def record_progress(self, done: float, total: float | None, message: str | None) -> None: ...
+    def record_log(self, level: str, data: Json) -> None: ...
+    def record_answer(self, answer: bytes | None) -> None: ...
+
+
 @suggest_names(
     {
         "report_progress": "await call.progress(done, total, message)",
@@ -169,7 +178,8 @@ class Call(Struct, eq=False):
     serial: str = ""  # its name there
     intended: bool = False  # from here on it may have had an effect
     recorded: bool = False  # how it ended
-    feed: ActivityFeed | None = None  # where somebody watches
+    sinks: tuple[CallSink, ...] = ()  # that were there when it started
+    activity: CallActivity | None = None  # of a sink that follows what the call does
     is_preview: bool = False  # handed to a preview: it asks nothing
     marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
     unsent: frozenset[asyncio.Task[Any]] = frozenset()  # notifications that were not awaited, and have to wait
@@ -259,8 +269,8 @@ class Call(Struct, eq=False):
         if not finite:
             raise ValueError("progress: a number that is finite")
         self.last_activity = self.now()
-        if self.feed is not None and not self.waiting:  # else it only is a sign of life
-            self.feed.record_progress(self, done, total, message)
+        if self.activity is not None and not self.waiting:  # else it only is a sign of life
+            self.activity.record_progress(done, total, message)
         token = UNSET if self.meta is UNSET else self.meta.progress_token
         if token is UNSET or self.closed or done <= self._progress:
             return
@@ -279,8 +289,8 @@ class Call(Struct, eq=False):
         """Send a log message to the client, if it wants messages of this level."""
         if level not in LEVELS:
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
-        if self.feed is not None:
-            self.feed.record_log(self, level, data)
+        if self.activity is not None:
+            self.activity.record_log(level, data)
         if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
             return
         params: Object = {"level": level, "data": to_jsonable(data)}

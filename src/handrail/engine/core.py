@@ -6,8 +6,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
@@ -16,11 +16,11 @@ from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog
 from handrail.engine.eager import Start, starter
 from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
-from handrail.engine.outcome import Observer, count_calls
+from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
 from handrail.engine.thread_pool import ThreadPool
-from handrail.errors import Kind, missing_extra
-from handrail.metrics import Metrics
+from handrail.errors import Kind
+from handrail.jsonrpc import Request
 from handrail.model import SERVER_ASKS, Object
 from handrail.options import collection, expect
 from handrail.protocol.seal import KEY_HINT, Seal, key_problem
@@ -28,10 +28,10 @@ from handrail.revisions import Offer, Revision
 from handrail.revisions.base import ErrorMapping, Identity, ServerDescription
 from handrail.schema.explain import check_options
 
-if TYPE_CHECKING:
-    from handrail.observe.activity import ActivityFeed
-
 DEFAULT_PAGE = 1_000
+
+Wrapper = Callable[[Handler], Handler]
+"""Around a whole call, for an observer that needs its context, such as a span. It changes nothing."""
 
 _FORMS = {
     "by_revision": {},
@@ -150,9 +150,9 @@ class Engine:
         self.thread_pool = ThreadPool(options.get("workers", 16))
         self.blocking_warnings: dict[str, float] = {}  # of tools that hold the event loop up, and when
         self.middleware: list[Middleware] = []
-        self.metrics: Metrics | None = None
-        self.feed: ActivityFeed | None = None
-        self._observers: list[Observer] = [_spans(self.forms)] if options.get("tracing") else []
+        self.sinks: tuple[CallSink, ...] = ()
+        self.on_request: Callable[[RequestOrigin, Request], None] | None = None  # after any request but a call
+        self._wrappers: list[Wrapper] = []
         self.guard_set = GuardSet(name, lambda: self.clock())
         self._pipeline = pipeline(self.thread_pool, self.guard_set)
         self.inner: Handler  # what a call without middleware is handled by
@@ -175,37 +175,30 @@ class Engine:
         self.middleware.append(middleware)
         self._compose()
 
-    def enable_metrics(self) -> Metrics:
-        """Count calls from now on."""
-        if self.metrics is None:
-            self.metrics = Metrics()
-            self._observers.insert(0, count_calls(self.metrics))
-            self._compose()
-        return self.metrics
+    def add_sink(self, sink: CallSink) -> None:
+        """Let a sink observe the calls that start from now on."""
+        self.sinks = (*self.sinks, sink)
 
-    def enable_feed(self) -> ActivityFeed:
-        """Keep in view what goes on, from now on."""
-        if self.feed is None:
-            from handrail.observe.activity import ActivityFeed  # which most servers do without
-
-            self.feed = ActivityFeed(lambda: self.clock())
-        return self.feed
+    def add_wrapper(self, wrapper: Wrapper) -> None:
+        """Put a wrapper around every call, middleware included."""
+        self._wrappers.append(wrapper)
+        self._compose()
 
     def _compose(self) -> None:
-        self.inner = self._observed(self._pipeline)
+        self.inner = self._wrapped(self._pipeline)
         self.handle = (
-            self._observed(compose(self.middleware, self._pipeline, self.guard_set)) if self.middleware else self.inner
+            self._wrapped(compose(self.middleware, self._pipeline, self.guard_set)) if self.middleware else self.inner
         )
 
-    def _observed(self, handler: Handler) -> Handler:
-        for each in reversed(self._observers):
+    def _wrapped(self, handler: Handler) -> Handler:
+        for each in reversed(self._wrappers):
             handler = each(handler)
         return handler
 
     def handler_via(self, servers: tuple[Any, ...]) -> Handler:
         """The handler of a tool that other servers brought along: their middleware inside ours."""
         theirs = [each for server in servers for each in server.engine.middleware]
-        return self._observed(compose([*self.middleware, *theirs], self._pipeline, self.guard_set))
+        return self._wrapped(compose([*self.middleware, *theirs], self._pipeline, self.guard_set))
 
     def task_starter(self, loop: asyncio.AbstractEventLoop) -> Start:
         """How calls are started on a loop; there is one, as a rule."""
@@ -233,16 +226,6 @@ class Engine:
         return revision.opening_result(
             ServerDescription(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
-
-
-def _spans(forms: Mapping[Kind, ErrorMapping]) -> Observer:
-    try:
-        from handrail.observe.tracing import spans
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.split(".")[0] != "opentelemetry":
-            raise
-        raise missing_extra("otel", "tracing=True needs opentelemetry-api", missing.name) from None
-    return spans(forms)
 
 
 def key_from_environment() -> bytes:

@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 from msgspec import UNSET, UnsetType
 
 from handrail import jsonrpc
-from handrail.audit.records import CallRecord
 from handrail.engine.call import Call
 from handrail.engine.inflight import REPLY_PENDING, InFlightCalls, ReplyCallback, Subscription
-from handrail.engine.outcome import count_refusal, refusal_record
+from handrail.engine.outcome import RefusedCall, refusal_record
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode
 from handrail.model import ClientInfo, Json, Object
@@ -38,7 +37,6 @@ class Dispatcher(InFlightCalls):
 
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
     needed_scopes: frozenset[str] = frozenset()  # scopes a refused call would have needed
-    raw_message: bytes | bytearray = b""  # the message it is at, as it came
     _announcement_pending = False
 
     def unwatch_tools(self) -> None:
@@ -57,8 +55,10 @@ class Dispatcher(InFlightCalls):
         """The answer to a message, LATER if it will be given to `reply`, or None. Never raises (P-01)."""
         try:
             if type(message) is Request:
-                feed = self.engine.feed
-                return self.respond(message, reply) if feed is None else feed.track(self, message, reply)
+                answer = self.respond(message, reply)
+                if self.engine.on_request is not None and message.method != "tools/call":
+                    self.engine.on_request(self, message)
+                return answer
             if type(message) is Notification:
                 self._on_notification(message)
             elif type(message) is Response:
@@ -84,8 +84,7 @@ class Dispatcher(InFlightCalls):
             revision = connection.revision_of(request)
         except Refused as refused:
             voice = connection.fallback_revision_for(request)
-            self.record_refusal(request, voice, refused)
-            return self.encode_refusal(voice, request.id, refused)
+            return self._refuse(request, voice, refused)
         try:
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
@@ -98,13 +97,15 @@ class Dispatcher(InFlightCalls):
             params = connection.parse_params(request, revision)
             return _METHODS[request.method](self, request.id, revision, params, reply)
         except Refused as refused:
-            self.record_refusal(request, revision, refused)
-            return self.encode_refusal(revision, request.id, refused)
+            return self._refuse(request, revision, refused)
         except Exception:
             log.exception("%s failed", request.method)
-            bug = Refused(Kind.INTERNAL, "Internal error")
-            self.record_refusal(request, revision, bug)
-            return self.encode_refusal(revision, request.id, bug)
+            return self._refuse(request, revision, Refused(Kind.INTERNAL, "Internal error"))
+
+    def _refuse(self, request: Request, revision: Revision, refused: Refused) -> bytes:
+        answer = self.encode_refusal(revision, request.id, refused)
+        self.record_refusal(request, revision, refused, answer)
+        return answer
 
     async def _list_when_charged(
         self, request: Request, revision: Revision, waits: Awaitable[Any], reply: ReplyCallback
@@ -122,26 +123,26 @@ class Dispatcher(InFlightCalls):
             answer = self.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
         reply(answer)
 
-    def record_refusal(self, request: Request, revision: Revision, refused: Refused) -> None:
+    def record_refusal(
+        self, request: Request, revision: Revision, refused: Refused, answer: bytes | None = None
+    ) -> None:
         """Count and record a call that never became one."""
-        if request.method != "tools/call":
-            return
         engine, guards = self.engine, self.engine.guard_set
-        if engine.metrics is not None:
-            count_refusal(engine.metrics, engine.catalog, request, self.principal, refused)
-        call_id = "" if engine.feed is None else engine.feed.record_refusal(self, request, revision, refused)
+        if request.method != "tools/call" or not (engine.sinks or guards.trail is not None):
+            return
+        name = request.params.get("name")
+        is_tool = type(name) is str and engine.catalog.get(name) is not None
+        refusal = RefusedCall(
+            origin=self, request=request, revision=revision, refused=refused, is_tool=is_tool, answer=answer
+        )
+        for sink in engine.sinks:
+            try:
+                sink.on_refusal(refusal)
+            except Exception:
+                log.exception("calls: a refused request was not observed")
         if guards.trail is not None:
-            where = CallRecord(
-                "refusal",
-                call_id or guards.next_serial(),
-                "",
-                self.principal.id,
-                self.address,
-                guards.name,
-                "",
-                revision.name,
-            )
-            guards.trail.submit(refusal_record(request, where, self.trace_headers, refused))
+            refusal.call_id = refusal.call_id or guards.next_serial()
+            guards.trail.submit(refusal_record(refusal, guards.name))
 
     def _on_notification(self, message: Notification) -> None:
         if message.method == CANCELLED:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
 from hashlib import blake2b
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
@@ -18,7 +19,7 @@ from handrail.engine.call import Call
 from handrail.engine.core import Engine
 from handrail.engine.driving import CoroutineDriver
 from handrail.engine.input_requests import questions_in
-from handrail.engine.outcome import outcome_record
+from handrail.engine.outcome import CallEnd, end_of, outcome_record
 from handrail.engine.pipeline import error_result, failure_result
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.jsonrpc import Id, encode_sorted
@@ -68,6 +69,7 @@ class InFlightCalls:
     address = ""  # where the peer is
     is_identified = False  # the transport has verified who the peer is
     trace_headers: Headers | None = None  # over HTTP, what the headers say of the trace
+    raw_message: bytes | bytearray = b""  # the message it is at, as it came
     _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
     _untimed_calls: set[Call | None] | None = None  # calls that have no timer yet
     _request_tasks: set[asyncio.Task[None]] | None = None  # other requests that are answered later
@@ -86,10 +88,10 @@ class InFlightCalls:
         engine, entry = self.engine, call.entry
         if engine.guard_set.audits:
             engine.guard_set.start_record(call)
-        if (feed := engine.feed) is not None:
-            call.feed, call.marks, feed.call = feed, [feed.started_ns], call
-            if call.trail is not None:
-                call.serial = feed.serial
+        if engine.sinks:
+            call.sinks, call.marks = engine.sinks, call.marks or [perf_counter_ns()]
+            for sink in call.sinks:
+                sink.on_start(call)
         handle = engine.handler_via(entry.via) if entry.via else engine.handle
         if handle is engine.inner and (entry.mode == "inline" or call.trail is not None):
             call.driver = CoroutineDriver(self, call, handle(call), copy_context())
@@ -147,8 +149,8 @@ class InFlightCalls:
 
     async def notify(self, call: Call, message: bytes) -> None:
         if not call.closed:
-            if call.feed is not None:
-                call.feed.record_message(call, "out", message)
+            if call.activity is not None:
+                call.activity.record_message("out", message)
             self.reply_channel.send(message)
             await self.reply_channel.drain()
 
@@ -161,8 +163,8 @@ class InFlightCalls:
         request_id, message = self.connection.create_request(request.method, request.params, waiter)
         self.reply_channel.send(message)
         call.questions |= {request_id}
-        if call.feed is not None:
-            call.feed.record_message(call, "out", message)
+        if call.activity is not None:
+            call.activity.record_message("out", message)
         try:
             return await waiter
         finally:
@@ -238,7 +240,7 @@ class InFlightCalls:
     def _answer_early(self, call: Call, error: BaseException, answer: bytes, *, at_once: bool = True) -> None:
         """Answer a call that goes on, perhaps, and that nobody waits for any more."""
         if call.trail is not None:
-            answer = self._record_outcome(call, error, answer)
+            answer = self._record_outcome(call, end_of(call, error), answer)
         call.cancel_work(at_once=at_once)
         self.reply(call, answer)
 
@@ -251,18 +253,22 @@ class InFlightCalls:
 
     def finish_call(self, call: Call, result: ResultOrError) -> bytes:
         """The answer to a call that has ended, as soon as that is on record; whoever gave it up has answered it."""
-        if call.feed is not None:
-            try:
-                call.feed.record_end(call, result)
-            except Exception:  # who looks on does not come between
-                log.exception("the end of %s could not be shown", call.name)
+        end = end_of(call, result) if call.marks is not None else None
         answer = REPLY_PENDING if call.cancelled else self._encode_outcome(call, result)
-        return answer if call.trail is None or call.recorded else self._record_outcome(call, result, answer)
+        if end is not None:
+            if call.trail is not None and not call.recorded:
+                answer = self._record_outcome(call, end, answer)
+            for sink in call.sinks:
+                try:
+                    sink.on_end(call, end, answer or None)
+                except Exception:  # an observer must not come between a call and its answer
+                    log.exception("calls: the end of tool %r was not observed", call.name)
+        return answer
 
-    def _record_outcome(self, call: Call, result: ResultOrError, answer: bytes) -> bytes:
+    def _record_outcome(self, call: Call, end: CallEnd, answer: bytes) -> bytes:
         """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
         assert call.trail is not None
-        record = outcome_record(call, result)
+        record = outcome_record(call, end)
         call.recorded = True
         if not call.intended:
             call.trail.submit(record)
@@ -290,6 +296,8 @@ class InFlightCalls:
             self._untimed_calls.discard(call)
         if call.reply_future is not None:
             call.reply_future.set_result(None)
+        if call.activity is not None:
+            call.activity.record_answer(answer)
         call.reply(answer)
 
     def _encode_outcome(self, call: Call, result: ResultOrError) -> bytes:

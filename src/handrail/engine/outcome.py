@@ -1,39 +1,75 @@
-"""How a call ended: in one word, as a record of the audit log, and as numbers."""
+"""How a call ended: in one word, for the sinks that observe calls, and as a record of the audit log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from operator import sub
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
-from msgspec import defstruct
-from msgspec.structs import replace
+from msgspec import Struct, defstruct
 
 from handrail.audit.format import digest
 from handrail.audit.records import CallRecord, measure_arguments
 from handrail.engine.call import STAGES, Call
-from handrail.engine.catalog import Catalog
 from handrail.engine.input_requests import questions_in
 from handrail.errors import Kind, Refused, ToolError
 from handrail.guards.sanitize import changes
 from handrail.jsonrpc import Request, encode_sorted
-from handrail.metrics import Metrics
 from handrail.model import Principal, Text, ToolResult
+from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import Headers
 from handrail.protocol.trace import read as read_trace, read_headers
+from handrail.revisions import Revision
 from handrail.text.controls import mask_secrets
 from handrail.text.secrets import Secrets
 
-if TYPE_CHECKING:
-    from handrail.engine.pipeline import Handler
-
-Observer: TypeAlias = "Callable[[Handler], Handler]"
-"""Goes around a whole call, middleware included. It looks on: results and exceptions pass unchanged."""
-
 StageTimes = defstruct("StageTimes", [(name, int, 0) for name in STAGES], omit_defaults=True)
 """Nanoseconds that each stage of a call took."""
+
+
+class RequestOrigin(Protocol):
+    """The peer that sent a request, and the message it came in."""
+
+    principal: Principal
+    address: str
+    connection: Connection
+    trace_headers: Headers | None
+    raw_message: bytes | bytearray
+
+
+class CallEnd(Struct, gc=False):
+    """The end of a call, as all sinks get it."""
+
+    outcome: str
+    result: ToolResult | BaseException
+    ended_ns: int
+
+
+class RefusedCall(Struct, kw_only=True):
+    """A `tools/call` request that was refused before it became a call."""
+
+    origin: RequestOrigin
+    request: Request
+    revision: Revision
+    refused: Refused
+    is_tool: bool  # whether there is a tool of this name
+    answer: bytes | None
+    call_id: str = ""  # in the audit log; a sink that names calls sets it
+
+
+class CallSink(Protocol):
+    """An observer of calls, such as metrics. It changes nothing; results and exceptions pass it unchanged."""
+
+    def on_start(self, call: Call) -> None: ...
+    def on_end(self, call: Call, end: CallEnd, answer: bytes | None) -> None:
+        """`answer` is None if there is none yet."""
+
+    def on_refusal(self, refusal: RefusedCall) -> None: ...
+
+
+def end_of(call: Call, result: ToolResult | BaseException) -> CallEnd:
+    return CallEnd(outcome_of(call, result), result, perf_counter_ns())
 
 
 def outcome_of(call: Call, result: ToolResult | BaseException) -> str:
@@ -63,16 +99,16 @@ def intent_record(call: Call, secrets: Secrets | None) -> CallRecord:
     return record
 
 
-def outcome_record(call: Call, result: ToolResult | BaseException) -> CallRecord:
+def outcome_record(call: Call, end: CallEnd) -> CallRecord:
     """Return the record of a call that has ended: its outcome, or a refusal if it never ran."""
-    outcome = outcome_of(call, result)
+    outcome, result = end.outcome, end.result
     if call.intended:
         record = CallRecord("outcome", call.serial, outcome)
     else:
         event = "asked" if outcome == "input_required" else "answered" if isinstance(result, ToolResult) else "refusal"
         record = _call_record(call, event, outcome)
     if marks := call.marks:
-        record.seconds = (perf_counter_ns() - marks[0]) // 1000 / 1e6
+        record.seconds = (end.ended_ns - marks[0]) // 1000 / 1e6
         record.stages_ns = StageTimes(*map(sub, marks[1:], marks))
     if isinstance(result, ToolResult):
         record.characters = sum([len(each.text) for each in result.content if isinstance(each, Text)])
@@ -83,19 +119,25 @@ def outcome_record(call: Call, result: ToolResult | BaseException) -> CallRecord
     return record
 
 
-def refusal_record(request: Request, template: CallRecord, headers: Headers | None, refused: Refused) -> CallRecord:
+def refusal_record(refusal: RefusedCall, server: str) -> CallRecord:
     """Return the record of a request that never became a call. Its name and arguments may be any JSON."""
-    name, arguments, meta = (request.params.get(each) for each in ("name", "arguments", "_meta"))
+    origin, params = refusal.origin, refusal.request.params
+    name, arguments, meta = (params.get(each) for each in ("name", "arguments", "_meta"))
     meta_trace = read_trace(meta.get("traceparent")) if type(meta) is dict else None
-    trace = meta_trace or read_headers(headers)
+    trace = meta_trace or read_headers(origin.trace_headers)
     arguments_digest, arguments_bytes = measure_arguments({} if arguments is None else arguments)
-    return replace(
-        template,
+    return CallRecord(
+        "refusal",
+        refusal.call_id,
+        refusal.refused.kind.value,
+        origin.principal.id,
+        origin.address,
+        server,
+        revision=refusal.revision.name,
         tool=name[:200] if type(name) is str else "",
         arguments_digest=arguments_digest,
         arguments_bytes=arguments_bytes,
         trace="" if trace is None else trace.trace_id,
-        outcome=refused.kind.value,
     )
 
 
@@ -119,44 +161,3 @@ def _call_record(call: Call, event: str, outcome: str = "") -> CallRecord:
         call.agreed,
         "" if trace is None else trace.trace_id,
     )
-
-
-def count_calls(metrics: Metrics) -> Observer:
-    """Count calls and their time."""
-
-    def around(inner: Handler) -> Handler:
-        async def handle(call: Call) -> ToolResult:
-            outcome = ""
-            metrics.in_flight.add()
-            begun = perf_counter_ns()
-            call.marks = [begun]
-            try:
-                result = await inner(call)
-                outcome = outcome_of(call, result)
-                return result
-            except BaseException as problem:
-                outcome = outcome_of(call, problem)
-                raise
-            finally:
-                metrics.in_flight.add(by=-1)
-                ended = perf_counter_ns()
-                seconds = (ended - begun) / 1e9
-                metrics.call_seconds.observe(seconds, call.name)
-                metrics.caller_seconds.observe(seconds, call.principal.id)
-                metrics.stages.observe((ended - call.marks[-1]) / 1e9, call.name, "end")
-                metrics.calls.add(call.name, outcome)
-                metrics.caller_calls.add(call.principal.id, outcome)
-                for stage, seconds in call.stages.items():
-                    metrics.stages.observe(seconds, call.name, stage)
-
-        return handle
-
-    return around
-
-
-def count_refusal(metrics: Metrics, catalog: Catalog, request: Request, principal: Principal, refused: Refused) -> None:
-    """Count a call that never began. A name that is no tool's is not repeated: anybody could make up any number."""
-    name = request.params.get("name")
-    is_tool = refused.kind is not Kind.UNKNOWN_TOOL and type(name) is str and catalog.get(name) is not None
-    metrics.calls.add(str(name) if is_tool else "", refused.kind.value)
-    metrics.caller_calls.add(principal.id, refused.kind.value)

@@ -95,7 +95,7 @@ async def run_preview(preview: Preview, call: Call, thread_pool: ThreadPool, cle
     """What the call would do, bounded, cleaned and inert. A preview that fails is shown as one that failed."""
     # It may look, not act: nothing it does reaches the client.
     preview_call = copy(call)
-    preview_call.is_preview, preview_call.closed, preview_call.feed = True, True, None
+    preview_call.is_preview, preview_call.closed, preview_call.activity = True, True, None
     preview_call.arguments = deepcopy(call.arguments)
     timeout = asyncio.timeout(TIMEOUT_SECONDS)
     try:

@@ -1,7 +1,7 @@
-"""What a server's calls look like to somebody who watches: those that run, the last that ended, and exact numbers.
+"""The calls of one process, as the console shows them: those that run, the last that ended, and exact numbers.
 
-Nothing here knows who watches, and nothing is masked or sent while a call goes on. What is kept has an end: so many
-calls, and so many bytes of what went over the wire.
+The feed does not know who reads it. It masks and sends nothing while a call runs; the console masks what it shows.
+Memory is bounded: a number of calls, and a number of bytes of their messages.
 """
 
 from __future__ import annotations
@@ -9,245 +9,291 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from handrail.engine.call import STAGES, Call
-from handrail.engine.outcome import outcome_of
+from handrail.engine.core import Engine
+from handrail.engine.outcome import CallEnd, RefusedCall, RequestOrigin
 from handrail.errors import Refused
-from handrail.jsonrpc import Request, encode
-from handrail.model import Json, Principal, ToolResult
+from handrail.guards.rules import Decision
+from handrail.guards.sanitize import Finding
+from handrail.jsonrpc import Id, Request, encode
+from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Principal, Text, ToolResult
 from handrail.observe.clients import ClientRegistry, ConnectedClient
 from handrail.observe.per_minute import MinuteStats, Tally, bucket_of
-from handrail.observe.snapshot import CallSnapshot, LogEntry, ProgressEntry, WireMessage, memory_size
 from handrail.protocol.connection import Connection
-from handrail.revisions import Revision
+from handrail.protocol.http_rules import Headers
+from handrail.protocol.trace import Trace, read, read_headers
+from handrail.schema.repair import RepairedArgument
 
-if TYPE_CHECKING:
-    from handrail.engine.dispatcher import Dispatcher
-
-__all__ = ["ActivityFeed"]
+__all__ = ["ActivityFeed", "CallSnapshot", "LogEntry", "ProgressEntry", "WireMessage"]
 
 log = logging.getLogger("handrail")
 
 RING_CALLS, RING_BYTES = 500, 16 * 1024 * 1024
-MAX_LINES = 100  # of one call: notices, progress, log
-FLUSH_BYTES = 64 * 1024  # bytes that are not left lying about
-BATCH = 64  # calls are counted
+MAX_LINES = 100  # of one call: messages, progress, log
+FLUSH_BYTES = 64 * 1024  # a call with more bytes than this is counted at once
+BATCH = 64  # calls are counted together
 
 ERRORS = frozenset({"tool_error", "timeout", "internal"})
-NOT_FAILURES = frozenset({"ok", "cancelled", "input_required"})  # failed nor refused
-RAN = ERRORS | NOT_FAILURES  # the others were refused
+NOT_FAILURES = frozenset({"ok", "cancelled", "input_required"})  # neither failed nor refused
+RAN = ERRORS | NOT_FAILURES  # all other outcomes are refusals
+
+WireMessage = tuple[float, str, bytes]  # when, "in" or "out", what
+ProgressEntry = tuple[float, float, float | None, str | None]  # when, done, total, message
+LogEntry = tuple[float, str, bytes]  # when, level, what, as JSON
 
 
-class RunningCall(Struct, eq=False):
-    """What is known of a call that takes longer, beside itself."""
+class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back here, once it has ended
+    """One call as it is when somebody looks, or as it was when it ended."""
 
-    feed: ActivityFeed
-    reply: Callable[[bytes | None], None]
-    number: int = 0
-    raw_request: bytes | bytearray = b""
-    started_at: float = 0.0
-    snapshot: CallSnapshot | None = None  # once it has ended
-    answer: bytes | None = None
+    prefix: str
+    number: int
+    peer: ConnectedClient
+    tool: str
+    address: str
+    trace_headers: Headers | None  # over HTTP, what the headers say of the trace
+    raw_request: bytes | bytearray  # as it came
+    answer: bytes | None
+    started_at: float
+    started_ns: int  # the same, by the clock that times are measured with, in nanoseconds
+    ended_ns: int
+    outcome: str
+    result: ToolResult | None
+    refusal: tuple[str, str] | None  # its kind, and its text
+    meta: Any = UNSET
+    marks: Sequence[int] = ()  # none: it never began
+    arguments: Object | None = None  # it ran with, if others came
+    repairs: tuple[RepairedArgument, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    decision: Decision | None = None
+    agreed: str = ""
+    call: Call | None = None  # while it runs
     progress: tuple[ProgressEntry, ...] = ()
     logs: tuple[LogEntry, ...] = ()
-    lines: tuple[WireMessage, ...] = ()
+    lines: tuple[WireMessage, ...] = ()  # that went over the wire between request and answer
+    memory_bytes: int = 0  # in bytes, once it is counted
+    request_id: Id = ""  # of its request, which may have come in a batch
+    is_tool: bool = True  # or a name that is no tool's
 
-    def answer_with(self, answer: bytes | None) -> None:
-        """Stands where the answer goes: lets it go there, and notes it."""
+    @property
+    def id(self) -> str:
+        return f"{self.prefix}{self.number:08x}"
+
+    @property
+    def who(self) -> str:
+        return self.peer.who
+
+    @property
+    def client(self) -> str:
+        return self.peer.client
+
+    @property
+    def revision(self) -> str:
+        return self.peer.revision
+
+    @property
+    def seconds(self) -> float:
+        """It took; 0 while it runs."""
+        return (self.ended_ns - self.started_ns) / 1e9 if self.ended_ns else 0.0
+
+    @property
+    def ended_at(self) -> float:
+        return self.started_at + self.seconds
+
+    @property
+    def stage(self) -> str:
+        """The one it is in; the last, if it is over."""
+        if not self.marks:
+            return ""
+        over = len(self.marks) - 1  # so many are
+        return STAGES[max(0, min(over - 1 if self.ended_ns else over, len(STAGES) - 1))]
+
+    @property
+    def state(self) -> str:
+        call = self.call
+        return "done" if call is None else "cancelling" if call.cancelled else "asking" if call.waiting else "running"
+
+    @property
+    def trace(self) -> Trace | None:
+        """Which trace the client made the call in."""
+        meta = self.meta
+        named = None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
+        return named or read_headers(self.trace_headers)
+
+
+def memory_size(snapshot: CallSnapshot) -> int:
+    """How much memory it takes, about: in bytes of what went over the wire, or could have."""
+    if type(snapshot.raw_request) is bytearray:
+        snapshot.raw_request = bytes(snapshot.raw_request)
+    answer, result = snapshot.answer or b"", snapshot.result
+    size = len(snapshot.raw_request) + len(answer) + 1
+    if snapshot.lines or snapshot.logs or snapshot.progress:
+        size += sum(len(line) for _, _, line in snapshot.lines) + sum(len(data) for _, _, data in snapshot.logs)
+        size += sum(len(each[3] or "") for each in snapshot.progress)
+    if result is not None:  # is kept as it was given, and as it was sent, if it was
+        content = result.content
+        if len(content) == 1 and type(content[0]) is Text:
+            size += max(len(answer), len(content[0].text))
+        else:
+            size += max(len(answer), sum(map(_size, content)))
+    return size
+
+
+def _size(block: Block) -> int:
+    """About, and quickly: of a result that was not sent, too large perhaps."""
+    match block:
+        case Text():
+            return len(block.text)
+        case Image() | Audio():
+            return len(block.data)
+        case EmbeddedResource(resource=inner):
+            return len(inner.get("text") or inner.get("blob") or "")
+    return 0
+
+
+class RunningCall:
+    """A call from its start to its answer, as the call itself carries it."""
+
+    __slots__ = ("answer", "feed", "lines", "logs", "number", "progress", "raw_request", "snapshot", "started_at")
+
+    def __init__(self, feed: ActivityFeed, number: int, raw_request: bytes | bytearray, started_at: float) -> None:
+        self.feed = feed
+        self.number = number
+        self.raw_request = raw_request
+        self.started_at = started_at
+        self.snapshot: CallSnapshot | None = None  # once the call has ended
+        self.answer: bytes | None = None
+        self.progress: tuple[ProgressEntry, ...] = ()
+        self.logs: tuple[LogEntry, ...] = ()
+        self.lines: tuple[WireMessage, ...] = ()
+
+    def record_message(self, direction: Literal["in", "out"], message: bytes) -> None:
+        if self.snapshot is None and len(self.lines) < MAX_LINES and len(message) <= FLUSH_BYTES:
+            self.lines += ((self.feed.clock(), direction, message),)
+        self.feed.notify()
+
+    def record_progress(self, done: float, total: float | None, message: str | None) -> None:
+        """Record progress as far as it can be shown, whether the client asked for it or not."""
+        text = None if message is None else str(message)[:FLUSH_BYTES].encode(errors="replace").decode()
+        if self.snapshot is None:
+            entry = (self.feed.clock(), float(done), None if total is None else float(total), text)
+            self.progress = (*self.progress[-MAX_LINES + 1 :], entry)
+        self.feed.notify()
+
+    def record_log(self, level: str, data: Json) -> None:
+        try:
+            encoded = encode(data)
+        except Exception as problem:  # of the tool's own value
+            encoded = encode(f"not JSON: {type(problem).__name__}")
+        if len(encoded) > FLUSH_BYTES:
+            encoded = encode(f"{len(encoded):,} bytes, too much to be kept")
+        if self.snapshot is None:
+            self.logs = (*self.logs[-MAX_LINES + 1 :], (self.feed.clock(), level, encoded))
+
+    def record_answer(self, answer: bytes | None) -> None:
+        """Record an answer that comes later than the call returns, before its end or after."""
+        if answer is self.answer:
+            return
         self.answer = answer
-        self.reply(answer)
         if self.snapshot is not None:
-            self.feed.record_answer(self.snapshot, answer)
+            self.feed.record_late_answer(self.snapshot, answer)
 
 
 class ActivityFeed:
-    """The calls of one process, as they come and go.
+    """The calls of one process, as a sink of its engine.
 
-    Most calls have ended when their request has been handled. Of such a call nothing is noted before its end, and then
-    all at once; what follows from it is worked out for many together, or when somebody looks. Of one that takes longer
-    there is a `RunningCall`.
+    A call that ends is noted in a list. Everything that follows from it is computed for many calls together, or when
+    the feed is read.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.unread: list[CallSnapshot] = []  # that have ended since somebody last took them
-        self.on_change: Callable[[], None] | None = None  # is told of each change, if somebody watches
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.unread: list[CallSnapshot] = []  # that have ended since the reader last took them
+        self.on_change: Callable[[], None] | None = None  # is called at each change, if there is a reader
         self.open()
+        self._count = 0
         self._running: dict[Call, RunningCall] = {}
         self._ended: list[CallSnapshot] = []  # and not counted
         self._totals = [0, 0, 0]
         self._tools: dict[str, Tally] = {}
-        self._peers = ClientRegistry()
-        self._minutes = MinuteStats(clock())
+        self._peers = ClientRegistry(engine.offer.stateless)
+        self._minutes = MinuteStats(self.clock())
         self._ring: list[CallSnapshot] = []
         self._bytes = 0
-        # The request that is being handled, when it came, and what has become of it
-        self.started_ns = self._count = self._number = 0
-        self._request: Request | None = None
-        self._refused: tuple[str, Refused] | None = None
-        self.call: Call | None = None
-        self._result_or_error: ToolResult | BaseException | None = None
-        self._ended_ns = 0  # when it ended
 
-    # A call, from its request to its end
+    @classmethod
+    def of(cls, engine: Engine) -> ActivityFeed:
+        """Return the feed of a server, which follows its calls from now on."""
+        feed = next((each for each in engine.sinks if isinstance(each, ActivityFeed)), None)
+        if feed is None:
+            feed = cls(engine)
+            engine.add_sink(feed)
+            engine.on_request = feed.on_request
+        return feed
 
-    def track(self, dispatcher: Dispatcher, request: Request, reply: Callable[[bytes | None], None]) -> Any:
-        """Let a conversation respond, and look on."""
-        if request.method != "tools/call":
-            answer = dispatcher.respond(request, reply)
-            try:
-                self._peers.client_of_request(dispatcher, request, self.clock())
-            except Exception:
-                log.exception("what came of %s could not be shown", request.method)
-            return answer
-        if self._request is not None:
-            return self._track_nested(dispatcher, request, reply)
-        raw_request, started_at, self._request = dispatcher.raw_message, dispatcher.engine.clock(), request
-        self._count = self._number = number = self._count + 1
-        self.started_ns = perf_counter_ns()
-        try:
-            answer = dispatcher.respond(request, reply)
-        finally:
-            call, result_or_error, refused = self.call, self._result_or_error, self._refused
-            self.call = self._result_or_error = self._request = self._refused = None
-        try:
-            if result_or_error is not None and call is not None:
-                snapshot = self._snapshot(
-                    call, number, raw_request, started_at, self._ended_ns, result_or_error, answer or None
-                )
-                if not answer or call in self._running:
-                    self._finish_running(self._running_call(call), call, snapshot)
-                self._add_ended(snapshot, len(answer or b""))
-            elif refused is not None:
-                self._add_ended(
-                    self._refusal_snapshot(dispatcher, request, started_at, *refused, answer), len(answer or b"")
-                )
-            elif call is not None:
-                running_call = self._running_call(call)
-                running_call.number, running_call.raw_request, running_call.started_at = number, raw_request, started_at
-                self.notify()
-        except Exception:
-            log.exception("what came of %s could not be shown", request.method)
-        return answer
+    def open(self) -> None:
+        """Begin a series of ids that no other process has: each worker calls this."""
+        self._prefix = secrets.token_hex(6)
 
-    def _track_nested(self, dispatcher: Dispatcher, request: Request, reply: Callable[[bytes | None], None]) -> Any:
-        """A call that is made while another is being handled: by its tool, of an application in the same process."""
-        outer = (
-            self._request,
-            self._refused,
-            self._number,
-            self.started_ns,
-            self.call,
-            self._result_or_error,
-            self._ended_ns,
-        )
-        self._request = self._refused = self.call = self._result_or_error = None
-        try:
-            return self.track(dispatcher, request, reply)
-        finally:
-            (
-                self._request,
-                self._refused,
-                self._number,
-                self.started_ns,
-                self.call,
-                self._result_or_error,
-                self._ended_ns,
-            ) = outer
+    def clock(self) -> float:
+        return self._engine.clock()
 
-    def record_end(self, call: Call, result_or_error: ToolResult | BaseException) -> None:
-        """A call has ended. It need not have been answered, or has been before."""
-        if call is self.call:
-            self._ended_ns, self._result_or_error = perf_counter_ns(), result_or_error
-        elif (running_call := self._running.get(call)) is not None:
-            snapshot = self._snapshot(
-                call,
-                running_call.number,
-                running_call.raw_request,
-                running_call.started_at,
-                perf_counter_ns(),
-                result_or_error,
-                running_call.answer,
-            )
-            self._finish_running(running_call, call, snapshot)
-            self._add_ended(snapshot, len(running_call.answer or b""))
+    # As a sink
 
-    def record_refusal(self, dispatcher: Dispatcher, request: Request, revision: Revision, refused: Refused) -> str:
-        """A call that never became one; its id."""
-        if self._request is request:
-            self._refused = (revision.name, refused)
-        else:  # it did not even come as far as `track`
-            self._count = self._number = self._count + 1
-            self.started_ns = perf_counter_ns()
-            self._add_ended(self._refusal_snapshot(dispatcher, request, self.clock(), revision.name, refused, None), 0)
-        return self.serial
+    def on_start(self, call: Call) -> None:
+        self._count = number = self._count + 1
+        running = RunningCall(self, number, call._flight.raw_message, self._engine.clock())
+        self._running[call] = call.activity = running
+        if call.trail is not None:
+            call.serial = f"{self._prefix}{number:08x}"
+        self.notify()
 
-    def _refusal_snapshot(
-        self,
-        dispatcher: Dispatcher,
-        request: Request,
-        started_at: float,
-        revision: str,
-        refused: Refused,
-        answer: bytes | None,
-    ) -> CallSnapshot:
-        name = request.params.get("name")
-        return CallSnapshot(
+    def on_end(self, call: Call, end: CallEnd, answer: bytes | None) -> None:
+        running = self._running.pop(call)
+        if answer is not None:
+            running.answer = answer
+        running.snapshot = snapshot = self._snapshot(call, running, end)
+        self._add_ended(snapshot)
+
+    def on_refusal(self, refusal: RefusedCall) -> None:
+        self._count = number = self._count + 1
+        origin, request, refused = refusal.origin, refusal.request, refusal.refused
+        name, now, now_ns = request.params.get("name"), self.clock(), perf_counter_ns()
+        snapshot = CallSnapshot(
             self._prefix,
-            self._number,
-            self._peers.client_of_refusal(dispatcher, request, revision, started_at),
+            number,
+            self._peers.client_of_refusal(origin, request, refusal.revision.name, now),
             name[:200] if type(name) is str else "",
-            dispatcher.address,
-            dispatcher.trace_headers,
-            dispatcher.raw_message,
-            answer,
-            started_at,
-            self.started_ns,
-            perf_counter_ns(),
+            origin.address,
+            origin.trace_headers,
+            origin.raw_message,
+            refusal.answer,
+            now,
+            now_ns,
+            now_ns,
             refused.kind.value,
             None,
             (refused.kind.value, refused.prefix + refused.text),
             request_id=request.id,
-            is_tool=type(name) is str and dispatcher.engine.catalog.get(name) is not None,
+            is_tool=refusal.is_tool,
         )
+        refusal.call_id = snapshot.id
+        self._add_ended(snapshot)
 
-    def _running_call(self, call: Call) -> RunningCall:
-        """What is known of the call that is being handled: it will be answered later, or says something before."""
-        running_call = self._running.get(call)
-        if running_call is None:
-            running_call = self._running[call] = RunningCall(self, call.reply)
-            call.reply = running_call.answer_with
-        return running_call
+    def on_request(self, origin: RequestOrigin, request: Request) -> None:
+        """Note the client of a request that is no call."""
+        try:
+            self._peers.client_of_request(origin, request, self.clock())
+        except Exception:
+            log.exception("activity: the client of %s was not noted", request.method)
 
-    def _finish_running(self, running_call: RunningCall, call: Call, snapshot: CallSnapshot) -> None:
-        running_call.snapshot, snapshot.progress, snapshot.logs, snapshot.lines = (
-            snapshot,
-            running_call.progress,
-            running_call.logs,
-            running_call.lines,
-        )
-        del self._running[call]
-
-    def _add_ended(self, snapshot: CallSnapshot, answer_bytes: int) -> None:
-        self._ended.append(snapshot)
-        if self.on_change is not None:
-            self.unread.append(snapshot)
-            self.notify()
-        if len(self._ended) >= BATCH or len(snapshot.raw_request) + answer_bytes > FLUSH_BYTES:
-            self.flush()
-
-    def open(self) -> None:
-        """In the process whose calls it sees: their names are no other's."""
-        self._prefix = secrets.token_hex(6)
-
-    def record_answer(self, snapshot: CallSnapshot, answer: bytes | None) -> None:
-        """One that had ended before."""
+    def record_late_answer(self, snapshot: CallSnapshot, answer: bytes | None) -> None:
         snapshot.answer, size = answer, len(answer or b"")
         if snapshot.memory_bytes:
             snapshot.memory_bytes += size
@@ -255,79 +301,46 @@ class ActivityFeed:
         if size > FLUSH_BYTES:
             self.flush()
 
-    # What it says on the way
-
-    def _find_running(self, call: Call) -> RunningCall | None:
-        return (
-            self._running_call(call) if call is self.call and self._result_or_error is None else self._running.get(call)
-        )
-
-    def record_message(self, call: Call, way: str, message: bytes) -> None:
-        running_call = self._find_running(call)
-        if running_call is not None and len(running_call.lines) < MAX_LINES and len(message) <= FLUSH_BYTES:
-            running_call.lines += ((self.clock(), way, message),)
-        self.notify()
-
-    def record_progress(self, call: Call, done: float, total: float | None, message: str | None) -> None:
-        """Also what could not be sent, as far as it can be shown: nobody may have asked to be told."""
-        text = None if message is None else str(message)[:FLUSH_BYTES].encode(errors="replace").decode()
-        entry = (self.clock(), float(done), None if total is None else float(total), text)
-        if (running_call := self._find_running(call)) is not None:
-            running_call.progress = (*running_call.progress[-MAX_LINES + 1 :], entry)
-        self.notify()
-
-    def record_log(self, call: Call, level: str, data: Json) -> None:
-        try:
-            encoded = encode(data)
-        except Exception as problem:  # of whatever was to be said
-            encoded = encode(f"not JSON: {type(problem).__name__}")
-        if len(encoded) > FLUSH_BYTES:
-            encoded = encode(f"{len(encoded):,} bytes, too much to be kept")
-        if (running_call := self._find_running(call)) is not None:
-            running_call.logs = (*running_call.logs[-MAX_LINES + 1 :], (self.clock(), level, encoded))
-
     def notify(self) -> None:
         if self.on_change is not None:
             try:
                 self.on_change()
             except Exception:
-                log.exception("nobody could be told what is new")
+                log.exception("activity: the reader of the feed failed")
 
-    def _snapshot(
-        self,
-        call: Call,
-        number: int,
-        raw_request: bytes | bytearray,
-        started_at: float,
-        ended_ns: int = 0,
-        result_or_error: ToolResult | BaseException | None = None,
-        answer: bytes | None = None,
-    ) -> CallSnapshot:
-        """A call as it is now."""
+    def _add_ended(self, snapshot: CallSnapshot) -> None:
+        self._ended.append(snapshot)
+        if self.on_change is not None:
+            self.unread.append(snapshot)
+            self.notify()
+        if len(self._ended) >= BATCH or len(snapshot.raw_request) + len(snapshot.answer or b"") > FLUSH_BYTES:
+            self.flush()
+
+    def _snapshot(self, call: Call, running: RunningCall, end: CallEnd | None = None) -> CallSnapshot:
+        """Return a call as it is now, or as it ended."""
         flight, marks, peers = call._flight, call.marks, self._peers
         assert marks is not None
-        is_last = (
-            flight.connection is peers.last_connection and not call.revision.stateless
-        )  # where each call says whose it is
-        outcome, result, refusal = "", None, None
-        if result_or_error is not None:
+        outcome, result, refusal, ended_ns = "", None, None, 0
+        if end is not None:
+            outcome, ended_ns = end.outcome, end.ended_ns
             if len(marks) <= len(STAGES):  # it did not get further
                 marks = [*marks, ended_ns]
-            if isinstance(result_or_error, ToolResult):
-                result = result_or_error
-            elif isinstance(result_or_error, Refused):  # whose traceback would hold on to all that was going on
-                refusal = (result_or_error.kind.value, result_or_error.prefix + result_or_error.text)
-            outcome = outcome_of(call, result_or_error) if result is None or call.cancelled or result.is_error else "ok"
+            if isinstance(end.result, ToolResult):
+                result = end.result
+            elif isinstance(end.result, Refused):  # its traceback would keep the whole call in memory
+                refusal = (end.result.kind.value, end.result.prefix + end.result.text)
+        # A client that initialized has a connection of its own; most calls come from the same one as the last.
+        is_last = flight.connection is peers.last_connection and not call.revision.stateless
         return CallSnapshot(
             self._prefix,
-            number,
-            peers.last_client if is_last else peers.client_of_call(call, started_at),
+            running.number,
+            peers.last_client if is_last else peers.client_of_call(call, running.started_at),
             call.entry.tool.name,
             flight.address,
             flight.trace_headers,
-            raw_request,
-            answer,
-            started_at,
+            running.raw_request,
+            running.answer,
+            running.started_at,
             marks[0],
             ended_ns,
             outcome,
@@ -341,6 +354,9 @@ class ActivityFeed:
             call.decision,
             call.agreed,
             None if ended_ns else call,
+            running.progress,
+            running.logs,
+            running.lines,
             request_id=call.id,
         )
 
@@ -414,11 +430,6 @@ class ActivityFeed:
     # For whoever looks
 
     @property
-    def serial(self) -> str:
-        """The name of the call that is being handled."""
-        return f"{self._prefix}{self._number:08x}"
-
-    @property
     def totals(self) -> tuple[int, int, int]:
         """Calls that have ended since the beginning; of those, which failed, and which were refused."""
         self.flush()
@@ -428,18 +439,8 @@ class ActivityFeed:
     @property
     def running(self) -> dict[str, CallSnapshot]:
         """By their ids, oldest first."""
-        snapshots: dict[str, CallSnapshot] = {}
-        for call, running_call in self._running.items():
-            snapshot = self._snapshot(
-                call, running_call.number, running_call.raw_request, running_call.started_at, answer=running_call.answer
-            )
-            snapshot.progress, snapshot.logs, snapshot.lines = (
-                running_call.progress,
-                running_call.logs,
-                running_call.lines,
-            )
-            snapshots[snapshot.id] = snapshot
-        return snapshots
+        snapshots = [self._snapshot(call, running) for call, running in self._running.items()]
+        return {each.id: each for each in snapshots}
 
     @property
     def recent(self) -> list[CallSnapshot]:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Container
 from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct, field
 
+from handrail.engine.call import Call
+from handrail.engine.outcome import RequestOrigin
 from handrail.jsonrpc import Request
 from handrail.model import Json, Principal
 from handrail.protocol.connection import Connection
 from handrail.revisions.base import CLIENT_INFO, VERSION
-
-if TYPE_CHECKING:
-    from handrail.engine.call import Call
-    from handrail.engine.dispatcher import Dispatcher
-    from handrail.engine.inflight import InFlightCalls
 
 MAX_CLIENTS = MAX_PRINCIPALS = 1_000
 ACTIVE_SECONDS = 60.0
@@ -45,7 +42,8 @@ class ConnectedClient(Struct, eq=False, kw_only=True):
 class ClientRegistry:
     """The clients of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, stateless: Container[str]) -> None:
+        self._stateless_revisions = stateless
         self._clients: dict[str, ConnectedClient] = {}
         self._by_connection: WeakKeyDictionary[Connection, ConnectedClient] = WeakKeyDictionary()
         self.principals: dict[str, Principal] = {}  # that were heard of
@@ -55,34 +53,34 @@ class ClientRegistry:
         )
         self.last_client: ConnectedClient
 
-    def client_of_request(self, dispatcher: Dispatcher, request: Request, now: float) -> ConnectedClient | None:
+    def client_of_request(self, origin: RequestOrigin, request: Request, now: float) -> ConnectedClient | None:
         """Whose request it is, that came at this time; None while that is not known."""
-        self._remember_principal(dispatcher.principal)
-        connection = dispatcher.connection
+        self._remember_principal(origin.principal)
+        connection = origin.connection
         meta: Json = request.params.get("_meta")
         revision_name = meta.get(VERSION) if type(meta) is dict else None
-        if type(revision_name) is str and revision_name in dispatcher.engine.offer.stateless:
+        if type(revision_name) is str and revision_name in self._stateless_revisions:
             client_info = meta.get(CLIENT_INFO)
             client_info = client_info if type(client_info) is dict else {}
             peer = self._stateless_client(
-                dispatcher, str(client_info.get("name", "")), str(client_info.get("version", "")), revision_name, now
+                origin, str(client_info.get("name", "")), str(client_info.get("version", "")), revision_name, now
             )
             if request.method == "subscriptions/listen":
                 peer.connections.add(connection)
         else:
-            is_opening = dispatcher.trace_headers is not None and request.method == "initialize"
+            is_opening = origin.trace_headers is not None and request.method == "initialize"
             if connection.revision is None or is_opening:  # over HTTP the session will have another connection
                 return None
             client, revision = connection.client, connection.revision.name
-            peer = self._stateful_client(dispatcher, client.name, client.version, revision, now)
+            peer = self._stateful_client(origin, client.name, client.version, revision, now)
             if request.method == "initialize":  # once more, perhaps
                 peer.client, peer.version, peer.revision = client.name[:100], client.version[:100], revision
         peer.last_active = max(peer.last_active, now)
         return peer
 
-    def client_of_refusal(self, dispatcher: Dispatcher, request: Request, revision: str, now: float) -> ConnectedClient:
+    def client_of_refusal(self, origin: RequestOrigin, request: Request, revision: str, now: float) -> ConnectedClient:
         """Whose call it would have been; if that is not known, somebody who is not listed."""
-        return self.client_of_request(dispatcher, request, now) or _new_client(dispatcher, "", "", revision, now)
+        return self.client_of_request(origin, request, now) or _new_client(origin, "", "", revision, now)
 
     def client_of_call(self, call: Call, now: float) -> ConnectedClient:
         """Whose call it is, that came at this time, if it is not `last_client`'s."""
@@ -113,46 +111,46 @@ class ClientRegistry:
         return [each for each in rows if each[0].id in self._clients]
 
     def _stateful_client(
-        self, in_flight: InFlightCalls, name: str, version: str, revision: str, now: float
+        self, origin: RequestOrigin, name: str, version: str, revision: str, now: float
     ) -> ConnectedClient:
-        connection = in_flight.connection
+        connection = origin.connection
         peer = self._by_connection.get(connection)
         if peer is None or peer.id not in self._clients:
-            peer = self._by_connection[connection] = self._add(in_flight, name, version, revision, now)
+            peer = self._by_connection[connection] = self._add(origin, name, version, revision, now)
             peer.connections.add(connection)
         return peer
 
     def _stateless_client(
-        self, in_flight: InFlightCalls, name: str, version: str, revision: str, now: float
+        self, origin: RequestOrigin, name: str, version: str, revision: str, now: float
     ) -> ConnectedClient:
-        key = (revision, name[:100], version[:100], in_flight.principal.id, in_flight.address)
+        key = (revision, name[:100], version[:100], origin.principal.id, origin.address)
         peer = self._by_name.get(key)
         if peer is None or peer.id not in self._clients:
             if len(self._by_name) >= MAX_CLIENTS:
                 self._by_name = {}
-            peer = self._by_name[key] = self._add(in_flight, name, version, revision, now)
-            if in_flight.trace_headers is None:
-                peer.connections.add(in_flight.connection)
+            peer = self._by_name[key] = self._add(origin, name, version, revision, now)
+            if origin.trace_headers is None:
+                peer.connections.add(origin.connection)
         return peer
 
-    def _add(self, in_flight: InFlightCalls, name: str, version: str, revision: str, now: float) -> ConnectedClient:
+    def _add(self, origin: RequestOrigin, name: str, version: str, revision: str, now: float) -> ConnectedClient:
         if len(self._clients) >= MAX_CLIENTS:
             self.last_connection = None
             del self._clients[min(self._clients.values(), key=lambda each: each.last_active).id]
-        peer = _new_client(in_flight, name, version, revision, now)
+        peer = _new_client(origin, name, version, revision, now)
         self._clients[peer.id] = peer
         return peer
 
 
-def _new_client(in_flight: InFlightCalls, name: str, version: str, revision: str, now: float) -> ConnectedClient:
-    place = in_flight.address
+def _new_client(origin: RequestOrigin, name: str, version: str, revision: str, now: float) -> ConnectedClient:
+    place = origin.address
     return ConnectedClient(
         id=secrets.token_hex(8),
         client=name[:100],
         version=version[:100],
         revision=revision,
-        transport="http" if in_flight.trace_headers is not None else "stdio" if place == "stdio" else "memory",
-        who=in_flight.principal.id,
+        transport="http" if origin.trace_headers is not None else "stdio" if place == "stdio" else "memory",
+        who=origin.principal.id,
         address=place,
         since=now,
         last_active=now,

@@ -13,7 +13,8 @@ from opentelemetry.context import Context
 
 from handrail import __version__
 from handrail.engine.call import Call
-from handrail.engine.outcome import Observer, outcome_of
+from handrail.engine.core import Wrapper
+from handrail.engine.outcome import outcome_of
 from handrail.engine.pipeline import Handler
 from handrail.errors import Kind
 from handrail.model import ToolResult
@@ -25,7 +26,7 @@ _FINE = ("ok", "input_required")
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-def spans(forms: Mapping[Kind, ErrorMapping]) -> Observer:
+def spans(forms: Mapping[Kind, ErrorMapping]) -> Wrapper:
     """The span is the current one inside the call: whatever the tool does with OpenTelemetry belongs to it."""
     tracer = otel.get_tracer("handrail", __version__)
 

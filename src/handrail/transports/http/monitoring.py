@@ -25,8 +25,8 @@ from msgspec.json import decode
 from handrail.engine.core import Engine
 from handrail.guards.identity import ApiKeys
 from handrail.jsonrpc import Notification, Request, encode
-from handrail.metrics import Metrics, Snapshot, render
 from handrail.model import Object
+from handrail.observe.metrics import Metrics, Snapshot, render
 from handrail.protocol import http_rules as http
 from handrail.protocol.http_rules import HostOriginCheck
 from handrail.protocol.trace import read, read_headers
@@ -150,7 +150,7 @@ class MetricsPage:
     """`/metrics` as an ASGI application, under the server's names and those of this machine (P-22)."""
 
     def __init__(self, engine: Engine, hosts: Iterable[str], token: str | None, *, shared: bool) -> None:
-        self.metrics = engine.enable_metrics()
+        self.metrics = Metrics.of(engine)
         self.shared = shared  # several workers answer for each other
         self._engine = engine
         self._door = HostOriginCheck([*hosts, *_LOCAL])

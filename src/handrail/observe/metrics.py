@@ -9,6 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
+from handrail.engine.call import Call
+from handrail.engine.core import Engine
+from handrail.engine.outcome import CallEnd, RefusedCall
+from handrail.errors import Kind
+
 BUCKETS = tuple(map(float, "1e-5 1e-4 .001 .0025 .005 .01 .025 .05 .1 .25 .5 1 2.5 5 10 30 60 300".split()))  # seconds
 MAX_LABEL_SETS = 1_000  # sets of label values, of each family
 
@@ -74,7 +79,7 @@ class Histogram(Counter):
 
 
 class Metrics:
-    """What a server counts."""
+    """What a server counts. As a sink of its engine it counts calls; its transport counts the rest."""
 
     def __init__(self) -> None:
         self.calls = Counter("handrail_calls_total", "Calls that ended, and how.", "tool", "outcome")
@@ -93,6 +98,37 @@ class Metrics:
         self.memory = Gauge("process_resident_memory_bytes", "Memory in use.")
         self.in_flight.set(0)
         self.streams.set(0)
+
+    @classmethod
+    def of(cls, engine: Engine) -> Metrics:
+        """Return the metrics of a server, which counts its calls from now on."""
+        metrics = next((each for each in engine.sinks if isinstance(each, Metrics)), None)
+        if metrics is None:
+            engine.add_sink(metrics := cls())
+        return metrics
+
+    def on_start(self, call: Call) -> None:
+        self.in_flight.add()
+
+    def on_end(self, call: Call, end: CallEnd, answer: bytes | None) -> None:
+        tool, caller, marks = call.name, call.principal.id, call.marks
+        assert marks is not None
+        self.in_flight.add(by=-1)
+        seconds = (end.ended_ns - marks[0]) / 1e9
+        self.call_seconds.observe(seconds, tool)
+        self.caller_seconds.observe(seconds, caller)
+        self.stages.observe((end.ended_ns - marks[-1]) / 1e9, tool, "end")
+        self.calls.add(tool, end.outcome)
+        self.caller_calls.add(caller, end.outcome)
+        for stage, seconds in call.stages.items():
+            self.stages.observe(seconds, tool, stage)
+
+    def on_refusal(self, refusal: RefusedCall) -> None:
+        kind = refusal.refused.kind
+        # A name that is no tool's is not a label: a peer could invent any number of names.
+        tool = refusal.request.params["name"] if refusal.is_tool and kind is not Kind.UNKNOWN_TOOL else ""
+        self.calls.add(tool, kind.value)
+        self.caller_calls.add(refusal.origin.principal.id, kind.value)
 
     def snapshot(self, worker: str = "") -> Snapshot:
         """Everything as it is now; with `worker`, as that worker's."""
