@@ -30,7 +30,7 @@ from handrail.stores.sqlite import SqliteStore
 from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
-from tests.http1.test_listen import certificate
+from wires_http1 import certificate
 
 __all__ = ["certificate"]  # a fixture
 
