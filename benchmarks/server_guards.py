@@ -18,8 +18,8 @@ from benchmarks.tools import Sum
 from handrail import Server
 from handrail.audit.log import Callback, RecordBody, Trail, open_trail
 from handrail.engine.guard_set import GuardOptions
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize
 from handrail.schema.compile import compile_schema
 

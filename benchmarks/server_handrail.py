@@ -6,7 +6,7 @@ import sys
 
 from benchmarks.tools import tools
 from handrail import Server
-from handrail.guards.rates import Rates
+from handrail.guards.limits import Rates
 
 __all__ = ["build"]
 

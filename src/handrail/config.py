@@ -20,11 +20,10 @@ from handrail.audit.log import DATABASES, TrailSettings
 from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.errors import HandrailError
 from handrail.guards.identity import ApiKeys, Verifier
-from handrail.guards.policy import Policy
-from handrail.guards.rates import Rates
-from handrail.guards.rules import Rule
+from handrail.guards.limits import Rates
+from handrail.guards.policy import Policy, Rule
 from handrail.guards.sanitize import Sanitize
-from handrail.schema.explain import closest
+from handrail.suggest import closest
 
 __all__ = [
     "AccessSettings",

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import UNSET as UNSET, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
-from handrail.options import texts
+from handrail.suggest import texts
 
 Json = Any
 Object = dict[str, Any]

@@ -25,11 +25,9 @@ from handrail.errors import Kind, SchemaError, missing_extra
 from handrail.guards.fingerprint import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.oauth.fetch import post
-from handrail.options import collection, describe_value, expect, seconds, texts
-from handrail.other_names import NOT_HERE, suggest_names
 from handrail.revisions.base import ErrorMapping
 from handrail.schema.derive import derive
-from handrail.schema.explain import check_options
+from handrail.suggest import NOT_HERE, check_options, collection, describe_value, expect, seconds, suggest_names, texts
 from handrail.transports.http.options import EndpointOptions, HttpOptions
 from handrail.transports.memory import MemoryChannel
 from handrail.transports.process.supervisor import Ready, run_until_exit

@@ -19,11 +19,10 @@ from msgspec.json import decode
 from handrail import jsonrpc
 from handrail.errors import LocalProtocolError, RemoteProtocolError
 from handrail.model import Json, Object, Principal, Tool, ToolResult
-from handrail.options import describe_value, mapping, seconds
-from handrail.other_names import suggest_names
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import CAPABILITIES, CLIENT_INFO, VERSION
 from handrail.server import LOCAL_PRINCIPAL, Server
+from handrail.suggest import describe_value, mapping, seconds, suggest_names
 
 __all__ = ["Peer", "PeerChannel"]
 

@@ -40,9 +40,8 @@ from handrail.audit.log import RESERVED_MEGABYTES, Trail, TrailError, TrailSetti
 from handrail.audit.reader import TrailFile
 from handrail.model import Object
 from handrail.stores import Delete, Put, StoreError
-from handrail.stores.database import MIGRATIONS
 from handrail.stores.memory import MemoryStore
-from handrail.stores.sqlite import SqliteStore
+from handrail.stores.sqlite import MIGRATIONS, SqliteStore
 from paths import TESTS
 from patience import PATIENCE
 from requirements import requirement

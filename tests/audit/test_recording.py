@@ -19,8 +19,8 @@ from handrail.approvals.queue import Approval, Approvals
 from handrail.audit.log import Callback, RecordBody, Trail, TrailError, open_trail
 from handrail.audit.reader import TrailFile
 from handrail.engine import inflight as flight
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.rates import Rates, ToolRate
 from handrail.model import Object, Principal
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore

@@ -18,7 +18,7 @@ import pytest
 from cli_runs import COMMAND, SECONDS, environment, handrail
 from handrail.client.state_dir import CALLS_FILE, StateDirectory
 from handrail.model import Object
-from handrail.stores.database import connect
+from handrail.stores.sqlite import connect
 from requirements import requirement
 
 

@@ -11,8 +11,8 @@ from handrail import Server
 from handrail.approvals.queue import Approvals
 from handrail.audit.log import TrailSettings
 from handrail.config import FILE_NAME, Config, ConfigError, load_config, read
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Rule
-from handrail.guards.rates import Rates, ToolRate
 from handrail.model import Principal
 from handrail.testing import Peer
 from requirements import requirement

@@ -21,9 +21,8 @@ from handrail import Call, Client, Server, ToolError
 from handrail.approvals.queue import Approvals
 from handrail.console import Console, events as streaming, tools
 from handrail.engine.core import Limits
-from handrail.guards.policy import Policy
-from handrail.guards.rates import Rates, ToolRate
-from handrail.guards.rules import Rule
+from handrail.guards.limits import Rates, ToolRate
+from handrail.guards.policy import Policy, Rule
 from handrail.model import Principal
 from handrail.observe import activity as watching
 from handrail.observe.activity import ActivityFeed

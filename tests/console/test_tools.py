@@ -14,9 +14,9 @@ import pytest
 from handrail import Server
 from handrail.errors import SchemaError, TransportError
 from handrail.guards.fingerprint import definition
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.lockfile import LockedServer, lock_text
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize
 from handrail.model import Principal
 from handrail.oauth import outbound

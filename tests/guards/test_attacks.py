@@ -16,7 +16,7 @@ from handrail import Call, Principal, Server, ToolResult
 from handrail.approvals.queue import Approvals
 from handrail.audit.reader import TrailFile
 from handrail.errors import RemoteProtocolError
-from handrail.guards.rates import Rates, ToolRate
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.sanitize import Sanitizer
 from handrail.model import Text
 from handrail.stores.memory import MemoryStore

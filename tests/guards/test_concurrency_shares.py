@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from handrail import Server
-from handrail.guards.rates import Rates, ToolRate
+from handrail.guards.limits import Rates, ToolRate
 from handrail.model import Principal
 from handrail.testing import Peer
 

@@ -22,8 +22,7 @@ from msgspec.json import decode, encode
 
 from handrail import Server
 from handrail.errors import Kind
-from handrail.guards.limits import Admission, Limiter, MemoryLimiter, Throttled, network
-from handrail.guards.rates import Rate, Rates, ToolRate
+from handrail.guards.limits import Admission, Limiter, MemoryLimiter, Rate, Rates, Throttled, ToolRate, network
 from handrail.guards.store_limits import StoreLimiter
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import example, given, strategies as st
 from msgspec import convert
 
-from handrail.guards.config_lint import LintedTool, lint_settings
+from handrail.guards.config_lint import LintedTool, lint_rules, lint_settings
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import MAX_PLANS, Decision, Facts, Policy, Rule, Verdict
 from handrail.guards.predicates import Predicate
-from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize, ToolSanitize
 from handrail.model import Object, Principal
 from requirements import requirement
@@ -899,7 +899,7 @@ KNOWN = [
     ],
 )
 def test_what_a_rule_names_and_no_tool_has_is_pointed_out(given: Object, expected: list[str]) -> None:
-    assert Policy([rule("deny", "r", **given)]).warnings_for(KNOWN) == expected
+    assert [*lint_rules(Policy([rule("deny", "r", **given)]), KNOWN)] == expected
 
 
 def test_limits_and_cleaning_for_no_tool_are_pointed_out() -> None:

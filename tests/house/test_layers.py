@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "handrail"
 
 LEVELS = (
     # Level 0 is four lines: there the order itself is the rule.
-    ("errors", "lazy", "options", "other_names"),
+    ("errors", "lazy", "suggest"),
     ("model",),
     ("jsonrpc",),
     ("revisions",),
@@ -42,7 +42,7 @@ SURFACE = frozenset({"handrail", "handrail.auth", "handrail.guards"})
 DOORS = ("handrail.revisions", "handrail.revisions.base")
 """The table of revisions, and their type. No other file of `revisions/` is imported from outside."""
 
-PURE = frozenset({"errors", "options", "other_names", "model", "jsonrpc", "revisions", "protocol", "schema"})
+PURE = frozenset({"errors", "suggest", "model", "jsonrpc", "revisions", "protocol", "schema"})
 """No async, no clock, no socket, no file: time, randomness and bytes come in as arguments."""
 IMPURE_MODULES = frozenset({"asyncio", "time", "socket", "os", "threading"})
 ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)

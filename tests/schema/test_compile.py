@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings, strategies as st
 from handrail.errors import SchemaError
 from handrail.model import Json, Object
 from handrail.schema.compile import compile_schema, sensitive_properties
-from handrail.schema.explain import closest
+from handrail.suggest import closest
 from requirements import requirement
 
 WHERE = "tool 'x': input_schema"

@@ -18,8 +18,8 @@ from clients import ALL, R5
 from handrail import Call, Principal, Server, Text, ToolResult
 from handrail.engine import truncation as reading_on
 from handrail.engine.pipeline import Handler
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.rates import Rates, ToolRate
 from handrail.guards.sanitize import Sanitize, Sanitizer, ToolSanitize
 from handrail.model import RISK
 from handrail.revisions import REVISIONS

@@ -27,7 +27,7 @@ from msgspec import convert
 
 import handrail.audit.log as trails
 import handrail.engine.guard_set as gates
-import handrail.stores.lane as lane
+import handrail.stores.sqlite as sqlite
 from handrail import Call, Server
 from handrail.approvals.queue import Approval, ApprovalQueue, Approvals
 from handrail.audit.sqlite import SqliteTable
@@ -35,7 +35,7 @@ from handrail.engine.approval_flow import ApprovalFlow
 from handrail.engine.inflight import InFlightCalls
 from handrail.engine.outcome import intent_record, outcome_record
 from handrail.guards.identity import ApiKeys
-from handrail.guards.rates import Rates
+from handrail.guards.limits import Rates
 from handrail.transports.http.response import HttpResponse
 from patience import PATIENCE, cpu_of
 from wires import Wire
@@ -210,7 +210,7 @@ def _dies_after_the_commit() -> None:
         die()
 
     def soon() -> None:
-        put(lane, "_deliver_outcomes", settle)
+        put(sqlite, "_deliver_outcomes", settle)
 
     _in_the_transaction(soon)
 

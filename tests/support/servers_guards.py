@@ -17,8 +17,8 @@ from handrail.approvals.queue import Approvals
 from handrail.audit.log import TrailSettings
 from handrail.engine.pipeline import Handler
 from handrail.errors import Kind, Refused
+from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.rates import Rates, ToolRate
 
 ACTS = "\x1b[31m\x07\x9b2J\u202e\u200b\U000e0041"
 SECRET = "hunter2-is-not-for-you"

@@ -35,10 +35,10 @@ from handrail.errors import HandrailError
 from handrail.guards.limits import ANONYMOUS
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
-from handrail.options import seconds
 from handrail.schema.compile import compile_schema
 from handrail.schema.jsonable import to_jsonable
 from handrail.stores import Delete, Put, Store, StoreError
+from handrail.suggest import seconds
 from handrail.text.controls import mask_secrets
 
 if TYPE_CHECKING:

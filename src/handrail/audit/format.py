@@ -230,9 +230,9 @@ _decode_info = Decoder(_RecordInfo).decode
 def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "", now: float | None = None) -> VerifyReport:
     """Read a trail from its beginning: each line with its newline, and where it stands.
 
-    A `head` was noted earlier, as `VerifyReport.noted` or the hash alone. Its record has to be there, and what was
-    there then and is gone has to be beyond the noted limits at the time `now`. `event` and `call` of the records
-    tell which calls have begun (`intent`) and ended (`outcome`).
+    A `head` was noted earlier, as `VerifyReport.noted` or the hash alone. Its record has to be present, and a record
+    that was present then and is missing now has to be beyond the noted limits at the time `now`. `event` and `call` of
+    the records tell which calls have begun (`intent`) and ended (`outcome`).
     """
     noted = NotedHead.parse(head) if head else None
     defects: list[Defect] = []

@@ -38,8 +38,7 @@ from handrail.audit.records import AuditRecord
 from handrail.audit.sqlite import SqliteTable
 from handrail.model import Object
 from handrail.stores import Delete, Put, Store
-from handrail.stores.lane import DoneCallback
-from handrail.stores.sqlite import SqliteStore
+from handrail.stores.sqlite import DoneCallback, SqliteStore
 
 __all__ = ["DATABASES", "Callback", "RecordBody", "Trail", "TrailError", "TrailSettings", "open_trail"]
 

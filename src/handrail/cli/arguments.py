@@ -20,7 +20,7 @@ from pathlib import Path
 from handrail import jsonrpc
 from handrail.cli.exit_codes import UsageError
 from handrail.model import Json, Object
-from handrail.schema.explain import closest
+from handrail.suggest import closest
 from handrail.text.controls import escape, one_line
 
 __all__ = ["parse_arguments", "parse_document", "parse_seconds", "read_text", "typed_value", "unknown_tool"]

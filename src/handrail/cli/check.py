@@ -14,9 +14,8 @@ from handrail.cli.guarded_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
 from handrail.config import SECTIONS, Config
 from handrail.engine.catalog import ToolEntry
-from handrail.guards.limits import ANONYMOUS, LOCAL, CallerSlots, Plans
+from handrail.guards.limits import ANONYMOUS, LOCAL, CallerSlots, Plans, Rates
 from handrail.guards.policy import Policy
-from handrail.guards.rates import Rates
 from handrail.model import Object, Principal
 from handrail.revisions import REVISIONS
 from handrail.schema.repair import repair

@@ -14,7 +14,7 @@ from handrail.config import FILE_NAME, SECTIONS, document, read
 from handrail.engine.catalog import Catalog
 from handrail.engine.guard_set import GuardOptions
 from handrail.engine.truncation import TOOL as READ_MORE, smallest_cap
-from handrail.guards.config_lint import LintedTool, lint_settings
+from handrail.guards.config_lint import LintedTool, lint_rules, lint_settings
 from handrail.guards.sanitize import Sanitize
 from handrail.server import Server
 from handrail.stores.sqlite import SqliteStore
@@ -111,7 +111,7 @@ class CommandConfig:
         if sanitize is not None and smallest_cap(sanitize):  # then it will be there too
             tools.append(LintedTool(READ_MORE.name, frozenset(), READ_MORE.input_schema))
         policy = server.engine.guard_set.policy
-        warnings = [*policy.warnings, *policy.warnings_for(tools), *lint_settings(rates, sanitize, tools)]
+        warnings = [*policy.warnings, *lint_rules(policy, tools), *lint_settings(rates, sanitize, tools)]
         return warnings + self.self_approval_warnings(server)
 
     def approvers(self, server: Server | None) -> tuple[str, str]:

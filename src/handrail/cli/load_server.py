@@ -24,8 +24,8 @@ from handrail.cli.exit_codes import UsageError
 from handrail.engine.call import Call
 from handrail.engine.pipeline import Handler
 from handrail.model import Tool, ToolResult
-from handrail.schema.explain import closest
 from handrail.server import Server
+from handrail.suggest import closest
 
 __all__ = ["ServerFile", "reloading_server"]
 

@@ -13,7 +13,7 @@ from handrail.client.results import CallResult
 from handrail.client.tools import Tools
 from handrail.errors import Sent, TransportError
 from handrail.model import Object
-from handrail.other_names import suggest_names
+from handrail.suggest import suggest_names
 
 T = TypeVar("T")
 

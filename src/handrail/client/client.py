@@ -29,10 +29,8 @@ from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.lockfile import read_lock
 from handrail.model import Object
-from handrail.options import describe_value, expect, mapping
-from handrail.other_names import NOT_HERE, suggest_names
 from handrail.revisions.base import SERVER_INFO
-from handrail.schema.explain import closest
+from handrail.suggest import NOT_HERE, closest, describe_value, expect, mapping, suggest_names
 from handrail.text.controls import strip_invisible
 from handrail.transports.http_client import Authorizer
 

@@ -12,7 +12,7 @@ from handrail.guards.tool_diff import format_changes
 from handrail.model import Object, Principal
 
 if TYPE_CHECKING:
-    from handrail.guards.rules import Decision
+    from handrail.guards.policy import Decision
 
 LOCAL_PRINCIPAL = Principal("local")
 """Who calls, to rules: whoever runs the client."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from handrail.errors import CallTimeout, PeerError, Sent
 from handrail.jsonrpc import Id
 from handrail.model import Json, Object
-from handrail.options import seconds
+from handrail.suggest import seconds
 from handrail.transports.base import PendingRequest
 
 log = logging.getLogger("handrail")

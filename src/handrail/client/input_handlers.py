@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from handrail.errors import RemoteProtocolError, SchemaError
 from handrail.model import SERVER_ASKS, Json, Object
-from handrail.options import collection
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
+from handrail.suggest import collection
 from handrail.text.controls import one_line, secret_field
 
 log = logging.getLogger("handrail")

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from handrail.errors import HandrailError
 from handrail.model import Object
-from handrail.schema.explain import closest
 from handrail.schema.jsonable import pointer
+from handrail.suggest import closest
 from handrail.text.controls import is_secret
 
 __all__ = [

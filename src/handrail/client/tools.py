@@ -19,7 +19,7 @@ from handrail.text.controls import strip_invisible
 from handrail.text.media import check_media
 
 if TYPE_CHECKING:
-    from handrail.guards.rules import Facts
+    from handrail.guards.policy import Facts
 
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
@@ -83,7 +83,7 @@ class ListedTool:
     @cached_property
     def facts(self) -> Facts:
         """What rules see of it."""
-        from handrail.guards.rules import Facts  # few clients have rules
+        from handrail.guards.policy import Facts  # few clients have rules
 
         return Facts(self.own_name, annotations=self.annotations, trusted=self.trusted, server=self.server)
 

@@ -25,16 +25,15 @@ from handrail.engine.catalog import ToolEntry, title_of
 from handrail.engine.dispatcher import Dispatcher
 from handrail.errors import PeerError
 from handrail.guards.fingerprint import comparable, definition, fingerprint
-from handrail.guards.limits import ANONYMOUS, LOCAL
+from handrail.guards.limits import ANONYMOUS, LOCAL, Rate, Rates
 from handrail.guards.lockfile import LockedServer, LockError, read_lock
-from handrail.guards.rates import Rate, Rates
 from handrail.guards.tool_diff import Change, compare_definitions
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
 from handrail.observe.per_minute import Tally
 from handrail.revisions import Revision
-from handrail.schema.explain import closest
 from handrail.stores import Put
+from handrail.suggest import closest
 from handrail.text.confusables import confusable_names
 from handrail.text.controls import escape, texts_in
 from handrail.text.media import check_media

@@ -19,17 +19,16 @@ from handrail.approvals.queue import Approval
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.input_requests import Answer, Form, InputRequired, Question, Roots, Sample, Url
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
-from handrail.guards.rules import Decision
+from handrail.guards.policy import Decision
 from handrail.guards.sanitize import Finding, changes, merge_findings
 from handrail.jsonrpc import Id
 from handrail.model import SANITIZED, ClientInfo, InputRequest, Json, Object, Principal
-from handrail.options import describe_value
-from handrail.other_names import NOT_HERE, suggest_names
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
 from handrail.schema.jsonable import to_jsonable
 from handrail.schema.repair import RepairedArgument
+from handrail.suggest import NOT_HERE, describe_value, suggest_names
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail

@@ -14,14 +14,13 @@ from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.guards.fingerprint import fingerprint
-from handrail.guards.rules import Facts
+from handrail.guards.policy import Facts
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool
-from handrail.options import describe_value, expect
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive_properties
-from handrail.schema.explain import closest
 from handrail.schema.jsonable import NotJson, to_jsonable
+from handrail.suggest import closest, describe_value, expect
 
 if TYPE_CHECKING:
     from handrail.engine.preview import Preview

@@ -22,11 +22,10 @@ from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Kind
 from handrail.jsonrpc import Request
 from handrail.model import SERVER_ASKS, Object
-from handrail.options import collection, expect
 from handrail.protocol.seal import KEY_HINT, Seal, key_problem
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import ErrorMapping, Identity, ServerDescription
-from handrail.schema.explain import check_options
+from handrail.suggest import check_options, collection, expect
 
 DEFAULT_PAGE = 1_000
 

@@ -28,18 +28,16 @@ from handrail.engine.preview import run_preview
 from handrail.engine.thread_pool import ThreadPool
 from handrail.engine.truncation import TOOL_NAME, TruncatedResults, add_read_more, read_more, smallest_cap
 from handrail.errors import Kind, Refused
-from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Throttled, network
-from handrail.guards.policy import Policy, Rule, policy_of
-from handrail.guards.rates import Rates
-from handrail.guards.rules import Decision
+from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Rates, Throttled, network
+from handrail.guards.policy import Decision, Policy, Rule, policy_of
 from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, changes, is_small, risk, secrets_in
 from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
-from handrail.options import collection, describe_value, expect, texts
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
+from handrail.suggest import collection, describe_value, expect, texts
 from handrail.text.controls import escape, mask, mask_secrets, one_line
 from handrail.text.log_filter import keep_out_of_logs
 from handrail.text.secrets import Secrets

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from handrail.errors import LocalProtocolError, Refused, ToolError
 from handrail.model import InputRequest, Json, Object
-from handrail.options import describe_value
 from handrail.schema.compile import compile_schema
 from handrail.schema.derive import form_for
+from handrail.suggest import describe_value
 from handrail.text.controls import secret_field
 
 Action = Literal["accept", "decline", "cancel"]

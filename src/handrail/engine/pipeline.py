@@ -27,8 +27,8 @@ from handrail.engine.truncation import read_more
 from handrail.errors import Refused, ToolError
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, ResourceLink, Text, ToolResult, Violation
-from handrail.options import collection
 from handrail.schema.jsonable import NotJson, to_jsonable
+from handrail.suggest import collection
 
 log = logging.getLogger("handrail")
 

@@ -18,8 +18,8 @@ from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Refused, SchemaError, ToolError
 from handrail.model import Object
 from handrail.schema.derive import Invoke, derive
-from handrail.schema.explain import closest
 from handrail.schema.jsonable import to_jsonable
+from handrail.suggest import closest
 from handrail.text.controls import escape
 
 __all__ = ["Preview", "make_preview", "run_preview"]

@@ -8,8 +8,7 @@ from secrets import token_hex
 
 from handrail.audit.records import RejectionRecord
 from handrail.engine.guard_set import GuardSet
-from handrail.guards.limits import ANONYMOUS, MemoryLimiter
-from handrail.guards.rates import Rates
+from handrail.guards.limits import ANONYMOUS, MemoryLimiter, Rates
 
 ADDRESS_RATE, TOTAL_RATE = "10/minute", "100/minute"
 

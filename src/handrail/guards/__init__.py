@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from handrail.lazy import lazy_names
-from handrail.text import log_lines as log_lines  # cleans log lines from the first import of any guard
+from handrail.text import log_filter as log_filter  # cleans log lines from the first import of any guard
 
 if TYPE_CHECKING:
     from handrail.approvals.grants import ApprovalGrant as ApprovalGrant
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from handrail.audit.format import TrailError as TrailError
     from handrail.audit.log import Trail as Trail, TrailSettings as TrailSettings, open_trail as open_trail
     from handrail.engine.guard_set import GuardOptions as GuardOptions
-    from handrail.guards.cleaning import Finding as Finding
-    from handrail.guards.policy import Policy as Policy
+    from handrail.guards.limits import Rate as Rate, Rates as Rates, ToolRate as ToolRate
+    from handrail.guards.policy import Policy as Policy, Rule as Rule
     from handrail.guards.predicates import Predicate as Predicate
-    from handrail.guards.rates import Rate as Rate, Rates as Rates, ToolRate as ToolRate
-    from handrail.guards.rules import Rule as Rule
-    from handrail.guards.sanitize import Blocked as Blocked, Sanitize as Sanitize, ToolSanitize as ToolSanitize
+    from handrail.guards.sanitize import (
+        Blocked as Blocked,
+        Finding as Finding,
+        Sanitize as Sanitize,
+        ToolSanitize as ToolSanitize,
+    )
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
@@ -38,11 +41,9 @@ else:
             "audit.format": "TrailError",
             "audit.log": "Trail TrailSettings open_trail",
             "engine.guard_set": "GuardOptions",
-            "guards.cleaning": "Finding",
-            "guards.policy": "Policy",
+            "guards.policy": "Policy Rule",
             "guards.predicates": "Predicate",
-            "guards.rates": "Rate Rates ToolRate",
-            "guards.rules": "Rule",
-            "guards.sanitize": "Blocked Sanitize ToolSanitize",
+            "guards.limits": "Rate Rates ToolRate",
+            "guards.sanitize": "Blocked Finding Sanitize ToolSanitize",
         },
     )

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from handrail.guards.limits import Rates
+from handrail.guards.policy import Policy, any_glob
 from handrail.guards.predicates import first_step
-from handrail.guards.rates import Rates
-from handrail.guards.rules import CompiledRule, any_glob
 from handrail.guards.sanitize import Sanitize
 from handrail.model import Object
-from handrail.schema.explain import closest
+from handrail.suggest import closest
 
 __all__ = ["LintedTool", "lint_rules", "lint_settings"]
 
@@ -39,8 +39,8 @@ class LintedTool(NamedTuple):
         return None if is_open or self.schema.keys() & _OPEN_KEYWORDS else set(listed or ())
 
 
-def lint_rules(rules: Iterable[CompiledRule], tools: Sequence[LintedTool]) -> Iterator[str]:
-    for compiled in rules:
+def lint_rules(policy: Policy, tools: Sequence[LintedTool]) -> Iterator[str]:
+    for compiled in policy.compiled_rules:
         rule, where = compiled.rule, compiled.decision.rule
         yield from _unmatched(f"{where}: tools", rule.tools, tools)
         tags = sorted({tag for tool in tools for tag in tool.tags})

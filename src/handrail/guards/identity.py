@@ -15,7 +15,7 @@ from secrets import token_urlsafe
 from typing import Protocol
 
 from handrail.model import Object, Principal
-from handrail.options import mapping, texts
+from handrail.suggest import mapping, texts
 
 MIN_KEY_CHARS, MIN_DIFFERENT_CHARS, MAX_KEY_CHARS = 16, 8, 1024
 WEAK_WORDS = (

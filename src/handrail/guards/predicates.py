@@ -29,8 +29,8 @@ from msgspec.structs import asdict, fields
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.schema.compile import compile_schema
-from handrail.schema.explain import closest
 from handrail.schema.jsonable import to_jsonable
+from handrail.suggest import closest
 
 __all__ = ["Predicate", "TriState", "all_of", "check_choice", "compile_condition", "first_step"]
 

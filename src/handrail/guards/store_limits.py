@@ -28,11 +28,11 @@ from handrail.guards.limits import (
     Charge,
     MemoryLimiter,
     Plans,
+    Rates,
     Throttled,
     busy,
     network,
 )
-from handrail.guards.rates import Rates
 from handrail.stores import Delete, Put, Store, StoreError
 
 log = logging.getLogger("handrail")

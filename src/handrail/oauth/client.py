@@ -44,8 +44,8 @@ from handrail.oauth.flow import (
     TokenGrant,
 )
 from handrail.oauth.outbound import Outbound, Resolve, resolve_host
-from handrail.options import texts
 from handrail.protocol.http_rules import is_local
+from handrail.suggest import texts
 
 __all__ = ["OAuth", "open_browser"]
 

@@ -20,7 +20,7 @@ from handrail.engine.call import STAGES, Call
 from handrail.engine.core import Engine
 from handrail.engine.outcome import CallEnd, RefusedCall, RequestOrigin
 from handrail.errors import Refused
-from handrail.guards.rules import Decision
+from handrail.guards.policy import Decision
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id, Request, encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Principal, Text, ToolResult

@@ -19,8 +19,8 @@ from msgspec import UNSET
 from handrail.errors import Kind, Refused
 from handrail.jsonrpc import Request, encode
 from handrail.model import Json, Object
-from handrail.options import texts
 from handrail.revisions.base import VERSION
+from handrail.suggest import texts
 
 Headers = Mapping[bytes, bytes]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from handrail.options import texts
 from handrail.revisions import pocket, r2024_10_07, r2024_11_05, r2025_03_26, r2025_06_18, r2025_11_25, r2026_07_28
 from handrail.revisions.base import Revision
+from handrail.suggest import texts
 
 __all__ = ["REVISIONS", "Offer", "Revision"]
 

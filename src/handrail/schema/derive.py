@@ -20,9 +20,9 @@ from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, defstruc
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.model import Json, Object
-from handrail.options import describe_value
 from handrail.schema import docstrings, pydantic_models as models
 from handrail.schema.types import Field, Types, is_record, options_of
+from handrail.suggest import describe_value
 
 Invoke = Callable[[Object, Any], Any]
 

@@ -7,8 +7,7 @@ at a number of problems and at a number of steps. Single keywords are still judg
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from jsonschema_rs import Validator
@@ -16,12 +15,12 @@ from msgspec import Struct, json
 
 from handrail.model import Json, Object, Violation
 from handrail.schema.jsonable import pointer
+from handrail.suggest import closest
 
 MAX_STEPS = 5_000
 MAX_TEXT = 400
 _MAX_VALUE_CHARS = 60
 _MAX_BRANCH_PROBLEMS = 10
-_MAX_CANDIDATES = 100
 
 _SENTENCES = {
     "const": "{value} is not {rule}",
@@ -76,23 +75,6 @@ def explain(context: SchemaContext, value: Json, limit: int) -> list[Violation]:
     except RecursionError:  # too deep to be explained further
         pass
     return list(problems) or [Violation("", "", "The value does not match the schema.")]
-
-
-def closest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, if one is close enough."""
-    similar = (each for each in names if abs(len(each) - len(name)) <= 3 and len(each) <= 64)
-    folded = {_fold(each): each for each in islice(similar, _MAX_CANDIDATES)}
-    matches = difflib.get_close_matches(_fold(name[:67]), folded, 1, 0.65)
-    return folded[matches[0]] if matches else None
-
-
-def check_options(where: str, options: Iterable[str], allowed: Collection[str]) -> None:
-    """Refuse an option that is not known: one that is misspelt must not be passed over."""
-    for option in options:
-        if option not in allowed:
-            near = closest(option, allowed)
-            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(allowed))}"
-            raise TypeError(f"{where}: unknown option {option!r}; {hint}")
 
 
 class SchemaWalk:
@@ -246,7 +228,3 @@ def _format_value(value: Json, *, brief: bool = True) -> str:
 
 def _cut(text: str, length: int = 120) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _fold(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")

@@ -1,14 +1,46 @@
-"""Secrets stay out of our logs, whatever a tool put into its exception (P-34)."""
+"""One record of our log, one line: foreign text begins none, whatever is in an exception or a message (P-33).
+
+Of a traceback each line is marked. The filter of the logger sees a record before any handler does, so this holds
+whatever handlers and formats an application has chosen; it is there as soon as a guard is imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from handrail.text.controls import mask
-from handrail.text.log_lines import ESCAPE_FILTER
-from handrail.text.secrets import Secrets
+from handrail.text.controls import CONTINUATION, escape, escape_with_continuations, mask
 
-__all__ = ["keep_out_of_logs"]
+if TYPE_CHECKING:
+    from handrail.text.secrets import Secrets
+
+__all__ = ["ESCAPE_FILTER", "keep_out_of_logs"]
+
+_formatter = logging.Formatter()
+
+
+class _EscapeFilter(logging.Filter):
+    """Makes a record's text and traceback inert, without what looks like a secret."""
+
+    mask_text: Callable[[str], str] = staticmethod(mask)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and not record.exc_text:
+            record.exc_text = _formatter.formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = CONTINUATION + escape_with_continuations(self.mask_text(record.exc_text))
+        if record.stack_info:
+            record.stack_info = CONTINUATION + escape_with_continuations(self.mask_text(record.stack_info))
+        message = record.getMessage()
+        escaped = escape(self.mask_text(message), lines=False)
+        if escaped != message:
+            record.msg, record.args = escaped, ()
+        return True
+
+
+ESCAPE_FILTER = _EscapeFilter()
+logging.getLogger("handrail").addFilter(ESCAPE_FILTER)
 
 
 class _ProcessSecrets:
@@ -20,7 +52,10 @@ class _ProcessSecrets:
         self.secrets: Secrets | None = None  # made of both, when there is something to say
 
     def mask_text(self, text: str) -> str:
-        self.secrets = self.secrets or Secrets(self.values, self.patterns)
+        if self.secrets is None:
+            from handrail.text.secrets import Secrets  # its patterns take time to compile: not at every start
+
+            self.secrets = Secrets(self.values, self.patterns)
         return mask(self.secrets.mask_texts([text])[0][0])
 
 

@@ -25,11 +25,11 @@ from handrail.engine.rejections import RejectionLog
 from handrail.errors import HandrailError, Refused
 from handrail.jsonrpc import encode
 from handrail.model import Principal
-from handrail.options import describe_value, expect
 from handrail.protocol import http_rules as http
 from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import Headers, HostOriginCheck
 from handrail.stores import Store, StoreError
+from handrail.suggest import describe_value, expect
 from handrail.transports.http.monitoring import RequestMonitor
 from handrail.transports.http.options import EndpointOptions
 from handrail.transports.http.post import WATCH_DELAY_SECONDS, Continuation, Exchange, PostHandler

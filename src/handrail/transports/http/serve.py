@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import cast
 
 from handrail.engine.core import Engine
-from handrail.options import expect
-from handrail.schema.explain import check_options
 from handrail.stores import Store
 from handrail.stores.memory import MemoryStore
+from handrail.suggest import check_options, expect
 from handrail.transports.http.endpoint import Endpoint
 from handrail.transports.http.monitoring import access
 from handrail.transports.http.options import EndpointOptions, HttpOptions

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from handrail.options import expect
+from handrail.suggest import expect
 
 __all__ = ["Address", "CannotListen", "HttpLimits", "tls_context"]
 

@@ -1,19 +1,41 @@
-"""Options as they are given: refused at once where they are not what is meant, with what would be right.
+"""Errors that say what would be right: misspelt names, options of the wrong kind, names that other packages use.
 
-`where` names the option: `tool 'refund': tags`. Its last word is repeated in the example.
+`where` names an option: `tool 'refund': tags`. Its last word is repeated in the example.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
+K = TypeVar("K", bound=type)
 T = TypeVar("T")
 
+NOT_HERE = "is not here: Handrail is the tools layer of the protocol"
+_MAX_CANDIDATES = 100
 _MAX_VALUE_CHARS = 40
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?[a-z]*", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant, if one is close enough."""
+    similar = (each for each in names if abs(len(each) - len(name)) <= 3 and len(each) <= 64)
+    folded = {_fold(each): each for each in islice(similar, _MAX_CANDIDATES)}
+    matches = difflib.get_close_matches(_fold(name[:67]), folded, 1, 0.65)
+    return folded[matches[0]] if matches else None
+
+
+def check_options(where: str, options: Iterable[str], allowed: Collection[str]) -> None:
+    """Refuse an option that is not known: one that is misspelt must not be passed over."""
+    for option in options:
+        if option not in allowed:
+            near = closest(option, allowed)
+            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(allowed))}"
+            raise TypeError(f"{where}: unknown option {option!r}; {hint}")
 
 
 def collection(where: str, values: Iterable[T], of: str) -> list[T]:
@@ -71,5 +93,31 @@ def describe_value(value: object) -> str:
     return f"{value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
+def suggest_names(names: Mapping[str, str]) -> Callable[[K], K]:
+    """Make a class answer to names it does not have with an AttributeError that says what to write."""
+
+    def decorate(kind: K) -> K:
+        for name, suggestion in names.items():
+            # A descriptor each, because `__getattr__` would slow every other attribute down.
+            setattr(kind, name, _OtherName(name, suggestion))
+        return kind
+
+    return decorate
+
+
 def _name(where: str) -> str:
     return where.rpartition(": ")[2].rpartition(".")[2]
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+class _OtherName:
+    def __init__(self, name: str, suggestion: str) -> None:
+        self._name = name
+        self._suggestion = suggestion
+
+    def __get__(self, thing: object, kind: type) -> object:
+        suggestion = self._suggestion if self._suggestion == NOT_HERE else f"write {self._suggestion}"
+        raise AttributeError(f"{kind.__name__}.{self._name}: {suggestion}", name=self._name, obj=thing)
