@@ -7,6 +7,7 @@ python tools/configuration.py --print    prints it instead
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -79,7 +80,9 @@ def _table(heading: str, kind: type[Struct], told: str = "") -> Iterator[str]:
     if kind.__module__ != Config.__module__ and getattr(handrail.guards, kind.__name__) is not kind:
         raise LookupError(f"handrail.guards.{kind.__name__} is another class")
     made = "" if kind.__module__ == Config.__module__ else f" In Python: `handrail.guards.{kind.__name__}`."
-    yield "\n\n".join([heading, " ".join(filter(None, [told, _prose(kind)])) + made, "\n".join(rows)]) + "\n"
+    prose = " ".join(filter(None, [told, _prose(kind)])) + made
+    prose = textwrap.fill(prose, 120, break_long_words=False, break_on_hyphens=False)
+    yield "\n\n".join([heading, prose, "\n".join(rows)]) + "\n"
     for inner, paths in inside.items():
         yield from _table(f"### {', '.join(paths)}", inner)
 
