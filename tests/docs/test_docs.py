@@ -21,7 +21,7 @@ from types import ModuleType
 
 import pytest
 
-from paths import ROOT
+from paths import ROOT, SUPPORT
 from patience import PATIENCE
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -98,10 +98,11 @@ with_code = [page for page in PAGES if any(block.not_run is None for block in py
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     shells = SHELL in page.read_text("utf-8")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    home = {"HOME": str(tmp_path), "PATH": path, "XDG_STATE_HOME": ""} if shells else {}
     done = subprocess.run(
         [sys.executable, "-W", "error", __file__, str(page)],
         cwd=tmp_path if shells else ROOT,
-        env={**os.environ, "HOME": str(tmp_path), "PATH": path, "XDG_STATE_HOME": ""} if shells else None,
+        env={**os.environ, **home, "PYTHONPATH": str(SUPPORT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -159,4 +160,5 @@ def test_no_page_says_of_a_part_that_is_there_that_it_is_not(page: str) -> None:
 
 
 if __name__ == "__main__":
+    del os.environ["PYTHONPATH"]  # commands of a page do without the helpers of tests
     run_page(Path(sys.argv[1]))
