@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from handrail.engine.call import Call
 from handrail.engine.catalog import HINTS, ToolEntry, annotations_of, make_entry
-from handrail.engine.core import Engine, ServerOptions, Wrapper
+from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.guard_set import FILES_READ, GuardOptions
+from handrail.engine.outcome import CallSink
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
-from handrail.engine.truncation import read_more
 from handrail.errors import Kind, SchemaError, missing_extra
 from handrail.guards.fingerprint import source_of
 from handrail.model import Object, Principal, Tool
@@ -180,7 +180,7 @@ class Server:
         self.name = name
         self.engine = Engine(self, name, options)
         if options.get("tracing"):
-            self.engine.add_wrapper(_spans(self.engine.forms))
+            self.engine.add_sink(_spans(self.engine.forms))
         self.state: Any = None
         self._lifespan = None if lifespan is None else _check_lifespan(lifespan, self)
         self._included: list[Server] = []
@@ -309,7 +309,7 @@ class Server:
         copied: dict[str, ToolEntry] = {}
 
         def copy_tools() -> None:
-            theirs = {entry.tool.name: entry for entry in other.engine.catalog if entry.invoke is not read_more}
+            theirs = {entry.tool.name: entry for entry in other.engine.catalog if not entry.trusted_output}
             for name, ours in list(copied.items()):
                 if theirs.get(name) is not ours.origin:
                     with contextlib.suppress(KeyError):  # taken away here before
@@ -450,14 +450,14 @@ class Server:
             raise
 
 
-def _spans(forms: Mapping[Kind, ErrorMapping]) -> Wrapper:
+def _spans(forms: Mapping[Kind, ErrorMapping]) -> CallSink:
     try:
-        from handrail.observe.tracing import spans
+        from handrail.observe.tracing import SpanSink
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.split(".")[0] != "opentelemetry":
             raise
         raise missing_extra("otel", "tracing=True needs opentelemetry-api", missing.name) from None
-    return spans(forms)
+    return SpanSink(forms)
 
 
 def _name_of(function: Any) -> str:

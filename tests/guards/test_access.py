@@ -281,7 +281,7 @@ async def test_a_token_goes_nowhere_but_where_it_is_looked_at(revision: str, ran
     async def forward(call: Call) -> str:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         known = [getattr(call, name, None) for name in dir(call) if not name.startswith("__")]
-        around = [call._flight, *vars(call._flight).values(), os.environ, *contextvars.copy_context().items()]
+        around = [call._state.peer, *vars(call._state.peer).values(), os.environ, *contextvars.copy_context().items()]
         writer.write(repr([*known, *around, call.principal.scopes]).encode())
         writer.close()
         await writer.wait_closed()

@@ -577,7 +577,7 @@ async def test_p15_a_call_cancelled_while_its_intent_is_written_has_an_outcome()
     writing = asyncio.Event()
 
     class Slow(Book):
-        def hand(self, record: RecordBody, callback: Callback | None = None) -> None:
+        def submit(self, record: RecordBody, callback: Callback | None = None) -> None:
             self.records.append(to_builtins(record))
             writing.set()
 

@@ -32,6 +32,7 @@ from handrail import Call, Server
 from handrail.approvals.queue import Approval, ApprovalQueue, Approvals
 from handrail.audit.sqlite import SqliteTable
 from handrail.engine.approval_flow import ApprovalFlow
+from handrail.engine.call_state import CallState
 from handrail.engine.inflight import InFlightCalls
 from handrail.engine.outcome import intent_record, outcome_record
 from handrail.guards.identity import ApiKeys
@@ -62,7 +63,8 @@ def make(options: dict[str, Any]) -> Server:
     server.engine.clock = lambda: time.time() + skipped
     effects = os.open(options["effects"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def have_effect(call: Call, what: object) -> None:
+    def have_effect(tool_call: Call, what: object) -> None:
+        call = tool_call._state
         approval = "-" if call.approval is None else call.approval.id
         os.write(effects, f"{what} {call.serial} {approval}\n".encode())
 
@@ -180,7 +182,7 @@ def _dies_once_decided() -> None:
 
 
 def _dies_before_the_intent() -> None:
-    async def intend(gate: gates.GuardSet, call: Call) -> None:
+    async def intend(gate: gates.GuardSet, call: CallState) -> None:
         die()
 
     put(gates.GuardSet, "record_intent", intend)
@@ -245,7 +247,7 @@ def _acts_before_its_intent() -> None:
 
 
 def _answers_before_its_outcome() -> None:
-    def recorded(flight: InFlightCalls, call: Call, how: Any, answer: bytes) -> bytes:
+    def recorded(flight: InFlightCalls, call: CallState, how: Any, answer: bytes) -> bytes:
         assert call.trail is not None
         flight.loop.call_later(0.02, call.trail.submit, outcome_record(call, how))
         return answer
@@ -254,7 +256,7 @@ def _answers_before_its_outcome() -> None:
 
 
 def _uses_an_approval_twice() -> None:
-    async def intend(gate: gates.GuardSet, call: Call) -> None:
+    async def intend(gate: gates.GuardSet, call: CallState) -> None:
         assert gate.trail is not None
         call.intended = await gate.trail.write(intent_record(call, None))
 

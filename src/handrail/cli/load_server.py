@@ -232,9 +232,9 @@ class _Reloader:
             await task
 
     async def count_calls(self, call: Call, next: Handler) -> ToolResult:
-        if not call.entry.via:  # a tool of ours: it does not change with the file
+        if not call._state.entry.via:  # a tool of ours: it does not change with the file
             return await next(call)
-        version = self._versions[call.entry.via[0]]
+        version = self._versions[call._state.entry.via[0]]
         version.calls += 1
         try:
             return await next(call)

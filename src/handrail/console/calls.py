@@ -11,7 +11,7 @@ from msgspec.json import decode
 from handrail.console import audit as auditing
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
-from handrail.engine.call import STAGES
+from handrail.engine.call_state import STAGES
 from handrail.engine.catalog import title_of
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object

@@ -18,6 +18,7 @@ from contextlib import suppress
 from handrail.approvals.queue import Approval, ApprovalError, ApprovalQueue, ApprovalRequest
 from handrail.audit.format import TrailError
 from handrail.engine.call import Call
+from handrail.engine.call_state import CallState
 from handrail.engine.input_requests import Answer, Form, RetryLater
 from handrail.errors import Kind, Refused, TransportError
 from handrail.jsonrpc import encode
@@ -39,7 +40,7 @@ class ApprovalFlow:
 
     def __init__(
         self,
-        call: Call,
+        call: CallState,
         request: ApprovalRequest,
         queue: ApprovalQueue,
         preview: Callable[[], Awaitable[str]] | None = None,
@@ -136,15 +137,14 @@ class ApprovalFlow:
 
         Of an endpoint that stops it stays open: the caller has not gone, and will call again.
         """
-        endpoint = getattr(self._call._flight.reply_channel, "endpoint", None)
-        if not getattr(endpoint, "stopping", False):
+        if not self._call.peer.stopping:
             with suppress(StoreError, TrailError, ApprovalError):
                 await self._queue.cancel(approval)  # as it was when it was waited for: a yes since then is a yes
 
     async def _ask_caller(self, approval: Approval) -> Answer:
         key, question = f"approval-{approval.id}", _Consent(_question_text(approval, self._request), self._queue)
         try:
-            answer: Answer = (await self._call.ask_all({key: question}))[key]
+            answer: Answer = (await Call(self._call).ask_all({key: question}))[key]
             return answer
         except TransportError:  # the client has gone, and its call with it
             raise asyncio.CancelledError from None
@@ -181,7 +181,7 @@ class ApprovalFlow:
                 while approval.state == "pending" and (left := ends - call.now()) > 0:
                     approval = await self._queue.wait(approval, min(left, HEARTBEAT_SECONDS))
                     beats += 1
-                    await call.progress(beats * 1e-6, message=f"waits for approval {approval.id}")
+                    await Call(call).progress(beats * 1e-6, message=f"waits for approval {approval.id}")
         finally:
             call.waiting -= 1
         if approval.state == "pending" and self._queue.now() < approval.expires:

@@ -1,4 +1,4 @@
-"""One `tools/call` in flight: who asks, what, by when, and how to reach back."""
+"""`Call`: what a tool sees of its call, and how it reaches the client meanwhile."""
 
 from __future__ import annotations
 
@@ -8,38 +8,24 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from handrail import jsonrpc
-from handrail.approvals.queue import Approval
-from handrail.engine.catalog import ToolEntry
+from handrail.engine.call_state import CallState
 from handrail.engine.input_requests import Answer, Form, InputRequired, Question, Roots, Sample, Url
 from handrail.errors import Kind, LocalProtocolError, Refused, RemoteProtocolError, ToolError
-from handrail.guards.policy import Decision
-from handrail.guards.sanitize import Finding, changes, merge_findings
+from handrail.guards.sanitize import changes, merge_findings
 from handrail.jsonrpc import Id
 from handrail.model import SANITIZED, ClientInfo, InputRequest, Json, Object, Principal
-from handrail.protocol.trace import Trace, read, read_headers
+from handrail.protocol.trace import Trace
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
 from handrail.schema.jsonable import to_jsonable
-from handrail.schema.repair import RepairedArgument
 from handrail.suggest import NOT_HERE, describe_value, suggest_names
-
-if TYPE_CHECKING:
-    from handrail.audit.log import Trail
-    from handrail.engine.driving import CoroutineDriver
-    from handrail.engine.inflight import InFlightCalls
-    from handrail.engine.outcome import CallSink
-
-STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
-"""Of the pipeline, in its order."""
-_MARKS_WHEN_RUNNING = STAGES.index("run") + 1  # marks of a call whose tool runs
-
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Callable[..., Any])
@@ -53,7 +39,7 @@ def _notification_method(method: Callable[P, Coroutine[Any, Any, None]]) -> Call
     @wraps(method)
     def notify(*args: P.args, **options: P.kwargs) -> Awaitable[None]:
         call, coroutine = cast(Call, args[0]), method(*args, **options)
-        running, loop = asyncio._get_running_loop(), call._flight.loop
+        running, loop = asyncio._get_running_loop(), call._state.peer.loop
         if running is loop:
             return _Notification(call, coroutine)
         if running is not None:  # of the tool's own, in a worker thread
@@ -112,15 +98,6 @@ class _Notification(Coroutine[Any, Any, None]):
             self._call._send_unawaited(self._coroutine)
 
 
-class CallActivity(Protocol):
-    """What one call does, as an observer records it."""
-
-    def record_message(self, direction: Literal["in", "out"], message: bytes) -> None: ...
-    def record_progress(self, done: float, total: float | None, message: str | None) -> None: ...
-    def record_log(self, level: str, data: Json) -> None: ...
-    def record_answer(self, answer: bytes | None) -> None: ...
-
-
 @suggest_names(
     {
         "report_progress": "await call.progress(done, total, message)",
@@ -140,124 +117,87 @@ class CallActivity(Protocol):
     }
 )
 class Call(Struct, eq=False):
-    """Handed to a tool that has a parameter of this type."""
+    """One `tools/call`, for a tool that has a parameter of this type, for its preview and for middleware."""
 
-    _flight: InFlightCalls  # the way back to the peer it came from
-    id: Id
-    entry: ToolEntry
-    arguments: Object
-    revision: Revision
-    client: ClientInfo
-    principal: Principal
-    meta: Any  # of the request, as its revision reads it; unset: it had none
-    reply: Callable[[bytes | None], None]  # where an answer goes that comes later; None: there will be none
-    cancelled: bool = False  # readable from any thread
-    timed_out: bool = False  # and so cancelled
-    closed: bool = False  # ended or given up: nothing may be sent for it any more but the answer
-    is_answered: bool = False  # answered, or it never will be
-    level: int | None = None  # the log level the request itself named
-    driver: CoroutineDriver | None = None  # while it is driven by hand
-    task: asyncio.Task[Any] | None = None
-    reply_future: asyncio.Future[None] | None = None  # done when it is over, if somebody waits for that
-    timer: asyncio.TimerHandle | None = None
-    last_activity: float = 0.0  # when there last was a sign of life
-    waiting: int = 0  # questions open at the client; while there are any, the idle clock stands still
-    answered: Mapping[str, Json] = {}  # answers this try has used; a retry will not be asked for them again
-    answers: Mapping[str, Json] = {}  # answers a retry brought along
-    questions: frozenset[Id] = frozenset()  # that are open at the client, or were
-    sent: Object | None = None  # the arguments as they came, if they are others by now
-    repairs: tuple[RepairedArgument, ...] = ()  # of the arguments
-    findings: tuple[Finding, ...] = ()  # in the result
-    message_findings: tuple[Finding, ...] = ()  # in progress, log messages and questions
-    decision: Decision | None = None  # of the rules, where there was something to decide
-    approval: Approval | None = None
-    reviewed_arguments: Object | None = None  # the arguments a person was asked about, where it runs with others
-    agreed: str = ""  # which question it was to a person, or what made one unnecessary
-    trail: Trail | None = None  # what becomes of it is recorded there
-    serial: str = ""  # its name there
-    intended: bool = False  # from here on it may have had an effect
-    recorded: bool = False  # how it ended
-    sinks: tuple[CallSink, ...] = ()  # that were there when it started
-    activity: CallActivity | None = None  # of a sink that follows what the call does
-    is_preview: bool = False  # handed to a preview: it asks nothing
-    marks: list[int] | None = None  # when it began and when each stage was over, in nanoseconds, if that is wanted
-    unsent: frozenset[asyncio.Task[Any]] = frozenset()  # notifications that were not awaited, and have to wait
-    _ask_count: int = 0
-    _blocking_futures: frozenset[Future[Any]] = frozenset()  # what worker threads wait for on behalf of this call
-    _progress: float = -math.inf
-    _deadline: float | None = None
-    _trace: Trace | UnsetType | None = UNSET
+    _state: CallState
+
+    @property
+    def id(self) -> Id:
+        """The id of the request."""
+        return self._state.id
 
     @property
     def name(self) -> str:
-        return self.entry.tool.name
+        """The name of the tool."""
+        return self._state.entry.tool.name
 
     @property
-    def deadline(self) -> float:
-        """When the call will be given up, whatever it does, in the time of its event loop."""
-        if self._deadline is None:
-            self._deadline = self.now() + self.entry.total
-        return self._deadline
+    def arguments(self) -> Object:
+        """The arguments; middleware may change them before they are validated."""
+        return self._state.arguments
 
-    @deadline.setter
-    def deadline(self, at: float) -> None:
-        self._deadline = at
-
-    @property
-    def trace(self) -> Trace | None:
-        """Which trace the client made the call in: `_meta` says so, else the headers of its request."""
-        if self._trace is UNSET:
-            self._trace = self.named_trace or read_headers(self._flight.trace_headers)
-        return self._trace
-
-    @property
-    def named_trace(self) -> Trace | None:
-        """That of `_meta` alone."""
-        meta = self.meta
-        return None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
-
-    @property
-    def stages(self) -> dict[str, float]:
-        """Seconds in each stage of the pipeline."""
-        marks = self.marks or []
-        steps = zip(STAGES, marks, marks[1:], strict=False)  # one that was turned away has not met all of them
-        return {name: (ended - begun) / 1e9 for name, begun, ended in steps}
+    @arguments.setter
+    def arguments(self, arguments: Object) -> None:
+        self._state.arguments = arguments
 
     @property
     def server(self) -> str:
-        return self._flight.engine.guard_set.name
-
-    @property
-    def address(self) -> str:
-        """Where it came from: an address, `stdio` or `memory`."""
-        return self._flight.address
-
-    @property
-    def over_http(self) -> bool:
-        return self._flight.trace_headers is not None
-
-    @property
-    def is_identified(self) -> bool:
-        """Whether the transport has verified who calls."""
-        return self._flight.is_identified
+        """The name of the server."""
+        return self._state.server
 
     @property
     def state(self) -> Any:
-        """What the server's lifespan gave."""
-        return self.entry.owner.state
+        """What the server's lifespan returned."""
+        return self._state.entry.owner.state
+
+    @property
+    def client(self) -> ClientInfo:
+        """The client software, by its own account."""
+        return self._state.client
+
+    @property
+    def principal(self) -> Principal:
+        """The caller, as the transport identified it."""
+        return self._state.principal
+
+    @property
+    def address(self) -> str:
+        """Where the call came from: an IP address, `unix`, `stdio` or `memory`."""
+        return self._state.address
+
+    @property
+    def revision(self) -> Revision:
+        """The revision of the protocol."""
+        return self._state.revision
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace of the client: `_meta` names it, else the headers of the HTTP request."""
+        return self._state.trace
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled or timed out; readable from any thread."""
+        return self._state.cancelled
+
+    @property
+    def deadline(self) -> float:
+        """The time of the total timeout, by the clock of the event loop; readable from any thread."""
+        return self._state.deadline
+
+    @deadline.setter
+    def deadline(self, at: float) -> None:
+        self._state.deadline = at
 
     @property
     def blocking(self) -> Blocking:
-        """The same questions and notices, for `def` tools in a worker thread."""
-        return Blocking(self, self._flight.loop)
-
-    def now(self) -> float:
-        """The time of its event loop."""
-        return self._flight.loop.time()
+        """The same questions and notifications, for `def` tools in a worker thread."""
+        return Blocking(self)
 
     @_notification_method
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
+        state = self._state
         try:
             finite = math.isfinite(done) and (total is None or math.isfinite(total))
         except TypeError:
@@ -267,36 +207,37 @@ class Call(Struct, eq=False):
             ) from None
         if not finite:
             raise ValueError("progress: a number that is finite")
-        self.last_activity = self.now()
-        if self.activity is not None and not self.waiting:  # else it only is a sign of life
-            self.activity.record_progress(done, total, message)
-        token = UNSET if self.meta is UNSET else self.meta.progress_token
-        if token is UNSET or self.closed or done <= self._progress:
+        state.last_activity = state.now()
+        if state.activity is not None and not state.waiting:  # else it only is a sign of life
+            state.activity.record_progress(done, total, message)
+        token = UNSET if state.meta is UNSET else state.meta.progress_token
+        if token is UNSET or state.closed or done <= state.progress:
             return
         params: Object = {"progressToken": token, "progress": done}
         if total is not None:
             params["total"] = total
-        if message is not None and self.revision.progress_message:
+        if message is not None and state.revision.progress_message:
             params |= await self._sanitize_params({"message": message})
-            if done <= self._progress:  # another went by meanwhile
+            if done <= state.progress:  # another went by meanwhile
                 return
-        self._progress = done
-        await self._flight.notify(self, jsonrpc.notification("notifications/progress", params))
+        state.progress = done
+        await state.peer.notify(state, jsonrpc.notification("notifications/progress", params))
 
     @_notification_method
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it wants messages of this level."""
         if level not in LEVELS:
             raise ValueError(f"log: {level!r} is not one of {', '.join(LEVELS)}")
-        if self.activity is not None:
-            self.activity.record_log(level, data)
-        if self.closed or LEVELS.index(level) < self._flight.log_floor(self):
+        state = self._state
+        if state.activity is not None:
+            state.activity.record_log(level, data)
+        if state.closed or LEVELS.index(level) < state.peer.log_floor(state):
             return
         params: Object = {"level": level, "data": to_jsonable(data)}
         if logger is not None:
             params["logger"] = logger
-        await self._flight.notify(
-            self, jsonrpc.notification("notifications/message", await self._sanitize_params(params))
+        await state.peer.notify(
+            state, jsonrpc.notification("notifications/message", await self._sanitize_params(params))
         )
 
     @_waiting_method
@@ -332,14 +273,15 @@ class Call(Struct, eq=False):
     @_waiting_method
     async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         """Ask several things in one round."""
-        if self.is_preview:
+        state = self._state
+        if state.is_preview:
             raise ToolError("a preview cannot ask questions")
         missing = [
-            each.capability for each in questions.values() if not self._takes(each.request.method, each.capability)
+            each.capability for each in questions.values() if not state.accepts(each.request.method, each.capability)
         ]
         if missing:
             raise _missing_capabilities(missing)
-        if self.revision.input_mode == "retry":
+        if state.revision.input_mode == "retry":
             return await self._answers_from_retry(questions)
         tasks = [asyncio.ensure_future(self._ask_by_request(each)) for each in questions.values()]
         try:
@@ -350,63 +292,36 @@ class Call(Struct, eq=False):
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    def can_ask(self, capability: str) -> bool:
-        """Whether the user can be asked, by `"elicitation.form"` or `"elicitation.url"`."""
-        reachable = self.revision.input_mode == "retry" or self._flight.two_way
-        return reachable and self._takes("elicitation/create", capability)
-
-    def _takes(self, method: str, capability: str) -> bool:
-        return method in self.revision.input_methods and self.client.declares(capability)
-
     def require(self, capability: str) -> None:
         """Go on only if the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
-        if not self.client.declares(capability):
+        if not self._state.client.declares(capability):
             raise _missing_capabilities([capability])
-
-    def cancel(self) -> None:
-        """Somebody at the server has had enough of it; its caller is told so."""
-        self._flight.cancel(self)
-
-    def cancel_work(self, *, at_once: bool = True) -> None:
-        """Nobody wants the answer any more: end the work as far as it can be ended.
-
-        Not `at_once`: a thread that runs the tool is left to see by itself that it is not wanted, and waited for.
-        """
-        self.cancelled = self.closed = True
-        for request_id in self.questions:
-            self._flight.cancel_input_request(self, request_id)
-        for future in self._blocking_futures:
-            future.cancel()
-        in_thread = self.entry.mode == "thread" and self.marks is not None and len(self.marks) == _MARKS_WHEN_RUNNING
-        if self.task is not None and (at_once or not in_thread):
-            self.task.cancel()
-        elif self.driver is not None:
-            self.driver(asyncio.CancelledError())
 
     @_waiting_method
     async def close_stream(self) -> None:
         """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""
-        await self._flight.close_stream(self)
+        await self._state.peer.close_stream(self._state)
 
     def _send_unawaited(self, notification: Coroutine[Any, Any, None]) -> None:
         """Send what a tool did not await, in its order and before the answer."""
-        loop = self._flight.loop
+        state, loop = self._state, self._state.peer.loop
         if asyncio._get_running_loop() is not loop:  # the garbage collector runs in any thread
             try:
                 loop.call_soon_threadsafe(self._send_unawaited, notification)
             except RuntimeError:  # the loop has closed: no peer is left
                 notification.close()
             return
-        if self.unsent:
-            notification = _send_after(self.unsent, notification)
-        task = self._flight.engine.task_starter(loop)(notification)
+        if state.unsent:
+            notification = _send_after(state.unsent, notification)
+        task = state.peer.start_task(notification)
         if not task.done():
-            self.unsent |= {task}
-        task.add_done_callback(partial(_on_unawaited_sent, self))
+            state.unsent |= {task}
+        task.add_done_callback(partial(_on_unawaited_sent, state))
 
     async def _ask_one(self, question: Question, key: str | None) -> Any:
-        self._ask_count += 1
-        name = f"ask-{self._ask_count}" if key is None else key
+        state = self._state
+        state.ask_count += 1
+        name = f"ask-{state.ask_count}" if key is None else key
         return (await self.ask_all({name: question}))[name]
 
     async def _input_request(self, question: Question) -> InputRequest:
@@ -416,39 +331,41 @@ class Call(Struct, eq=False):
             if isinstance(question, Form) and question.as_is
             else await self._sanitize_params(request.params)
         )
-        return InputRequest(request.method, self.revision.encode_input(request.method, params))
+        return InputRequest(request.method, self._state.revision.encode_input(request.method, params))
 
     async def _sanitize_params(self, params: Object) -> Object:
         """The params of a message as they may leave, with what was changed in their `_meta`."""
+        state = self._state
         cleaned: Object
-        cleaned, findings = await self._flight.engine.guard_set.sanitize_message(params)
+        cleaned, findings = await state.peer.sanitize_message(params)
         if findings:
-            self.message_findings = merge_findings([*self.message_findings, *findings])
+            state.message_findings = merge_findings([*state.message_findings, *findings])
             if changed := changes(findings):
                 cleaned = {**cleaned, "_meta": {**cleaned.get("_meta", {}), SANITIZED: changed}}
         return cleaned
 
     async def _ask_by_request(self, question: Question) -> Any:
-        request = question.request
+        state, request = self._state, question.request
         sanitized = await self._input_request(question)
-        self.waiting += 1
+        state.waiting += 1
         try:
-            answer = await self._flight.request_input(self, sanitized)
+            answer = await state.peer.request_input(state, sanitized)
         except RemoteProtocolError as problem:
             if request.method == "elicitation/create":
                 return Answer("cancel")
             raise ToolError(f"The client did not answer {request.method}: {problem}") from None
         finally:
-            self.waiting -= 1
-            self.last_activity = self.now()
-        return question.read(self.revision.decode_input(request.params, answer))
+            state.waiting -= 1
+            state.last_activity = state.now()
+        return question.read(state.revision.decode_input(request.params, answer))
 
     async def _answers_from_retry(self, questions: Mapping[str, Question]) -> dict[str, Any]:
+        state = self._state
         answers: dict[str, Any] = {}
-        for key in [key for key in questions if key in self.answers]:
+        for key in [key for key in questions if key in state.answers]:
             with contextlib.suppress(ToolError):  # an answer that does not fit is no answer: ask again
-                answers[key] = questions[key].read(self.answers[key])
-                self.answered = {**self.answered, key: self.answers[key]}
+                answers[key] = questions[key].read(state.answers[key])
+                state.answered = {**state.answered, key: state.answers[key]}
         if len(answers) < len(questions):
             raise InputRequired(
                 {key: await self._input_request(each) for key, each in questions.items() if key not in answers}
@@ -461,7 +378,7 @@ async def _send_after(earlier: frozenset[asyncio.Task[Any]], coroutine: Coroutin
     await coroutine
 
 
-def _on_unawaited_sent(call: Call, task: asyncio.Task[None]) -> None:
+def _on_unawaited_sent(call: CallState, task: asyncio.Task[None]) -> None:
     call.unsent -= {task}
     if not task.cancelled() and (problem := task.exception()) is not None:
         log.error("tool %r: a notification that was not awaited was not sent: %s", call.name, problem)
@@ -481,9 +398,8 @@ def _missing_capabilities(capabilities: Sequence[str]) -> Refused:
 class Blocking:
     """`Call`'s methods for code that cannot await: `call.blocking.ask(…)` waits in the calling thread."""
 
-    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
-        self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
         method = inspect.unwrap(getattr(Call, name)) if name in vars(Call) else None
@@ -495,9 +411,9 @@ class Blocking:
         if asyncio._get_running_loop() is not None:
             coroutine.close()
             raise LocalProtocolError("call.blocking is for `def` tools in a worker thread; here, await the method")
-        call = self._call
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        call._blocking_futures |= {future}
+        call = self._call._state
+        future = asyncio.run_coroutine_threadsafe(coroutine, call.peer.loop)
+        call.blocking_futures |= {future}
         if call.cancelled:
             future.cancel()
         try:
@@ -506,4 +422,4 @@ class Blocking:
             # As for a task: not an `Exception`, so that a tool does not go on after a cancelled question.
             raise asyncio.CancelledError from None
         finally:
-            call._blocking_futures -= {future}
+            call.blocking_futures -= {future}

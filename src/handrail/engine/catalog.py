@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from msgspec.json import decode
@@ -19,11 +19,9 @@ from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive_properties
+from handrail.schema.derive import Invoke
 from handrail.schema.jsonable import NotJson, to_jsonable
 from handrail.suggest import closest, describe_value, expect
-
-if TYPE_CHECKING:
-    from handrail.engine.preview import Preview
 
 log = logging.getLogger("handrail")
 
@@ -39,6 +37,20 @@ HINTS = {
 }
 """Options of a tool, and the member of `annotations` each of them is."""
 _VENDOR = re.compile(r"x-.|.*[./]", re.IGNORECASE | re.DOTALL)
+
+
+class Preview(Struct, frozen=True):
+    """A function that says what a call would do. It takes the tool's arguments, or some of them."""
+
+    function: Callable[..., Any]
+    bind: Invoke  # gives the arguments as the tool would get them, by name
+    names: frozenset[str]  # that the function takes
+    call: str  # its parameter for the call, if it has one
+
+    def invoke(self, call: Any) -> Any:
+        bound = self.bind(call.arguments, call)
+        keywords = {name: value for name, value in bound.items() if name in self.names}
+        return self.function(**keywords, **({self.call: call} if self.call else {}))
 
 
 class ToolEntry(Struct, kw_only=True):
@@ -65,6 +77,7 @@ class ToolEntry(Struct, kw_only=True):
     fingerprint: str = ""
     source: str = ""  # the file its function is in
     preview: Preview | None = None  # what says what a call would do, where its author gave one
+    trusted_output: bool = False  # a built-in tool whose results were sanitized before
 
     def is_visible_to(self, scopes: frozenset[str]) -> bool:
         return not self.hide or self.scopes <= scopes

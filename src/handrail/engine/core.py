@@ -12,12 +12,12 @@ from typing import Any, Literal, cast
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from handrail.engine.call import Call
-from handrail.engine.catalog import Catalog
+from handrail.engine.call_state import CallState
+from handrail.engine.catalog import Catalog, ToolEntry
 from handrail.engine.eager import Start, starter
 from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
 from handrail.engine.outcome import CallSink, RequestOrigin
-from handrail.engine.pipeline import Handler, Middleware, compose, pipeline
+from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
 from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Kind
 from handrail.jsonrpc import Request
@@ -28,9 +28,6 @@ from handrail.revisions.base import ErrorMapping, Identity, ServerDescription
 from handrail.suggest import check_options, collection, expect
 
 DEFAULT_PAGE = 1_000
-
-Wrapper = Callable[[Handler], Handler]
-"""Around a whole call, for an observer that needs its context, such as a span. It changes nothing."""
 
 _FORMS = {
     "by_revision": {},
@@ -145,17 +142,15 @@ class Engine:
         self.catalog = Catalog()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start: Start
-        self._untimed_calls: set[Call | None] = set()
+        self._untimed_calls: set[CallState | None] = set()
         self.thread_pool = ThreadPool(options.get("workers", 16))
         self.blocking_warnings: dict[str, float] = {}  # of tools that hold the event loop up, and when
         self.middleware: list[Middleware] = []
         self.sinks: tuple[CallSink, ...] = ()
         self.on_request: Callable[[RequestOrigin, Request], None] | None = None  # after any request but a call
-        self._wrappers: list[Wrapper] = []
         self.guard_set = GuardSet(name, lambda: self.clock())
-        self._pipeline = pipeline(self.thread_pool, self.guard_set)
-        self.inner: Handler  # what a call without middleware is handled by
-        self.handle: Handler
+        self.pipeline = Pipeline(self.thread_pool, self.guard_set)
+        self._handle: Handler  # the pipeline, inside the middleware
         self.guard_options: GuardOptions = {}  # as they were given
         self.guard(cast(GuardOptions, guards))
 
@@ -178,26 +173,15 @@ class Engine:
         """Let a sink observe the calls that start from now on."""
         self.sinks = (*self.sinks, sink)
 
-    def add_wrapper(self, wrapper: Wrapper) -> None:
-        """Put a wrapper around every call, middleware included."""
-        self._wrappers.append(wrapper)
-        self._compose()
-
     def _compose(self) -> None:
-        self.inner = self._wrapped(self._pipeline)
-        self.handle = (
-            self._wrapped(compose(self.middleware, self._pipeline, self.guard_set)) if self.middleware else self.inner
-        )
+        self._handle = compose(self.middleware, self.pipeline, self.guard_set)
 
-    def _wrapped(self, handler: Handler) -> Handler:
-        for each in reversed(self._wrappers):
-            handler = each(handler)
-        return handler
-
-    def handler_via(self, servers: tuple[Any, ...]) -> Handler:
-        """The handler of a tool that other servers brought along: their middleware inside ours."""
-        theirs = [each for server in servers for each in server.engine.middleware]
-        return self._wrapped(compose([*self.middleware, *theirs], self._pipeline, self.guard_set))
+    def handler_of(self, entry: ToolEntry) -> Handler:
+        """Return the handler of a tool; one of an included server has that server's middleware inside ours."""
+        if not entry.via:
+            return self._handle
+        theirs = [each for server in entry.via for each in server.engine.middleware]
+        return compose([*self.middleware, *theirs], self.pipeline, self.guard_set)
 
     def task_starter(self, loop: asyncio.AbstractEventLoop) -> Start:
         """How calls are started on a loop; there is one, as a rule."""
@@ -205,7 +189,7 @@ class Engine:
             self._loop, self._start, self._untimed_calls = loop, starter(loop), set()
         return self._start
 
-    def untimed_calls(self, loop: asyncio.AbstractEventLoop) -> set[Call | None]:
+    def untimed_calls(self, loop: asyncio.AbstractEventLoop) -> set[CallState | None]:
         """Calls on a loop that have no timer yet; with None, if one is set by which they will get theirs."""
         self.task_starter(loop)
         return self._untimed_calls

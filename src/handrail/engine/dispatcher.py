@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from msgspec import UNSET, UnsetType
 
 from handrail import jsonrpc
-from handrail.engine.call import Call
+from handrail.engine.call_state import CallState
 from handrail.engine.inflight import REPLY_PENDING, InFlightCalls, ReplyCallback, Subscription
 from handrail.engine.outcome import RefusedCall, refusal_record
 from handrail.errors import Kind, Refused, RemoteProtocolError
@@ -258,12 +258,15 @@ class Dispatcher(InFlightCalls):
         if entry.input.headers and self.headers is not None and revision.stateless:
             check_param_headers(entry.input.headers, params.arguments, self.headers)
         client = self.connection.client if revision.sender is None else revision.sender(params)
-        call = Call(self, request_id, entry, params.arguments, revision, client, self.principal, params.meta, reply)
+        call = CallState(
+            self, request_id, entry, params.arguments, revision, client, self.principal, params.meta, reply
+        )
         if revision.stateless:
             call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
             if params.request_state is not UNSET or params.input_responses is not UNSET:
                 call.answers = self.retry_answers(params)
-        return self.start(call)
+        begun = self.begin(call)
+        return begun if isinstance(begun, bytes) else self.run(call, begun)
 
     def _listen(self, request_id: Id, revision: Revision, params: Any, reply: ReplyCallback) -> bytes:
         if len(self.connection.in_flight) >= self.engine.limits.max_calls:

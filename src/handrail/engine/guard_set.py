@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,17 +20,16 @@ from handrail.approvals.queue import ApprovalQueue, ApprovalRequest, Approvals
 from handrail.approvals.webhook import HttpPost, WebhookSender
 from handrail.audit.format import TrailError
 from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
-from handrail.engine.call import Call
+from handrail.engine.call_state import CallState
 from handrail.engine.catalog import Catalog, ToolEntry, title_of
-from handrail.engine.driving import NEEDS_TASK
 from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
 from handrail.engine.thread_pool import ThreadPool
-from handrail.engine.truncation import TOOL_NAME, TruncatedResults, add_read_more, read_more, smallest_cap
+from handrail.engine.truncation import TOOL_NAME, TruncatedResults, smallest_cap
 from handrail.errors import Kind, Refused
 from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Rates, Throttled, network
 from handrail.guards.policy import Decision, Policy, Rule, policy_of
-from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, changes, is_small, risk, secrets_in
+from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, Scan, changes, is_small, risk, secrets_in
 from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
 from handrail.revisions import Revision
@@ -236,14 +235,17 @@ class GuardSet:
     def offer_read_more(self, catalog: Catalog, owner: Any) -> None:
         """Let callers read on where results are cut, if any are."""
         cap = smallest_cap(self._options.get("sanitize") or Sanitize())
-        if self.sanitizer is not None and cap and add_read_more(catalog, owner):
-            self.truncated_results = TruncatedResults(self.name, cap, self._store)
+        if self.sanitizer is None or not cap:
+            return
+        truncated_results = TruncatedResults(self.name, cap, self._store)
+        if truncated_results.offer(catalog, owner):
+            self.truncated_results = truncated_results
             self.sanitizer.store_remainder = self.truncated_results.new_handle
 
     def withdraw_read_more(self, catalog: Catalog) -> None:
         if self.truncated_results is not None and self.sanitizer is not None:
             self.truncated_results = self.sanitizer.store_remainder = None
-            if any(entry.invoke is read_more for entry in catalog.entries):  # also one that was switched off
+            if any(entry.trusted_output for entry in catalog.entries):  # also one that was switched off
                 catalog.remove(TOOL_NAME)
 
     def _open_trail(self, path: Path, store: Store | None) -> Store | None:
@@ -341,35 +343,16 @@ class GuardSet:
             raise charge.refusal()
         return charge if isinstance(charge, Awaitable) else None
 
-    def start_record(self, call: Call) -> None:
+    def start_record(self, call: CallState) -> None:
         """From now on: whatever becomes of this call."""
         if self.trail is None:
             raise Refused(Kind.UNRECORDED, f"{call.name} was not called: nobody has opened the record of it")
         call.trail, call.serial, call.marks = self.trail, self.next_serial(), [perf_counter_ns()]
 
-    async def enter(self, call: Call, charge: Admission | Awaitable[Admission]) -> Callable[[], None] | None:
-        """What gives the call's place back, if it was within the limits and takes one."""
-        if isinstance(charge, Awaitable):
-            if call.driver is not None:
-                await NEEDS_TASK
-            try:
-                charge = await charge
-            except StoreError as problem:
-                raise _unrecorded(call, problem) from None
-        if isinstance(charge, Throttled):
-            raise charge.refusal()
-        return charge
-
-    async def reenter(self, call: Call) -> Callable[[], None] | None:
-        """As `enter`, for one that gave its place back while a person thought. Its rates it has met."""
-        if self.limiter is None:
-            return None
-        return await self.enter_with_share(call, partial(self.limiter.take_slot, call.name))
-
-    async def enter_with_share(
-        self, call: Call, take: Callable[[], Admission | Awaitable[Admission]]
-    ) -> Callable[[], None] | None:
-        """As `enter`; a caller that has its share of the tool's slots is refused before anything is taken."""
+    def take_share_and_slot(
+        self, call: CallState, take: Callable[[], Admission | Awaitable[Admission]]
+    ) -> Release | Awaitable[Release]:
+        """Charge a call; a caller that has its share of the tool's slots is refused before anything is charged."""
         share = None
         if self.shares is not None:
             share = self.shares.take(call.principal.id, call.name, call.address)
@@ -377,16 +360,48 @@ class GuardSet:
             raise share.refusal()
         try:
             charge = take()
-            release = None if charge is None else await self.enter(call, charge)
+            release = None if charge is None else self.take_charged(call, charge, share)
         except BaseException:
             if share is not None:
                 share()
             raise
-        if share is None or release is None:
-            return share or release
-        return partial(_release, release, share)
+        if share is None or isinstance(release, Awaitable):
+            return release
+        return share if release is None else partial(_release, release, share)
 
-    def repair(self, call: Call) -> None:
+    def take_charged(
+        self, call: CallState, charge: Admission | Awaitable[Admission], share: Release = None
+    ) -> Release | Awaitable[Release]:
+        """Return what gives the slot of a charged call back; an awaitable if the limits are in a store."""
+        if isinstance(charge, Awaitable):
+            return self._when_charged(call, charge, share)
+        if isinstance(charge, Throttled):
+            raise charge.refusal()
+        return charge
+
+    async def _when_charged(self, call: CallState, charge: Awaitable[Admission], share: Release) -> Release:
+        try:
+            admission = await charge
+            if isinstance(admission, Throttled):
+                raise admission.refusal()
+        except BaseException as problem:
+            if share is not None:
+                share()
+            if isinstance(problem, StoreError):
+                raise _unrecorded(call, problem) from None
+            raise
+        return (
+            partial(_release, admission, share) if admission is not None and share is not None else share or admission
+        )
+
+    async def reenter(self, call: CallState) -> Release:
+        """Take a slot for a call that gave its slot back while a person decided; its rates are charged already."""
+        if self.limiter is None:
+            return None
+        slot = self.take_share_and_slot(call, partial(self.limiter.take_slot, call.name))
+        return await slot if isinstance(slot, Awaitable) else slot
+
+    def repair(self, call: CallState) -> None:
         """Arguments that are not valid as they stand get the one reading they have."""
         repaired = repair(call.entry.input, call.arguments) if self.repairs else None
         if repaired is None:
@@ -396,7 +411,7 @@ class GuardSet:
         summary = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
         log.info("tool %r: arguments read anew: %s", call.name, summary)
 
-    def needs_approval(self, call: Call) -> bool:
+    def needs_approval(self, call: CallState) -> bool:
         """Whether a person has to agree; what nobody can agree to is refused."""
         who, facts = call.principal, call.entry.facts
         call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
@@ -409,10 +424,8 @@ class GuardSet:
             raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
         return decision.verdict == "ask"
 
-    async def obtain_approval(self, call: Call) -> None:
+    async def obtain_approval(self, call: CallState) -> None:
         """A person says yes, or has said so before: the approval is used up when the intent is written."""
-        if call.driver is not None:
-            await NEEDS_TASK
         entry, decision = call.entry, call.decision
         assert decision is not None
         request = ApprovalRequest(
@@ -458,7 +471,7 @@ class GuardSet:
                 raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
             self.needs_approval(call)  # whoever changed them has agreed
 
-    def _is_promised(self, call: Call) -> bool:
+    def _is_promised(self, call: CallState) -> bool:
         """Whether the client was told that a call like this is asked about, and so has not asked itself."""
         is_destructive = call.entry.facts.annotations.get("destructiveHint") is True
         return is_destructive and self.promises_to_ask(call.revision, call.client, call.is_identified)
@@ -472,7 +485,7 @@ class GuardSet:
             and self.approval_queue.options.deciders(is_identified) in ("anyone", "caller")
         )
 
-    def _text_cleaner(self, call: Call) -> Callable[[str], str]:
+    def _text_cleaner(self, call: CallState) -> Callable[[str], str]:
         """What takes the secrets out of a text about a call, also those of its arguments."""
         secret_texts = self.secrets | set(_masked_texts(call.arguments, mask_secrets(call.arguments, self.secrets)))
 
@@ -481,16 +494,13 @@ class GuardSet:
 
         return clean
 
-    async def record_intent(self, call: Call) -> None:
+    async def record_intent(self, call: CallState) -> None:
         """Write down what is about to be done, and use the approval up, in one step."""
         changes = [self.approval_queue.consume_op(call.approval)] if call.approval is not None else []
         call.intended = done = True  # whoever is cancelled while it is written may find it written
         try:
             if call.trail is None:
                 done = await self._store.commit(changes)
-            elif call.driver is not None:
-                call.trail.submit(intent_record(call, self.masking), call.driver)
-                await call.driver
             else:
                 done = await call.trail.write(intent_record(call, self.masking), changes)
         except (TrailError, StoreError) as problem:
@@ -502,7 +512,22 @@ class GuardSet:
         if call.approval is not None:
             await self.approval_queue.publish_change(call.approval)
 
-    async def reissue_approval(self, call: Call) -> None:
+    def submit_intent(self, call: CallState, callback: Callable[[TrailError | None], None]) -> None:
+        """Have the intent of a call without an approval written to disk; `callback` is called when it is there."""
+        assert call.trail is not None
+        call.intended = call.intent_pending = True  # a call that is cancelled meanwhile may find it written
+        try:
+            call.trail.submit(intent_record(call, self.masking), callback)
+        except (TrailError, StoreError) as problem:
+            call.intended = call.intent_pending = False
+            raise _unrecorded(call, problem) from None
+
+    def intent_failed(self, call: CallState, problem: TrailError) -> Refused:
+        """Return what refuses a call whose intent could not be written."""
+        call.intended = False
+        return _unrecorded(call, problem)
+
+    async def reissue_approval(self, call: CallState) -> None:
         """The tool has asked something by ending its try: the approval is good for the next one too."""
         if call.approval is not None and call.revision.input_mode == "retry":
             try:
@@ -513,27 +538,42 @@ class GuardSet:
                 raise Refused(Kind.UNRECORDED, text) from None
             call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
 
-    async def sanitize_result(
-        self, call: Call, result: ToolResult, *, is_clean: bool = False, is_doubtful: bool = False
-    ) -> ToolResult:
-        """What may leave."""
+    def sanitize_result(
+        self, call: CallState, result: ToolResult, *, is_clean: bool = False, is_doubtful: bool = False
+    ) -> ToolResult | Coroutine[Any, Any, ToolResult]:
+        """Return the result as it may leave; a coroutine if it is large, or was cut and the rest is to be stored."""
         if call.repairs:
             repaired = [{"path": each.path, "sent": each.sent, "became": each.became} for each in call.repairs]
             result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: repaired})
         if self.sanitizer is None or is_clean:
             return result
-        sent, original, name = result.structured, result, call.entry.tool.name
+        name = call.entry.tool.name
         if not is_doubtful and self.sanitizer.is_clean(name, result):
             return result
         if is_small(result):
-            walk = self.sanitizer.scan(name, result)
-        else:  # others do not wait for it
-            if call.driver is not None:
-                await NEEDS_TASK
-            walk = await self._cleaning_pool.run(partial(self.sanitizer.scan, name, result, copies=True))
-        result, findings = self.sanitizer.finish(name, walk)
-        if result is original and not findings:
-            return result
+            return self._finish_sanitizing(call, self.sanitizer, result, self.sanitizer.scan(name, result))
+        return self._sanitize_in_thread(call, self.sanitizer, result)
+
+    async def _sanitize_in_thread(self, call: CallState, sanitizer: Sanitizer, original: ToolResult) -> ToolResult:
+        """Sanitize a large result without holding up the other calls."""
+        scan = await self._cleaning_pool.run(partial(sanitizer.scan, call.entry.tool.name, original, copies=True))
+        result = self._finish_sanitizing(call, sanitizer, original, scan)
+        return result if isinstance(result, ToolResult) else await result
+
+    def _finish_sanitizing(
+        self, call: CallState, sanitizer: Sanitizer, original: ToolResult, scan: Scan
+    ) -> ToolResult | Coroutine[Any, Any, ToolResult]:
+        result, findings = sanitizer.finish(call.entry.tool.name, scan)
+        if result is not original or findings:
+            result = self._mark_sanitized(call, original.structured, result, findings)
+        if self.truncated_results is not None and self.truncated_results.unsaved:
+            return self._save_remainder(call, self.truncated_results.take_unsaved(), result)
+        return result
+
+    def _mark_sanitized(
+        self, call: CallState, sent: Json, result: ToolResult, findings: tuple[Finding, ...]
+    ) -> ToolResult:
+        """Name in `_meta` what was changed, and withhold structured content that no longer fits its schema."""
         call.findings += findings
         left, schema = result.structured, None if result.is_error else call.entry.output
         if schema is not None and left is not sent and not schema.valid(left):
@@ -556,13 +596,11 @@ class GuardSet:
         )
         return message
 
-    async def save_remainder(self, call: Call, result: ToolResult) -> None:
-        """Put away what was cut off, for whoever wants to read on."""
+    async def _save_remainder(self, call: CallState, unsaved: list[tuple[str, str]], result: ToolResult) -> ToolResult:
+        """Store what was cut off a result, for `read_more`."""
         assert self.truncated_results is not None
-        truncated_results, unsaved = self.truncated_results, self.truncated_results.take_unsaved()
-        if call.driver is not None:
-            await NEEDS_TASK
-        await truncated_results.save(unsaved, call.principal.id, result)
+        await self.truncated_results.save(unsaved, call.principal.id, result)
+        return result
 
 
 _UNFIT = Text(
@@ -583,17 +621,21 @@ def _masked_texts(real: Json, masked: Json) -> Iterator[str]:
         yield real if type(real) is str else encode(real).decode()
 
 
+Release = Callable[[], None] | None
+"""Gives a concurrency slot back; None: the call took none."""
+
+
 def _release(*places: Callable[[], None]) -> None:
     for release in places:
         release()
 
 
-def _approval_owner(call: Call) -> str:
+def _approval_owner(call: CallState) -> str:
     """Whose a yes is. Callers without a name are told apart by where they are: one's yes is not another's."""
     principal_id = call.principal.id
     return f"{principal_id} from {network(call.address)}" if principal_id == ANONYMOUS else principal_id
 
 
-def _unrecorded(call: Call, problem: Exception) -> Refused:
+def _unrecorded(call: CallState, problem: Exception) -> Refused:
     log.error("tool %r was not called: %s", call.name, problem)  # which names the file: that is not for a peer
     return Refused(Kind.UNRECORDED, f"{call.name} was not called: it cannot be recorded now; the server's log says why")

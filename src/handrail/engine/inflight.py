@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from hashlib import blake2b
@@ -16,14 +16,15 @@ from msgspec import UNSET, MsgspecError, Struct, UnsetType
 from handrail import jsonrpc
 from handrail.audit.format import TrailError
 from handrail.engine.call import Call
+from handrail.engine.call_state import STAGES, CallState, ResultOrError
 from handrail.engine.core import Engine
-from handrail.engine.driving import CoroutineDriver
 from handrail.engine.input_requests import questions_in
 from handrail.engine.outcome import CallEnd, end_of, outcome_record
-from handrail.engine.pipeline import error_result, failure_result
+from handrail.engine.results import error_result, failure_result
 from handrail.errors import Kind, Refused, ToolError, TransportError
+from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id, encode_sorted
-from handrail.model import REFUSED, InputRequest, Object, Principal, ToolResult
+from handrail.model import REFUSED, InputRequest, Json, Object, Principal, ToolResult
 from handrail.protocol.connection import CANCELLED, Connection
 from handrail.protocol.http_rules import Headers
 from handrail.revisions import Revision
@@ -40,9 +41,10 @@ RECORD_SECONDS = 5.0  # for the record of a call that took too long already
 REPLY_PENDING = b""  # in place of an answer that will come
 UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
 
+_MARKS_WHEN_RUNNING = STAGES.index("run") + 1  # marks of a call whose tool runs
+
 RESULT = ErrorMapping(0)  # told as the result of the tool
 
-ResultOrError = ToolResult | BaseException
 ReplyCallback = Callable[[bytes | None], None]
 
 
@@ -71,7 +73,7 @@ class InFlightCalls:
     trace_headers: Headers | None = None  # over HTTP, what the headers say of the trace
     raw_message: bytes | bytearray = b""  # the message it is at, as it came
     _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
-    _untimed_calls: set[Call | None] | None = None  # calls that have no timer yet
+    _untimed_calls: set[CallState | None] | None = None  # calls that have no timer yet
     _request_tasks: set[asyncio.Task[None]] | None = None  # other requests that are answered later
 
     def __init__(
@@ -83,27 +85,57 @@ class InFlightCalls:
         self.loop = asyncio.get_running_loop()
         self.connection = connection or Connection(engine.offer, engine.hidden)
 
-    def start(self, call: Call) -> bytes:
-        """Run a call; the answer if it has one already, else it goes to its `reply`."""
-        engine, entry = self.engine, call.entry
+    def begin(self, call: CallState) -> bytes | Coroutine[Any, Any, ToolResult]:
+        """Admit a call; its reply, as far as there is one, or the coroutine that runs it."""
+        engine, pipeline = self.engine, self.engine.pipeline
         if engine.guard_set.audits:
             engine.guard_set.start_record(call)
+        call.context = context = copy_context()
         if engine.sinks:
             call.sinks, call.marks = engine.sinks, call.marks or [perf_counter_ns()]
             for sink in call.sinks:
-                sink.on_start(call)
-        handle = engine.handler_via(entry.via) if entry.via else engine.handle
-        if handle is engine.inner and (entry.mode == "inline" or call.trail is not None):
-            call.driver = CoroutineDriver(self, call, handle(call), copy_context())
-            return call.driver.step()
-        return self.run(call, handle(call), None)
+                context.run(sink.on_start, call)
+        if engine.middleware or call.entry.via:
+            return engine.handler_of(call.entry)(Call(call))
+        try:
+            admission = context.run(pipeline.admit, call)
+            if admission is not None:
+                return pipeline.complete(call, admission)
+            if call.trail is not None:
+                engine.guard_set.submit_intent(call, partial(self._on_intent_written, call))
+        except BaseException as problem:
+            return self.finish_call(call, problem)
+        if call.trail is None:
+            return self._execute(call, context)
+        return REPLY_PENDING if call.is_answered else self.register(call)
 
-    def run(self, call: Call, coroutine: Coroutine[Any, Any, ToolResult], context: Context | None) -> bytes:
+    def _execute(self, call: CallState, context: Context) -> bytes | Coroutine[Any, Any, ToolResult]:
+        """Run an `inline` tool, or return the coroutine that runs any other."""
+        if call.entry.mode != "inline":
+            return self.engine.pipeline.execute(call)
+        try:
+            result = context.run(self.engine.pipeline.execute_inline, call)
+        except BaseException as problem:
+            return self.finish_call(call, problem)
+        return self.finish_call(call, result) if isinstance(result, ToolResult) else result
+
+    def _on_intent_written(self, call: CallState, problem: TrailError | None) -> None:
+        """Execute a call whose intent is on disk."""
+        if not call.intent_pending:  # cancelled meanwhile
+            return
+        call.intent_pending = False
+        assert call.context is not None
+        if problem is not None:
+            self.reply(call, self.finish_call(call, self.engine.guard_set.intent_failed(call, problem)))
+            return
+        begun = self._execute(call, call.context)
+        self.reply(call, begun if isinstance(begun, bytes) else self.run(call, begun))
+
+    def run(self, call: CallState, coroutine: Coroutine[Any, Any, ToolResult]) -> bytes:
         """Go on with a call in a task of its own."""
-        call.driver = None
         loop = self.loop
         began = loop.time()
-        task = self.engine.task_starter(loop)(coroutine, context)
+        task = self.engine.task_starter(loop)(coroutine, call.context)
         if loop.time() - began > SLOW_SECONDS:
             self._warn_of_blocking(call, loop.time() - began)
         if task.done():
@@ -115,7 +147,7 @@ class InFlightCalls:
         task.add_done_callback(partial(self._on_task_done, call))
         return self.register(call)
 
-    def _warn_of_blocking(self, call: Call, seconds: float) -> None:
+    def _warn_of_blocking(self, call: CallState, seconds: float) -> None:
         """Name the tool that kept the event loop from everything else; each tool once a minute."""
         now = self.loop.time()
         if (
@@ -143,18 +175,22 @@ class InFlightCalls:
         """Whether the peer can be sent more than the answer to what it asked."""
         return getattr(self.reply_channel, "two_way", True)
 
+    @property
+    def stopping(self) -> bool:
+        return bool(getattr(getattr(self.reply_channel, "endpoint", None), "stopping", False))
+
     def send(self, answer: bytes | None) -> None:
         if answer is not None:
             self.reply_channel.send(answer)
 
-    async def notify(self, call: Call, message: bytes) -> None:
+    async def notify(self, call: CallState, message: bytes) -> None:
         if not call.closed:
             if call.activity is not None:
                 call.activity.record_message("out", message)
             self.reply_channel.send(message)
             await self.reply_channel.drain()
 
-    async def request_input(self, call: Call, request: InputRequest) -> Object:
+    async def request_input(self, call: CallState, request: InputRequest) -> Object:
         if call.closed:
             raise asyncio.CancelledError
         if not self.two_way:
@@ -170,15 +206,15 @@ class InFlightCalls:
         finally:
             self.cancel_input_request(call, request_id)
 
-    def cancel_input_request(self, call: Call, request_id: Id) -> None:
+    def cancel_input_request(self, call: CallState, request_id: Id) -> None:
         """Tell the client that a question need not be answered any more, if it was not."""
         if self.connection.pending.pop(request_id, None) is not None and CANCELLED in call.revision.notifications:
             self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": request_id}))
 
-    def log_floor(self, call: Call) -> int:
+    def log_floor(self, call: CallState) -> int:
         return self.connection.level if call.level is None else call.level
 
-    async def close_stream(self, call: Call) -> None:
+    async def close_stream(self, call: CallState) -> None:
         """Where a call has a stream of its own, the client is to come back for the rest of it."""
         pause = getattr(self.reply_channel, "pause", None)
         if pause is not None and call.revision.priming_event:  # without a first event there is nothing to come back by
@@ -186,17 +222,17 @@ class InFlightCalls:
 
     # The clocks
 
-    def register(self, call: Call) -> bytes:
+    def register(self, call: CallState) -> bytes:
         """Count a call among those in flight. Its clocks begin now; a timer it gets if it is still there soon."""
         in_flight, entry = self.connection.in_flight, call.entry
         if in_flight.get(call.id) is call:
             return REPLY_PENDING
         in_flight[call.id] = call
         call.last_activity = now = self.loop.time()
-        if call._deadline is None:
-            call._deadline = now + entry.total
+        if call.deadline_at is None:
+            call.deadline_at = now + entry.total
         if entry.idle <= TIMER_DELAY_SECONDS or entry.total <= TIMER_DELAY_SECONDS:
-            self._set_timer(call)
+            self.set_timer(call)
             return REPLY_PENDING
         untimed_calls = self._untimed_calls = self._untimed_calls or self.engine.untimed_calls(self.loop)
         if not untimed_calls:
@@ -205,20 +241,20 @@ class InFlightCalls:
         untimed_calls.add(call)
         return REPLY_PENDING
 
-    def _set_timer(self, call: Call) -> None:
+    def set_timer(self, call: CallState) -> None:
         since = self.loop.time() if call.waiting else call.last_activity
         call.timer = self.loop.call_at(min(since + call.entry.idle, call.deadline), self._on_timer, call)
 
-    def _on_timer(self, call: Call) -> None:
+    def _on_timer(self, call: CallState) -> None:
         now = self.loop.time()
         if now >= call.deadline:
             self._time_out(call, f"took longer than {call.entry.total:g} s")
         elif not call.waiting and now - call.last_activity >= call.entry.idle:
             self._time_out(call, f"gave no sign of life for {call.entry.idle:g} s")
         else:
-            self._set_timer(call)
+            self.set_timer(call)
 
-    def _time_out(self, call: Call, reason: str) -> None:
+    def _time_out(self, call: CallState, reason: str) -> None:
         log.warning("tool %r %s; given up", call.name, reason)
         if call.recorded:  # or about to be: what is late is the disk
             self._on_recorded(call, REPLY_PENDING, TrailError("it takes too long"))
@@ -230,29 +266,48 @@ class InFlightCalls:
             timeout_error = TrailError("it takes too long")
             call.timer = self.loop.call_later(RECORD_SECONDS, self._on_recorded, call, REPLY_PENDING, timeout_error)
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: CallState) -> None:
         """Somebody at the server has had enough of a call. Its caller, who has not, is told so."""
         if not call.closed and not call.recorded:
             call.cancelled = True
             answer = self._encode_failure(call, f"The tool {call.name} was cancelled by an operator.")
             self._answer_early(call, asyncio.CancelledError(), answer, at_once=False)
 
-    def _answer_early(self, call: Call, error: BaseException, answer: bytes, *, at_once: bool = True) -> None:
+    def _cancel_work(self, call: CallState, *, at_once: bool = True) -> None:
+        """End the work of a call whose result is not wanted any more.
+
+        Not `at_once`: a thread that runs the tool is waited for, so that its outcome is recorded.
+        """
+        call.cancelled = call.closed = True
+        for request_id in call.questions:
+            self.cancel_input_request(call, request_id)
+        for future in call.blocking_futures:
+            future.cancel()
+        in_thread = call.entry.mode == "thread" and call.marks is not None and len(call.marks) == _MARKS_WHEN_RUNNING
+        if call.task is not None and (at_once or not in_thread):
+            call.task.cancel()
+        elif call.intent_pending:
+            call.intent_pending = False
+            self.reply(call, self.finish_call(call, asyncio.CancelledError()))
+
+    def _answer_early(self, call: CallState, error: BaseException, answer: bytes, *, at_once: bool = True) -> None:
         """Answer a call that goes on, perhaps, and that nobody waits for any more."""
         if call.trail is not None:
             answer = self._record_outcome(call, end_of(call, error), answer)
-        call.cancel_work(at_once=at_once)
+        self._cancel_work(call, at_once=at_once)
         self.reply(call, answer)
 
     # The end of a call
 
-    def _on_task_done(self, call: Call, task: asyncio.Task[ToolResult]) -> None:
+    def _on_task_done(self, call: CallState, task: asyncio.Task[ToolResult]) -> None:
         if self._tasks is not None:
             self._tasks.discard(task)
         self.reply(call, self.finish_call(call, _result_of(task)))
 
-    def finish_call(self, call: Call, result: ResultOrError) -> bytes:
+    def finish_call(self, call: CallState, result: ResultOrError) -> bytes:
         """The answer to a call that has ended, as soon as that is on record; whoever gave it up has answered it."""
+        if call.release is not None:
+            call.release_slot()
         end = end_of(call, result) if call.marks is not None else None
         answer = REPLY_PENDING if call.cancelled else self._encode_outcome(call, result)
         if end is not None:
@@ -265,7 +320,7 @@ class InFlightCalls:
                     log.exception("calls: the end of tool %r was not observed", call.name)
         return answer
 
-    def _record_outcome(self, call: Call, end: CallEnd, answer: bytes) -> bytes:
+    def _record_outcome(self, call: CallState, end: CallEnd, answer: bytes) -> bytes:
         """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
         assert call.trail is not None
         record = outcome_record(call, end)
@@ -278,14 +333,14 @@ class InFlightCalls:
         call.trail.submit(record, partial(self._on_recorded, call, answer))
         return REPLY_PENDING
 
-    def _on_recorded(self, call: Call, answer: bytes, problem: TrailError | None) -> None:
+    def _on_recorded(self, call: CallState, answer: bytes, problem: TrailError | None) -> None:
         if problem is not None:
             log.error("the outcome of %s (%s) could not be recorded: %s", call.name, call.serial, problem)
             self.status = 200
             answer = self._encode_failure(call, UNRECORDED % call.name)
         self.reply(call, answer)
 
-    def reply(self, call: Call, answer: bytes | None) -> None:
+    def reply(self, call: CallState, answer: bytes | None) -> None:
         if call.is_answered or answer is REPLY_PENDING:
             return
         call.is_answered = True
@@ -300,7 +355,7 @@ class InFlightCalls:
             call.activity.record_answer(answer)
         call.reply(answer)
 
-    def _encode_outcome(self, call: Call, result: ResultOrError) -> bytes:
+    def _encode_outcome(self, call: CallState, result: ResultOrError) -> bytes:
         """The answer to a call that has ended, however it ended."""
         revision = call.revision
         call.closed = True
@@ -330,21 +385,37 @@ class InFlightCalls:
             answer = self._encode_failure(call, f"{text} (Its author can {hint}.)")
         return answer
 
-    def _encode_failure(self, call: Call, text: str) -> bytes:
+    def _encode_failure(self, call: CallState, text: str) -> bytes:
         return self.encode_response(call.revision, call.id, call.revision.result(error_result(text), False))
 
-    def cancel_without_reply(self, request: Call | Subscription) -> None:
-        """The peer does not want the answer any more: stop, and say nothing."""
-        if isinstance(request, Call):
-            request.cancel_work()
-            request._flight.reply(request, None)  # over HTTP it came in another one than the news that it is not wanted
+    def cancel_without_reply(self, request: CallState | Subscription) -> None:
+        """Cancel a request at the wish of its peer, which gets no reply."""
+        if isinstance(request, CallState):
+            request.peer.abandon(request)  # over HTTP the call came in another HTTP request than its cancellation
         else:
             del self.connection.in_flight[request.id]
             request.reply(None)
 
+    def abandon(self, call: CallState) -> None:
+        """Cancel a call of this peer without a reply."""
+        self._cancel_work(call)
+        self.reply(call, None)
+
+    # What a call needs of its peer
+
+    @property
+    def server_name(self) -> str:
+        return self.engine.guard_set.name
+
+    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self.engine.task_starter(self.loop)(coroutine)
+
+    async def sanitize_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
+        return await self.engine.guard_set.sanitize_message(params)
+
     # Input asked for by answer and retry
 
-    def _input_required(self, call: Call, questions: dict[str, InputRequest]) -> bytes:
+    def _input_required(self, call: CallState, questions: dict[str, InputRequest]) -> bytes:
         expires = int(self.engine.clock()) + STATE_SECONDS
         sent = call.arguments if call.sent is None else call.sent  # what the retry will bring again
         state = self.engine.seal.seal(_purpose(call.name, sent), self.principal.id, call.answered, expires)
@@ -379,7 +450,7 @@ class InFlightCalls:
 
     def pending_replies(self) -> list[asyncio.Future[None]]:
         """Of each request that is in flight: done when it is answered."""
-        calls = [request for request in self.connection.in_flight.values() if isinstance(request, Call)]
+        calls = [request for request in self.connection.in_flight.values() if isinstance(request, CallState)]
         for call in calls:
             call.reply_future = call.reply_future or self.loop.create_future()
         return [*(call.reply_future for call in calls if call.reply_future is not None), *(self._request_tasks or ())]
@@ -425,10 +496,10 @@ class InFlightCalls:
         return self.encode_response(revision, "" if request_id is UNSET else request_id, revision.result(result, False))
 
 
-def _set_timers(untimed_calls: set[Call | None]) -> None:
+def _set_timers(untimed_calls: set[CallState | None]) -> None:
     for call in untimed_calls:
         if call is not None:
-            call._flight._set_timer(call)
+            call.peer.set_timer(call)
     untimed_calls.clear()
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct, defstruct
 
 from handrail.audit.format import digest
 from handrail.audit.records import CallRecord, measure_arguments
-from handrail.engine.call import STAGES, Call
+from handrail.engine.call_state import STAGES, CallState
 from handrail.engine.input_requests import questions_in
 from handrail.errors import Kind, Refused, ToolError
 from handrail.guards.sanitize import changes
@@ -61,18 +61,18 @@ class RefusedCall(Struct, kw_only=True):
 class CallSink(Protocol):
     """An observer of calls, such as metrics. It changes nothing; results and exceptions pass it unchanged."""
 
-    def on_start(self, call: Call) -> None: ...
-    def on_end(self, call: Call, end: CallEnd, answer: bytes | None) -> None:
+    def on_start(self, call: CallState) -> None: ...
+    def on_end(self, call: CallState, end: CallEnd, answer: bytes | None) -> None:
         """`answer` is None if there is none yet."""
 
     def on_refusal(self, refusal: RefusedCall) -> None: ...
 
 
-def end_of(call: Call, result: ToolResult | BaseException) -> CallEnd:
+def end_of(call: CallState, result: ToolResult | BaseException) -> CallEnd:
     return CallEnd(outcome_of(call, result), result, perf_counter_ns())
 
 
-def outcome_of(call: Call, result: ToolResult | BaseException) -> str:
+def outcome_of(call: CallState, result: ToolResult | BaseException) -> str:
     """`ok`, `tool_error`, `cancelled`, `timeout`, `input_required`, or the kind of a refusal."""
     if call.cancelled:  # whatever the tool made of it, its caller was told this
         return "timeout" if call.timed_out else "cancelled"
@@ -87,7 +87,7 @@ def outcome_of(call: Call, result: ToolResult | BaseException) -> str:
     return "input_required" if questions_in(result) is not None else Kind.INTERNAL.value
 
 
-def intent_record(call: Call, secrets: Secrets | None) -> CallRecord:
+def intent_record(call: CallState, secrets: Secrets | None) -> CallRecord:
     """Return the record of a call that is about to run; with its arguments, if there are `secrets` to mask in them."""
     record = _call_record(call, "intent")
     if secrets is not None:
@@ -99,7 +99,7 @@ def intent_record(call: Call, secrets: Secrets | None) -> CallRecord:
     return record
 
 
-def outcome_record(call: Call, end: CallEnd) -> CallRecord:
+def outcome_record(call: CallState, end: CallEnd) -> CallRecord:
     """Return the record of a call that has ended: its outcome, or a refusal if it never ran."""
     outcome, result = end.outcome, end.result
     if call.intended:
@@ -141,7 +141,7 @@ def refusal_record(refusal: RefusedCall, server: str) -> CallRecord:
     )
 
 
-def _call_record(call: Call, event: str, outcome: str = "") -> CallRecord:
+def _call_record(call: CallState, event: str, outcome: str = "") -> CallRecord:
     entry, decision, trace = call.entry, call.decision, call.trace
     arguments_digest, arguments_bytes = measure_arguments(call.arguments)
     return CallRecord(

@@ -11,18 +11,18 @@ from copy import copy, deepcopy
 from functools import wraps
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from handrail.engine.call import Call
+from handrail.engine.call_state import CallState
+from handrail.engine.catalog import Preview
 from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Refused, SchemaError, ToolError
 from handrail.model import Object
-from handrail.schema.derive import Invoke, derive
+from handrail.schema.derive import derive
 from handrail.schema.jsonable import to_jsonable
 from handrail.suggest import closest
 from handrail.text.controls import escape
 
-__all__ = ["Preview", "make_preview", "run_preview"]
+__all__ = ["make_preview", "run_preview"]
 
 log = logging.getLogger("handrail")
 
@@ -31,20 +31,6 @@ MAX_CHARACTERS = 2_000
 MAX_CLEANED_CHARACTERS = (
     50_000  # characters that are cleaned before the text is cut: no secret is shown by being cut in two
 )
-
-
-class Preview(Struct, frozen=True):
-    """A function that says what a call would do. It takes the tool's arguments, or some of them."""
-
-    function: Callable[..., Any]
-    bind: Invoke  # gives the arguments as the tool would get them, by name
-    names: frozenset[str]  # that the function takes
-    call: str  # its parameter for the call, if it has one
-
-    def invoke(self, call: Call) -> Any:
-        bound = self.bind(call.arguments, call)
-        keywords = {name: value for name, value in bound.items() if name in self.names}
-        return self.function(**keywords, **({self.call: call} if self.call else {}))
 
 
 def make_preview(
@@ -91,12 +77,13 @@ def make_preview(
 _REST = inspect.Parameter.VAR_KEYWORD
 
 
-async def run_preview(preview: Preview, call: Call, thread_pool: ThreadPool, clean: Callable[[str], str]) -> str:
+async def run_preview(preview: Preview, call: CallState, thread_pool: ThreadPool, clean: Callable[[str], str]) -> str:
     """What the call would do, bounded, cleaned and inert. A preview that fails is shown as one that failed."""
     # It may look, not act: nothing it does reaches the client.
-    preview_call = copy(call)
-    preview_call.is_preview, preview_call.closed, preview_call.activity = True, True, None
-    preview_call.arguments = deepcopy(call.arguments)
+    state = copy(call)
+    state.is_preview, state.closed, state.activity = True, True, None
+    state.arguments = deepcopy(call.arguments)
+    preview_call = Call(state)
     timeout = asyncio.timeout(TIMEOUT_SECONDS)
     try:
         async with timeout:

@@ -71,6 +71,21 @@ class TruncatedResults:
         unsaved, self.unsaved = self.unsaved, []
         return unsaved
 
+    def offer(self, catalog: Catalog, owner: Any) -> bool:
+        """Add the tool `read_more`; False if the author has a tool of that name."""
+        rest: Object = {"idle": 60.0, "total": 600.0, "dangerous": UNSET, "tags": frozenset(), "owner": owner}
+        try:
+            catalog.add(make_entry(TOOL, invoke=self._invoke, mode="async", trusted_output=True, **rest))
+        except SchemaError:
+            log.warning(
+                "there is a tool %r already: results that are too long are cut, and cannot be read on", TOOL_NAME
+            )
+            return False
+        return True
+
+    async def _invoke(self, arguments: Object, call: Call) -> ToolResult:
+        return await self.read(call.principal.id, arguments["handle"], int(arguments.get("offset", 0)))
+
     async def save(self, unsaved: list[tuple[str, str]], principal: str, result: ToolResult) -> None:
         """Put away what was cut off this result."""
         risk = None if result.meta is UNSET else result.meta.get(RISK)
@@ -106,23 +121,6 @@ class TruncatedResults:
         elif end < rest.total:
             excerpt += f"\n[… the last {rest.total - end:,} characters were cut, so ask for less at a time]"
         return ToolResult([Text(excerpt)], meta={RISK: rest.risk} if rest.risk else UNSET)
-
-
-async def read_more(arguments: Object, call: Call) -> ToolResult:
-    truncated_results = call._flight.engine.guard_set.truncated_results
-    assert truncated_results is not None  # it is listed only then
-    return await truncated_results.read(call.principal.id, arguments["handle"], int(arguments.get("offset", 0)))
-
-
-def add_read_more(catalog: Catalog, owner: Any) -> bool:
-    """Whether the tool is listed now; it is not if the author has one of that name."""
-    rest: Object = {"idle": 60.0, "total": 600.0, "dangerous": UNSET, "tags": frozenset(), "owner": owner}
-    try:
-        catalog.add(make_entry(TOOL, invoke=read_more, mode="async", **rest))
-    except SchemaError:
-        log.warning("there is a tool %r already: results that are too long are cut, and cannot be read on", TOOL_NAME)
-        return False
-    return True
 
 
 def smallest_cap(options: Sanitize) -> int:

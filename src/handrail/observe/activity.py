@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct
 
-from handrail.engine.call import STAGES, Call
+from handrail.engine.call_state import STAGES, CallState
 from handrail.engine.core import Engine
 from handrail.engine.outcome import CallEnd, RefusedCall, RequestOrigin
 from handrail.errors import Refused
@@ -73,7 +73,7 @@ class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back
     findings: tuple[Finding, ...] = ()
     decision: Decision | None = None
     agreed: str = ""
-    call: Call | None = None  # while it runs
+    call: CallState | None = None  # while it runs
     progress: tuple[ProgressEntry, ...] = ()
     logs: tuple[LogEntry, ...] = ()
     lines: tuple[WireMessage, ...] = ()  # that went over the wire between request and answer
@@ -218,7 +218,7 @@ class ActivityFeed:
         self.on_change: Callable[[], None] | None = None  # is called at each change, if there is a reader
         self.open()
         self._count = 0
-        self._running: dict[Call, RunningCall] = {}
+        self._running: dict[CallState, RunningCall] = {}
         self._ended: list[CallSnapshot] = []  # and not counted
         self._totals = [0, 0, 0]
         self._tools: dict[str, Tally] = {}
@@ -246,15 +246,15 @@ class ActivityFeed:
 
     # As a sink
 
-    def on_start(self, call: Call) -> None:
+    def on_start(self, call: CallState) -> None:
         self._count = number = self._count + 1
-        running = RunningCall(self, number, call._flight.raw_message, self._engine.clock())
+        running = RunningCall(self, number, call.peer.raw_message, self._engine.clock())
         self._running[call] = call.activity = running
         if call.trail is not None:
             call.serial = f"{self._prefix}{number:08x}"
         self.notify()
 
-    def on_end(self, call: Call, end: CallEnd, answer: bytes | None) -> None:
+    def on_end(self, call: CallState, end: CallEnd, answer: bytes | None) -> None:
         running = self._running.pop(call)
         if answer is not None:
             running.answer = answer
@@ -316,9 +316,9 @@ class ActivityFeed:
         if len(self._ended) >= BATCH or len(snapshot.raw_request) + len(snapshot.answer or b"") > FLUSH_BYTES:
             self.flush()
 
-    def _snapshot(self, call: Call, running: RunningCall, end: CallEnd | None = None) -> CallSnapshot:
+    def _snapshot(self, call: CallState, running: RunningCall, end: CallEnd | None = None) -> CallSnapshot:
         """Return a call as it is now, or as it ended."""
-        flight, marks, peers = call._flight, call.marks, self._peers
+        flight, marks, peers = call.peer, call.marks, self._peers
         assert marks is not None
         outcome, result, refusal, ended_ns = "", None, None, 0
         if end is not None:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct, field
 
-from handrail.engine.call import Call
+from handrail.engine.call_state import CallState
 from handrail.engine.outcome import RequestOrigin
 from handrail.jsonrpc import Request
 from handrail.model import Json, Principal
@@ -82,9 +82,9 @@ class ClientRegistry:
         """Whose call it would have been; if that is not known, somebody who is not listed."""
         return self.client_of_request(origin, request, now) or _new_client(origin, "", "", revision, now)
 
-    def client_of_call(self, call: Call, now: float) -> ConnectedClient:
+    def client_of_call(self, call: CallState, now: float) -> ConnectedClient:
         """Whose call it is, that came at this time, if it is not `last_client`'s."""
-        flight, client, revision = call._flight, call.client, call.revision
+        flight, client, revision = call.peer, call.client, call.revision
         self._remember_principal(call.principal)
         if revision.stateless:
             return self._stateless_client(flight, client.name, client.version, revision.name, now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from handrail.engine.call import Call
+from handrail.engine.call_state import CallState
 from handrail.engine.core import Engine
 from handrail.engine.outcome import CallEnd, RefusedCall
 from handrail.errors import Kind
@@ -107,10 +107,10 @@ class Metrics:
             engine.add_sink(metrics := cls())
         return metrics
 
-    def on_start(self, call: Call) -> None:
+    def on_start(self, call: CallState) -> None:
         self.in_flight.add()
 
-    def on_end(self, call: Call, end: CallEnd, answer: bytes | None) -> None:
+    def on_end(self, call: CallState, end: CallEnd, answer: bytes | None) -> None:
         tool, caller, marks = call.name, call.principal.id, call.marks
         assert marks is not None
         self.in_flight.add(by=-1)

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from opentelemetry import trace as otel
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach
 
 from handrail import __version__
-from handrail.engine.call import Call
-from handrail.engine.core import Wrapper
-from handrail.engine.outcome import outcome_of
-from handrail.engine.pipeline import Handler
+from handrail.engine.call_state import CallState
+from handrail.engine.outcome import CallEnd, RefusedCall
 from handrail.errors import Kind
-from handrail.model import ToolResult
 from handrail.protocol.trace import Trace
 from handrail.revisions.base import ErrorMapping
 
@@ -26,36 +23,30 @@ _FINE = ("ok", "input_required")
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-def spans(forms: Mapping[Kind, ErrorMapping]) -> Wrapper:
-    """The span is the current one inside the call: whatever the tool does with OpenTelemetry belongs to it."""
-    tracer = otel.get_tracer("handrail", __version__)
+class SpanSink:
+    """Makes a span of each call. It is the current one inside the call: spans of the tool belong to it."""
 
-    def around(inner: Handler) -> Handler:
-        async def handle(call: Call) -> ToolResult:
-            parent, links = _parent(call)
-            with tracer.start_as_current_span(
-                f"tools/call {call.name}",
-                parent,
-                otel.SpanKind.SERVER,
-                _attributes(call),
-                links,
-                record_exception=False,  # its text may hold anything
-                set_status_on_exception=False,
-            ) as span:
-                try:
-                    result = await inner(call)
-                except BaseException as problem:
-                    _close(span, outcome_of(call, problem), call.revision.error_mappings, forms)
-                    raise
-                _close(span, outcome_of(call, result), call.revision.error_mappings, forms)
-                return result
+    def __init__(self, forms: Mapping[Kind, ErrorMapping]) -> None:
+        self._forms = forms
+        self._tracer = otel.get_tracer("handrail", __version__)
+        self._spans: dict[CallState, otel.Span] = {}
 
-        return handle
+    def on_start(self, call: CallState) -> None:
+        parent, links = _parent(call)
+        name = f"tools/call {call.name}"
+        self._spans[call] = span = self._tracer.start_span(name, parent, otel.SpanKind.SERVER, _attributes(call), links)
+        attach(otel.set_span_in_context(span))  # never detached: the context is the call's own
 
-    return around
+    def on_end(self, call: CallState, end: CallEnd, answer: bytes | None) -> None:
+        span = self._spans.pop(call)
+        _describe_end(span, end.outcome, call.revision.error_mappings, self._forms)
+        span.end()
+
+    def on_refusal(self, refusal: RefusedCall) -> None:
+        """Make no span: there was no call."""
 
 
-def _parent(call: Call) -> tuple[Context | None, list[otel.Link]]:
+def _parent(call: CallState) -> tuple[Context | None, list[otel.Link]]:
     """What `_meta` names, linked to what surrounds us; else what surrounds us; else what the headers name."""
     around = otel.get_current_span().get_span_context()
     if call.named_trace is not None:
@@ -71,7 +62,7 @@ def _context(trace: Trace) -> Context:
     return otel.set_span_in_context(otel.NonRecordingSpan(span_context))
 
 
-def _attributes(call: Call) -> dict[str, str]:
+def _attributes(call: CallState) -> dict[str, str]:
     return {
         "mcp.method.name": "tools/call",
         "mcp.protocol.version": call.revision.name,
@@ -83,7 +74,7 @@ def _attributes(call: Call) -> dict[str, str]:
     }
 
 
-def _close(
+def _describe_end(
     span: otel.Span, outcome: str, faults: Mapping[Kind, ErrorMapping], forms: Mapping[Kind, ErrorMapping]
 ) -> None:
     if outcome in _FINE:
