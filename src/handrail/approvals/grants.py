@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from handrail.approvals.request import ApprovalRequest
 from handrail.guards.predicates import compile_condition
 from handrail.jsonrpc import encode, encode_sorted
 from handrail.model import Json, Object
-
-if TYPE_CHECKING:
-    from handrail.approvals.queue import ApprovalRequest
 
 __all__ = ["CLOCK_SKEW_SECONDS", "ApprovalGrant", "argument_digest", "meets_condition", "suggest_conditions"]
 

@@ -26,9 +26,9 @@ from msgspec import UNSET, Meta, Struct, ValidationError
 from msgspec.json import decode
 from msgspec.structs import replace
 
-from handrail.approvals.differences import describe_differences
 from handrail.approvals.edits import edit_problems
 from handrail.approvals.grants import CLOCK_SKEW_SECONDS, ApprovalGrant, argument_digest, meets_condition
+from handrail.approvals.request import Approval, ApprovalRequest, ApprovalState, describe_differences
 from handrail.approvals.webhook import Webhook
 from handrail.audit.records import ApprovalRecord
 from handrail.errors import HandrailError
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["Approval", "ApprovalError", "ApprovalGrant", "ApprovalQueue", "ApprovalRequest", "Approvals"]
 
 DeciderRole = Literal["caller", "operator"]
-ApprovalState = Literal["pending", "approved", "denied", "expired", "cancelled", "consumed"]
 OPEN_STATES: frozenset[ApprovalState] = frozenset({"pending", "approved"})
 
 CLOSED_TTL_SECONDS = 24 * 3600.0  # how long what is over can still be looked up
@@ -92,49 +91,6 @@ class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def deciders(self, is_identified: bool) -> str:
         """Return who may decide, as `by` names them: where callers have names, not the caller, unless that was said."""
         return self.by if self.by != "auto" else "another" if is_identified else "anyone"
-
-
-class ApprovalRequest(Struct, frozen=True):
-    """A call, as far as its approval is concerned."""
-
-    server: str
-    principal: str
-    tool: str
-    fingerprint: str
-    arguments: Object
-    policy: str  # its version: other rules need another yes
-    rule: str = ""
-    why: str = ""
-    client: str = ""
-    schema: Object = {}  # what other arguments would have to meet; not bound, the fingerprint is
-    title: str = ""  # of the tool, as its description
-    description: str = ""
-    by: str = ""  # who may decide, as in `Approvals`; empty: asked by a version that did not say
-    remember: float = 0.0  # seconds the longest remembered yes may live
-    source: str = ""  # the file it is served from, and the one of the tool
-    hidden: dict[str, str] = {}  # arguments that are kept masked: a digest of each
-
-    def digest(self, arguments: Object | None = None) -> str:
-        members = [self.server, self.principal, self.tool, self.fingerprint, self.policy, self.by, self.source]
-        return sha256(encode_sorted([*members, self.arguments if arguments is None else arguments])).hexdigest()
-
-
-class Approval(Struct, frozen=True, kw_only=True):
-    """One question to a person, and what became of it."""
-
-    id: str
-    asked: ApprovalRequest
-    digest: str
-    created: float
-    expires: float
-    state: ApprovalState = "pending"
-    by: str = ""  # who decided
-    at: float = 0.0
-    note: str = ""
-    edited: Object | None = None  # the arguments to run with instead
-    ticket: str = ""  # names the one continuation it is good for, once the tool has asked something itself
-    preview: str = ""  # what the call would do, in the words of the tool's author
-    before: list[str] = []  # how it differs from what the same caller was last allowed to do with the tool
 
 
 def _open_prefix(server: str, principal: str | None = None) -> str:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta, Struct
 from msgspec.json import decode, encode
 
+from handrail.approvals.request import Approval
 from handrail.errors import HandrailError, missing_extra
 from handrail.guards.identity import ApiKeys
 from handrail.model import Object
@@ -28,7 +29,7 @@ from handrail.protocol.http_rules import is_secure_url
 from handrail.text.controls import one_line
 
 if TYPE_CHECKING:
-    from handrail.approvals.queue import Approval, ApprovalQueue
+    from handrail.approvals.queue import ApprovalQueue
 
 __all__ = ["HttpPost", "Webhook", "WebhookSender", "signature"]
 

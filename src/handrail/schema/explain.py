@@ -78,11 +78,27 @@ def explain(context: SchemaContext, value: Json, limit: int) -> list[Violation]:
 
 
 class SchemaWalk:
-    def __init__(self, context: SchemaContext) -> None:
+    """One walk over a schema and a value.
+
+    `on_step` is called with the walk and the path at each step, and may raise to end the walk. `on_choice` yields the
+    problems of an `anyOf` or `oneOf`; the default is the problems of the likeliest branch.
+    """
+
+    def __init__(
+        self,
+        context: SchemaContext,
+        on_step: Callable[[SchemaWalk, str], None] | None = None,
+        on_choice: Callable[[SchemaWalk, str, list[Json], Json, str], Iterator[Violation]] | None = None,
+    ) -> None:
         self.context = context
         self.steps = 0
+        self._on_step = on_step
+        self._on_choice = on_choice or _best_branch
 
     def check(self, schema: Json, value: Json, path: str) -> Iterator[Violation]:
+        """Yield the problems of `value` at `path`, as they are met."""
+        if self._on_step is not None:
+            self._on_step(self, path)
         self.steps += 1
         if schema is False:
             yield _problem(path, "false", f"{_format_value(value)} is not allowed here")
@@ -107,7 +123,7 @@ class SchemaWalk:
             yield from self.check(branch, value, path)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                yield from self.best_branch(keyword, schema[keyword], value, path)
+                yield from self._on_choice(self, keyword, schema[keyword], value, path)
         if "not" in schema and self.accepts(schema["not"], value):
             yield _problem(
                 path, "not", f"{_format_value(value)} is excluded by {_format_value(schema['not'], brief=False)}"
@@ -171,24 +187,21 @@ class SchemaWalk:
                 if name in value:
                     yield {"required": needs} if type(needs) is list else needs
 
-    def best_branch(self, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Violation]:
-        branch_problems = [list(islice(self.check(each, value, path), _MAX_BRANCH_PROBLEMS)) for each in branches]
-        fitting = sum(not problems for problems in branch_problems)
-        if fitting > 1 and keyword == "oneOf":
-            yield _problem(
-                path, keyword, f"{_format_value(value)} fits {fitting} of the allowed forms, not exactly one"
-            )
-        if fitting:
-            return
-        right_type = [
-            problems for problems in branch_problems if problems[0].keyword != "type" or problems[0].path != path
-        ]
-        if right_type:
-            # A wrong const or enum is mostly a discriminator: that branch was not meant.
-            yield from min(right_type, key=lambda them: (sum(p.keyword in ("const", "enum") for p in them), len(them)))
-        else:
-            types = [problems[0].text.partition("expected ")[2].partition(", got ")[0] for problems in branch_problems]
-            yield _wrong_type(path, list(dict.fromkeys(types)), value)
+
+def _best_branch(walk: SchemaWalk, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Violation]:
+    branch_problems = [list(islice(walk.check(each, value, path), _MAX_BRANCH_PROBLEMS)) for each in branches]
+    fitting = sum(not problems for problems in branch_problems)
+    if fitting > 1 and keyword == "oneOf":
+        yield _problem(path, keyword, f"{_format_value(value)} fits {fitting} of the allowed forms, not exactly one")
+    if fitting:
+        return
+    right_type = [problems for problems in branch_problems if problems[0].keyword != "type" or problems[0].path != path]
+    if right_type:
+        # A wrong const or enum is mostly a discriminator: that branch was not meant.
+        yield from min(right_type, key=lambda them: (sum(p.keyword in ("const", "enum") for p in them), len(them)))
+    else:
+        types = [problems[0].text.partition("expected ")[2].partition(", got ")[0] for problems in branch_problems]
+        yield _wrong_type(path, list(dict.fromkeys(types)), value)
 
 
 def _problem(path: str, keyword: str, text: str) -> Violation:

@@ -75,29 +75,32 @@ class _Choice(Violation, frozen=True):
     branches: list[list[Violation]]
 
 
-class _Search(SchemaWalk):
-    """The walk that explains, with every branch that might have been meant instead of the likeliest."""
+def _count_step(walk: SchemaWalk, path: str) -> None:
+    walk.steps += len(path) // 64  # a long name is copied into every path below it
+    if walk.steps >= MAX_STEPS:
+        raise _NoReading
+
+
+def _every_branch(walk: SchemaWalk, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Violation]:
+    """Yield the problems of all branches as one choice: each branch might have been meant."""
+    branch_problems = [list(walk.check(each, value, path)) for each in branches]
+    fitting = branch_problems.count([])
+    if not fitting:
+        yield _Choice(path, keyword, "", branch_problems)
+    elif fitting > 1 and keyword == "oneOf":
+        yield Violation(path, keyword, "")
+
+
+class _Search:
+    """The search for the one set of places whose readings make the arguments valid."""
 
     def __init__(self, checker: Checker, arguments: Object) -> None:
-        super().__init__(checker)
+        self.walk = SchemaWalk(checker, _count_step, _every_branch)
+        self.schema = checker.schema
         self.valid = checker.valid
         self.arguments = arguments
         self.readings: dict[str, tuple[Json, Json]] = {}  # by path: the value there, and what it is read as
         self.tried = self.values = self.characters = 0
-
-    def check(self, schema: Json, value: Json, path: str) -> Iterator[Violation]:
-        self.steps += len(path) // 64  # a long name is copied into every path below it
-        if self.steps >= MAX_STEPS:
-            raise _NoReading
-        return super().check(schema, value, path)
-
-    def best_branch(self, keyword: str, branches: list[Json], value: Json, path: str) -> Iterator[Violation]:
-        branch_problems = [list(self.check(each, value, path)) for each in branches]
-        fitting = branch_problems.count([])
-        if not fitting:
-            yield _Choice(path, keyword, "", branch_problems)
-        elif fitting > 1 and keyword == "oneOf":
-            yield Violation(path, keyword, "")
 
     def paths(self) -> Paths:
         """The places to read anew."""
@@ -105,7 +108,7 @@ class _Search(SchemaWalk):
         candidates: dict[Paths, Object] = {frozenset(): self.arguments}
         pending = [frozenset[str]()]
         for base in pending:  # what was read may hold more to be read
-            for more in self.repair_sets(self.check(self.context.schema, candidates[base], ""), candidates[base]):
+            for more in self.repair_sets(self.walk.check(self.schema, candidates[base], ""), candidates[base]):
                 if (paths := base | more) not in candidates:
                     candidates[paths] = self.apply(paths)
                     (solutions if self.is_solution(candidates[paths]) else pending).append(paths)
@@ -127,8 +130,8 @@ class _Search(SchemaWalk):
                 }
             else:
                 answers = {frozenset({problem.path})} if self.has_reading(problem, value) else set()
-            self.steps += len(combinations) * len(answers)
-            if self.steps > MAX_STEPS or max(map(len, combinations)) > MAX_REPAIRS:
+            self.walk.steps += len(combinations) * len(answers)
+            if self.walk.steps > MAX_STEPS or max(map(len, combinations)) > MAX_REPAIRS:
                 raise _NoReading
             combinations = {combination | answer for combination in combinations for answer in answers}
             if not combinations:

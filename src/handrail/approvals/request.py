@@ -1,18 +1,63 @@
-"""How a call that waits differs from the last ones that were allowed, where that is unusual."""
+"""A call that needs an approval, the approval itself, and how the call differs from the last ones that were allowed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from hashlib import sha256
+from typing import Literal
+
+from msgspec import Struct
 
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Object
 from handrail.text.controls import mask_secrets, one_line
 
-if TYPE_CHECKING:
-    from handrail.approvals.queue import ApprovalRequest
+__all__ = ["Approval", "ApprovalRequest", "ApprovalState", "describe_differences", "unusual_arguments"]
 
-__all__ = ["describe_differences", "unusual_arguments"]
+ApprovalState = Literal["pending", "approved", "denied", "expired", "cancelled", "consumed"]
+
+
+class ApprovalRequest(Struct, frozen=True):
+    """A call, as far as its approval is concerned."""
+
+    server: str
+    principal: str
+    tool: str
+    fingerprint: str
+    arguments: Object
+    policy: str  # its version: other rules need another yes
+    rule: str = ""
+    why: str = ""
+    client: str = ""
+    schema: Object = {}  # what other arguments would have to meet; not bound, the fingerprint is
+    title: str = ""  # of the tool, as its description
+    description: str = ""
+    by: str = ""  # who may decide, as in `Approvals`; empty: asked by a version that did not say
+    remember: float = 0.0  # seconds the longest remembered yes may live
+    source: str = ""  # the file it is served from, and the one of the tool
+    hidden: dict[str, str] = {}  # arguments that are kept masked: a digest of each
+
+    def digest(self, arguments: Object | None = None) -> str:
+        members = [self.server, self.principal, self.tool, self.fingerprint, self.policy, self.by, self.source]
+        return sha256(encode_sorted([*members, self.arguments if arguments is None else arguments])).hexdigest()
+
+
+class Approval(Struct, frozen=True, kw_only=True):
+    """One question to a person, and what became of it."""
+
+    id: str
+    asked: ApprovalRequest
+    digest: str
+    created: float
+    expires: float
+    state: ApprovalState = "pending"
+    by: str = ""  # who decided
+    at: float = 0.0
+    note: str = ""
+    edited: Object | None = None  # the arguments to run with instead
+    ticket: str = ""  # names the one continuation it is good for, once the tool has asked something itself
+    preview: str = ""  # what the call would do, in the words of the tool's author
+    before: list[str] = []  # how it differs from what the same caller was last allowed to do with the tool
 
 
 def unusual_arguments(history: Sequence[ApprovalRequest], request: ApprovalRequest) -> list[str]:
