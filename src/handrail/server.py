@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from handrail.engine.call import Call
 from handrail.engine.catalog import HINTS, ToolEntry, annotations_of, make_entry
 from handrail.engine.core import Engine, ServerOptions
-from handrail.engine.guard_set import FILES_READ, GuardOptions
+from handrail.engine.guard_lifecycle import offer_read_more, open_guards
+from handrail.engine.guard_options import FILES_READ, GuardOptions
 from handrail.engine.outcome import CallSink
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
@@ -409,13 +410,16 @@ class Server:
         return self._serving_count > 0
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Any]:
-        """The server's lifespan, and that of the servers it includes: entered once, left by the last."""
+    async def serving(self, *, store: Store | None = None) -> AsyncIterator[Any]:
+        """The server's lifespan, and that of the servers it includes: entered once, left by the last.
+
+        `store` is shared by the processes of one listener; they count the limits in it if the server has no store.
+        """
         if self._serving_count == 0 and not self._lifecycle_lock.locked():
             self._lifecycle_lock = asyncio.Lock()  # a lock belongs to one loop, a server does not
         async with self._lifecycle_lock:
             if self._serving_count == 0:
-                await self._start()
+                await self._start(store)
             self._serving_count += 1
         try:
             yield self.state
@@ -426,13 +430,12 @@ class Server:
                     await self._stack.aclose()
                     self.state = None
 
-    async def _start(self) -> None:
+    async def _start(self, store: Store | None) -> None:
         self._stack = AsyncExitStack()
         try:
             for other in self._included:
                 await self._stack.enter_async_context(other.serving())
-            self._stack.push_async_callback(self.engine.guard_set.close)
-            await self.engine.guard_set.open(post)
+            await self._stack.enter_async_context(open_guards(self.engine.guard_set, post, store))
             if self._lifespan is not None:
                 entered = self._lifespan(self)
                 if not hasattr(entered, "__aenter__"):
@@ -441,8 +444,7 @@ class Server:
                         " give an async function decorated with @asynccontextmanager"
                     )
                 self.state = await self._stack.enter_async_context(entered)
-            self.engine.guard_set.offer_read_more(self.engine.catalog, self)
-            self._stack.callback(self.engine.guard_set.withdraw_read_more, self.engine.catalog)
+            self._stack.enter_context(offer_read_more(self.engine.guard_set, self.engine.catalog, self))
             for each in self._alongside:
                 await self._stack.enter_async_context(each())
         except BaseException:

@@ -12,7 +12,7 @@ from handrail.cli.load_server import ServerFile
 from handrail.client.state_dir import StateDirectory, state_folder
 from handrail.config import FILE_NAME, SECTIONS, document, read
 from handrail.engine.catalog import Catalog
-from handrail.engine.guard_set import GuardOptions
+from handrail.engine.guard_options import GuardOptions
 from handrail.engine.truncation import TOOL as READ_MORE, smallest_cap
 from handrail.guards.config_lint import LintedTool, lint_rules, lint_settings
 from handrail.guards.sanitize import Sanitize

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from handrail.engine.call_state import CallState
 from handrail.engine.catalog import Catalog, ToolEntry
 from handrail.engine.eager import Start, starter
-from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
+from handrail.engine.guard_options import GuardOptions, check_guard_options
+from handrail.engine.guard_set import GuardSet
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
 from handrail.engine.thread_pool import ThreadPool

@@ -1,23 +1,20 @@
-"""The guards of one server, as its calls meet them. Which comes when is up to the pipeline."""
+"""What the guards of one server decide about its calls. The pipeline has their order."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
-from secrets import token_hex
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import UNSET, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from handrail.approvals.edits import unmask
 from handrail.approvals.queue import ApprovalQueue, ApprovalRequest, Approvals
-from handrail.approvals.webhook import HttpPost, WebhookSender
 from handrail.audit.format import TrailError
 from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call_state import CallState
@@ -25,32 +22,27 @@ from handrail.engine.catalog import Catalog, ToolEntry, title_of
 from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
 from handrail.engine.thread_pool import ThreadPool
-from handrail.engine.truncation import TOOL_NAME, TruncatedResults, smallest_cap
+from handrail.engine.truncation import TruncatedResults
 from handrail.errors import Kind, Refused
 from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Rates, Throttled, network
-from handrail.guards.policy import Decision, Policy, Rule, policy_of
-from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, Scan, changes, is_small, risk, secrets_in
+from handrail.guards.policy import Decision, Policy, policy_of
+from handrail.guards.sanitize import Finding, Sanitize, Sanitizer, Scan, changes, is_small, risk, secrets_in
 from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
-from handrail.suggest import collection, describe_value, expect, texts
 from handrail.text.controls import escape, mask, mask_secrets, one_line
 from handrail.text.log_filter import keep_out_of_logs
 from handrail.text.secrets import Secrets
 
 if TYPE_CHECKING:
-    from handrail.audit.log import Trail, TrailSettings
+    from handrail.audit.log import Trail
+    from handrail.engine.guard_options import GuardOptions
     from handrail.guards.store_limits import StoreLimiter
-    from handrail.stores.sqlite import SqliteStore
 
 log = logging.getLogger("handrail")
-
-FILES_READ: set[str] = set()
-"""Configuration files that this process has read, by their real paths: what lies beside a server and is not here is not
-in force."""
 
 REPAIRED = "io.handrail/repaired"
 _CLEANING_THREADS = 2  # threads in which large results are cleaned
@@ -58,103 +50,33 @@ _PREVIEW_THREADS = 4  # threads for previews: one that hangs takes none of those
 MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question
 
 
-class GuardOptions(TypedDict, total=False):
-    """Guards; the defaults are safe.
-
-    policy: a Policy, or a list of Rules: who may call what (destructive tools ask, all others are allowed)
-    rates: rate limits; None: no limit (Rates())
-    sanitize: what may leave; None: whatever a tool returns (Sanitize())
-    inspectors: functions (tool, result) of your own that check each result
-    secrets: further values that must not leave (those of the environment)
-    approvals: who is asked about a call, and for how long (Approvals())
-    repair: read "5" as 5 where only that fits (False)
-    audit: a file for the audit log, .db or .jsonl; or a Trail (no audit log)
-    trail: how that file is kept (TrailSettings())
-    audit_arguments: log arguments, masked; else a digest of them (False)
-    store: where approvals wait, and shared limits are counted: a .db file or a Store (the audit log's, or memory)
-    """
-
-    policy: Policy | Sequence[Rule]
-    rates: Rates | None
-    sanitize: Sanitize | None
-    inspectors: Sequence[Inspector]
-    secrets: Iterable[str]
-    approvals: Approvals
-    repair: bool
-    audit: str | Path | Trail | None
-    trail: TrailSettings
-    audit_arguments: bool
-    store: Store | str | Path
-
-
-_MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
-    "rates": ('Rates(principal="10/second") of handrail.guards, or None for no limits', Rates),
-    "sanitize": ("Sanitize(…) of handrail.guards, or None for none", Sanitize),
-    "approvals": ('Approvals(by="operator") of handrail.guards', Approvals),
-    "repair": ("True or False", bool),
-    "audit_arguments": ("True or False", bool),
-}
-
-
-def check_guard_options(options: GuardOptions, where: str) -> GuardOptions:
-    """Return guards as they are kept; TypeError where one is not what is meant. A list of rules becomes a policy."""
-    guards: dict[str, Any] = {**options}
-    for name, (meant, *kinds) in _MEANT.items():
-        if guards.get(name) is not None:
-            expect(f"{where}: {name}", guards[name], meant, *kinds)
-    if "policy" in guards:
-        guards["policy"] = policy_of(guards["policy"], f"{where}: policy")
-    if "secrets" in guards:
-        guards["secrets"] = frozenset(texts(f"{where}: secrets", guards["secrets"]))
-    if "inspectors" in guards:
-        guards["inspectors"] = collection(f"{where}: inspectors", guards["inspectors"], "functions (tool, result)")
-        for each in guards["inspectors"]:
-            if not callable(each):
-                raise TypeError(
-                    f"{where}: inspectors: expected functions (tool, result), got {describe_value(each)} among them"
-                )
-    # A trail, its settings and a store are told by what they can do: their modules need SQLite.
-    for name, verb, meant in (
-        ("audit", "submit", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
-        ("store", "commit", 'a file such as "state.db", or a Store'),
-        ("trail", "keep_days", "TrailSettings(…) of handrail.guards"),
-    ):
-        value = guards.get(name)
-        if value is not None and not hasattr(value, verb) and (name == "trail" or not isinstance(value, str | Path)):
-            raise TypeError(f"{where}: {name}: expected {meant}, got {describe_value(value)}")
-    return cast(GuardOptions, guards)
-
-
 _PROMISED = Decision("ask", "built in: destructive tools ask", "the tool is destructive, and the client has not asked")
 
 
 class GuardSet:
-    """Guards that are not there are None, and cost nothing."""
+    """The guards of one server, and what they decide. A guard that is not configured is None and is skipped."""
 
     policy: Policy
     limiter: Limiter | None  # of calls
     request_limiter: MemoryLimiter | None  # of requests that are no calls
+    shared_limiter: StoreLimiter | None = None  # of calls and lists, while the server serves with other processes
     shares: CallerSlots | None  # of the slots of tools, by caller
     sanitizer: Sanitizer | None
-    secrets: frozenset[str]  # that are known
+    secrets: frozenset[str]  # values that must not leave
     repairs: bool
-    masking: Secrets | None  # of arguments that are written down
+    masking: Secrets | None  # of arguments in the audit log
+    store: Store  # of approvals
     approval_queue: ApprovalQueue
     audits: bool
     trail: Trail | None = None  # while the server serves
-    truncated_results: TruncatedResults | None = None  # while the server serves, and results may be cut
-    _sender: WebhookSender | None = None
-    listener_store: Store | None = None  # where the processes of one listener meet
-    _own_store: SqliteStore | None = None
-    _count_store: SqliteStore | None = None
-    _shared_limiter: StoreLimiter | None = None
+    truncated_results: TruncatedResults | None = None  # while the server serves, if results may be cut
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.name = name
-        self._clock = clock
-        self._options: GuardOptions = {}
-        self.served_file = ""  # the file the server is served from, where a command was given one
-        self.next_serial: Callable[[], str] = lambda: ""  # the next name of a call in the audit
+        self.clock = clock
+        self.options: GuardOptions = {}
+        self.served_file = ""  # the file the server is served from, if a command was given one
+        self.next_serial: Callable[[], str] = lambda: ""  # the id of the next call in the audit log
         self._cleaning_pool = ThreadPool(_CLEANING_THREADS)
         self._preview_pool = ThreadPool(_PREVIEW_THREADS)
 
@@ -165,8 +87,8 @@ class GuardSet:
                     convert(to_builtins(settings), type(settings))
             except ValidationError as problem:
                 raise ValueError(f"{name}: {problem}") from None
-        self._options = options
-        self.policy = policy_of(options.get("policy"), "policy") or Policy(clock=self._clock)
+        self.options = options
+        self.policy = policy_of(options.get("policy"), "policy") or Policy(clock=self.clock)
         self._has_policy = not self.policy.is_open
         rates = options.get("rates", Rates())
         self.limiter = self.request_limiter = None if rates is None else MemoryLimiter(rates)
@@ -186,130 +108,20 @@ class GuardSet:
         self.audits = options.get("audit") is not None
         self._secret_matcher = Secrets(self.secrets, patterns)
         self.masking = self._secret_matcher if options.get("audit_arguments") else None
-        self._set_approval_queue(self._configured_store)
+        self.use_configured_store()
 
-    async def open(self, post: HttpPost) -> None:
-        """What has to be open while the server serves; `post` is how a webhook is asked."""
-        ours, numbers = token_hex(6), count(1)  # random bytes for each call would be a system call each
-        self.next_serial = lambda: f"{ours}{next(numbers)}"  # no two alike, whatever process they are in
-        audit, store_option = self._options.get("audit"), self._options.get("store")
-        try:
-            store = self._open_store(store_option) if isinstance(store_option, str | Path) else store_option
-            if isinstance(audit, str | Path):
-                store = self._open_trail(Path(audit), store)
-            else:
-                self.trail = audit
-                if audit is not None:
-                    if audit.store is None:
-                        raise ValueError("audit: this trail has no store to keep approvals in; open_trail(…, store=…)")
-                    store = audit.store
-                self._set_approval_queue(store)
-        except (OSError, StoreError) as problem:
-            files = " and ".join(str(each) for each in (audit, store_option) if isinstance(each, str | Path))
-            cause = problem.strerror if isinstance(problem, OSError) else problem
-            raise StoreError(f"{files}: records and approvals cannot be kept there: {cause}") from problem
-        self._share_limits(store or self.listener_store)
-        if self.approval_queue.options.webhook.url:
-            self._sender = WebhookSender(self.approval_queue.options.webhook, self.approval_queue, post)
-            self.approval_queue.on_created = self._sender.send
-
-    def _share_limits(self, store: Store | None) -> None:
-        rates = self._options.get("rates", Rates())
-        alone, together = (None, None) if rates is None else rates.split()
-        if rates is None or alone is None or together is None:
-            return
-        if store is None and rates.shared:
-            raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
-        if store is None or (isinstance(store, MemoryStore) and not rates.shared):
-            return  # there is nobody to share them with
-        from handrail.guards.store_limits import StoreLimiter
-
-        if self._own_store is not None and store is self._own_store:  # counts need not wait for the disk
-            from handrail.stores.sqlite import SqliteStore
-
-            store = self._count_store = SqliteStore(self._own_store.path, durable=False, clock=self._clock)
-        self.limiter = self._shared_limiter = StoreLimiter(
-            store, together, name=self.name, local_limiter=MemoryLimiter(alone)
-        )
-
-    def offer_read_more(self, catalog: Catalog, owner: Any) -> None:
-        """Let callers read on where results are cut, if any are."""
-        cap = smallest_cap(self._options.get("sanitize") or Sanitize())
-        if self.sanitizer is None or not cap:
-            return
-        truncated_results = TruncatedResults(self.name, cap, self._store)
-        if truncated_results.offer(catalog, owner):
-            self.truncated_results = truncated_results
-            self.sanitizer.store_remainder = self.truncated_results.new_handle
-
-    def withdraw_read_more(self, catalog: Catalog) -> None:
-        if self.truncated_results is not None and self.sanitizer is not None:
-            self.truncated_results = self.sanitizer.store_remainder = None
-            if any(entry.trusted_output for entry in catalog.entries):  # also one that was switched off
-                catalog.remove(TOOL_NAME)
-
-    def _open_trail(self, path: Path, store: Store | None) -> Store | None:
-        """With approvals in the same file, where that can be: then one transaction uses them up and records it."""
-        from handrail.audit.log import DATABASES, open_trail
-
-        settings = self._options.get("trail")
-        if path.suffix not in DATABASES:
-            approval_store = MemoryStore(clock=self._clock) if store is None else store
-            self.trail = open_trail(path, settings, store=approval_store, clock=self._clock)
-            self._set_approval_queue(approval_store, shared=store is not None)
-            return store
-        if store is not None:
-            raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
-        opened = self._open_store(path)
-        self.trail = open_trail(opened, settings, clock=self._clock)
-        self._set_approval_queue(opened)
-        return opened
-
-    def _open_store(self, path: str | Path) -> SqliteStore:
-        from handrail.stores.sqlite import SqliteStore
-
-        settings = self._options.get("trail")
-        durable = settings is None or settings.sync == "every-call"
-        self._own_store = SqliteStore(path, durable=durable, clock=self._clock)
-        return self._own_store
-
-    async def close(self) -> None:
-        if self._sender is not None:
-            await self._sender.close()
-            self._sender = None
-        if self._shared_limiter is not None:
-            await self._shared_limiter.close()
-            self._shared_limiter = None
-            self.limiter = self.request_limiter
-        if self._count_store is not None:
-            await self._count_store.close()
-            self._count_store = None
-        trail, self.trail = self.trail, None
-        if trail is not None and trail is not self._options.get("audit"):
-            await trail.close()
-        if self._own_store is not None:
-            await self._own_store.close()
-            self._own_store = None
-            self._set_approval_queue(self._configured_store)
-
-    @property
-    def store(self) -> Store:
-        """Where approvals are kept."""
-        return self._store
-
-    @property
-    def _configured_store(self) -> Store | None:
-        store = self._options.get("store")
-        return None if isinstance(store, str | Path) else store  # a file is opened with the server
-
-    def _set_approval_queue(self, store: Store | None, shared: bool = True) -> None:
-        options = self._options.get("approvals")
-        self._store = MemoryStore(clock=self._clock) if store is None else store
+    def use_store(self, store: Store | None, shared: bool = True) -> None:
+        """Keep approvals in `store`, or in memory. `shared`: other processes decide there too."""
+        options = self.options.get("approvals")
+        self.store = MemoryStore(clock=self.clock) if store is None else store
         shared = (shared and store is not None) or bool(options and options.webhook.url)
-        hide = self._mask_arguments
         self.approval_queue = ApprovalQueue(
-            self._store, options, trail=self.trail, clock=self._clock, shared=shared, redact=hide
+            self.store, options, trail=self.trail, clock=self.clock, shared=shared, redact=self._mask_arguments
         )
+
+    def use_configured_store(self) -> None:
+        store = self.options.get("store")
+        self.use_store(None if isinstance(store, str | Path) else store)  # a file is opened when the server starts
 
     def _mask_arguments(self, arguments: Object) -> Object:
         """Arguments as they may be kept."""
@@ -337,8 +149,8 @@ class GuardSet:
         charge: Admission | Awaitable[Admission] = None
         if self.request_limiter is not None:
             charge = self.request_limiter.take(principal.id, "", address)
-        if charge is None and is_list and self._shared_limiter is not None:
-            charge = self._shared_limiter.take(principal.id, "", address)
+        if charge is None and is_list and self.shared_limiter is not None:
+            charge = self.shared_limiter.take(principal.id, "", address)
         if isinstance(charge, Throttled):
             raise charge.refusal()
         return charge if isinstance(charge, Awaitable) else None
@@ -500,7 +312,7 @@ class GuardSet:
         call.intended = done = True  # whoever is cancelled while it is written may find it written
         try:
             if call.trail is None:
-                done = await self._store.commit(changes)
+                done = await self.store.commit(changes)
             else:
                 done = await call.trail.write(intent_record(call, self.masking), changes)
         except (TrailError, StoreError) as problem:

@@ -246,9 +246,8 @@ class Endpoint:
                     stack.push_async_callback(store.close)
                 if self.auth is not None:
                     stack.push_async_callback(self.auth.close)
-                self.engine.guard_set.listener_store = store
                 if not self.engine.owner.is_serving:  # else whoever serves it decides when that ends
-                    await stack.enter_async_context(self.engine.owner.serving())
+                    await stack.enter_async_context(self.engine.owner.serving(store=store))
                 if self.monitor is not None:
                     await stack.enter_async_context(self.monitor.sharing(store))
                 self.sessions = HttpSessions(self.engine, store)

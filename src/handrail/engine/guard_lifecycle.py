@@ -1,0 +1,151 @@
+"""The start and the end of a server's guards: open the stores, the audit log and the approvals, then close them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from itertools import count
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from handrail.approvals.webhook import HttpPost, WebhookSender
+from handrail.engine.catalog import Catalog
+from handrail.engine.guard_set import GuardSet
+from handrail.engine.truncation import TOOL_NAME, TruncatedResults, smallest_cap
+from handrail.guards.limits import MemoryLimiter, Rates
+from handrail.guards.sanitize import Sanitize
+from handrail.stores import Store, StoreError
+from handrail.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from handrail.audit.log import Trail
+    from handrail.guards.store_limits import StoreLimiter
+    from handrail.stores.sqlite import SqliteStore
+
+
+@asynccontextmanager
+async def open_guards(guards: GuardSet, post: HttpPost, listener_store: Store | None = None) -> AsyncIterator[None]:
+    """Open what the guards need while the server serves.
+
+    `post` sends the requests of a webhook. The processes of one listener share limits in `listener_store`, unless the
+    guards have a store of their own.
+    """
+    prefix, numbers = token_hex(6), count(1)  # random bytes for each call would be a system call each
+    guards.next_serial = lambda: f"{prefix}{next(numbers)}"  # unique over all processes
+    async with AsyncExitStack() as stack:
+        await _GuardOpening(guards, stack).open(post, listener_store)
+        yield
+
+
+class _GuardOpening:
+    """One opening of a server's guards. Everything it opens is closed by its stack, the last one first."""
+
+    def __init__(self, guards: GuardSet, stack: AsyncExitStack) -> None:
+        self._guards = guards
+        self._stack = stack
+        self._own_store: SqliteStore | None = None
+
+    async def open(self, post: HttpPost, listener_store: Store | None) -> None:
+        guards = self._guards
+        audit, store_option = guards.options.get("audit"), guards.options.get("store")
+        try:
+            store = self._open_store(store_option) if isinstance(store_option, str | Path) else store_option
+            if isinstance(audit, str | Path):
+                store = self._open_trail(Path(audit), store)
+            else:
+                self._stack.callback(setattr, guards, "trail", None)
+                guards.trail = audit
+                if audit is not None:
+                    if audit.store is None:
+                        raise ValueError("audit: this trail has no store to keep approvals in; open_trail(…, store=…)")
+                    store = audit.store
+                guards.use_store(store)
+        except (OSError, StoreError) as problem:
+            files = " and ".join(str(each) for each in (audit, store_option) if isinstance(each, str | Path))
+            cause = problem.strerror if isinstance(problem, OSError) else problem
+            raise StoreError(f"{files}: records and approvals cannot be kept there: {cause}") from problem
+        self._share_limits(store or listener_store)
+        if guards.approval_queue.options.webhook.url:
+            sender = WebhookSender(guards.approval_queue.options.webhook, guards.approval_queue, post)
+            guards.approval_queue.on_created = sender.send
+            self._stack.push_async_callback(sender.close)
+
+    def _open_store(self, path: str | Path) -> SqliteStore:
+        from handrail.stores.sqlite import SqliteStore
+
+        settings = self._guards.options.get("trail")
+        durable = settings is None or settings.sync == "every-call"
+        self._own_store = store = SqliteStore(path, durable=durable, clock=self._guards.clock)
+        self._stack.callback(self._guards.use_configured_store)
+        self._stack.push_async_callback(store.close)
+        return store
+
+    def _open_trail(self, path: Path, store: Store | None) -> Store | None:
+        """Open the audit log. In SQLite it has the approvals too: one transaction uses one up and records it."""
+        from handrail.audit.log import DATABASES, open_trail
+
+        guards, settings = self._guards, self._guards.options.get("trail")
+        if path.suffix in DATABASES:
+            if store is not None:
+                raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
+            own_store = self._open_store(path)
+            self._use_trail(open_trail(own_store, settings, clock=guards.clock))
+            guards.use_store(own_store)
+            return own_store
+        approval_store = MemoryStore(clock=guards.clock) if store is None else store
+        self._use_trail(open_trail(path, settings, store=approval_store, clock=guards.clock))
+        guards.use_store(approval_store, shared=store is not None)
+        return store
+
+    def _use_trail(self, trail: Trail) -> None:
+        async def close() -> None:
+            self._guards.trail = None
+            await trail.close()
+
+        self._guards.trail = trail
+        self._stack.push_async_callback(close)
+
+    def _share_limits(self, store: Store | None) -> None:
+        """Count the limits of all processes in `store`, if there is one and the limits are worth sharing."""
+        guards = self._guards
+        rates = guards.options.get("rates", Rates())
+        alone, together = (None, None) if rates is None else rates.split()
+        if rates is None or alone is None or together is None:
+            return
+        if store is None and rates.shared:
+            raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
+        if store is None or (isinstance(store, MemoryStore) and not rates.shared):
+            return
+        from handrail.guards.store_limits import StoreLimiter
+
+        if self._own_store is not None and store is self._own_store:  # counts need not wait for the disk
+            from handrail.stores.sqlite import SqliteStore
+
+            store = SqliteStore(self._own_store.path, durable=False, clock=guards.clock)
+            self._stack.push_async_callback(store.close)
+        limiter = StoreLimiter(store, together, name=guards.name, local_limiter=MemoryLimiter(alone))
+        guards.limiter = guards.shared_limiter = limiter
+        self._stack.push_async_callback(self._stop_sharing, limiter)
+
+    async def _stop_sharing(self, limiter: StoreLimiter) -> None:
+        await limiter.close()
+        self._guards.limiter, self._guards.shared_limiter = self._guards.request_limiter, None
+
+
+@contextmanager
+def offer_read_more(guards: GuardSet, catalog: Catalog, owner: Any) -> Iterator[None]:
+    """List the tool that reads on where a result was cut, if results may be cut."""
+    sanitizer, cap = guards.sanitizer, smallest_cap(guards.options.get("sanitize") or Sanitize())
+    truncated_results = TruncatedResults(guards.name, cap, guards.store)
+    if sanitizer is None or not cap or not truncated_results.offer(catalog, owner):
+        yield
+        return
+    guards.truncated_results = truncated_results
+    sanitizer.store_remainder = truncated_results.new_handle
+    try:
+        yield
+    finally:
+        guards.truncated_results = sanitizer.store_remainder = None
+        if any(entry.trusted_output for entry in catalog.entries):  # also one that was switched off
+            catalog.remove(TOOL_NAME)
