@@ -64,7 +64,7 @@ def served() -> Iterator[tuple[str, str]]:
 
 
 def free(port: int) -> int:
-    """The port, unless somebody has it: then any."""
+    """Return the port if it is free, else any free one."""
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -83,7 +83,7 @@ def tell(endpoint: str, link: str) -> None:
 
 
 async def sample(endpoint: str, end: float) -> None:
-    """Some calls, as an assistant would make them; and one that waits until somebody decides, or until the end."""
+    """Some calls, as an assistant would make them; and one that waits for a decision, or until the end."""
     async with Client(endpoint, name="assistant", confirm=allow, timeout=600) as client:  # the server's guards ask
 
         async def call(name: str, arguments: dict[str, object]) -> None:
