@@ -48,7 +48,8 @@ test: setup peers
 
 # What `make test` does a few times, as often as docs/reliability.md says; that has the figures of the last run. And the
 # tests of what is promised within a time, which decides only here: on a machine that does nothing else.
-TIMED := transports/test_supervisor transports/test_stdio http1/test_listen transports/test_load client/test_faults
+TIMED := transports/test_supervisor transports/test_stdio transports/test_load client/test_faults \
+	http1/test_connection http1/test_server http1/test_prefork
 soak: setup
 	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/guards/test_fire.py \
 		$(TIMED:%=tests/%.py)

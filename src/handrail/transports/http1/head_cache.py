@@ -2,6 +2,7 @@
 
 A client sends the same head with every request of a connection, except for the length of the body. The parser keeps
 nothing from one request to the next, so a whole request whose head is in the cache, byte for byte, is not parsed.
+Measured with 32 connections (`benchmarks/run.py`): without the cache a call takes 20 % more CPU or above.
 """
 
 from __future__ import annotations

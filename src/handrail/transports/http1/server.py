@@ -74,28 +74,34 @@ async def serve_app(
         yield
     finally:
         server.close()
-        state.stopping = True
-        for connection in list(state.connections):
-            if connection.cycle is not None:
-                connection.cycle.keep_alive = False
-        end = loop.time() + grace
-        if stop is not None:
-            await _call_stop(stop, grace)
+        await _shut_down(state, stop, grace)
         date_task.cancel()
-        for connection in list(state.connections):
-            connection.shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(max(end, loop.time()) + _SHUTDOWN_STEP_SECONDS):
-                await state.wait_closed()
-        for connection in list(state.connections):
-            connection.transport.abort()
-        unfinished = await _unfinished(state.tasks)  # most end by themselves: their peer is gone
-        for task in unfinished:
-            task.cancel()
-        await _unfinished(unfinished)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHUTDOWN_STEP_SECONDS):
                 await lifespan.shutdown()
+
+
+async def _shut_down(state: ServerState, stop: Stop | None, grace: float) -> None:
+    """Let requests finish within `grace` seconds, then abort connections, then cancel tasks."""
+    loop = asyncio.get_running_loop()
+    state.stopping = True
+    for connection in list(state.connections):
+        if connection.cycle is not None:
+            connection.cycle.keep_alive = False
+    end = loop.time() + grace
+    if stop is not None:
+        await _call_stop(stop, grace)
+    for connection in list(state.connections):
+        connection.shutdown()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(max(end, loop.time()) + _SHUTDOWN_STEP_SECONDS):
+            await state.wait_closed()
+    for connection in list(state.connections):
+        connection.transport.abort()
+    unfinished = await _unfinished(state.tasks)  # most end by themselves: their peer is gone
+    for task in unfinished:
+        task.cancel()
+    await _unfinished(unfinished)
 
 
 async def _update_date(state: ServerState) -> None:
