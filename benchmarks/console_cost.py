@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from handrail import Server
 from handrail.engine.dispatcher import Dispatcher
+from handrail.engine.reply_channel import NullChannel
 from handrail.model import Principal
 from handrail.observe.activity import ActivityFeed
 
@@ -279,7 +280,7 @@ def _conversation(*, has_feed: bool) -> Dispatcher:
 
     if has_feed:
         ActivityFeed.of(server.engine)
-    made = Dispatcher(server.engine, Nowhere(), Principal("bench"))
+    made = Dispatcher(server.engine, NullChannel(), Principal("bench"))
     made.receive(_message("initialize", HELLO))
     return made
 
@@ -293,11 +294,6 @@ def _hand_over(conversation: Dispatcher, over: asyncio.Future[float]) -> None:
 
 def _message(method: str, params: object, ident: int = 1) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": ident, "method": method, "params": params}).encode()
-
-
-class Nowhere:
-    def send(self, message: bytes) -> None: ...
-    async def drain(self) -> None: ...
 
 
 def main() -> int:

@@ -220,8 +220,8 @@ class Refused(HandrailError):
     """The call was not carried out; `kind` says why, `data` what would help.
 
     `prefix` is put before the text where a revision has no other place to say what the text is about. `retry_after` is
-    in seconds; HTTP has a header for it. `readable` makes it a result of the tool in every revision, whatever its kind:
-    a model reads results, and is not shown errors of the protocol.
+    in seconds; HTTP has a header for it. `needed_scopes` are the scopes that the caller lacks. `readable` makes it a
+    result of the tool in every revision, whatever its kind: a model reads results, and not errors of the protocol.
     """
 
     def __init__(
@@ -232,6 +232,7 @@ class Refused(HandrailError):
         *,
         prefix: str = "",
         retry_after: float = 1.0,
+        needed_scopes: frozenset[str] = frozenset(),
         readable: bool = False,
     ) -> None:
         super().__init__(prefix + text)
@@ -240,6 +241,7 @@ class Refused(HandrailError):
         self.data = data
         self.prefix = prefix
         self.retry_after = retry_after
+        self.needed_scopes = needed_scopes
         self.readable = readable
 
 

@@ -7,6 +7,7 @@ import json
 
 from handrail import Server
 from handrail.engine.dispatcher import Dispatcher
+from handrail.engine.reply_channel import NullChannel
 from handrail.model import Principal
 from handrail.observe.activity import ActivityFeed
 from handrail.testing import Peer
@@ -61,7 +62,7 @@ async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None
         answers.append(within.receive(_call("nothing", {})))
         return b" ".join(each or b"later" for each in answers).decode()
 
-    within = Dispatcher(server.engine, Nowhere(), Principal("inside"))
+    within = Dispatcher(server.engine, NullChannel(), Principal("inside"))
     within.receive(_message("initialize", HELLO))
     async with Peer(server) as peer:
         answer = await peer.call("outer", {})
@@ -81,11 +82,6 @@ async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None
 
 
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "within", "version": "1"}}
-
-
-class Nowhere:
-    def send(self, message: bytes) -> None: ...
-    async def drain(self) -> None: ...
 
 
 def _call(tool: str, arguments: object) -> bytes:

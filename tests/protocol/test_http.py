@@ -773,7 +773,7 @@ async def test_going_away_does_not_stop_a_call(client: Client, desk: Desk, accep
     else:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
-    await until(lambda: answers[0].gone)
+    await until(lambda: answers[0].disconnected)
     desk.gates[mark].set()
     await desk.wait(desk.ended[mark])
     assert not desk.stopped[mark].is_set()
@@ -789,7 +789,7 @@ async def test_a_call_whose_caller_has_gone_still_counts_and_ends_with_its_sessi
     counted = desk.endpoint.calls[answer.principal.id]
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-    await until(lambda: answer.gone)
+    await until(lambda: answer.disconnected)
     await client.ask(client.message(2, "ping"))
     assert desk.endpoint.calls[answer.principal.id] == counted
     assert (await client.delete()).status == 204

@@ -289,7 +289,7 @@ async def test_whoever_goes_while_a_call_is_pending_stops_it_only_without_a_sess
         if revision == R5:
             await desk.wait(desk.stopped["mark"])
         else:
-            await until(lambda: exchange.gone)
+            await until(lambda: exchange.disconnected)
             desk.gates["mark"].set()
             await desk.wait(desk.ended["mark"])
             assert not desk.stopped["mark"].is_set()

@@ -35,6 +35,7 @@ from handrail.engine.approval_flow import ApprovalFlow
 from handrail.engine.call_state import CallState
 from handrail.engine.inflight import InFlightCalls
 from handrail.engine.outcome import intent_record, outcome_record
+from handrail.engine.reply_channel import Reply
 from handrail.guards.identity import ApiKeys
 from handrail.guards.limits import Rates
 from handrail.transports.http.response import HttpResponse
@@ -247,10 +248,10 @@ def _acts_before_its_intent() -> None:
 
 
 def _answers_before_its_outcome() -> None:
-    def recorded(flight: InFlightCalls, call: CallState, how: Any, answer: bytes) -> bytes:
+    def recorded(flight: InFlightCalls, call: CallState, how: Any, reply: Reply | None) -> Reply | None:
         assert call.trail is not None
         flight.loop.call_later(0.02, call.trail.submit, outcome_record(call, how))
-        return answer
+        return reply
 
     put(InFlightCalls, "_record_outcome", recorded)
 

@@ -171,7 +171,7 @@ def connections(context: ConsoleContext) -> list[Object]:
     streams: set[Connection] = set()
     for watcher in list(context.engine.catalog.watchers):
         owner = getattr(watcher, "__self__", None)
-        if isinstance(owner, Dispatcher) and not getattr(owner.reply_channel, "gone", False):
+        if isinstance(owner, Dispatcher) and not owner.reply_channel.disconnected:
             streams.add(owner.connection)
     now = context.clock()
     return [

@@ -23,6 +23,7 @@ from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
 from handrail.engine.dispatcher import Dispatcher
+from handrail.engine.reply_channel import NullChannel
 from handrail.errors import PeerError
 from handrail.guards.fingerprint import comparable, definition, fingerprint
 from handrail.guards.limits import ANONYMOUS, LOCAL, Rate, Rates
@@ -173,22 +174,17 @@ def _viewer_of(context: ConsoleContext, request: ApiRequest, totals: _WorkerTall
     return _Viewer(Principal(name, scopes), context.revision(query.get("revision", "")))
 
 
-class _NullOutlet:
-    def send(self, message: bytes) -> None: ...
-    async def drain(self) -> None: ...
-
-
 class _Cursor(Struct):
     cursor: str | UnsetType = UNSET
 
 
 def _list_responses(context: ConsoleContext, viewer: _Viewer) -> list[bytes]:
     """What the wire would say, page by page; nobody's limits are charged for looking."""
-    conversation = Dispatcher(context.engine, _NullOutlet(), viewer.principal)
+    conversation = Dispatcher(context.engine, NullChannel(), viewer.principal)
     responses: list[bytes] = []
     params = _Cursor()
     while True:
-        responses.append(conversation._list(len(responses) + 1, viewer.revision, params, None))
+        responses.append(conversation._list(len(responses) + 1, viewer.revision, params, None).body)
         cursor = decode(responses[-1])["result"].get("nextCursor")
         if not cursor:
             return responses

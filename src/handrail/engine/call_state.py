@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from handrail.approvals.queue import Approval
 from handrail.engine.catalog import ToolEntry
+from handrail.engine.reply_channel import ReplyCallback
 from handrail.guards.policy import Decision
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id
@@ -104,7 +105,7 @@ class CallState(Struct, eq=False):
     client: ClientInfo
     principal: Principal
     meta: Any  # `_meta` of the request, decoded by its revision; UNSET: the request had none
-    reply: Callable[[bytes | None], None]  # takes the reply if it comes later; None: there will be none
+    reply: ReplyCallback  # takes the reply if it comes later
 
     # How far the call is
     cancelled: bool = False  # readable from any thread

@@ -15,8 +15,9 @@ from msgspec import UNSET, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.call_state import CallState
-from handrail.engine.inflight import REPLY_PENDING, InFlightCalls, ReplyCallback, Subscription
+from handrail.engine.inflight import InFlightCalls, Subscription
 from handrail.engine.outcome import RefusedCall, refusal_record
+from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback
 from handrail.errors import Kind, Refused, RemoteProtocolError
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode
 from handrail.model import ClientInfo, Json, Object
@@ -36,7 +37,6 @@ class Dispatcher(InFlightCalls):
     """One peer: its messages in, our messages out."""
 
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
-    needed_scopes: frozenset[str] = frozenset()  # scopes a refused call would have needed
     _announcement_pending = False
 
     def unwatch_tools(self) -> None:
@@ -46,19 +46,26 @@ class Dispatcher(InFlightCalls):
         """From now on, tell the peer when the tools change."""
         self.engine.catalog.watchers.add(self.tools_changed)
 
-    def receive(self, data: bytes | bytearray) -> bytes | None:
-        """Handle one message as it came; what is answered later goes out by itself."""
+    def receive(self, data: bytes | bytearray) -> bytes:
+        """Handle one message as it came. Return the response; empty if there is none, or if it is sent later."""
         self.raw_message = data
-        return self.handle(decode(data), self.send)
+        reply = self.handle(decode(data), self.send_reply)
+        return b"" if reply is None else reply.body
 
-    def handle(self, message: Message | list[Json], reply: ReplyCallback) -> bytes | None:
-        """The answer to a message, LATER if it will be given to `reply`, or None. Never raises (P-01)."""
+    def receive_and_reply(self, data: bytes) -> None:
+        """Handle one message as it came; the response goes out over the reply channel."""
+        response = self.receive(data)
+        if response:
+            self.reply_channel.send(response)
+
+    def handle(self, message: Message | list[Json], respond: ReplyCallback) -> Reply | None:
+        """Return the reply to a message, or None if `respond` gets it later. Never raises (P-01)."""
         try:
             if type(message) is Request:
-                answer = self.respond(message, reply)
+                reply = self.respond(message, respond)
                 if self.engine.on_request is not None and message.method != "tools/call":
                     self.engine.on_request(self, message)
-                return answer
+                return reply
             if type(message) is Notification:
                 self._on_notification(message)
             elif type(message) is Response:
@@ -66,19 +73,19 @@ class Dispatcher(InFlightCalls):
             elif isinstance(message, InvalidMessage):
                 return self._unreadable(message)
             elif isinstance(message, list):
-                return self._batch(message, reply)
+                return self._batch(message, respond)
         except Exception:
             log.exception("a message could not be handled")
             return self._unreadable(InvalidMessage(Kind.INTERNAL, "Internal error"))
-        return None
+        return NO_REPLY
 
-    def refuse(self, kind: Kind, text: str) -> bytes:
+    def refuse(self, kind: Kind, text: str) -> Reply:
         """The answer to something that was not even a message."""
         return self._unreadable(InvalidMessage(kind, text))
 
     # What arrives
 
-    def respond(self, request: Request, reply: ReplyCallback) -> bytes | None:
+    def respond(self, request: Request, respond: ReplyCallback) -> Reply | None:
         connection = self.connection
         try:
             revision = connection.revision_of(request)
@@ -92,36 +99,37 @@ class Dispatcher(InFlightCalls):
                 is_list = request.method in _LISTS
                 waits = self.engine.guard_set.charge_request(self.principal, self.address, is_list=is_list)
                 if waits is not None:
-                    self.start_request(self._list_when_charged(request, revision, waits, reply))
-                    return REPLY_PENDING
+                    self.start_request(self._list_when_charged(request, revision, waits, respond))
+                    return None
             params = connection.parse_params(request, revision)
-            return _METHODS[request.method](self, request.id, revision, params, reply)
+            return _METHODS[request.method](self, request.id, revision, params, respond)
         except Refused as refused:
             return self._refuse(request, revision, refused)
         except Exception:
             log.exception("%s failed", request.method)
             return self._refuse(request, revision, Refused(Kind.INTERNAL, "Internal error"))
 
-    def _refuse(self, request: Request, revision: Revision, refused: Refused) -> bytes:
-        answer = self.encode_refusal(revision, request.id, refused)
-        self.record_refusal(request, revision, refused, answer)
-        return answer
+    def _refuse(self, request: Request, revision: Revision, refused: Refused) -> Reply:
+        reply = self.encode_refusal(revision, request.id, refused)
+        self.record_refusal(request, revision, refused, reply.body)
+        return reply
 
     async def _list_when_charged(
-        self, request: Request, revision: Revision, waits: Awaitable[Any], reply: ReplyCallback
+        self, request: Request, revision: Revision, waits: Awaitable[Any], respond: ReplyCallback
     ) -> None:
         from handrail.guards.store_limits import await_charge
 
         try:
             await await_charge(waits)
             params = self.connection.parse_params(request, revision)
-            answer = _METHODS[request.method](self, request.id, revision, params, reply)
+            reply = _METHODS[request.method](self, request.id, revision, params, respond)
         except Refused as refused:
-            answer = self.encode_refusal(revision, request.id, refused)
+            reply = self.encode_refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
-            answer = self.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
-        reply(answer)
+            reply = self.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
+        if reply is not None:
+            respond(reply)
 
     def record_refusal(
         self, request: Request, revision: Revision, refused: Refused, answer: bytes | None = None
@@ -171,30 +179,30 @@ class Dispatcher(InFlightCalls):
         else:
             waiter.set_exception(RemoteProtocolError("the answer is not an object"))
 
-    def _batch(self, items: list[Json], reply: ReplyCallback) -> bytes:
+    def _batch(self, items: list[Json], respond: ReplyCallback) -> Reply | None:
         voice = self.connection.fallback_revision
         if not voice.batches:
             return self.refuse(Kind.INVALID_REQUEST, f"{voice.name} has no batches: send one message at a time")
         if not 1 <= len(items) <= MAX_BATCH:
             return self.refuse(Kind.INVALID_REQUEST, f"A batch of {len(items)}: 1 to {MAX_BATCH} messages are allowed")
-        batch = _Batch(self.reply_channel.send, reply, self.engine.limits.max_message_bytes, len(items))
+        batch = _Batch(self.reply_channel.send, respond, self.engine.limits.max_message_bytes, len(items))
         for item in items:
             message = jsonrpc.read(item)
             if type(message) is Request and (message.method == "initialize" or names_version(message)):
                 refused = Refused(Kind.INVALID_REQUEST, f"{message.method}: not inside a batch")
                 batch.add(self.encode_refusal(voice, message.id, refused))
                 continue
-            answer = self.handle(message, batch.add)
-            if answer is not REPLY_PENDING:
-                batch.add(answer)
-        return REPLY_PENDING
+            reply = self.handle(message, batch.add)
+            if reply is not None:
+                batch.add(reply)
+        return None
 
-    def _unreadable(self, refusal: InvalidMessage) -> bytes:
+    def _unreadable(self, refusal: InvalidMessage) -> Reply:
         return self.encode_refusal(self.connection.fallback_revision, refusal.id, Refused(refusal.kind, refusal.text))
 
     # Methods
 
-    def _initialize(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+    def _initialize(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
         negotiated = self.connection.initialize(params)
         asks = self._asks_user(negotiated, self.connection.client)
         return self.encode_response(
@@ -203,14 +211,14 @@ class Dispatcher(InFlightCalls):
             {"protocolVersion": negotiated.name, **self.engine.handshake_result(negotiated, asks_user=asks)},
         )
 
-    def _ping(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+    def _ping(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
         return self.encode_response(revision, request_id, {})
 
-    def _set_level(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+    def _set_level(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
         self.connection.level = LEVELS.index(params.level)
         return self.encode_response(revision, request_id, {})
 
-    def _discover(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+    def _discover(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
         asks = revision.sender is not None and self._asks_user(revision, revision.sender(params))
         return self.encode_response(revision, request_id, self.engine.handshake_result(revision, asks_user=asks))
 
@@ -220,7 +228,7 @@ class Dispatcher(InFlightCalls):
         has_capabilities = revision.stateless or self.headers is None
         return has_capabilities and self.engine.guard_set.promises_to_ask(revision, client, self.is_identified)
 
-    def _list(self, request_id: Id, revision: Revision, params: Any, reply: object) -> bytes:
+    def _list(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
         engine = self.engine
         after: Json = 0
         if params.cursor is not UNSET:
@@ -238,7 +246,7 @@ class Dispatcher(InFlightCalls):
         scope = "private" if engine.catalog.hiding or engine.guard_set.policy.hides_anything else "public"
         return self.encode_response(revision, request_id, revision.page(tools, cursor, engine.ttl_ms, scope))
 
-    def _call(self, request_id: Id, revision: Revision, params: Any, reply: ReplyCallback) -> bytes | None:
+    def _call(self, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> Reply | None:
         engine, guards = self.engine, self.engine.guard_set
         entry = engine.catalog.get(params.name)
         if (
@@ -251,32 +259,31 @@ class Dispatcher(InFlightCalls):
             raise engine.catalog.unknown_tool(params.name, self.principal.scopes, hidden)
         if not entry.scopes <= self.principal.scopes:
             guards.charge_request(self.principal, self.address)
-            self.needed_scopes = entry.scopes
-            raise Refused(Kind.FORBIDDEN, f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}")
+            text = f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}"
+            raise Refused(Kind.FORBIDDEN, text, needed_scopes=entry.scopes)
         if len(self.connection.in_flight) >= engine.limits.max_calls:
             self._refuse_overload()
         if entry.input.headers and self.headers is not None and revision.stateless:
             check_param_headers(entry.input.headers, params.arguments, self.headers)
         client = self.connection.client if revision.sender is None else revision.sender(params)
         call = CallState(
-            self, request_id, entry, params.arguments, revision, client, self.principal, params.meta, reply
+            self, request_id, entry, params.arguments, revision, client, self.principal, params.meta, respond
         )
         if revision.stateless:
             call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
             if params.request_state is not UNSET or params.input_responses is not UNSET:
                 call.answers = self.retry_answers(params)
         begun = self.begin(call)
-        return begun if isinstance(begun, bytes) else self.run(call, begun)
+        return begun if begun is None or isinstance(begun, Reply) else self.run(call, begun)
 
-    def _listen(self, request_id: Id, revision: Revision, params: Any, reply: ReplyCallback) -> bytes:
+    def _listen(self, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
         if len(self.connection.in_flight) >= self.engine.limits.max_calls:
             self._refuse_overload()
         tools = params.notifications.tools_list_changed and self.engine.list_changed and self.engine.has_tools
-        self.connection.in_flight[request_id] = Subscription(request_id, revision, tools, reply)
+        self.connection.in_flight[request_id] = Subscription(request_id, revision, tools, respond)
         self.watch_tools()
         honoured = {"toolsListChanged": True} if tools else {}
         self._notify_subscriber("notifications/subscriptions/acknowledged", request_id, {"notifications": honoured})
-        return REPLY_PENDING
 
     def _refuse_overload(self) -> NoReturn:
         most = self.engine.limits.max_calls
@@ -309,7 +316,7 @@ class Dispatcher(InFlightCalls):
 
 
 _LISTS = frozenset({"tools/list", "server/discover"})  # handshakes and pings are counted by each process
-_METHODS: dict[str, Callable[..., bytes | None]] = {
+_METHODS: dict[str, Callable[..., Reply | None]] = {
     "initialize": Dispatcher._initialize,
     "ping": Dispatcher._ping,
     "logging/setLevel": Dispatcher._set_level,
@@ -321,24 +328,24 @@ _METHODS: dict[str, Callable[..., bytes | None]] = {
 
 
 class _Batch:
-    """Collects the answers to one batch; gives them on together when the last is there."""
+    """The responses to one batch; they are sent together when the last one has come."""
 
-    def __init__(self, send: Callable[[bytes], None], reply: ReplyCallback, limit: int, size: int) -> None:
+    def __init__(self, send: Callable[[bytes], None], respond: ReplyCallback, limit: int, size: int) -> None:
         self._send = send
-        self._reply = reply
+        self._respond = respond
         self._limit = limit
         self._pending = size
-        self._answers: list[bytes] = []
+        self._bodies: list[bytes] = []
 
-    def add(self, answer: bytes | None) -> None:
-        """An answer, or the news that there will be none."""
+    def add(self, reply: Reply) -> None:
+        """Add the reply to one message of the batch."""
         self._pending -= 1
-        if answer is not None:
-            self._answers.append(answer)
+        if reply.body:
+            self._bodies.append(reply.body)
         if self._pending:
             return
-        whole = b"[" + b",".join(self._answers) + b"]"
-        if len(whole) > self._limit:  # an answer may also come by itself
-            for each in self._answers:
+        whole = b"[" + b",".join(self._bodies) + b"]"
+        if len(whole) > self._limit:  # a response may also come by itself
+            for each in self._bodies:
                 self._send(each)
-        self._reply(whole if self._answers and len(whole) <= self._limit else None)
+        self._respond(Reply(whole) if self._bodies and len(whole) <= self._limit else NO_REPLY)

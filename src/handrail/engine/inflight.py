@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from hashlib import blake2b
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType
 
@@ -20,6 +20,7 @@ from handrail.engine.call_state import STAGES, CallState, ResultOrError
 from handrail.engine.core import Engine
 from handrail.engine.input_requests import questions_in
 from handrail.engine.outcome import CallEnd, end_of, outcome_record
+from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback, ReplyChannel
 from handrail.engine.results import error_result, failure_result
 from handrail.errors import Kind, Refused, ToolError, TransportError
 from handrail.guards.sanitize import Finding
@@ -38,21 +39,11 @@ TIMER_DELAY_SECONDS = 0.02  # most calls have ended by then
 SLOW_SECONDS = 0.5  # without a turn of the event loop
 WARN_AGAIN_SECONDS = 60.0
 RECORD_SECONDS = 5.0  # for the record of a call that took too long already
-REPLY_PENDING = b""  # in place of an answer that will come
 UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
 
 _MARKS_WHEN_RUNNING = STAGES.index("run") + 1  # marks of a call whose tool runs
 
 RESULT = ErrorMapping(0)  # told as the result of the tool
-
-ReplyCallback = Callable[[bytes | None], None]
-
-
-class ReplyChannel(Protocol):
-    """Where messages to the peer go. `send` never waits; `drain` waits while too much is unsent."""
-
-    def send(self, message: bytes) -> None: ...
-    async def drain(self) -> None: ...
 
 
 class Subscription(Struct):
@@ -67,7 +58,6 @@ class Subscription(Struct):
 class InFlightCalls:
     """What is going on between one peer and us."""
 
-    status = 200  # what the last refusal is over HTTP
     address = ""  # where the peer is
     is_identified = False  # the transport has verified who the peer is
     trace_headers: Headers | None = None  # over HTTP, what the headers say of the trace
@@ -85,8 +75,8 @@ class InFlightCalls:
         self.loop = asyncio.get_running_loop()
         self.connection = connection or Connection(engine.offer, engine.hidden)
 
-    def begin(self, call: CallState) -> bytes | Coroutine[Any, Any, ToolResult]:
-        """Admit a call; its reply, as far as there is one, or the coroutine that runs it."""
+    def begin(self, call: CallState) -> Reply | Coroutine[Any, Any, ToolResult] | None:
+        """Admit a call. Return its reply, the coroutine that runs it, or None: `call.reply` gets the reply later."""
         engine, pipeline = self.engine, self.engine.pipeline
         if engine.guard_set.audits:
             engine.guard_set.start_record(call)
@@ -107,9 +97,11 @@ class InFlightCalls:
             return self.finish_call(call, problem)
         if call.trail is None:
             return self._execute(call, context)
-        return REPLY_PENDING if call.is_answered else self.register(call)
+        if not call.is_answered:
+            self.register(call)
+        return None
 
-    def _execute(self, call: CallState, context: Context) -> bytes | Coroutine[Any, Any, ToolResult]:
+    def _execute(self, call: CallState, context: Context) -> Reply | Coroutine[Any, Any, ToolResult] | None:
         """Run an `inline` tool, or return the coroutine that runs any other."""
         if call.entry.mode != "inline":
             return self.engine.pipeline.execute(call)
@@ -129,10 +121,10 @@ class InFlightCalls:
             self.reply(call, self.finish_call(call, self.engine.guard_set.intent_failed(call, problem)))
             return
         begun = self._execute(call, call.context)
-        self.reply(call, begun if isinstance(begun, bytes) else self.run(call, begun))
+        self.reply(call, begun if begun is None or isinstance(begun, Reply) else self.run(call, begun))
 
-    def run(self, call: CallState, coroutine: Coroutine[Any, Any, ToolResult]) -> bytes:
-        """Go on with a call in a task of its own."""
+    def run(self, call: CallState, coroutine: Coroutine[Any, Any, ToolResult]) -> Reply | None:
+        """Run a call in a task of its own. Return its reply, or None if `call.reply` gets that later."""
         loop = self.loop
         began = loop.time()
         task = self.engine.task_starter(loop)(coroutine, call.context)
@@ -145,7 +137,8 @@ class InFlightCalls:
             self._tasks = set()
         self._tasks.add(task)
         task.add_done_callback(partial(self._on_task_done, call))
-        return self.register(call)
+        self.register(call)
+        return None
 
     def _warn_of_blocking(self, call: CallState, seconds: float) -> None:
         """Name the tool that kept the event loop from everything else; each tool once a minute."""
@@ -172,16 +165,17 @@ class InFlightCalls:
 
     @property
     def two_way(self) -> bool:
-        """Whether the peer can be sent more than the answer to what it asked."""
-        return getattr(self.reply_channel, "two_way", True)
+        """Whether the peer accepts more than the reply to its request."""
+        return self.reply_channel.two_way
 
     @property
     def stopping(self) -> bool:
-        return bool(getattr(getattr(self.reply_channel, "endpoint", None), "stopping", False))
+        """Whether the server stops while the peer stays and can repeat its request."""
+        return self.reply_channel.stopping
 
-    def send(self, answer: bytes | None) -> None:
-        if answer is not None:
-            self.reply_channel.send(answer)
+    def send_reply(self, reply: Reply) -> None:
+        if reply.body:
+            self.reply_channel.send(reply.body)
 
     async def notify(self, call: CallState, message: bytes) -> None:
         if not call.closed:
@@ -216,30 +210,28 @@ class InFlightCalls:
 
     async def close_stream(self, call: CallState) -> None:
         """Where a call has a stream of its own, the client is to come back for the rest of it."""
-        pause = getattr(self.reply_channel, "pause", None)
-        if pause is not None and call.revision.priming_event:  # without a first event there is nothing to come back by
-            pause()
+        if call.revision.priming_event:  # without a first event there is nothing to come back by
+            self.reply_channel.pause()
 
     # The clocks
 
-    def register(self, call: CallState) -> bytes:
+    def register(self, call: CallState) -> None:
         """Count a call among those in flight. Its clocks begin now; a timer it gets if it is still there soon."""
         in_flight, entry = self.connection.in_flight, call.entry
         if in_flight.get(call.id) is call:
-            return REPLY_PENDING
+            return
         in_flight[call.id] = call
         call.last_activity = now = self.loop.time()
         if call.deadline_at is None:
             call.deadline_at = now + entry.total
         if entry.idle <= TIMER_DELAY_SECONDS or entry.total <= TIMER_DELAY_SECONDS:
             self.set_timer(call)
-            return REPLY_PENDING
+            return
         untimed_calls = self._untimed_calls = self._untimed_calls or self.engine.untimed_calls(self.loop)
         if not untimed_calls:
             self.loop.call_later(TIMER_DELAY_SECONDS, _set_timers, untimed_calls)
             untimed_calls.add(None)
         untimed_calls.add(call)
-        return REPLY_PENDING
 
     def set_timer(self, call: CallState) -> None:
         since = self.loop.time() if call.waiting else call.last_activity
@@ -257,21 +249,21 @@ class InFlightCalls:
     def _time_out(self, call: CallState, reason: str) -> None:
         log.warning("tool %r %s; given up", call.name, reason)
         if call.recorded:  # or about to be: what is late is the disk
-            self._on_recorded(call, REPLY_PENDING, TrailError("it takes too long"))
+            self._on_recorded(call, None, TrailError("it takes too long"))
             return
         call.timed_out = call.cancelled = True
-        answer = self.encode_refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {reason}."))
-        self._answer_early(call, TimeoutError(), answer)
+        reply = self.encode_refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {reason}."))
+        self._reply_early(call, TimeoutError(), reply)
         if not call.is_answered:  # it waits for the disk, which may be what was late all along
             timeout_error = TrailError("it takes too long")
-            call.timer = self.loop.call_later(RECORD_SECONDS, self._on_recorded, call, REPLY_PENDING, timeout_error)
+            call.timer = self.loop.call_later(RECORD_SECONDS, self._on_recorded, call, None, timeout_error)
 
     def cancel(self, call: CallState) -> None:
         """Somebody at the server has had enough of a call. Its caller, who has not, is told so."""
         if not call.closed and not call.recorded:
             call.cancelled = True
-            answer = self._encode_failure(call, f"The tool {call.name} was cancelled by an operator.")
-            self._answer_early(call, asyncio.CancelledError(), answer, at_once=False)
+            reply = self._encode_failure(call, f"The tool {call.name} was cancelled by an operator.")
+            self._reply_early(call, asyncio.CancelledError(), reply, at_once=False)
 
     def _cancel_work(self, call: CallState, *, at_once: bool = True) -> None:
         """End the work of a call whose result is not wanted any more.
@@ -290,12 +282,11 @@ class InFlightCalls:
             call.intent_pending = False
             self.reply(call, self.finish_call(call, asyncio.CancelledError()))
 
-    def _answer_early(self, call: CallState, error: BaseException, answer: bytes, *, at_once: bool = True) -> None:
-        """Answer a call that goes on, perhaps, and that nobody waits for any more."""
-        if call.trail is not None:
-            answer = self._record_outcome(call, end_of(call, error), answer)
+    def _reply_early(self, call: CallState, error: BaseException, early: Reply, *, at_once: bool = True) -> None:
+        """Reply to a call that was cancelled, whose tool may still run."""
+        reply = early if call.trail is None else self._record_outcome(call, end_of(call, error), early)
         self._cancel_work(call, at_once=at_once)
-        self.reply(call, answer)
+        self.reply(call, reply)
 
     # The end of a call
 
@@ -304,44 +295,43 @@ class InFlightCalls:
             self._tasks.discard(task)
         self.reply(call, self.finish_call(call, _result_of(task)))
 
-    def finish_call(self, call: CallState, result: ResultOrError) -> bytes:
-        """The answer to a call that has ended, as soon as that is on record; whoever gave it up has answered it."""
+    def finish_call(self, call: CallState, result: ResultOrError) -> Reply | None:
+        """Return the reply to a call that has ended. None: it comes with the audit record, or was sent already."""
         if call.release is not None:
             call.release_slot()
         end = end_of(call, result) if call.marks is not None else None
-        answer = REPLY_PENDING if call.cancelled else self._encode_outcome(call, result)
+        reply = None if call.cancelled else self._encode_outcome(call, result)
         if end is not None:
             if call.trail is not None and not call.recorded:
-                answer = self._record_outcome(call, end, answer)
+                reply = self._record_outcome(call, end, reply)
             for sink in call.sinks:
                 try:
-                    sink.on_end(call, end, answer or None)
+                    sink.on_end(call, end, None if reply is None else reply.body)
                 except Exception:  # an observer must not come between a call and its answer
                     log.exception("calls: the end of tool %r was not observed", call.name)
-        return answer
+        return reply
 
-    def _record_outcome(self, call: CallState, end: CallEnd, answer: bytes) -> bytes:
+    def _record_outcome(self, call: CallState, end: CallEnd, reply: Reply | None) -> Reply | None:
         """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
         assert call.trail is not None
         record = outcome_record(call, end)
         call.recorded = True
         if not call.intended:
             call.trail.submit(record)
-            return answer
-        if answer is not REPLY_PENDING:
+            return reply
+        if reply is not None:
             self.register(call)
-        call.trail.submit(record, partial(self._on_recorded, call, answer))
-        return REPLY_PENDING
+        call.trail.submit(record, partial(self._on_recorded, call, reply))
+        return None
 
-    def _on_recorded(self, call: CallState, answer: bytes, problem: TrailError | None) -> None:
+    def _on_recorded(self, call: CallState, reply: Reply | None, problem: TrailError | None) -> None:
         if problem is not None:
             log.error("the outcome of %s (%s) could not be recorded: %s", call.name, call.serial, problem)
-            self.status = 200
-            answer = self._encode_failure(call, UNRECORDED % call.name)
-        self.reply(call, answer)
+            reply = self._encode_failure(call, UNRECORDED % call.name)
+        self.reply(call, reply)
 
-    def reply(self, call: CallState, answer: bytes | None) -> None:
-        if call.is_answered or answer is REPLY_PENDING:
+    def reply(self, call: CallState, reply: Reply | None) -> None:
+        if call.is_answered or reply is None:
             return
         call.is_answered = True
         self.connection.in_flight.pop(call.id, None)
@@ -352,11 +342,11 @@ class InFlightCalls:
         if call.reply_future is not None:
             call.reply_future.set_result(None)
         if call.activity is not None:
-            call.activity.record_answer(answer)
-        call.reply(answer)
+            call.activity.record_answer(reply.body or None)
+        call.reply(reply)
 
-    def _encode_outcome(self, call: CallState, result: ResultOrError) -> bytes:
-        """The answer to a call that has ended, however it ended."""
+    def _encode_outcome(self, call: CallState, result: ResultOrError) -> Reply:
+        """Return the reply to a call that has ended, however it ended."""
         revision = call.revision
         call.closed = True
         if isinstance(result, BaseException):
@@ -373,19 +363,19 @@ class InFlightCalls:
                 log.error("tools/call %r failed outside the tool", call.name, exc_info=result)
                 return self.encode_refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
         try:
-            answer = self.encode_response(revision, call.id, revision.result(result, call.entry.wraps))
+            reply = self.encode_response(revision, call.id, revision.result(result, call.entry.wraps))
         except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
             log.error("tool %r returned what cannot be sent: %s", call.name, problem)
-            answer = self._encode_failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
-        if len(answer) > self.engine.limits.max_message_bytes:
-            size, most = len(answer), self.engine.limits.max_message_bytes
+            reply = self._encode_failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
+        if len(reply.body) > self.engine.limits.max_message_bytes:
+            size, most = len(reply.body), self.engine.limits.max_message_bytes
             text = f"The result of {call.name} has {size:,} bytes; at most {most:,} can be sent. Ask for less of it."
             hint = "return pages, cut texts with Sanitize(max_text=…), link to a resource, or raise max_message_bytes"
             log.error("tool %r: its result has %s bytes, at most %s can be sent: %s", call.name, size, most, hint)
-            answer = self._encode_failure(call, f"{text} (Its author can {hint}.)")
-        return answer
+            reply = self._encode_failure(call, f"{text} (Its author can {hint}.)")
+        return reply
 
-    def _encode_failure(self, call: CallState, text: str) -> bytes:
+    def _encode_failure(self, call: CallState, text: str) -> Reply:
         return self.encode_response(call.revision, call.id, call.revision.result(error_result(text), False))
 
     def cancel_without_reply(self, request: CallState | Subscription) -> None:
@@ -394,12 +384,12 @@ class InFlightCalls:
             request.peer.abandon(request)  # over HTTP the call came in another HTTP request than its cancellation
         else:
             del self.connection.in_flight[request.id]
-            request.reply(None)
+            request.reply(NO_REPLY)
 
     def abandon(self, call: CallState) -> None:
         """Cancel a call of this peer without a reply."""
         self._cancel_work(call)
-        self.reply(call, None)
+        self.reply(call, NO_REPLY)
 
     # What a call needs of its peer
 
@@ -415,7 +405,7 @@ class InFlightCalls:
 
     # Input asked for by answer and retry
 
-    def _input_required(self, call: CallState, questions: dict[str, InputRequest]) -> bytes:
+    def _input_required(self, call: CallState, questions: dict[str, InputRequest]) -> Reply:
         expires = int(self.engine.clock()) + STATE_SECONDS
         sent = call.arguments if call.sent is None else call.sent  # what the retry will bring again
         state = self.engine.seal.seal(_purpose(call.name, sent), self.principal.id, call.answered, expires)
@@ -473,12 +463,12 @@ class InFlightCalls:
 
     # Answers
 
-    def encode_response(self, revision: Revision, request_id: Id, result: Object) -> bytes:
+    def encode_response(self, revision: Revision, request_id: Id, result: Object) -> Reply:
         if revision.add_server_info is not None and self.engine.identify:
             result = revision.add_server_info(result, self.engine.identity)
-        return jsonrpc.response(request_id, result)
+        return Reply(jsonrpc.response(request_id, result))
 
-    def encode_refusal(self, revision: Revision, request_id: Id | UnsetType, refused: Refused) -> bytes:
+    def encode_refusal(self, revision: Revision, request_id: Id | UnsetType, refused: Refused) -> Reply:
         sanitizer = self.engine.guard_set.sanitizer
         if sanitizer is not None:
             refused.text = sanitizer.text(refused.text)
@@ -486,10 +476,9 @@ class InFlightCalls:
         form = (
             RESULT if refused.readable else self.engine.forms.get(refused.kind) or revision.error_mappings[refused.kind]
         )
-        self.status = form.status
-        self.retry_after = refused.retry_after
         if form.code:
-            return revision.error(request_id, form.code, refused)
+            body = revision.error(request_id, form.code, refused)
+            return Reply(body, form.status, refused.retry_after, refused.needed_scopes)
         result = error_result(refused.prefix + refused.text)
         if refused.readable:
             result.meta = {REFUSED: refused.kind.value}

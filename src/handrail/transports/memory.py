@@ -14,6 +14,9 @@ from handrail.model import Principal
 class MemoryChannel:
     """The client's end: `deliver` a message, `receive` the next one. What is not received holds the server up."""
 
+    two_way = True
+    stopping = disconnected = False
+
     def __init__(self, engine: Engine, principal: Principal, address: str = "memory") -> None:
         self._limits = engine.limits
         self._loop = asyncio.get_running_loop()
@@ -68,11 +71,14 @@ class MemoryChannel:
     async def drain(self) -> None:
         await self._room.wait()
 
+    def pause(self) -> None:
+        """There is one stream for all calls; it stays open."""
+
     def _receive(self, message: bytes) -> None:
         if len(message) > self._limits.max_message_bytes:
             text = f"A message of {len(message):,} bytes; at most {self._limits.max_message_bytes:,} are allowed"
-            answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, text)
+            body = self._conversation.refuse(Kind.INVALID_REQUEST, text).body
         else:
-            answer = self._conversation.receive(message)
-        if answer:
-            self.send(answer)
+            body = self._conversation.receive(message)
+        if body:
+            self.send(body)

@@ -96,6 +96,9 @@ def _flush_prints() -> None:
 class StdioConnection:
     """The server's end of a pair of descriptors: lines in, lines out."""
 
+    two_way = True
+    stopping = disconnected = False
+
     def __init__(self, engine: Engine, source: int, sink: int, principal: Principal) -> None:
         self._limits = engine.limits
         self._source = source
@@ -170,6 +173,9 @@ class StdioConnection:
 
     async def drain(self) -> None:
         await self._room.wait()
+
+    def pause(self) -> None:
+        """There is one stream for all calls; it stays open."""
 
     def _flush(self) -> None:
         """Write what there is, as far as the peer takes it."""
@@ -291,11 +297,11 @@ class StdioConnection:
             line = unhandled.popleft()
             if line is None:
                 text = f"A line of over {self._limits.max_message_bytes:,} bytes"
-                answer: bytes | None = self._conversation.refuse(Kind.INVALID_REQUEST, text)
+                body = self._conversation.refuse(Kind.INVALID_REQUEST, text).body
             else:
-                answer = self._conversation.receive(line)
-            if answer:
-                self.send(answer)
+                body = self._conversation.receive(line)
+            if body:
+                self.send(body)
         self._flushing = False
         if unsent and self._write_timer is None:
             self._flush()

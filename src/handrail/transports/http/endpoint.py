@@ -22,6 +22,7 @@ from handrail.engine.core import Engine
 from handrail.engine.dispatcher import Dispatcher
 from handrail.engine.http_sessions import TOPIC, HttpSessions
 from handrail.engine.rejections import RejectionLog
+from handrail.engine.reply_channel import NullChannel
 from handrail.errors import HandrailError, Refused
 from handrail.jsonrpc import encode
 from handrail.model import Principal
@@ -33,7 +34,7 @@ from handrail.suggest import describe_value, expect
 from handrail.transports.http.monitoring import RequestMonitor
 from handrail.transports.http.options import EndpointOptions
 from handrail.transports.http.post import WATCH_DELAY_SECONDS, Continuation, Exchange, PostHandler
-from handrail.transports.http.response import JSON, Fields, Receive, ResponseStream, Scope, Send
+from handrail.transports.http.response import JSON, Fields, Receive, Scope, Send
 from handrail.transports.http.streams import DeleteHandler, GetHandler
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ class Endpoint:
         for conversation in self._conversations():
             conversation.cancel_all()
         for exchange in list(self.open):
-            exchange.finish(None)
+            exchange.finish()
         tasks = {each.task for each in self.open if each.task is not None}
         if tasks:  # what they have to say last
             await asyncio.wait(tasks, timeout=FINAL_WRITE_SECONDS)
@@ -283,7 +284,7 @@ class Endpoint:
         for exchange in list(self.open):
             if exchange.conversation is not None and exchange.conversation.connection is connection:
                 exchange.conversation.cancel_all()
-                exchange.finish(None)
+                exchange.finish()
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -315,8 +316,8 @@ class Endpoint:
     def _on_session_message(self, name: str, body: bytes | None) -> None:
         conversation, connection = self.sse_streams.get(name), self.sessions.live(name)
         if conversation is None and connection is not None:
-            conversation = Dispatcher(self.engine, ResponseStream(self.engine.limits), ANONYMOUS, connection)
+            conversation = Dispatcher(self.engine, NullChannel(), ANONYMOUS, connection)
         if conversation is not None and body is not None:
-            conversation.send(conversation.receive(body) or None)
+            conversation.receive_and_reply(body)
         elif connection is not None:
             self.end_session(connection)

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from handrail import jsonrpc
 from handrail.engine.dispatcher import Dispatcher
 from handrail.engine.http_sessions import EventLog, HttpSession
-from handrail.engine.inflight import REPLY_PENDING
+from handrail.engine.reply_channel import Reply
 from handrail.errors import Kind, Refused
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request
 from handrail.model import Json, Principal
@@ -54,6 +54,10 @@ class Exchange(HttpResponse):
 
     async def run(self) -> None:
         raise NotImplementedError
+
+    @property
+    def stopping(self) -> bool:
+        return self.endpoint.stopping
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
@@ -97,7 +101,7 @@ class Exchange(HttpResponse):
         self.endpoint.tasks.add(task)
         task.add_done_callback(self.endpoint.tasks.discard)
         self._disconnected = disconnected = task.get_loop().create_future()
-        if not self.gone:
+        if not self.disconnected:
             await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
@@ -247,7 +251,7 @@ class PostHandler(Exchange):
         elif conversation is None or not conversation.connection.expects(message):
             await self._forward(stream_id, body)
         else:
-            conversation.send(conversation.receive(body) or None)
+            conversation.receive_and_reply(body)
             self.respond(202, [], b"")
 
     def _check_stateless(self, request: Request, connection: Connection) -> None:
@@ -264,12 +268,14 @@ class PostHandler(Exchange):
 
     def _initialize(self, request: Request) -> Continuation:
         conversation = self._start_conversation()
-        self.finish(conversation.handle(request, self.finish))
+        reply = conversation.handle(request, self.finish)
+        assert reply is not None  # a handshake waits for nothing
         fields: Fields = []
         if conversation.connection.revision is not None:
             fields = [(SESSION, self.endpoint.sessions.issue_id(conversation.connection, self.principal).encode())]
-        if self._wants_json or conversation.status != 200:
-            return self._respond(self.answer, fields)
+        if self._wants_json or reply.status != 200:
+            return self._respond(reply, fields)
+        self.finish(reply)
         return self._as_events(fields)
 
     async def _as_events(self, fields: Fields) -> None:
@@ -321,25 +327,23 @@ class PostHandler(Exchange):
             if self.session is None and type(message) is Request:
                 conversation.connection.check_envelope(message, conversation.connection.revision_of(message))
             return self._refuse(request_id, Refused(Kind.OVERLOADED, text))
-        answer = conversation.handle(message, self.finish)
-        if answer and waits and self._wants_json and not self.unsent:
-            return self._respond(answer)  # the usual call
+        reply = conversation.handle(message, self.finish)
+        if reply is not None and waits and self._wants_json and not self.unsent:
+            return self._respond(reply)  # the usual call
         session = self.session
         if session and session.name and type(message) is Request and message.method == "logging/setLevel":
-            return self._store_log_level(conversation, session, answer)
-        if answer is REPLY_PENDING and type(message) is list:
-            conversation.status = 200  # whatever became of its members
-        return self._deliver(conversation, answer)
+            return self._store_log_level(conversation, session, reply)
+        return self._deliver(conversation, reply)
 
-    def _deliver(self, conversation: Dispatcher, answer: bytes | None) -> Continuation:
+    def _deliver(self, conversation: Dispatcher, reply: Reply | None) -> Continuation:
         endpoint = self.endpoint
-        if answer is REPLY_PENDING and self.ended:  # the last of a batch came at once
-            answer = self.answer
-        as_json = self._wants_json or answer is None or conversation.status != 200
-        if as_json and answer is not REPLY_PENDING and not self.unsent:
-            return self._respond(answer)
-        if answer is not REPLY_PENDING:
-            self.finish(answer)
+        if reply is None and self.ended:  # the last of a batch came at once
+            reply = self.reply
+        if reply is not None:
+            as_json = self._wants_json or not reply.body or reply.status != 200
+            if as_json and not self.unsent:
+                return self._respond(reply)
+            self.finish(reply)
         endpoint.open.add(self)
         endpoint.calls[self.principal.id] += 1
         if self.cycle is None or self.ended or self.unsent or self.paused:
@@ -352,9 +356,9 @@ class PostHandler(Exchange):
         cycle, conversation = self.cycle, self.conversation
         if self.endpoint.pending.pop(self, None) is None or cycle is None or conversation is None:
             super().notify()
-        elif self.answer is not None and self._wants_json and conversation.status == 200 and not cycle.complete:
+        elif self.reply.body and self._wants_json and self.reply.status == 200 and not cycle.complete:
             self._release()
-            cycle.respond(*self.respond(200, JSON, self.answer))
+            cycle.respond(*self.respond(200, JSON, self.reply.body))
         else:
             cycle.start(self.endpoint.complete(self, self._continuation(0.0)))
 
@@ -362,9 +366,9 @@ class PostHandler(Exchange):
         later = self._answer_later(seconds)
         return self._run_detached(later) if self.session and self.session.name else later
 
-    async def _store_log_level(self, conversation: Dispatcher, session: HttpSession, answer: bytes | None) -> None:
+    async def _store_log_level(self, conversation: Dispatcher, session: HttpSession, reply: Reply | None) -> None:
         await self.endpoint.sessions.save_level(session)
-        continuation = self._deliver(conversation, answer)
+        continuation = self._deliver(conversation, reply)
         if continuation is not None:
             await continuation
 
@@ -378,7 +382,7 @@ class PostHandler(Exchange):
                 self._disconnect_task = asyncio.create_task(self.wait_disconnected())
             if not self.unsent and not self.paused and not self.ended:
                 await self.wait(QUIET_SECONDS - WATCH_DELAY_SECONDS)
-            if self.gone and is_stateless:
+            if self.disconnected and is_stateless:
                 return
             has_more = self.unsent or self.paused or not self.ended
             if self.two_way and (has_more or not self._wants_json):
@@ -386,10 +390,10 @@ class PostHandler(Exchange):
                 await self.begin_events(first)
                 await self.events(log, outlives=0.0 if log is None else math.inf)
                 return
-            while not self.ended and not (self.gone and is_stateless):
+            while not self.ended and not (self.disconnected and is_stateless):
                 await self.wait(QUIET_SECONDS)
             if self.ended:
-                self._respond(self.answer)
+                self._respond(self.reply)
         finally:
             if is_stateless and not self.ended and self.conversation is not None:
                 self.conversation.cancel_all()  # whoever goes away does not want the answer
@@ -402,17 +406,15 @@ class PostHandler(Exchange):
         if not calls[caller]:
             del calls[caller]
 
-    def _respond(self, answer: bytes | None, fields: Fields | None = None) -> Continuation:
-        """The answer as JSON, or the news that there is none: then nothing is left to do."""
-        assert self.conversation is not None
-        status = self.conversation.status
-        if status == 429:
-            fields = [(b"retry-after", b"%d" % math.ceil(self.conversation.retry_after))]
-        elif status == 403 and self.conversation.needed_scopes:  # else more scopes would not help
-            needed = {"error": "insufficient_scope", "scope": " ".join(sorted(self.conversation.needed_scopes))}
+    def _respond(self, reply: Reply, fields: Fields | None = None) -> Continuation:
+        """Respond with the reply as JSON, or with 202 where there is none: nothing is left to do."""
+        if reply.status == 429:
+            fields = [(b"retry-after", b"%d" % math.ceil(reply.retry_after))]
+        elif reply.status == 403 and reply.needed_scopes:  # else more scopes would not help
+            needed = {"error": "insufficient_scope", "scope": " ".join(sorted(reply.needed_scopes))}
             fields = [http.challenge({**self.endpoint.challenge(self), **needed})]
-        if answer is None:
-            self.respond(202, fields or [], b"")
+        if reply.body:
+            self.respond(reply.status, JSON + fields if fields else JSON, reply.body)
         else:
-            self.respond(status, JSON + fields if fields else JSON, answer)
+            self.respond(202, fields or [], b"")
         return None

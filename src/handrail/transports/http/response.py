@@ -9,6 +9,7 @@ from typing import Any
 
 from handrail.engine.core import Limits
 from handrail.engine.http_sessions import END, EventLog
+from handrail.engine.reply_channel import NO_REPLY, Reply
 from handrail.protocol import sse
 from handrail.protocol.http_rules import ORIGIN, Headers
 
@@ -34,9 +35,9 @@ _EVENTS: Fields = [
 class ResponseStream:
     """What one HTTP response will say: the outlet of a conversation. What most never need is made when it is."""
 
-    answer: bytes | None = None
+    reply = NO_REPLY  # the last message, when the stream has ended
     ended = False  # no more will come
-    gone = False  # nobody reads any more
+    disconnected = False  # the client reads nothing any more
     resumable = False  # somebody may come back for it
     two_way = True  # it may carry more than the answer
     paused = False  # the reader is to come back for the rest
@@ -50,18 +51,24 @@ class ResponseStream:
         self.limits = limits
         self.unsent: list[bytes] = []
 
+    @property
+    def stopping(self) -> bool:
+        return False
+
     def send(self, message: bytes) -> None:
-        if self.ended or not self.two_way or (self.gone and not self.resumable):
+        if self.ended or not self.two_way or (self.disconnected and not self.resumable):
             return
         self.unsent.append(message)
         self._unsent_bytes += len(message)
         self.notify()
 
     async def drain(self) -> None:
-        if self.gone or self._unsent_bytes > _YIELD_BYTES:
+        if self.disconnected or self._unsent_bytes > _YIELD_BYTES:
             await asyncio.sleep(0)  # whoever talks without end is not to keep the others from being heard
         while (
-            self._unsent_bytes > self.limits.max_unsent_bytes and (self.resumable or not self.gone) and not self.ended
+            self._unsent_bytes > self.limits.max_unsent_bytes
+            and (self.resumable or not self.disconnected)
+            and not self.ended
         ):
             self._room = self._room or asyncio.Event()
             await self._room.wait()
@@ -73,11 +80,11 @@ class ResponseStream:
         self._make_room()
         return messages
 
-    def finish(self, answer: bytes | None) -> None:
-        """The answer, or the news that there will be none; the first of them counts."""
+    def finish(self, reply: Reply = NO_REPLY) -> None:
+        """End with the reply to the request; a second reply is dropped."""
         if self.ended:
             return
-        self.answer = answer
+        self.reply = reply
         self.ended = True
         self._make_room()
         self.notify()
@@ -87,7 +94,7 @@ class ResponseStream:
         self.notify()
 
     def disconnect(self) -> None:
-        self.gone = True
+        self.disconnected = True
         _wake(self._disconnected)
         self._make_room()
         self.notify()
@@ -174,7 +181,7 @@ class HttpResponse(ResponseStream):
         await self._send_messages({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send_messages(self, *messages: MutableMapping[str, Any]) -> None:
-        if self.gone:
+        if self.disconnected:
             return
         try:
             async with asyncio.timeout(self.limits.write_seconds):
@@ -195,16 +202,16 @@ class HttpResponse(ResponseStream):
         end: float | None = None
         while True:
             ended = self.ended  # what comes while this is written is for the next turn
-            last = [self.answer] if ended and self.answer is not None else []
+            last = [self.reply.body] if ended and self.reply.body else []
             for message in self.take_unsent() + last:
                 event_id = "" if log is None else await log.add(message)
                 await self.write(sse.encode_event(message, event_id=event_id, name=name))
             if ended:
                 break
-            if self.paused and log is not None and not self.gone:
+            if self.paused and log is not None and not self.disconnected:
                 await self.write(b"", more=False)
                 self.disconnect()
-            if self.gone and end is None:
+            if self.disconnected and end is None:
                 end = loop.time() + outlives
             seconds = KEEP_ALIVE_SECONDS if end is None else min(KEEP_ALIVE_SECONDS, end - loop.time())
             if seconds <= 0:

@@ -64,8 +64,8 @@ class GetHandler(SessionHandler):
         """A stream for what the server says unasked. Of several that a session has open, one hears it."""
         conversation, connection = self._start_conversation(session.connection), session.connection
         for other in list(connection.listeners):
-            if other.gone:  # it only keeps what comes for a reader that is here now
-                other.finish(None)
+            if other.disconnected:  # it only keeps what comes for a reader that is here now
+                other.finish()
         connection.listeners.append(self)
         connection.listeners[0].conversation.watch_tools()
         if log is None:
@@ -81,13 +81,13 @@ class GetHandler(SessionHandler):
 
     async def wait_disconnected(self) -> None:
         await super().wait_disconnected()
-        if self.connection is not None and any(not each.gone for each in self.connection.listeners):
-            self.finish(None)  # another one reads what comes from now on
+        if self.connection is not None and any(not each.disconnected for each in self.connection.listeners):
+            self.finish()  # another one reads what comes from now on
 
     async def _hold_open(self, writing: Coroutine[Any, Any, None]) -> None:
         """Hold a stream open for as long as the peer reads and the server runs."""
         if self.endpoint.stopping:
-            self.finish(None)
+            self.finish()
         self.task = self.task or asyncio.current_task()
         self.endpoint.open.add(self)
         self._disconnect_task = asyncio.create_task(self.wait_disconnected())
@@ -129,7 +129,7 @@ class GetHandler(SessionHandler):
     async def _replay(self, log: EventLog, number: int) -> None:
         quiet = 0.0
         await self.begin_events(sse.KEEP_ALIVE)
-        while not self.gone and not self.ended and quiet < EVENT_SECONDS:
+        while not self.disconnected and not self.ended and quiet < EVENT_SECONDS:
             for at, message in await log.after(number):
                 if message == END:
                     await self.write(b"", more=False)
