@@ -35,7 +35,7 @@ switches off. A file beside the server that is not used is an error; `--config F
 `server.run()` in Python reads no file, and warns of one beside it.
 
 Everything in it is optional; what it does not say has the default below. What the file says wins over
-what the server's author wrote in Python. A key nobody knows is an error that names the closest one.
+what the server's author wrote in Python. An unknown key is an error that names the closest one.
 [`handrail check`](cli.md) says whether a file is right, what is in force, and from where;
 [examples/everyday.toml](../../examples/everyday.toml) has all of it to copy from.
 

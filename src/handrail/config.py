@@ -1,7 +1,7 @@
 """One file for a server's guards and listener: `handrail.toml`.
 
 Every section is a value of a class that Python code can make too; `Config.guards()` is what `Server.guard(**…)` takes.
-A key nobody knows is an error that names the closest one: a misspelled rule must not be a rule that is not there.
+An unknown key is an error that names the closest one: a misspelt rule must not be ignored.
 """
 
 from __future__ import annotations

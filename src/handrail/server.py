@@ -124,8 +124,9 @@ def _takes_options(*classes: Any) -> Callable[[F], F]:
             for name, kind in annotations.items()
         ]
         named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*named, *keywords])  # type: ignore[attr-defined]
-        function.__doc__ = "\n\n".join(map(inspect.cleandoc, [function.__doc__ or "", *(c.__doc__ for c in classes)]))
+        function.__dict__["__signature__"] = signature.replace(parameters=[*named, *keywords])
+        texts = [each.__doc__ or "" for each in (function, *classes)]  # none with python -OO
+        function.__doc__ = "\n\n".join(map(inspect.cleandoc, texts))
         return function
 
     return write_out
@@ -273,14 +274,15 @@ class Server:
         return tool
 
     def remove(self, name: str) -> None:
-        """Take a tool away, also while the server runs. Calls in flight end as they would."""
+        """Remove a tool, also while the server runs. Calls in flight are not cancelled."""
         self.engine.catalog.remove(name)
 
     def enable(self, name: str) -> None:
+        """List a disabled tool again."""
         self.engine.catalog.enable(name, True)
 
     def disable(self, name: str) -> None:
-        """Hide a tool without forgetting it: it is not listed and cannot be called."""
+        """Disable a tool: it is not listed and cannot be called until `enable`."""
         self.engine.catalog.enable(name, False)
 
     @property
@@ -289,7 +291,7 @@ class Server:
         return [entry.tool for entry in self.engine.catalog]
 
     def include(self, other: Server, *, prefix: str = "") -> None:
-        """Offer another server's tools here too, under `prefix`, with its middleware and state; changes follow."""
+        """Offer the tools of another server under `prefix`, with its middleware and state; changes are mirrored."""
         if other._includes(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
         duplicate_names = {entry.tool.name for entry in self.engine.catalog.entries} & {
@@ -313,7 +315,7 @@ class Server:
             theirs = {entry.tool.name: entry for entry in other.engine.catalog if not entry.trusted_output}
             for name, ours in list(copied.items()):
                 if theirs.get(name) is not ours.origin:
-                    with contextlib.suppress(KeyError):  # taken away here before
+                    with contextlib.suppress(KeyError):  # removed here before
                         self.engine.catalog.remove(ours.tool.name)
                     del copied[name]
             for name, entry in theirs.items():
@@ -329,7 +331,7 @@ class Server:
         return self is server or any(each._includes(server) for each in self._included)
 
     def middleware(self, function: M) -> M:
-        """Put `async def f(call, next)` around every call; it returns `await next(call)`, changed or not."""
+        """Add middleware around every call: `async def f(call, next)` returns `await next(call)`, changed or not."""
         self.engine.add_middleware(function)
         return function
 
@@ -343,7 +345,7 @@ class Server:
 
     @property
     def approvals(self) -> ApprovalQueue:
-        """The calls that wait for a person, to be listed and decided."""
+        """The queue of calls that wait for a person, to be listed and decided."""
         return self.engine.guard_set.approval_queue
 
     # Serving
@@ -387,7 +389,7 @@ class Server:
         run_until_exit(lambda ready: self._serve(source, sink, ready), source, grace)
 
     async def run_async(self) -> None:
-        """As `run`, inside a loop of your own; signals and the process's end are yours."""
+        """Serve standard input and output in a running event loop. The caller handles signals and exits the process."""
         with private_descriptors() as (source, sink):
             await self._serve(source, sink, lambda stop, input_closed: None)
 
@@ -398,11 +400,11 @@ class Server:
             await pipe.serve()
 
     def alongside(self, other: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
-        """Enter something of your own whenever the server begins to serve, in each of its processes."""
+        """Enter a context manager of yours whenever the server begins to serve, in each of its processes."""
         self._alongside.append(other)
 
     def connect(self, principal: Principal = LOCAL_PRINCIPAL) -> MemoryChannel:
-        """The client's end of a conversation in this process; use it inside `async with server.serving():`."""
+        """Return the client's end of a connection in this process; use it inside `async with server.serving():`."""
         return MemoryChannel(self.engine, principal)
 
     @property
@@ -411,7 +413,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def serving(self, *, store: Store | None = None) -> AsyncIterator[Any]:
-        """The server's lifespan, and that of the servers it includes: entered once, left by the last.
+        """Run the lifespan of this server and of included ones. The first caller enters it, the last one leaves it.
 
         `store` is shared by the processes of one listener; they count the limits in it if the server has no store.
         """

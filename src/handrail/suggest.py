@@ -116,8 +116,8 @@ def _fold(name: str) -> str:
 class _OtherName:
     def __init__(self, name: str, suggestion: str) -> None:
         self._name = name
-        self._suggestion = suggestion
+        self._hint = suggestion if suggestion == NOT_HERE else f"write {suggestion}"
+        self.__doc__ = f"A name of other packages: {self._hint}"  # for help()
 
     def __get__(self, thing: object, kind: type) -> object:
-        suggestion = self._suggestion if self._suggestion == NOT_HERE else f"write {self._suggestion}"
-        raise AttributeError(f"{kind.__name__}.{self._name}: {suggestion}", name=self._name, obj=thing)
+        raise AttributeError(f"{kind.__name__}.{self._name}: {self._hint}", name=self._name, obj=thing)
