@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from hashlib import blake2b
 from time import perf_counter_ns
@@ -96,17 +96,16 @@ class InFlightCalls:
         except BaseException as problem:
             return self.finish_call(call, problem)
         if call.trail is None:
-            return self._execute(call, context)
+            return self._execute_inline(call) if call.entry.mode == "inline" else pipeline.execute(call)
         if not call.is_answered:
             self.register(call)
         return None
 
-    def _execute(self, call: CallState, context: Context) -> Reply | Coroutine[Any, Any, ToolResult] | None:
-        """Run an `inline` tool, or return the coroutine that runs any other."""
-        if call.entry.mode != "inline":
-            return self.engine.pipeline.execute(call)
+    def _execute_inline(self, call: CallState) -> Reply | Coroutine[Any, Any, ToolResult] | None:
+        """Run an `inline` tool. Return its reply, or a coroutine if the result has to wait."""
+        assert call.context is not None
         try:
-            result = context.run(self.engine.pipeline.execute_inline, call)
+            result = call.context.run(self.engine.pipeline.execute_inline, call)
         except BaseException as problem:
             return self.finish_call(call, problem)
         return self.finish_call(call, result) if isinstance(result, ToolResult) else result
@@ -116,11 +115,11 @@ class InFlightCalls:
         if not call.intent_pending:  # cancelled meanwhile
             return
         call.intent_pending = False
-        assert call.context is not None
         if problem is not None:
             self.reply(call, self.finish_call(call, self.engine.guard_set.intent_failed(call, problem)))
             return
-        begun = self._execute(call, call.context)
+        is_inline = call.entry.mode == "inline"
+        begun = self._execute_inline(call) if is_inline else self.engine.pipeline.execute(call)
         self.reply(call, begun if begun is None or isinstance(begun, Reply) else self.run(call, begun))
 
     def run(self, call: CallState, coroutine: Coroutine[Any, Any, ToolResult]) -> Reply | None:

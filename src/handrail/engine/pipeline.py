@@ -38,33 +38,22 @@ class Pipeline:
         self._thread_pool = thread_pool
         self._guards = guards
 
-    def admit(self, call: CallState) -> Coroutine[Any, Any, None] | None:
+    def admit(self, call: CallState, *, is_charged: bool = False) -> Coroutine[Any, Any, None] | None:
         """Admit a call, or raise what refuses it; the rest of the admission as a coroutine, if it has to wait."""
-        guards = self._guards
-        if call.marks is not None:
-            call.marks.append(perf_counter_ns())
-        if guards.limiter is not None:
+        entry, guards, marks = call.entry, self._guards, call.marks
+        if marks is not None and not is_charged:
+            marks.append(perf_counter_ns())
+        if guards.limiter is not None and not is_charged:
             take = guards.limiter.take
             if guards.shares is not None:
-                charge_call = partial(take, call.principal.id, call.entry.tool.name, call.address)
+                charge_call = partial(take, call.principal.id, entry.tool.name, call.address)
                 slot = guards.take_share_and_slot(call, charge_call)
             else:
-                charge = take(call.principal.id, call.entry.tool.name, call.address)
+                charge = take(call.principal.id, entry.tool.name, call.address)
                 slot = None if charge is None else guards.take_charged(call, charge)
             if isinstance(slot, Awaitable):
                 return self._admit_when_charged(call, slot)
             call.release = slot
-        return self._decide(call)
-
-    async def _admit_when_charged(self, call: CallState, slot: Awaitable[Callable[[], None] | None]) -> None:
-        call.release = await slot
-        approval = self._decide(call)
-        if approval is not None:
-            await approval
-
-    def _decide(self, call: CallState) -> Coroutine[Any, Any, None] | None:
-        """Validate the arguments and ask the policy; a coroutine if a person has to agree."""
-        entry, guards, marks = call.entry, self._guards, call.marks
         if marks is not None:
             marks.append(perf_counter_ns())
         if not entry.input.valid(call.arguments):
@@ -76,6 +65,12 @@ class Pipeline:
         if marks is not None:
             marks.append(perf_counter_ns())
         return None
+
+    async def _admit_when_charged(self, call: CallState, slot: Awaitable[Callable[[], None] | None]) -> None:
+        call.release = await slot
+        approval = self.admit(call, is_charged=True)
+        if approval is not None:
+            await approval
 
     async def _obtain_approval(self, call: CallState) -> None:
         """Wait for a person, without a concurrency slot meanwhile."""
@@ -124,7 +119,8 @@ class Pipeline:
             settled = self._settle(call, value, result)
             return settled if isinstance(settled, ToolResult) else await settled
         finally:
-            call.release_slot()
+            if call.release is not None:
+                call.release_slot()
 
     def execute_inline(self, call: CallState) -> ToolResult | Coroutine[Any, Any, ToolResult]:
         """Run an `inline` tool without a task; a coroutine if its result has to wait."""
