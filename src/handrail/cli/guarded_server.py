@@ -11,7 +11,7 @@ from handrail.cli.exit_codes import UsageError
 from handrail.cli.load_server import ServerFile
 from handrail.client.state_dir import StateDirectory, state_folder
 from handrail.config import FILE_NAME, SECTIONS, document, read
-from handrail.engine.catalog import Catalog
+from handrail.engine.catalog import ToolCatalog
 from handrail.engine.guard_options import GuardOptions
 from handrail.engine.truncation import TOOL as READ_MORE, smallest_cap
 from handrail.guards.config_lint import LintedTool, lint_rules, lint_settings
@@ -103,7 +103,7 @@ class CommandConfig:
         except ValueError as problem:  # what the file is right to name, and is not there: a secret
             raise UsageError(f"{self.path}: {problem}") from None
 
-    def warnings(self, server: Server, catalog: Catalog) -> list[str]:
+    def warnings(self, server: Server, catalog: ToolCatalog) -> list[str]:
         """What is set and does nothing on this server, with these tools."""
         tools = [LintedTool(each.tool.name, each.tags, each.tool.input_schema) for each in catalog.entries]
         guards = server.engine.guard_options

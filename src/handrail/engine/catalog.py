@@ -1,4 +1,4 @@
-"""The tools: register, find, list. Everything about a tool is compiled when it is added; a page is bytes."""
+"""What a server lists: add, find, page, watch. A tool is compiled when it is added; a page is encoded once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from msgspec.json import decode
@@ -25,7 +25,7 @@ from handrail.suggest import closest, describe_value, expect
 
 log = logging.getLogger("handrail")
 
-MAX_PAGES = 10_000  # kept ready
+MAX_PAGES = 10_000  # encoded pages in memory
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _HINTS = ("title", "readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
@@ -79,8 +79,22 @@ class ToolEntry(Struct, kw_only=True):
     preview: Preview | None = None  # what says what a call would do, where its author gave one
     trusted_output: bool = False  # a built-in tool whose results were sanitized before
 
+    @property
+    def name(self) -> str:
+        return self.tool.name
+
     def is_visible_to(self, scopes: frozenset[str]) -> bool:
         return not self.hide or self.scopes <= scopes
+
+    def prepare(self) -> None:
+        """Compute what follows from the definition, which may have been renamed since it was compiled."""
+        hints = {} if self.tool.annotations is UNSET else self.tool.annotations
+        self.facts = Facts(name=self.tool.name, tags=self.tags, annotations=hints)
+        self.fingerprint = fingerprint(self.tool)
+
+    def definition(self, revision: Revision) -> Any:
+        """Return the tool as a revision lists it."""
+        return revision.tool(self.tool)
 
     def bad_arguments(self, arguments: Object) -> Refused:
         problems = self.input.problems(arguments)
@@ -111,7 +125,7 @@ def make_entry(tool: Tool, **rest: Any) -> ToolEntry:
 
 
 def _normalize_tool(tool: Tool, where: str) -> Tool:
-    """The definition, with what is shown of it as strict JSON of our own: one bad tool would break the whole list."""
+    """Return the definition with its listed parts as strict JSON: one bad tool would break the whole list."""
     for name in ("title", "description"):
         if not isinstance(getattr(tool, name), str | UnsetType):
             raise SchemaError(f"{where}: {name}: expected a text, got {type(getattr(tool, name)).__name__}")
@@ -186,43 +200,60 @@ def _hint_for(name: str) -> str | None:
     return plain_names.get(name.lower().replace("_", "").replace("-", "")) or closest(name, _HINTS)
 
 
-class Catalog:
-    """The tools of a server, in the order they were added.
+class Listed(Protocol):
+    """An entry of a catalog. Its encoding is up to the revision; who sees it, to its scopes."""
+
+    enabled: bool
+    position: int
+    scopes: frozenset[str]
+    hide: bool
+
+    @property
+    def name(self) -> str: ...
+    def is_visible_to(self, scopes: frozenset[str]) -> bool: ...
+    def prepare(self) -> None: ...
+    def definition(self, revision: Revision) -> Any: ...
+
+
+L = TypeVar("L", bound=Listed)
+
+
+class Catalog(Generic[L]):
+    """Entries of one kind, in the order they were added.
 
     May be changed from any thread while calls run; the watchers are called after each change, in that thread.
     """
 
-    def __init__(self) -> None:
-        self._entries: dict[str, ToolEntry] = {}
-        self._listed: dict[str, ToolEntry] = {}
-        self._switched_off: set[str] = set()  # switched off by an operator, whoever adds it, and when
+    def __init__(self, kind: str) -> None:
+        self._kind = kind  # in error texts
+        self._entries: dict[str, L] = {}
+        self._listed: dict[str, L] = {}
+        self._switched_off: set[str] = set()  # names that an operator switched off, whether or not they exist now
         self._last_position = 0
         self._lock = threading.RLock()
         self._pages: dict[tuple[str, int, int, frozenset[str], frozenset[str]], tuple[Raw, int | None]] = {}
-        self.hiding: frozenset[str] = frozenset()  # scopes that make a tool appear
+        self.hiding: frozenset[str] = frozenset()  # scopes that make an entry appear
         self.watchers: set[Callable[[], None]] = set()
         self.get = self._listed.get
 
-    def __iter__(self) -> Iterator[ToolEntry]:
-        """Those that are listed."""
+    def __iter__(self) -> Iterator[L]:
+        """The entries that are listed."""
         return iter(list(self._listed.values()))
 
     @property
-    def entries(self) -> list[ToolEntry]:
-        """All of them, also those that are switched off."""
+    def entries(self) -> list[L]:
+        """All entries, also those that are switched off."""
         return list(self._entries.values())
 
-    def add(self, entry: ToolEntry) -> None:
+    def add(self, entry: L) -> None:
         with self._lock:
-            if entry.tool.name in self._entries:
-                raise SchemaError(f"tool {entry.tool.name!r} exists already; remove it first, or choose another name")
+            if entry.name in self._entries:
+                text = f"{self._kind} {entry.name!r} exists already; remove it first, or choose another name"
+                raise SchemaError(text)
             self._last_position += 1
             entry.position = self._last_position
-            tool = entry.tool
-            hints = {} if tool.annotations is UNSET else tool.annotations
-            entry.facts = Facts(name=tool.name, tags=entry.tags, annotations=hints)
-            entry.fingerprint = fingerprint(tool)
-            self._entries[entry.tool.name] = entry
+            entry.prepare()
+            self._entries[entry.name] = entry
         self._rebuild()
 
     def remove(self, name: str) -> None:
@@ -240,17 +271,20 @@ class Catalog:
         self._rebuild()
 
     def switch(self, name: str, on: bool) -> None:
-        """By an operator: what is off stays off, also if it is taken away and added again, or is not there yet."""
+        """Switch a name on or off for an operator. It stays off when its entry is removed, and when one is added."""
         with self._lock:
             (self._switched_off.discard if on else self._switched_off.add)(name)
             if on and name in self._entries:
                 self._entries[name].enabled = True
         self._rebuild()
 
-    def unknown_tool(self, name: str, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> Refused:
-        names = [each.tool.name for each in self._listed.values() if each.is_visible_to(scopes)]
-        near = closest(name, (each for each in names if each not in hidden))
-        return Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {name[:200]}", {"didYouMean": near} if near else None)
+    def visible(self, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> list[L]:
+        """Return the listed entries that a caller with these scopes may see, without those that rules hide."""
+        return [each for name, each in self._listed.items() if name not in hidden and each.is_visible_to(scopes)]
+
+    def closest(self, name: str, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> str | None:
+        """Return the visible name most like this one, for a hint."""
+        return closest(name, (entry.name for entry in self.visible(scopes, hidden)))
 
     def page(
         self,
@@ -261,29 +295,26 @@ class Catalog:
         hidden: frozenset[str] = frozenset(),
         clean: Callable[[Json], Json] | None = None,
     ) -> tuple[Raw, int | None]:
-        """The tools placed after `after`, as JSON, and the place the next page begins after, if there is one."""
+        """Return the entries after place `after` as JSON, and the place that the next page begins after, if any."""
         key = (revision.name, after, size, scopes & self.hiding, hidden)
         with self._lock:
             if key not in self._pages:
                 if len(self._pages) >= MAX_PAGES:
                     self._pages = {}
-                visible = [
-                    each for name, each in self._listed.items() if name not in hidden and each.is_visible_to(scopes)
-                ]
-                rest = [entry for entry in visible if entry.position > after]
+                rest = [entry for entry in self.visible(scopes, hidden) if entry.position > after]
                 page = rest[:size] if size else rest
-                listed = [revision.tool(entry.tool) for entry in page]
-                tools = b",".join(encode(clean(to_builtins(each)) if clean else each) for each in listed)
-                self._pages[key] = Raw(b"[" + tools + b"]"), page[-1].position if len(page) < len(rest) else None
+                listed = [entry.definition(revision) for entry in page]
+                items = b",".join(encode(clean(to_builtins(each)) if clean else each) for each in listed)
+                self._pages[key] = Raw(b"[" + items + b"]"), page[-1].position if len(page) < len(rest) else None
             return self._pages[key]
 
-    def is_on(self, entry: ToolEntry) -> bool:
-        return entry.enabled and entry.tool.name not in self._switched_off
+    def is_on(self, entry: L) -> bool:
+        return entry.enabled and entry.name not in self._switched_off
 
-    def _require(self, name: str) -> ToolEntry:
+    def _require(self, name: str) -> L:
         if name not in self._entries:
             near = closest(name, self._entries)
-            raise KeyError(f"no tool {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+            raise KeyError(f"no {self._kind} {name!r}" + (f"; did you mean {near!r}?" if near else ""))
         return self._entries[name]
 
     def _rebuild(self) -> None:
@@ -295,3 +326,6 @@ class Catalog:
             self.hiding = frozenset().union(*hidden)
         for watcher in list(self.watchers):
             watcher()
+
+
+ToolCatalog = Catalog[ToolEntry]

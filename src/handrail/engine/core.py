@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from handrail.engine.call_state import CallState
-from handrail.engine.catalog import Catalog, ToolEntry
+from handrail.engine.catalog import ToolCatalog, ToolEntry
 from handrail.engine.eager import Start, starter
 from handrail.engine.guard_options import GuardOptions, check_guard_options
 from handrail.engine.guard_set import GuardSet
@@ -140,7 +140,7 @@ class Engine:
         keys = collection(f"server {name!r}: keys", options.get("keys", ()), "bytes")
         self.seal = Seal(keys or [key_from_environment()])
         self.clock: Callable[[], float] = time.time
-        self.catalog = Catalog()
+        self.catalog = ToolCatalog("tool")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start: Start
         self._untimed_calls: set[CallState | None] = set()

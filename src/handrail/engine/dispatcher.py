@@ -256,7 +256,9 @@ class Dispatcher(InFlightCalls):
         ):
             guards.charge_request(self.principal, self.address)  # there is no tool whose limit would hold
             hidden = guards.hidden(engine.catalog, self.principal, revision)
-            raise engine.catalog.unknown_tool(params.name, self.principal.scopes, hidden)
+            near = engine.catalog.closest(params.name, self.principal.scopes, hidden)
+            hint = {"didYouMean": near} if near else None
+            raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {params.name[:200]}", hint)
         if not entry.scopes <= self.principal.scopes:
             guards.charge_request(self.principal, self.address)
             text = f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}"

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from handrail.approvals.webhook import HttpPost, WebhookSender
-from handrail.engine.catalog import Catalog
+from handrail.engine.catalog import ToolCatalog
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.truncation import TOOL_NAME, TruncatedResults, smallest_cap
 from handrail.guards.limits import MemoryLimiter, Rates
@@ -134,7 +134,7 @@ class _GuardOpening:
 
 
 @contextmanager
-def offer_read_more(guards: GuardSet, catalog: Catalog, owner: Any) -> Iterator[None]:
+def offer_read_more(guards: GuardSet, catalog: ToolCatalog, owner: Any) -> Iterator[None]:
     """List the tool that reads on where a result was cut, if results may be cut."""
     sanitizer, cap = guards.sanitizer, smallest_cap(guards.options.get("sanitize") or Sanitize())
     truncated_results = TruncatedResults(guards.name, cap, guards.store)

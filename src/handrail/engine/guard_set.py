@@ -18,7 +18,7 @@ from handrail.approvals.queue import ApprovalQueue, ApprovalRequest, Approvals
 from handrail.audit.format import TrailError
 from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call_state import CallState
-from handrail.engine.catalog import Catalog, ToolEntry, title_of
+from handrail.engine.catalog import ToolCatalog, ToolEntry, title_of
 from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
 from handrail.engine.thread_pool import ThreadPool
@@ -135,7 +135,7 @@ class GuardSet:
         policy = self.policy
         return policy.hides_anything and policy.hides(principal, entry.facts, revision.name) is not None
 
-    def hidden(self, catalog: Catalog, principal: Principal, revision: Revision) -> frozenset[str]:
+    def hidden(self, catalog: ToolCatalog, principal: Principal, revision: Revision) -> frozenset[str]:
         """The tools that are not there for this caller."""
         if not self.policy.hides_anything:
             return frozenset()

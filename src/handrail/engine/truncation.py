@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct
 from msgspec.msgpack import decode, encode
 
 from handrail.engine.call import Call
-from handrail.engine.catalog import Catalog, make_entry
+from handrail.engine.catalog import ToolCatalog, make_entry
 from handrail.errors import SchemaError, ToolError
 from handrail.guards.sanitize import Sanitize, ToolSanitize
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
@@ -71,7 +71,7 @@ class TruncatedResults:
         unsaved, self.unsaved = self.unsaved, []
         return unsaved
 
-    def offer(self, catalog: Catalog, owner: Any) -> bool:
+    def offer(self, catalog: ToolCatalog, owner: Any) -> bool:
         """Add the tool `read_more`; False if the author has a tool of that name."""
         rest: Object = {"idle": 60.0, "total": 600.0, "dangerous": UNSET, "tags": frozenset(), "owner": owner}
         try:
