@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @suggest_names(OTHER_NAMES)
 class BlockingClient:
-    """A client on a loop of its own, in a thread of its own. From any thread, and closed from any."""
+    """A client on an event loop and a thread of its own. Any thread may use and close it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -48,15 +48,17 @@ class BlockingClient:
     @overload
     def call(self, name: str, arguments: Object | None = None, *, into: None = None, **options: Any) -> CallResult: ...
     def call(self, name: str, arguments: Object | None = None, *, into: Any = None, **options: Any) -> Any:
+        """Call a tool; the options are those of `Client.call`."""
         return self._run(self._client.call(name, arguments, into=into, **options))
 
     def events(self, name: str, arguments: Object | None = None, **options: Any) -> Iterator[Any]:
+        """Call a tool and yield progress, log messages and the result; the options are those of `Client.events`."""
         events = self._client.events(name, arguments, **options)
         try:
             while (event := self._run(_next(events))) is not None:
                 yield event
         finally:
-            if not self._closed:  # else whoever closed the client has ended them, and what was raised says more
+            if not self._closed:  # else closing the client has ended the events, and its error says more
                 self._run(_close(events))
 
     @property
@@ -80,7 +82,7 @@ class BlockingClient:
         return self._client.problems
 
     def close(self) -> None:
-        """End it: whoever waits in another thread is told."""
+        """Close the client; calls that wait in other threads fail with TransportError."""
         if self._closed:
             return
         if threading.current_thread() is self._thread:
@@ -94,7 +96,7 @@ class BlockingClient:
             self._loop.close()
 
     async def _close_client(self) -> None:
-        """The client, and whatever still waits for somebody, in other threads."""
+        """Close the client, then cancel the work of other threads that still waits."""
         await self._client.close()
         if left := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(left, timeout=0.1)
@@ -113,7 +115,7 @@ class BlockingClient:
             return future.result()
         except CancelledError:
             raise TransportError("the client was closed", sent=Sent.UNKNOWN) from None
-        except BaseException:  # also Ctrl-C: the call is cancelled, and the server told
+        except BaseException:  # also Ctrl-C: the call is cancelled at the server too
             future.cancel()
             raise
 
@@ -127,5 +129,5 @@ async def _close(events: Any) -> None:
         try:
             await events.aclose()
             return
-        except RuntimeError:  # it was interrupted, and is being cancelled
+        except RuntimeError:  # interrupted, and its cancellation is still under way
             await asyncio.sleep(0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
 from handrail import __version__
+from handrail.client.connection import Tap
 from handrail.client.consent import Confirm
 from handrail.client.inflight import Clocks, Log, Progress, add_context
 from handrail.client.input_handlers import Elicitation, InputHandlers, Sampling
@@ -37,14 +38,14 @@ from handrail.transports.http_client import Authorizer
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
     from handrail.client.blocking import BlockingClient
+    from handrail.client.recording import Recorder
     from handrail.guards.policy import Policy, Rule
 
 log = logging.getLogger("handrail")
 
 T = TypeVar("T")
 
-MAX_QUEUED_EVENTS = 1_000  # that wait to be looked at
-
+MAX_QUEUED_EVENTS = 1_000  # of one call, not yet consumed
 
 OTHER_NAMES = {
     "call_tool": "client.call(name, {…})",
@@ -63,18 +64,47 @@ OTHER_NAMES = {
 
 @suggest_names(OTHER_NAMES)
 class Client:
-    """One server, or the several of a configuration; then names of tools begin with the server's, and a dot.
+    """A client of one server, or of the several servers of a configuration.
 
     `target` is a URL, a command (list or string), a path to a Python file, a `Server`, an `mcpServers` entry, or the
-    path of such a file.
+    path of a configuration file. With several servers the name of a tool begins with the server's name and a dot.
 
-    `policy` has the rules for calls, instead of what `trusted` and `confirm` make of them: nothing is sent that they
-    deny, and what they hide is not listed. `audit` is a file, `.db` or `.jsonl`, for the record of each call.
+    What is spoken, and for how long:
+        revision: "auto" finds out; "legacy" initializes at once; or the name of one revision.
+        timeout: seconds for a whole call, or `Clocks` for each timeout.
+        name: the name in the client info that is sent to the server.
 
-    `lock` is a file of `handrail lock`. Tools that are not in it, or not what it says, are left out and refused; with
-    `on_change="ask"` they are listed as `changed`, and asked for.
+    How a server is reached:
+        transport: over HTTP, "auto", "streamable", or "sse" for the transport of 2024.
+        headers: more headers of each HTTP request.
+        auth: authorization over HTTP, such as `OAuth(…)`.
+        env: environment variables of a command, beside a short list of our own.
+        cwd: the folder a command runs in.
+        agree: `agree(entry)` returns whether a server of a configuration file may be started or connected to.
+        on_stderr: gets each line of a command's standard error; without it they are logged.
+        tap: `tap(direction, message)` gets each message, ">" sent and "<" received.
 
-    `strict` makes a malformed result an `InvalidResult`; without it such a result is given with its `problems`.
+    Which calls are made:
+        trusted: believe the annotations of the server's tools.
+        confirm: `confirm(call)` returns whether a call may be sent; `allow` agrees to every call.
+        policy: rules that decide calls instead of `trusted` and `confirm`. A call they deny is not sent, a tool they
+            hide is not listed.
+        lock: a file of `handrail lock`. A tool that is not in it, or differs from it, is left out and refused.
+        on_change: "refuse", or "ask" to list such a tool as `changed` and to ask `confirm`.
+        state: a private folder for the fingerprints of tools; without it they last as long as the client.
+        audit: a file, `.db` or `.jsonl`, or a `Trail`, for the record of each call.
+
+    What the server may ask for, and what it sends unasked:
+        elicit: answers a form, an `Elicitation`.
+        elicit_url: answers the request to open a page, an `Elicitation` with `url`.
+        sample: answers a `Sampling` with a model's text.
+        roots: folders the server may use, or a function that returns them.
+        server_asks: ask the server to elicit a confirmation before destructive tools run.
+        log: `log(server, entry)` gets each log message; without it they go to the logger `handrail`.
+
+    What a result becomes:
+        raise_on_error: raise `CallFailed` where the tool reports a failure.
+        strict: raise `InvalidResult` for a malformed result, instead of listing its `problems`.
     """
 
     def __init__(
@@ -105,23 +135,17 @@ class Client:
         agree: Callable[[ServerEntry], bool] | None = None,
         on_stderr: Callable[[str], None] | None = None,
         server_asks: bool = False,
-        tap: Callable[[str, bytes], None] | None = None,
+        tap: Tap | None = None,
         name: str = "handrail",
     ) -> None:
         switches = {"trusted": trusted, "raise_on_error": raise_on_error, "strict": strict, "server_asks": server_asks}
         for option, switch in switches.items():
             expect(f"Client: {option}", switch, "True or False", bool)
-        handlers: dict[str, Any] = {
-            "confirm": confirm,
-            "elicit": elicit,
-            "elicit_url": elicit_url,
-            "sample": sample,
-            "log": log,
-        }
-        handlers |= {"agree": agree, "on_stderr": on_stderr, "tap": tap}
+        handlers: dict[str, Any] = {"confirm": confirm, "elicit": elicit, "elicit_url": elicit_url, "sample": sample}
+        handlers |= {"log": log, "agree": agree, "on_stderr": on_stderr, "tap": tap}
         for option, handler in handlers.items():
             if handler is not None and not callable(handler):
-                hint = "; confirm=handrail.allow agrees to everything" if option == "confirm" else ""
+                hint = "; confirm=allow of handrail.client agrees to everything" if option == "confirm" else ""
                 raise TypeError(f"Client: {option}: expected a function, got {describe_value(handler)}{hint}")
         if auth is not None and not hasattr(auth, "challenged"):
             hint = 'a token goes into headers={"Authorization": "Bearer …"}'
@@ -130,45 +154,39 @@ class Client:
             if texts is not None:
                 mapping(f"Client: {option}", texts, "texts by name")
         clocks = Clocks().within(timeout)
-        self._targets = targets(
-            target, ConnectOptions(transport, headers, auth, env, cwd, agree, on_stderr, clocks.connect)
-        )
+        connect_options = ConnectOptions(transport, headers, auth, env, cwd, agree, on_stderr, clocks.connect)
+        self._targets = targets(target, connect_options)
         names = [each.name for each in self._targets]
         if len(set(names)) < len(names):
             raise ValueError(f"Client: two servers have the same name: {', '.join(names)}")
         if on_change not in ("refuse", "ask"):
             raise ValueError(f"Client: on_change={on_change!r:.40} is not 'refuse' or 'ask'")
-        input_handlers, client_info = (
-            InputHandlers(elicit, elicit_url, sample, roots, server_asks),
-            {"name": name, "version": __version__},
-        )
-        state_dir = None if state is None else StateDirectory(Path(state))
-        locked, ask_on_change = None if lock is None else read_lock(lock), on_change == "ask"
         rules: Policy | None = None
         if policy is not None:
-            from handrail.guards.policy import policy_of  # which most clients do without
+            from handrail.guards.policy import policy_of  # deferred: most clients have no rules
 
             rules = policy_of(policy, "Client: policy")
         self._settings = ClientSettings(
-            input_handlers,
-            clocks,
-            revision,
-            client_info,
-            rules,
-            trusted,
-            confirm,
-            raise_on_error,
-            log,
-            tap,
-            state_dir,
-            locked,
-            ask_on_change,
-            strict,
+            input_handlers=InputHandlers(elicit, elicit_url, sample, roots, server_asks),
+            clocks=clocks,
+            revision=revision,
+            client_info={"name": name, "version": __version__},
+            policy=rules,
+            trusted=trusted,
+            confirm=confirm,
+            raise_on_error=raise_on_error,
+            log=log,
+            tap=tap,
+            state=None if state is None else StateDirectory(Path(state)),
+            lock=None if lock is None else read_lock(lock),
+            ask_on_change=on_change == "ask",
+            strict=strict,
         )
         self._audit = audit
+        self._recorder: Recorder | None = None
         self._auth = auth
         self._servers: dict[str, ServerTools] = {}
-        self.problems: dict[str, PeerError] = {}  # servers of a configuration that could not be reached, and why
+        self.problems: dict[str, PeerError] = {}  # of the servers of a configuration that could not be reached
 
     async def __aenter__(self) -> Client:
         try:
@@ -181,11 +199,12 @@ class Client:
     async def _open(self) -> None:
         several = len(self._targets) > 1
         if self._audit is not None:
-            from handrail.client.recording import Recorder  # which needs SQLite
+            from handrail.client.recording import Recorder  # deferred: it needs SQLite
 
-            self._settings.recorder = Recorder(self._audit)
+            self._recorder = Recorder(self._audit)
         for target in self._targets:
-            self._servers[target.name] = ServerTools(target, f"{target.name}." if several else "", self._settings)
+            prefix = f"{target.name}." if several else ""
+            self._servers[target.name] = ServerTools(target, prefix, self._settings, self._recorder)
         outcomes = await asyncio.gather(
             *(each.connection.open() for each in self._servers.values()), return_exceptions=True
         )
@@ -211,14 +230,14 @@ class Client:
         self._blocking.close()
 
     async def close(self) -> None:
-        """End every conversation; calls that still wait are told. From any task, and more than once."""
+        """Close every connection; pending calls fail. Any task may call it, and more than once."""
         await asyncio.gather(*(each.connection.close() for each in self._servers.values()), return_exceptions=True)
         if self._auth is not None and hasattr(self._auth, "close"):
             await self._auth.close()
-        if self._settings.recorder is not None:
-            await self._settings.recorder.close()
+        if self._recorder is not None:
+            await self._recorder.close()
 
-    # What is known of the servers
+    # Servers
 
     @property
     def servers(self) -> dict[str, ServerTools]:
@@ -226,18 +245,18 @@ class Client:
 
     @property
     def revision(self) -> str:
-        """What is spoken with the (first) server."""
+        """The revision in use with the (first) server."""
         revision = self._first_server.connection.revision
         return "" if revision is None else revision.name
 
     @property
     def welcome(self) -> Object:
-        """What the (first) server said of itself, as it came."""
+        """The result of `initialize` or `server/discover` of the (first) server, unchanged."""
         return self._first_server.connection.handshake_result
 
     @property
     def identity(self) -> Object:
-        """Who the (first) server says it is: for display, never for decisions."""
+        """The server info of the (first) server: for display, never for decisions."""
         meta = self.welcome.get("_meta")
         server_info = self.welcome.get("serverInfo") or (meta.get(SERVER_INFO) if type(meta) is dict else None)
         claims = server_info.items() if type(server_info) is dict else ()
@@ -247,7 +266,7 @@ class Client:
 
     @property
     def instructions(self) -> str:
-        """What the (first) server tells models to do: without what hides, and cut at 16,384 characters."""
+        """The (first) server's instructions for models, without invisible characters, cut at 16,384 characters."""
         text = self.welcome.get("instructions")
         return strip_invisible(text)[:MAX_DESCRIPTION] if type(text) is str else ""
 
@@ -260,7 +279,7 @@ class Client:
     # Tools
 
     async def tools(self, *, fresh: bool = False) -> Tools:
-        """Every tool there is. From memory as long as the server says they are the same, unless `fresh`."""
+        """Return the tools of all servers. The list is cached until a server announces a change, unless `fresh`."""
         if len(self._servers) <= 1:
             return await self._first_server.tools(fresh=fresh)
         visible: list[ListedTool] = []
@@ -268,7 +287,7 @@ class Client:
         requests = (each.tools(fresh=fresh) for each in self._servers.values())
         results = await asyncio.gather(*requests, return_exceptions=True)
         for name, tools in zip(self._servers, results, strict=True):
-            if isinstance(tools, PeerError):  # one that is broken does not hide the others
+            if isinstance(tools, PeerError):  # a broken server does not hide the others
                 self.problems[name] = tools
             elif isinstance(tools, BaseException):
                 raise tools
@@ -321,11 +340,15 @@ class Client:
         into: type[T] | None = None,
         **misplaced: Never,
     ) -> CallResult | T:
-        """Call a tool. Whatever goes wrong is a `PeerError` that says how far it got.
+        """Call a tool. Every failure is a `PeerError`; its `sent` says how far the call got.
 
-        `repeat` says that the call may be made twice, should its answer be lost. `into` is a class (dataclass, Struct,
-        TypedDict or pydantic model) for the data of the result, which is then all that is returned; a tool that says
-        that it failed raises `CallFailed`.
+        timeout: seconds for the whole call, or `Clocks`; in place of the client's.
+        confirm: asked before the call is sent, in place of the client's.
+        progress: gets each `Progress` the server reports.
+        meta: more members of the request's `_meta`.
+        repeat: the call may be sent twice, if its answer is lost.
+        into: a dataclass, Struct, TypedDict or pydantic model. The data of the result is returned as an object of it;
+            a tool that reports a failure raises `CallFailed`.
         """
         if misplaced:
             options = ("timeout", "confirm", "progress", "meta", "repeat", "into")
@@ -352,18 +375,28 @@ class Client:
             raise
 
     async def events(
-        self, name: str, arguments: Object | None = None, **options: Any
+        self,
+        name: str,
+        arguments: Object | None = None,
+        *,
+        timeout: float | Clocks | None = None,
+        confirm: Confirm | None = None,
+        meta: Object | None = None,
+        repeat: bool = False,
     ) -> AsyncIterator[Progress | Log | CallResult]:
-        """Call a tool, and hear of it on the way: progress and log entries, then the result."""
+        """Call a tool, and yield progress and log messages, then the result. The options are those of `call`."""
         queue: asyncio.Queue[Progress | Log | None] = asyncio.Queue(MAX_QUEUED_EVENTS)
         remote, own = self._find(name)
 
         def on_event(event: Progress | Log) -> None:
             if queue.full():
-                queue.get_nowait()  # the oldest says the least
+                queue.get_nowait()  # the oldest is the least useful
             queue.put_nowait(event)
 
-        task = asyncio.create_task(remote.call(own, arguments or {}, on_event=on_event, **options))
+        call = remote.call(
+            own, arguments or {}, timeout=timeout, confirm=confirm, on_event=on_event, meta=meta, repeat=repeat
+        )
+        task = asyncio.create_task(call)
         task.add_done_callback(lambda _: queue.put_nowait(None) if not queue.full() else None)
         try:
             while not task.done() or not queue.empty():

@@ -92,8 +92,8 @@ class OutgoingCall(Struct):
         return arguments
 
 
-class ClientSettings(Struct):
-    """What a client was given for all its servers."""
+class ClientSettings(Struct, frozen=True, kw_only=True):
+    """The options of a client that hold for all its servers."""
 
     input_handlers: InputHandlers
     clocks: Clocks
@@ -108,14 +108,15 @@ class ClientSettings(Struct):
     state: StateDirectory | None  # where pins are kept
     lock: dict[str, LockedServer] | None  # what tools have to be
     ask_on_change: bool  # about a tool that is not what the lock says, instead of refusing it
-    strict: bool = False  # a malformed result is an error
-    recorder: Recorder | None = None  # while the client is open
+    strict: bool  # a malformed result is an error
 
 
 class ServerTools:
     """The tools of one server: listed over all pages, cached while fresh, called. To its connection, the handler."""
 
-    def __init__(self, target: ServerTarget, prefix: str, settings: ClientSettings) -> None:
+    def __init__(
+        self, target: ServerTarget, prefix: str, settings: ClientSettings, recorder: Recorder | None = None
+    ) -> None:
         self.name = target.name
         self.capabilities = settings.input_handlers.capabilities
         self.connection = ClientConnection(
@@ -128,6 +129,8 @@ class ServerTools:
         )
         self._prefix = prefix
         self._settings = settings
+        self._recorder = recorder
+        self._log = settings.log
         self._tools: Tools | None = None
         self._fresh_until = 0.0
         self._has_ttl = False  # the server said for how long
@@ -153,14 +156,14 @@ class ServerTools:
         self._stale = True
 
     def on_log_message(self, entry: Log) -> None:
-        if self._settings.log is None:
+        if self._log is None:
             log.log(_LEVELS.get(entry.level, logging.ERROR), "%s says: %.1000r", self.name, entry.data)
             return
         try:
-            self._settings.log(self.name, entry)
+            self._log(self.name, entry)
         except Exception:
             log.exception("%s: Client(log=…) failed, and is not called again", self.name)
-            self._settings.log = None
+            self._log = None
 
     # Listing
 
@@ -327,7 +330,7 @@ class ServerTools:
         settings = self._settings
         clocks = settings.clocks if timeout is None else settings.clocks.within(timeout)
         confirm = confirm or settings.confirm
-        if confirm is not None or settings.policy is not None or settings.recorder is not None:
+        if confirm is not None or settings.policy is not None or self._recorder is not None:
             arguments = copy.deepcopy(arguments)  # what is agreed to, and recorded, is what is sent
         params: Object = {"name": name, "arguments": arguments}
         if meta:
@@ -343,7 +346,7 @@ class ServerTools:
         )
         call = self._call(outgoing)
         try:
-            result = await (call if settings.recorder is None else settings.recorder.record_call(outgoing, call))
+            result = await (call if self._recorder is None else self._recorder.record_call(outgoing, call))
             if result.is_error and settings.raise_on_error:
                 raise CallFailed(result.text, result=result)
             return result
@@ -467,8 +470,8 @@ class ServerTools:
         if not self.connection.is_open:  # nothing of the call has been sent yet; what fails here is not tried again
             async with deadline_at(call.deadline, call.clocks):
                 await self.connection.open()
-        if self._settings.recorder is not None and not call.intent_written:
-            await self._settings.recorder.write_intent(call)
+        if self._recorder is not None and not call.intent_written:
+            await self._recorder.write_intent(call)
         try:
             return await self.connection.request(
                 "tools/call",
