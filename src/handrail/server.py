@@ -25,7 +25,6 @@ from handrail.engine.preview import make_preview
 from handrail.errors import Kind, SchemaError, missing_extra
 from handrail.guards.fingerprint import source_of
 from handrail.model import Object, Principal, Tool
-from handrail.oauth.fetch import post
 from handrail.revisions.base import ErrorMapping
 from handrail.schema.derive import derive
 from handrail.suggest import NOT_HERE, check_options, collection, describe_value, expect, seconds, suggest_names, texts
@@ -437,7 +436,7 @@ class Server:
         try:
             for other in self._included:
                 await self._stack.enter_async_context(other.serving())
-            await self._stack.enter_async_context(open_guards(self.engine.guard_set, post, store))
+            await self._stack.enter_async_context(open_guards(self.engine.guard_set, _post_to_webhook, store))
             if self._lifespan is not None:
                 entered = self._lifespan(self)
                 if not hasattr(entered, "__aenter__"):
@@ -511,3 +510,9 @@ def _check_lifespan(lifespan: Lifespan, server: Server) -> Lifespan:
     except ValueError:  # it has no signature that can be read
         pass
     return lifespan
+
+
+async def _post_to_webhook(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
+    from handrail.oauth.http import exchange  # deferred: few servers have a webhook
+
+    return await exchange(url, None, data=body, headers=headers)

@@ -19,7 +19,7 @@ from handrail.guards.lockfile import LockedServer, lock_text
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.sanitize import Sanitize
 from handrail.model import Principal
-from handrail.oauth import outbound
+from handrail.oauth import http as oauth_http
 from handrail.revisions import REVISIONS
 from handrail.testing import Peer
 from requirements import requirement
@@ -286,7 +286,7 @@ async def test_what_is_fetched_for_an_icon_must_be_a_picture(
         asked.append(url)
         return 200, {}, body
 
-    monkeypatch.setattr(outbound, "exchange", exchange)
+    monkeypatch.setattr(oauth_http, "exchange", exchange)
     server = Server("icons")
     server.add(lambda: "", name="picture", icons=[{"src": "https://example.org/icon.png"}])
     async with consoled(server) as rig:
@@ -319,7 +319,7 @@ async def test_nothing_that_is_not_public_is_asked_for_an_icon(url: str) -> None
     canary = await asyncio.start_server(visited, "127.0.0.1", 0)
     async with canary:
         with pytest.raises(TransportError):
-            await outbound.fetch_public(url.format(canary.sockets[0].getsockname()[1]), resolve=here)
+            await oauth_http.fetch_public(url.format(canary.sockets[0].getsockname()[1]), resolve=here)
     assert visitors == []
 
 

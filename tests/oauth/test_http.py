@@ -9,7 +9,7 @@ import pytest
 
 from handrail.errors import AuthorizationError
 from handrail.oauth.discovery import FlowRequest, FlowResponse
-from handrail.oauth.outbound import Outbound, Resolve, address_kind
+from handrail.oauth.http import Outbound, Resolve, address_kind
 from requirements import requirement
 
 PUBLIC = "93.184.215.14"

@@ -693,7 +693,7 @@ async def test_many_with_one_token_ask_once_and_each_gets_its_own_answer(asking:
 async def test_too_many_questions_are_refused_and_those_under_way_are_answered(
     asking: Introspection, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.oauth.fetch.MAX_FLIGHTS", 3)
+    monkeypatch.setattr("handrail.oauth.http.MAX_FLIGHTS", 3)
     issuer.released.clear()
     first = [asyncio.create_task(asking.verify(f"token{number}")) for number in range(3)]
     await issuer.arrived.wait()

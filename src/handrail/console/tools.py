@@ -141,7 +141,7 @@ async def icon(context: ConsoleContext, request: ApiRequest) -> Object:
     if icon_row["why_not"] or icon_row["src"]:
         raise ApiError(409, icon_row["why_not"] or "It is part of the tool: there is nothing to fetch")
     try:
-        from handrail.oauth.outbound import fetch_public
+        from handrail.oauth.http import fetch_public
 
         data = await fetch_public(icon_row["from"])
     except ModuleNotFoundError as problem:

@@ -33,7 +33,6 @@ from handrail.oauth.discovery import (
     unique_scopes,
     validate_url,
 )
-from handrail.oauth.fetch import SingleFlight
 from handrail.oauth.flow import (
     INSUFFICIENT_SCOPE,
     OFFLINE_ACCESS,
@@ -43,7 +42,7 @@ from handrail.oauth.flow import (
     Token,
     TokenGrant,
 )
-from handrail.oauth.outbound import Outbound, Resolve, resolve_host
+from handrail.oauth.http import Outbound, Resolve, SingleFlight, require_aiohttp, resolve_host
 from handrail.protocol.http_rules import is_local
 from handrail.suggest import texts
 
@@ -94,6 +93,7 @@ class OAuth:
         clock: Callable[[], float] = time.time,
         resolve: Resolve = resolve_host,
     ) -> None:
+        require_aiohttp("OAuth")
         scope_names = None if scopes is None else texts("OAuth: scopes", scopes)
         if (client_secret or private_key) and not (client_id or client_metadata_url):
             raise ValueError("client_secret and private_key belong to a client_id")

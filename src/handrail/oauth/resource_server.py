@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct, convert, json
 
 from handrail.errors import TransportError, missing_extra
 from handrail.model import Json, Object, Principal
-from handrail.oauth.fetch import SingleFlight, check_secure_url, fetch_json
+from handrail.oauth.http import SingleFlight, check_secure_url, fetch_json
 from handrail.suggest import mapping, texts
 
 __all__ = ["Introspection", "JwtVerifier"]
