@@ -28,7 +28,7 @@ from rigs_console import Refused, Rig, consoled
 
 STATIC = Path(pages.__file__).parent / "static"
 JSON = {"content-type": "application/json"}
-GUARDED = [route for route in ROUTES if route.access != "anyone"]
+GUARDED = [route for route in ROUTES if route.access != "public"]
 ROLED = [route for route in GUARDED if route.access in ROLES]
 
 
@@ -115,8 +115,8 @@ class Visitor:
 
 
 def test_every_route_says_who_may_use_it() -> None:
-    assert {route.access for route in ROUTES} <= {"anyone", "session", *ROLES}
-    assert {named(route) for route in ROUTES if route.access == "anyone"} == {
+    assert {route.access for route in ROUTES} <= {"public", "session", *ROLES}
+    assert {named(route) for route in ROUTES if route.access == "public"} == {
         "GET /",
         "GET /assets/{build}/{name}",
         "POST /api/sign-in",

@@ -510,10 +510,10 @@ def test_where_the_caller_must_not_decide_somebody_else_has_to(chromium: Browser
     ):
         call = Caller(served, "ada").cancels(51)
         card = kept(page, card_of(page, "ada"))
-        expect(card).to_contain_text("You made this call: somebody else has to decide")
+        expect(card).to_contain_text("You made this call: another person has to decide")
         expect(its(page, "yes", card)).to_have_count(0)
         status, said = page.evaluate(DECIDE, [ident(card), {"yes": True}])
-        assert status == 403 and "somebody else" in said and not call.done()
+        assert status == 403 and "another person" in said and not call.done()
         link = served.link_for("grace", "view", "approve")
         with signed_context(chromium, link) as others, window(others, f"{served.url}/#/approve") as other:
             other.get_by_test_id(f"yes-{ident(card)}").click()

@@ -263,7 +263,7 @@ async def test_a_page_to_visit_is_shown_whole_and_goes_on_when_somebody_says_so(
         ("https://192.0.2.1/", "number"),
         ("https://[2001:db8::1]/", "number"),
         ("https://example.org:8443/", "port 8443"),
-        ("https://xn--pple-43d.com/", "аpple.com can be taken for apple.com"),
+        ("https://xn--pple-43d.com/", "аpple.com looks like apple.com"),
         ("https://xn--mnchen-3ya.de/", "reads münchen.de"),
         ("https://example.org:443/", ""),
     ],

@@ -242,7 +242,7 @@ async def test_look_alike_names_and_invisible_characters_are_warned_of() -> None
     assert found["read_file"]["warnings"] == []
     assert "read_file" in found["readFile"]["warnings"][0] and "\\u0430" not in found["readFile"]["warnings"][0]
     assert found["reаd_file"]["warnings"]
-    assert found["other"]["warnings"] == ["Its annotations has characters that are not seen, or act on a screen"]
+    assert found["other"]["warnings"] == ["Its annotations has characters that are invisible or control a terminal"]
 
 
 def data(kind: str, body: bytes) -> Object:

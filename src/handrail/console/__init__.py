@@ -103,7 +103,7 @@ class Console:
         return f"{self.url}/#code={self.start_code}"
 
     def set_endpoint(self, url: str) -> None:
-        """Set the address of the server itself, as soon as it is known."""
+        """Set the address of the server itself, once it listens."""
         self.context.target = self.context.endpoint = url
 
     # Lifecycle
@@ -212,14 +212,14 @@ class Console:
         )
         try:
             if refusal or repeated_header:
-                raise ApiError(403 if refusal else 400, refusal or f"The header {repeated_header} stands twice")
+                raise ApiError(403 if refusal else 400, refusal or f"The header {repeated_header} occurs twice")
             payload = await self._handle(scope, receive, headers)
         except ApiError as problem:
             error_body: Object = {"error": problem.text}
             error_body |= {"problems": problem.problems} if problem.problems else {}
             response.respond(problem.status, [*_SECURITY_HEADERS, _NO_STORE, _JSON_TYPE], encode(error_body))
         except Exception:
-            log.exception("console: %s %s failed", scope["method"], quote(scope["path"][:200]))
+            log.exception("console: request %s %s failed", scope["method"], quote(scope["path"][:200]))
             error_body = {"error": "The console failed; the server's log has the details"}
             response.respond(500, [*_SECURITY_HEADERS, _NO_STORE, _JSON_TYPE], encode(error_body))
         else:
@@ -235,7 +235,7 @@ class Console:
     async def _handle(self, scope: Scope, receive: Receive, headers: Headers) -> Any:
         method, raw = scope["method"], scope.get("raw_path") or quote(scope["path"]).encode()
         route, path = find_route(method, raw.decode("latin-1"))
-        port = (scope.get("server") or ("", 0))[1] or 0  # a socket in the file system has none
+        port = (scope.get("server") or ("", 0))[1] or 0  # a Unix socket has none
         token = access.token_from_cookies(headers, cookie_name(port))
         session = await self.context.sessions.find_session(token)
         if method == "POST" and (reason := http.negotiate_content(headers.get(b"content-type", b""), None, b"")[2]):
@@ -274,7 +274,7 @@ class Console:
 
 
 def _cross_site_refusal(path: str, headers: Headers) -> str:
-    """Why another site's page may not ask for this; links to the page itself may stand anywhere."""
+    """Return why a request from another site is refused, or "". The page itself can be linked from anywhere."""
     site = headers.get(b"sec-fetch-site", b"same-origin")
     return "" if site in (b"same-origin", b"none") or path == "/" else "Another site's page cannot use the console"
 
@@ -307,7 +307,7 @@ async def _stream(response: HttpResponse, headers: Fields, body: AsyncIterator[b
         problems = await asyncio.gather(*tasks, return_exceptions=True)
         for problem in problems:
             if isinstance(problem, Exception):
-                log.error("console: a stream failed", exc_info=problem)
+                log.error("console: event stream or download failed", exc_info=problem)
 
 
 async def _cancel_task(task: asyncio.Task[Any]) -> None:

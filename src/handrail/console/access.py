@@ -1,9 +1,9 @@
-"""Who may do what at the console: codes that are good once, sessions, and what a request must bring along (P-22, P-23).
+"""Access to the console: sign-in codes, sessions, and the credentials every request must carry (P-22, P-23).
 
-A code is in the fragment of a link, which no browser sends: the page posts it, once and within five minutes, and gets a
-cookie and a token. A browser sends the cookie to every port of the host, so any web server there can read it. The token
-is kept by the page, for its own origin, and goes into a header of every request. Neither is worth anything alone.
-The store has only hashes of code and cookie.
+A code stands in the fragment of a link, which browsers do not send. The page posts it once, within five minutes, and
+gets a cookie and a CSRF token. A browser sends the cookie to every port of the host, so any web server there can read
+it. The page keeps the CSRF token for its own origin and puts it into a header of every request. A request needs both.
+The store has only hashes of the code and of the cookie.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["ROLES", "ApiError", "ApiRequest", "ConsoleSession", "RawResponse", "
 ROLES: tuple[str, ...] = get_args(ConsoleRole)
 CODE_SECONDS = 300.0
 SESSION_IDLE_SECONDS = 12 * 3600.0
-MAX_SESSION_SECONDS = 7 * 24 * 3600.0  # however often it is used
+MAX_SESSION_SECONDS = 7 * 24 * 3600.0  # even if it is used all the time
 SESSION_RENEW_SECONDS = 600.0
 _USED = b"used"
 
 
 class ApiError(Exception):
-    """A request that is not done: the status, and in words what was wrong and what would be right."""
+    """A refused request: the HTTP status, and a text that says what was wrong and what would be right."""
 
     def __init__(self, status: int, text: str, problems: Iterable[Object] = ()) -> None:
         super().__init__(text)
@@ -45,31 +45,31 @@ class ApiError(Exception):
 
 
 class ConsoleSession(Struct, frozen=True, kw_only=True):
-    """Somebody who has signed in."""
+    """A session of a person who has signed in."""
 
-    key: str  # names it, and is no secret
+    key: str  # its id, which is not secret
     who: str
     roles: frozenset[str]
-    csrf: str  # held by the page, and a header of every request
+    csrf: str  # the CSRF token
     server: str
     began: float
     renewed: float
-    as_configured: bool = False  # has the roles that the settings have, whatever they are by now
+    as_configured: bool = False  # its roles are those of the current settings
 
 
 class ApiRequest(Struct, frozen=True, kw_only=True):
-    """What a handler is given."""
+    """A request, as handlers get it."""
 
     session: ConsoleSession
-    path: dict[str, str] = {}  # what stands where the route has a {name}
+    path: dict[str, str] = {}  # the values of the {name} parts of the route
     query: dict[str, str] = {}
     body: Any = None
     headers: Headers = {}
-    port: int = 0  # it came in by
-    token: str = ""  # of the session
+    port: int = 0  # of the socket it arrived at
+    token: str = ""  # the session cookie
 
     def body_text(self, name: str, default: str | None = None) -> str:
-        """A member of the body that must be a text."""
+        """Return a member of the body that must be a text."""
         value = self.body.get(name, default) if type(self.body) is dict else None
         if type(value) is not str:
             raise ApiError(400, f"{name}: expected a text")
@@ -77,7 +77,7 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
 
 
 class RawResponse(Struct, frozen=True):
-    """An answer that is no JSON, or more than that; with a name it is to be saved, not shown."""
+    """A response that is not plain JSON. With a file name, the browser saves it instead of displaying it."""
 
     body: bytes | AsyncIterator[bytes]
     media_type: str
@@ -93,19 +93,19 @@ class SessionStore:
 
     def __init__(self, store: Store, server: str, clock: Callable[[], float], roles: Iterable[str] = ()) -> None:
         self._store = store
-        self._roles = frozenset(roles)  # of those who are signed in as the settings say
+        self._roles = frozenset(roles)  # of sessions that are `as_configured`
         self._server = server
         self._clock = clock
 
     async def add_code(self, code: str, who: str, roles: Iterable[str] | None, seconds: float = CODE_SECONDS) -> None:
-        """Let a code be used once, for roles, or those of the settings. A used one stays used, whoever offers it."""
+        """Add a code that works once, with these roles or those of the settings. A used code stays used."""
         value = encode({"who": who, "roles": None if roles is None else sorted(roles), "server": self._server})
         await self._store.put(_code_key(code), value, ttl=seconds, if_absent=True)
 
     async def redeem(
         self, code: str, record: Callable[[ConsoleSession], Awaitable[None]] = _no_record
     ) -> tuple[str, ConsoleSession]:
-        """The token and the session for a code, which is used up by that; if `note` fails, it is not."""
+        """Use a code up; return a cookie and its session. If `record` fails, the code is not used up."""
         key = _code_key(code)
         value = await self._store.get(key)
         if value is None or value == _USED:
@@ -133,18 +133,17 @@ class SessionStore:
         return token, session
 
     async def find_session(self, token: str) -> ConsoleSession | None:
-        """Whose token it is; using it keeps it good for another 12 hours, for a week in all."""
+        """Return the session of a cookie. Each use extends it by 12 hours, up to a week in all."""
         value = await self._store.get(_session_key(token)) if token else None
         try:
             session = None if value is None else decode(value, type=ConsoleSession)
-        except ValidationError:  # of another version
+        except ValidationError:  # written by another version
             return None
         now = self._clock()
         if session is None or session.server != self._server:
             return None
-        if (
-            not -SESSION_RENEW_SECONDS <= now - session.began < MAX_SESSION_SECONDS
-        ):  # nor from the future, by a clock set back (P-21)
+        # A session from the future is refused too: the clock was set back (P-21).
+        if not -SESSION_RENEW_SECONDS <= now - session.began < MAX_SESSION_SECONDS:
             return None
         if session.as_configured:
             session = replace(session, roles=self._roles)
@@ -162,19 +161,19 @@ def new_code() -> str:
 
 
 def cookie_name(port: int) -> str:
-    """With the port: all servers of a machine share its cookies."""
+    """Return the name of the cookie. It has the port in it: all servers of a host share its cookies."""
     return f"handrail-console-{port}"
 
 
 def token_from_cookies(headers: Headers, name: str) -> str:
-    """Out of the cookies of all servers of this machine, whatever others have put into theirs."""
+    """Return the value of one cookie. The header also has the cookies of all other servers of the host."""
     pairs = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
     return {key: value for key, _, value in pairs}.get(name, "")
 
 
 def check_access(session: ConsoleSession | None, access: str, headers: Headers) -> None:
-    """Whether a route with this access may be used like this; a Problem if not."""
-    if access == "anyone":
+    """Raise ApiError unless the session and the headers allow the use of a route with this access."""
+    if access == "public":
         return
     if session is None:
         raise ApiError(

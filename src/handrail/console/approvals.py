@@ -1,4 +1,4 @@
-"""Calls that wait for a person, as cards: what would happen, what is different this time, and the decision."""
+"""Calls that wait for approval, as cards: the arguments, the differences to earlier calls, and the decision."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["card", "cards", "check", "decide", "revoke", "view"]
 
-REMEMBER_SECONDS = 8 * 3600.0  # of what is suggested
-MAX_VALUE_CHARS = 80  # characters of a value, in a sentence
-MAX_SIDE_CHARS = 2_000  # and in a difference
+REMEMBER_SECONDS = 8 * 3600.0  # suggested at most
+MAX_VALUE_CHARS = 80  # of a value in a sentence
+MAX_SIDE_CHARS = 2_000  # of a value in a difference
 
 
 async def view(context: ConsoleContext, request: ApiRequest) -> Object:
@@ -41,7 +41,7 @@ async def view(context: ConsoleContext, request: ApiRequest) -> Object:
 
 
 async def cards(context: ConsoleContext, session: ConsoleSession) -> list[Object]:
-    """All that wait. Several servers may share a store: those of others are not shown here, nor decided."""
+    """Return the cards of this server that are pending. Other servers may share the store: theirs are left out."""
     pending = await context.guards.approval_queue.open(context.guards.name)
     return [await _approval_card(context, session, each) for each in pending]
 
@@ -83,7 +83,7 @@ async def decide(context: ConsoleContext, request: ApiRequest) -> Object:
         decided_approval = await queue.decide(
             approval.id,
             decision.yes,
-            by=f"operator {session.who}",  # of whom a caller need not have heard
+            by=f"operator {session.who}",  # the caller may not know this name
             who=session.who,
             note=decision.note,
             edited=edited,
@@ -97,7 +97,7 @@ async def decide(context: ConsoleContext, request: ApiRequest) -> Object:
 
 
 async def check(context: ConsoleContext, request: ApiRequest) -> Object:
-    """Whether a call could run with other arguments. Whether it may is decided again when it does."""
+    """Validate edited arguments. The policy decides about them again when the call runs."""
     arguments = request.body.get("arguments") if type(request.body) is dict else None
     if type(arguments) is not dict:
         raise ApiError(400, "arguments: expected an object")
@@ -109,7 +109,7 @@ async def revoke(context: ConsoleContext, request: ApiRequest) -> Object:
     queue, grant_id = context.guards.approval_queue, request.path["id"]
     own_grants = [each for each in await queue.grants() if (each.id, each.server) == (grant_id, context.guards.name)]
     if not own_grants or not await queue.revoke(grant_id, by=f"operator {request.session.who}"):
-        raise ApiError(404, "Nothing of that name is remembered: it has ended, or was revoked before")
+        raise ApiError(404, "There is no grant of that name: it has expired, or was revoked before")
     return {}
 
 
@@ -121,7 +121,7 @@ async def _get_approval(context: ConsoleContext, approval_id: str) -> Approval:
 
 
 def _require_pending(approval: Approval) -> None:
-    """Whoever comes second hears who was first."""
+    """Raise ApiError if the approval is decided already, and say by whom."""
     if approval.state != "pending":
         by = f" by {approval.by}" if approval.by else ""
         raise ApiError(409, f"It has been {approval.state}{by} already; nothing was changed")
@@ -132,7 +132,7 @@ def _refusal_reason(queue: ApprovalQueue, approval: Approval, session: ConsoleSe
         return "Your session may not decide: it has not the role approve"
     reason = queue.refusal_reason(approval, session.who)
     if reason and approval.asked.by == "another":
-        return "You made this call: somebody else has to decide (approvals.by)"
+        return "You made this call: another person has to decide (approvals.by)"
     return reason[:1].upper() + reason[1:]
 
 
@@ -184,7 +184,7 @@ async def _approval_card(context: ConsoleContext, session: ConsoleSession, appro
 
 
 def _current_entry(context: ConsoleContext, request: ApprovalRequest) -> ToolEntry | None:
-    """The tool, if it is still the one that was asked about."""
+    """Return the tool, if its definition is still the one of the approval request."""
     entry = context.engine.catalog.get(request.tool) if request.server == context.guards.name else None
     return entry if entry is not None and entry.fingerprint == request.fingerprint else None
 
@@ -195,7 +195,7 @@ def _title(entry: ToolEntry | None, name: str) -> str:
 
 
 def _sentence(title: str, arguments: Object) -> str:
-    """`Cancel an order: order_id 7`"""
+    """Return the call in one line: `Cancel an order: order_id 7`."""
     values = ", ".join(f"{name} {_short_value(value, MAX_VALUE_CHARS)}" for name, value in arguments.items())
     return f"{title}: {values}" if values else title
 
@@ -206,7 +206,7 @@ def _short_value(value: Json, max_chars: int) -> str:
 
 
 def _differences(redactor: Redactor, recent_requests: list[ApprovalRequest], current: ApprovalRequest) -> list[Object]:
-    """To the last call that was allowed; only what is unusual. Two values may differ that are shown alike."""
+    """Return the unusual differences to the last allowed call. Two values may differ and look alike when masked."""
     previous = recent_requests[0]
     before, after = redactor.value(previous.arguments), redactor.value(current.arguments)
     differences: list[Object] = []
@@ -251,11 +251,11 @@ def _grant_row(redactor: Redactor, grant: ApprovalGrant) -> Object:
     }
 
 
-# Arguments that were edited as they were shown
+# Edited arguments
 
 
 def _unmask_edits(context: ConsoleContext, approval: Approval, edited: Object) -> tuple[Object, list[Object]]:
-    """The arguments a person means who saw masks, and what is wrong with them."""
+    """Return the edited arguments with the secrets behind their masks put back, and the problems with them."""
     request, entry = approval.asked, _current_entry(context, approval.asked)
     if entry is None:
         raise ApiError(409, "The tool is not there any more as it was asked about: only yes and no are left")

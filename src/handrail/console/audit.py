@@ -1,6 +1,6 @@
-"""The audit trail on the page: newest first, filtered, checked, and to take away.
+"""The audit log on the page: records newest first, filters, verification and export.
 
-Files can be long: each request reads so much and no more, in a thread, and says where the next one goes on.
+Files can be long: each request reads a limited number of records, in a thread, and returns where the next one goes on.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from handrail.model import Object
 __all__ = ["export", "records_of", "verify", "view"]
 
 PAGE_RECORDS, MAX_PAGE_RECORDS = 100, 500
-MAX_READ_RECORDS = 20_000  # records a request
-READ_AHEAD_RECORDS = 500  # records between the end of a call and its beginning, which says whose it was
+MAX_READ_RECORDS = 20_000  # by one request
+READ_AHEAD_RECORDS = 500  # between an outcome and its intent, which names the caller
 DAY_SECONDS = 86_400.0
 CHUNK_BYTES = 64 * 1024
-MAX_NUMBER = 2.0**53  # numbers of records, and times
+MAX_NUMBER = 2.0**53  # of record numbers and of times
 MAX_UNFINISHED = 100
 COLUMNS = ("number", "time", "event", "call", "who", "tool", "outcome", "rule")
 MORE_COLUMNS = ("server", "from", "client", "revision", "agreed", "step", "approval", "by", "seconds", "hash")
@@ -56,7 +56,7 @@ async def view(context: ConsoleContext, request: ApiRequest) -> Object:
 
 
 async def records_of(context: ConsoleContext, call: str) -> list[Object]:
-    """What is on record of one call, in its order."""
+    """Return the records of one call, oldest first."""
     path = _audit_path(context)
     if path is None or not _CALL_ID.fullmatch(call):
         return []
@@ -64,10 +64,10 @@ async def records_of(context: ConsoleContext, call: str) -> list[Object]:
 
 
 async def verify(context: ConsoleContext, request: ApiRequest) -> Object:
-    """The whole file is read, by one at a time, and not again while it is as it was."""
+    """Verify the whole log, one request at a time. The report is reused while the files are unchanged."""
     path = _audit_path(context)
     if path is None:
-        raise ApiError(404, "Nothing is on record here: give the server an audit")
+        raise ApiError(404, "Nothing is recorded here: give the server an audit log")
     async with context.verify_lock:
         stamp = await _read_in_thread(_file_stamps, path)
         cached = context.verified
@@ -79,7 +79,7 @@ async def verify(context: ConsoleContext, request: ApiRequest) -> Object:
 async def export(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     path, file_format = _audit_path(context), request.query.get("format", "jsonl")
     if path is None:
-        raise ApiError(404, "Nothing is on record here: give the server an audit")
+        raise ApiError(404, "Nothing is recorded here: give the server an audit log")
     if file_format not in ("jsonl", "csv"):
         raise ApiError(400, f"format: {file_format[:40]!r} is neither jsonl nor csv")
     record_filter = _RecordFilter(request.query)
@@ -97,7 +97,7 @@ async def _read_in_thread(function: Any, *args: Any) -> Any:
     try:
         return await asyncio.to_thread(function, *args)
     except (TrailError, OSError, sqlite3.Error) as problem:
-        raise ApiError(500, f"The audit cannot be read: {problem}") from None
+        raise ApiError(500, f"The audit log cannot be read: {problem}") from None
 
 
 def _audit_path(context: ConsoleContext) -> Path | None:
@@ -156,7 +156,7 @@ def _read_page(path: Path, record_filter: _RecordFilter, before: int, limit: int
         record.add_intent(intents.pop(record.call, None) if record.event == "outcome" else None)
         if record_filter.matches(record, line):
             records.append(record)
-        elif 0 < record.time < record_filter.since - DAY_SECONDS:  # clocks are set back, but not so far
+        elif 0 < record.time < record_filter.since - DAY_SECONDS:  # clocks are set back, but by less than a day
             is_over = True
             break
     total = last - first + 1 if last else 0
@@ -179,8 +179,8 @@ def _read_call_records(path: Path, call: str) -> list[RecordRow]:
 
 def _file_stamps(path: Path) -> list[tuple[str, int, int]]:
     files = [path, *(rotated_files(path) if path.suffix == ".jsonl" else [])]
-    stamps = [(each.name, each.stat().st_ctime_ns, each.stat().st_size) for each in files]  # a time that nobody can set
-    log = Path(f"{path}-wal")  # of which SQLite sets that time whenever it is read
+    stamps = [(each.name, each.stat().st_ctime_ns, each.stat().st_size) for each in files]  # no program can set ctime
+    log = Path(f"{path}-wal")  # SQLite changes its ctime with every read
     return [*stamps, (log.name, log.stat().st_mtime_ns, log.stat().st_size)] if log.exists() else stamps
 
 
@@ -199,11 +199,11 @@ def _verify_file(path: Path) -> Object:
     return members if report.flaw is None else {**members, "flaw": to_builtins(report.flaw)}
 
 
-# Taking away
+# Export
 
 
 def _matching_lines(trail: TrailFile, record_filter: _RecordFilter) -> Iterator[tuple[bytes, RecordRow]]:
-    """Oldest first, each as it is in the file."""
+    """Yield the matching lines of the log as they are, oldest first, each with its row."""
     intents: dict[str, RecordRow] = {}
     for _, line in trail.lines():
         link = position_of(line)
@@ -228,7 +228,7 @@ def _csv_rows(lines: Iterable[tuple[bytes, RecordRow]]) -> Generator[bytes]:
 
 
 async def _chunks(pieces: Generator[bytes]) -> AsyncIterator[bytes]:
-    """Read in one thread, which is what a database wants, as fast as it is taken."""
+    """Yield the pieces in chunks, read in one thread (as SQLite requires) no faster than they are sent."""
 
     def more() -> bytes:
         chunk = bytearray()

@@ -1,4 +1,4 @@
-"""Calls as the page shows them: a row of each, and one call's whole story."""
+"""Calls on the page: a row of each, and the details of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from msgspec import MsgspecError
 from msgspec.json import decode
 
-from handrail.console import audit as auditing
+from handrail.console import audit
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.call_state import STAGES
@@ -18,13 +18,11 @@ from handrail.model import Json, Object
 from handrail.observe.activity import CallSnapshot, WireMessage
 from handrail.text.controls import one_line
 
-LARGE_BYTES = 256 * 1024  # bytes that take too long on the loop
-MAX_REQUEST_BYTES = 64 * 1024  # bytes of a request that is read for its row
-MAX_PREVIEWS = 1_000  # calls whose arguments need not be read again
-MAX_PREVIEW_CHARS, MAX_VALUE_BYTES = (
-    160,
-    400,
-)  # characters of the first arguments, in a row; bytes of one that is shown there
+LARGE_BYTES = 256 * 1024  # a larger call is prepared in a thread, not on the loop
+MAX_REQUEST_BYTES = 64 * 1024  # a larger request is not decoded for its row
+MAX_PREVIEWS = 1_000  # cached
+MAX_PREVIEW_CHARS = 160
+MAX_VALUE_BYTES = 400  # of an argument in a preview
 
 
 def call_row(context: ConsoleContext, snapshot: CallSnapshot) -> Object:
@@ -54,7 +52,7 @@ def call_row(context: ConsoleContext, snapshot: CallSnapshot) -> Object:
 
 
 def argument_preview(context: ConsoleContext, snapshot: CallSnapshot) -> str:
-    """The arguments of a call in one line, secrets masked, as far as there is room: `order_id 7, reason "late"`."""
+    """Return the first arguments of a call in one line, secrets masked: `order_id 7, reason "late"`."""
     preview = context.argument_previews.get(snapshot.id)
     if preview is None:
         if len(context.argument_previews) >= MAX_PREVIEWS:
@@ -84,9 +82,9 @@ def _make_preview(context: ConsoleContext, snapshot: CallSnapshot) -> str:
 
 
 async def call_details(context: ConsoleContext, request: ApiRequest) -> Object:
-    """A `Story`: from memory while it is there, else what the audit has."""
+    """Return the `Story` of a call: from memory if it is there, else from the audit log."""
     call_id = request.path["id"]
-    snapshot, records = context.feed.find(call_id), await auditing.records_of(context, call_id)
+    snapshot, records = context.feed.find(call_id), await audit.records_of(context, call_id)
     if snapshot is not None:
         size = len(snapshot.raw_request) + len(snapshot.answer or b"")
         details = (
@@ -96,14 +94,14 @@ async def call_details(context: ConsoleContext, request: ApiRequest) -> Object:
         )
         return {**details, "records": records}
     if not records:
-        raise ApiError(404, f"There is no call {call_id[:40]!r}: it is too long ago, or was another server's")
+        raise ApiError(404, f"There is no call {call_id[:40]!r}: it is too long ago, or was a call of another server")
     return {**_audit_details(records), "records": records}
 
 
 async def block(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     snapshot, index = _snapshot_and_index(context, request)
     if snapshot.result is None:
-        raise ApiError(404, "This call gave no result")
+        raise ApiError(404, "This call has no result")
     try:
         body = await asyncio.to_thread(context.redactor.block, snapshot.result, index)
     except LookupError as problem:
@@ -121,13 +119,13 @@ async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
 
 
 async def cancel(context: ConsoleContext, request: ApiRequest) -> Object:
-    """Stop a call, in whichever worker it runs. Its caller is told."""
+    """Cancel a call, in whichever worker it runs. Its caller gets an error."""
     session, call_id = request.session, request.path["id"]
     snapshot = context.feed.find(call_id)
     if "manage" not in session.roles and (
         snapshot is None or snapshot.who != session.who or "call" not in session.roles
     ):
-        raise ApiError(403, "This needs the role 'manage', or 'call' for a call of one's own")
+        raise ApiError(403, "This needs the role 'manage', or 'call' for a call of your own")
     if snapshot is not None and snapshot.ended_ns:
         raise ApiError(409, "This call is over")
     if snapshot is None and context.workers == 1:
@@ -147,7 +145,7 @@ async def cancel_running(context: ConsoleContext, data: Object) -> None:
 def _snapshot_and_index(context: ConsoleContext, request: ApiRequest) -> tuple[CallSnapshot, int]:
     snapshot, index = context.feed.find(request.path["id"]), request.path["index"]
     if snapshot is None:
-        raise ApiError(404, "This call is not kept in memory any more")
+        raise ApiError(404, "This call is not in memory any more")
     if not index.isascii() or not index.isdigit() or len(index) > 6:
         raise ApiError(404, f"{index[:20]!r} is not a number")
     return snapshot, int(index)
@@ -202,7 +200,7 @@ def _snapshot_details(context: ConsoleContext, snapshot: CallSnapshot) -> Object
 
 
 def _request_arguments(snapshot: CallSnapshot) -> Json:
-    """As they came: out of the message, or out of the one in the batch that is this call."""
+    """Return the arguments as they were sent: from the message, or from this call's message in a batch."""
     message = decode(snapshot.raw_request) if snapshot.raw_request else {}
     for each in message if type(message) is list else [message]:
         params = each.get("params") if type(each) is dict and each.get("id") == snapshot.request_id else None
@@ -217,14 +215,14 @@ def _value_line(context: ConsoleContext, value: Json) -> str:
 
 
 def _wire_lines(snapshot: CallSnapshot) -> list[WireMessage]:
-    """Every message of the call, as it went over the wire."""
+    """Return every message of the call, as it was on the wire."""
     first = [(snapshot.started_at, "in", bytes(snapshot.raw_request))]
     last = [] if snapshot.answer is None else [(snapshot.ended_at, "out", snapshot.answer)]
     return [*first, *snapshot.lines, *last]
 
 
 def _audit_details(records: list[Object]) -> Object:
-    """What the audit has of a call: no arguments, results or wire."""
+    """Return the details that the audit log has of a call: no arguments, results or wire."""
     first, last = records[0], records[-1]
     raw = {**first["raw"], **last["raw"]}
     cells: Object = {

@@ -1,4 +1,4 @@
-"""What the handlers of the console work with: the server's engine, the stores, the session store and the topics."""
+"""The context of the console's handlers: the engine, the stores, the sessions, and messages to pages and workers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Trying a tool from the page: a client of our own, in memory, as whoever is signed in.
+"""Running a tool from the page: an in-memory client that calls as the signed-in person.
 
-The call goes through everything that any other goes through. What the server asks on the way is put to the page;
-nothing is answered, opened or fetched here. A question can be answered at any worker: what is needed to check an answer
-is in the store, and whoever takes it from there was first.
+The call passes all guards, as any other does. Questions of the server go to the page; nothing is answered, opened or
+fetched here. A question can be answered at any worker: its schema is in the store, and the first answer that deletes it
+there counts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("handrail")
 MAX_RUNS, MAX_RUNS_PER_SESSION = 32, 8
 MAX_RUN_SECONDS = 900.0
 MAX_LOGS = 200
-PROGRESS_INTERVAL_SECONDS = 0.1  # between two signs of progress
+PROGRESS_INTERVAL_SECONDS = 0.1  # between two progress events
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 _GUARD_KINDS = {Kind.FORBIDDEN, Kind.DENIED, Kind.PENDING, Kind.THROTTLED, Kind.OVERLOADED, Kind.UNRECORDED}
 
@@ -59,7 +59,7 @@ class _RunParams(Struct, forbid_unknown_fields=True):
 
 
 async def check(context: ConsoleContext, request: ApiRequest) -> Object:
-    """What the server would find wrong with these arguments, and what its rules would say."""
+    """Return the problems with these arguments, and the decision of the policy, without a call."""
     params, revision = _parse(context, request)
     principal = Principal(request.session.who)
     entry = _visible_entry(context, params.tool, principal, revision)
@@ -78,10 +78,8 @@ async def start(context: ConsoleContext, request: ApiRequest) -> Object:
     runs, session = context.runs, request.session
     own_runs = [each for each in runs.values() if each.session_key == session.key]
     if len(own_runs) >= MAX_RUNS_PER_SESSION or len(runs) >= MAX_RUNS:
-        raise ApiError(429, f"{len(own_runs)} tries of yours are under way: wait for one, or cancel it")
-    seconds_left = (
-        session.began + MAX_SESSION_SECONDS - context.clock()
-    )  # of a session that is used only its week can run out
+        raise ApiError(429, f"{len(own_runs)} runs of yours are under way: wait for one, or cancel it")
+    seconds_left = session.began + MAX_SESSION_SECONDS - context.clock()
     run = ToolRun(context, session.key, Principal(session.who), min(MAX_RUN_SECONDS, seconds_left))
     runs[run.id] = run.pending
     try:
@@ -103,7 +101,7 @@ async def answer(context: ConsoleContext, request: ApiRequest) -> Object:
         raise ApiError(400, f"action: {action[:40]!r} is not accept, decline or cancel")
     schema_json = await context.store.get(f"console-question:{run_id}:{key[:40]}")
     if schema_json is None:
-        raise ApiError(409, "Nobody waits for this answer any more")
+        raise ApiError(409, "The run does not wait for this answer any more")
     schema = decode(schema_json)
     if action == "accept" and schema:
         if type(content) is not dict:
@@ -127,7 +125,7 @@ async def cancel(context: ConsoleContext, request: ApiRequest) -> Object:
 
 
 async def deliver_answer(context: ConsoleContext, data: Object) -> None:
-    """In every worker: the one that waits for the answer goes on."""
+    """Resume the run that waits for the answer, if it is in this worker."""
     run = context.runs.get(data["id"])
     pending_answer = None if run is None else run.answers.get(data["key"])
     if pending_answer is not None and not pending_answer.done():
@@ -135,17 +133,17 @@ async def deliver_answer(context: ConsoleContext, data: Object) -> None:
 
 
 async def cancel_runs(context: ConsoleContext, data: Object) -> None:
-    """One try, or all of a session that has ended."""
+    """Cancel one run, or all runs of a session that has ended."""
     for run_id, each in context.runs.items():
         if each.task is not None and data in ({"id": run_id}, {"session": each.session_key}):
             each.task.cancel()
 
 
 async def _own_run_id(context: ConsoleContext, request: ApiRequest) -> str:
-    """The id of a try that is this session's."""
+    """Return the id in the path; ApiError if it is not a run of this session."""
     run_id = request.path["id"]
     if await context.store.get(f"console-try:{run_id}") != request.session.key.encode():
-        raise ApiError(404, "There is no such try: it has ended, or is of another window's session")
+        raise ApiError(404, "There is no such run: it has ended, or belongs to another session")
     return run_id
 
 
@@ -153,12 +151,12 @@ def _parse(context: ConsoleContext, request: ApiRequest) -> tuple[_RunParams, Re
     try:
         params = convert(request.body, _RunParams)
     except ValidationError as problem:
-        raise ApiError(400, f"A try names a tool, its arguments and a revision: {problem}") from None
+        raise ApiError(400, f"A run has a tool, arguments and a revision: {problem}") from None
     return params, context.revision(params.revision)
 
 
 def _visible_entry(context: ConsoleContext, name: str, principal: Principal, revision: Revision) -> ToolEntry:
-    """The tool, if it is there for this caller: the same question a call asks."""
+    """Return the tool if this caller can see it, by the same checks as a call."""
     entry = context.engine.catalog.get(name)
     if entry is None or not entry.is_visible_to(principal.scopes) or context.guards.hides(entry, principal, revision):
         raise ApiError(404, f"There is no tool {name[:200]!r} for {principal.id}")
@@ -173,7 +171,7 @@ async def cancel_all(runs: dict[str, PendingRun]) -> None:
 
 
 class _InMemoryTarget(Struct):
-    """The server, as somebody in particular finds it from here."""
+    """The server in this process, as a target of a client with a given principal."""
 
     server: Server
     principal: Principal
@@ -191,7 +189,7 @@ class _InMemoryTarget(Struct):
 
 
 class ToolRun:
-    """One call, from the page and back."""
+    """One call from the page: it runs the call and publishes its progress, questions and result."""
 
     def __init__(self, context: ConsoleContext, session_key: str, principal: Principal, seconds: float) -> None:
         self.id = secrets.token_hex(6)
@@ -213,19 +211,19 @@ class ToolRun:
         except PeerError as problem:
             ending["error"] = self._error(problem)
         except asyncio.CancelledError:
-            text = "Cancelled: whether the tool had done something already is not known"
+            text = "Cancelled. The tool may have done something already"
             ending["error"] = {"kind": "refused", "message": text}
-        except Exception:  # whoever waits at the page must hear that it is over
-            log.exception("console: a try of %.100r failed", params.tool)
-            text = "The console failed, and what became of the call is not known: look for it under Now and Audit, then"
+        except Exception:  # the page must get an event that ends the run
+            log.exception("console: run of tool %.100r failed", params.tool)
+            text = "The console failed, and the call may have run or not: look for it under Now and Audit, then"
             ending["error"] = {"kind": "internal", "message": f"{text} try again. The server's log says why"}
         call = self._last_call
         done = {"kind": "done", "seconds": loop.time() - began, "call": "" if call is None else call.id, **ending}
         try:
             await self._publish(done)
             await self._context.store.delete(self.key)
-        except StoreError as problem:  # the page does not hear of it; what is kept ends by its time
-            log.error("console: the end of a try cannot be told: %s", problem)
+        except StoreError as problem:  # the page is not notified; the entry of the store expires
+            log.error("console: end of run %s not published: %s", self.id, problem)
 
     async def _events(self, params: _RunParams, revision: Revision) -> AsyncIterator[Progress | Log | CallResult]:
         seconds = self.seconds
@@ -234,7 +232,7 @@ class ToolRun:
             revision=revision.name,
             timeout=Clocks(first=seconds, idle=seconds, total=seconds),
             trusted=True,
-            confirm=allow,  # whoever pressed the button
+            confirm=allow,  # the person has pressed the button
             elicit=self._elicit,
             elicit_url=self._elicit,
             log=lambda *_: None,
@@ -256,7 +254,7 @@ class ToolRun:
 
     @property
     def _last_call(self) -> Any:
-        """The last call that came from here, as the feed knows it."""
+        """The snapshot of the last call of this run, from the activity feed."""
         feed, address = self._context.feed, self._target.address
         snapshots = [*feed.recent, *feed.running.values()]
         return next((snapshot for snapshot in reversed(snapshots) if snapshot.address == address), None)
@@ -289,11 +287,11 @@ class ToolRun:
         await self._context.publish("try", {"id": self.id, **event}, to=self.pending.session_key)
 
     def _error(self, problem: PeerError) -> Object:
-        """What a guard refused is not what broke the protocol, though both are told as errors."""
+        """Return the error for the page, which tells refusals of guards from other protocol errors."""
         redactor, snapshot = self._context.redactor, self._last_call
         error: Object = {"message": redactor.text(problem.text)}
         match problem:
-            case InvalidResult(sent=Sent.NO):  # the definition is wrong, not what came of a call
+            case InvalidResult(sent=Sent.NO):  # the definition is wrong, not the result of a call
                 error |= {
                     "kind": "refused",
                     "message": f"Not called, as other clients may not call it either: {problem.text}",
@@ -322,7 +320,7 @@ def _question_json(elicitation: Elicitation) -> Object:
 
 
 def describe_url(url: str) -> Object:
-    """A page somebody is to visit: the whole address, whose it is, and what to be careful about."""
+    """Return the address of a page that a person is asked to visit: the URL, its host, and warnings about it."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     location: Object = {"url": url, "host": host}
@@ -331,7 +329,7 @@ def describe_url(url: str) -> Object:
         warnings.append("The connection is not encrypted: others can read what you enter there")
     try:
         ip_address(host)
-        warnings.append("The host is a number, not a name: nobody can tell whose it is")
+        warnings.append("The host is a number, not a name: it does not say whose it is")
     except ValueError:
         pass
     if parts.port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
@@ -340,12 +338,12 @@ def describe_url(url: str) -> Object:
     if letters != punycode:
         location |= {} if host == punycode else {"host_shown": punycode}
         warnings.append(f"{punycode} is not in plain letters: it reads {letters}")
-        warnings += [f"{name} can be taken for {other}" for name, other in confusable_names([letters])]
+        warnings += [f"{name} looks like {other}" for name, other in confusable_names([letters])]
     return {**location, "warnings": warnings}
 
 
 def _host_spellings(host: str) -> tuple[str, str]:
-    """A host in letters, and in punycode."""
+    """Return a host in Unicode letters, and in punycode."""
     try:
         return host.encode("ascii").decode("idna") if host.isascii() else host, host.encode("idna").decode()
     except UnicodeError:

@@ -1,7 +1,8 @@
-"""What the page gets of arguments, results and messages: secrets masked, no more than a page can carry, block by block.
+"""Arguments, results and messages for the page: secrets masked, sizes limited, results block by block.
 
-Masking is done when somebody looks, not when a call is made. It covers the secrets the server knows, the operator's
-patterns, what looks like a secret and what stands under a name that says so; it may hide too much (`text/controls.py`).
+Values are masked when a page asks for them, not when a call runs. Masked are the server's own secrets, the operator's
+patterns, texts that look like a secret, and values under a name such as `password`. It may hide too much
+(`text/controls.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Redactor"]
 
-MAX_TEXT_CHARS = 64 * 1024  # characters of one text
-MAX_MEDIA_BYTES = 1024 * 1024  # bytes of one picture or sound
-MARGIN_CHARS = 8 * 1024  # read beyond a cut, so that no secret is shown by being cut in two
+MAX_TEXT_CHARS = 64 * 1024  # of one text
+MAX_MEDIA_BYTES = 1024 * 1024  # of one picture or sound
+MARGIN_CHARS = 8 * 1024  # masked beyond a cut: a secret that is cut in two must not appear
 PLAYABLE_MEDIA_TYPES = {
     *("image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"),
     *("audio/wav", "audio/x-wav", "audio/mpeg", "audio/mp3", "audio/aac", "audio/ogg", "audio/flac", "audio/mp4"),
@@ -36,7 +37,7 @@ _ANNOTATION_KEYS = ("audience", "priority", "lastModified")
 
 
 class Redactor:
-    """What hides the secrets of one server."""
+    """Masks the secrets of one server."""
 
     def __init__(self, engine: Engine) -> None:
         self._server_secrets = engine.guard_set.secrets
@@ -47,14 +48,14 @@ class Redactor:
         return self._redact_plain(self.redact_json(text) or text)
 
     def redact_json(self, text: str) -> str | None:
-        """The text as JSON, if it is that: there a secret ends where it does, whatever is in it."""
+        """Return the text with its secrets masked value by value, if it is JSON; else None."""
         if text.lstrip()[:1] not in ("{", "["):
             return None
         try:
             parsed = decode(text)
             redacted = self.value(parsed)
             return text if redacted == parsed else encode(redacted).decode()
-        except (MsgspecError, RecursionError, UnicodeEncodeError):  # it is none, or nested too deep to be walked
+        except (MsgspecError, RecursionError, UnicodeEncodeError):  # not JSON, or nested too deeply
             return None
 
     def _redact_plain(self, text: str) -> str:
@@ -63,7 +64,7 @@ class Redactor:
         )
 
     def truncate(self, text: str) -> tuple[str, bool]:
-        """The text, or its beginning; and whether there is more."""
+        """Return the text, or its beginning, masked; and whether it was cut."""
         if len(text) <= MAX_TEXT_CHARS:
             return self.text(text), False
         return self._redact_plain((self.redact_json(text) or text)[: MAX_TEXT_CHARS + self._margin])[
@@ -71,21 +72,21 @@ class Redactor:
         ], True
 
     def value(self, value: Json) -> Json:
-        """A copy of a JSON value without its secrets."""
+        """Return a copy of a JSON value with its secrets masked."""
         redacted = mask_secrets(value, self._server_secrets)
         return redacted if self._has_no_secret(redacted) else self._redact_strings(redacted)
 
     def definition(self, value: Json) -> Json:
-        """A part of a tool: names of arguments hide nothing in it, but what is known to be a secret is one."""
+        """Mask a part of a tool definition: by its values only, since `password` is a name of an argument there."""
         return value if self._has_no_secret(value) else self._redact_strings(value)
 
     def bounded_value(self, value: Json) -> Json:
-        """As `value`; what is too big for a page becomes a sentence that says so."""
+        """Return the value masked; a value that is too large for the page becomes a sentence that says so."""
         size = len(encode(value))
         return self.value(value) if size <= MAX_TEXT_CHARS else f"{size:,} bytes of JSON, too much to be shown here"
 
     def _has_no_secret(self, value: Json) -> bool:
-        """Whether one look at all of it finds nothing; what is written as an escape in JSON is another text in it."""
+        """Return True if the encoded value has no secret; False if it has escapes, which may hide one."""
         encoded = encode(value).decode()
         return "\\" not in encoded and self._secrets.has_none(encoded)
 
@@ -99,7 +100,7 @@ class Redactor:
     # Messages and results
 
     def wire_message(self, message: bytes) -> Object:
-        """One message as it was on the wire; byte for byte, where nothing in it is secret."""
+        """Return a message as it was on the wire: byte for byte, unless a secret in it is masked."""
         text = self.full_wire_message(message)
         return {"text": text[:MAX_TEXT_CHARS], "bytes": len(message), "cut": len(text) > MAX_TEXT_CHARS}
 
@@ -108,7 +109,7 @@ class Redactor:
         return self.redact_json(text) or self.text(text)
 
     def result(self, result: ToolResult) -> Object:
-        """The `Result` of the page."""
+        """Return the `Result` of the page."""
         blocks = [_page_block(self, each) for each in result.content]
         meta = {} if result.meta is UNSET else result.meta
         risk = meta.get(RISK)
@@ -126,7 +127,7 @@ class Redactor:
         return page_result
 
     def block(self, result: ToolResult, index: int) -> bytes:
-        """All of one block, for a download. Large texts take a while: not on the loop."""
+        """Return all of one block, for a download. Call it in a thread: large texts take long."""
         if not 0 <= index < len(result.content):
             raise LookupError(f"block {index}: there are {len(result.content)}")
         match result.content[index]:

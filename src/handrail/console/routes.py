@@ -1,4 +1,4 @@
-"""Every route of the console, and who may use it. There is no other way in."""
+"""Every route of the console, with the access it needs, and every command that workers send each other."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from handrail.console import (
-    approvals as approving,
-    audit as auditing,
-    calls,
-    events as streaming,
-    playground as trying,
-    sign_in as signing,
-    static_files as pages,
-    tools,
-)
+from handrail.console import approvals, audit, calls, events, playground, sign_in, static_files, tools
 from handrail.console.access import ApiError, ApiRequest
 from handrail.console.context import ConsoleContext
 from handrail.model import Object
@@ -33,7 +24,7 @@ Command = Callable[[ConsoleContext, Object], Awaitable[None]]
 class Route(Struct, frozen=True, dict=True):
     method: Literal["GET", "POST"]
     path: str
-    access: Literal["anyone", "session", "view", "call", "approve", "manage"]  # a session, or one with this role
+    access: Literal["public", "session", "view", "call", "approve", "manage"]  # a session, or one with this role
     handler: Handler
 
     @cached_property
@@ -42,12 +33,12 @@ class Route(Struct, frozen=True, dict=True):
 
 
 ROUTES = [
-    Route("GET", "/", "anyone", pages.page),
-    Route("GET", "/assets/{build}/{name}", "anyone", pages.asset),
-    Route("POST", "/api/sign-in", "anyone", signing.sign_in),
-    Route("POST", "/api/sign-out", "session", signing.sign_out),
-    Route("GET", "/api/me", "session", signing.me),
-    Route("GET", "/api/events", "view", streaming.events),
+    Route("GET", "/", "public", static_files.page),
+    Route("GET", "/assets/{build}/{name}", "public", static_files.asset),
+    Route("POST", "/api/sign-in", "public", sign_in.sign_in),
+    Route("POST", "/api/sign-out", "session", sign_in.sign_out),
+    Route("GET", "/api/me", "session", sign_in.me),
+    Route("GET", "/api/events", "view", events.events),
     Route("GET", "/api/calls/{id}", "view", calls.call_details),
     Route("GET", "/api/calls/{id}/blocks/{index}", "view", calls.block),
     Route("GET", "/api/calls/{id}/wire/{index}", "view", calls.wire),
@@ -57,33 +48,33 @@ ROUTES = [
     Route("POST", "/api/tools/{name}/switch", "manage", tools.switch),
     Route("POST", "/api/tools/{name}/accept", "manage", tools.accept),
     Route("POST", "/api/tools/{name}/icon", "manage", tools.icon),
-    Route("POST", "/api/try", "call", trying.start),
-    Route("POST", "/api/try/check", "call", trying.check),
-    Route("POST", "/api/try/{id}/answer", "call", trying.answer),
-    Route("POST", "/api/try/{id}/cancel", "call", trying.cancel),
-    Route("GET", "/api/approvals", "view", approving.view),
-    Route("POST", "/api/approvals/{id}", "approve", approving.decide),
-    Route("POST", "/api/approvals/{id}/check", "approve", approving.check),
-    Route("POST", "/api/grants/{id}/revoke", "approve", approving.revoke),
-    Route("GET", "/api/audit", "view", auditing.view),
-    Route("GET", "/api/audit/verify", "view", auditing.verify),
-    Route("GET", "/api/audit/export", "view", auditing.export),
+    Route("POST", "/api/try", "call", playground.start),
+    Route("POST", "/api/try/check", "call", playground.check),
+    Route("POST", "/api/try/{id}/answer", "call", playground.answer),
+    Route("POST", "/api/try/{id}/cancel", "call", playground.cancel),
+    Route("GET", "/api/approvals", "view", approvals.view),
+    Route("POST", "/api/approvals/{id}", "approve", approvals.decide),
+    Route("POST", "/api/approvals/{id}/check", "approve", approvals.check),
+    Route("POST", "/api/grants/{id}/revoke", "approve", approvals.revoke),
+    Route("GET", "/api/audit", "view", audit.view),
+    Route("GET", "/api/audit/verify", "view", audit.verify),
+    Route("GET", "/api/audit/export", "view", audit.export),
 ]
 
 COMMANDS: dict[str, Command] = {
-    "watch": streaming.renew_watch,
-    "greet": streaming.send_greeting,
+    "watch": events.renew_watch,
+    "greet": events.send_greeting,
     "cancel": calls.cancel_running,
     "switch": tools.apply_switch,
     "tally": tools.publish_tally,
-    "answer": trying.deliver_answer,
-    "untry": trying.cancel_runs,
+    "answer": playground.deliver_answer,
+    "untry": playground.cancel_runs,
 }
-"""What every worker does when one of them is asked to."""
+"""Functions that run in every worker when one of them sends the command."""
 
 
 def find_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request, and what stands where it has a {name}; `path` as it came, with its escapes."""
+    """Return the route of a request and the values of its {name} parts. `path` is still percent-encoded."""
     allowed = []
     for route in ROUTES:
         path_match = route.pattern.fullmatch(path)
@@ -91,7 +82,7 @@ def find_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
             if route.method == method:
                 return route, {name: unquote(value) for name, value in path_match.groupdict().items()}
             allowed.append(route.method)
-    if method == "POST" and not path.startswith("/api/"):  # a client of the protocol
+    if method == "POST" and not path.startswith("/api/"):  # an MCP client
         text = "This is the console of a Handrail server, a page for people"
         raise ApiError(404, f"{text}; the server's own address is another, and ends in /mcp")
     if allowed:

@@ -1,4 +1,4 @@
-"""Signing in and out, and who one is."""
+"""Handlers for signing in and out, and for the session's own data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from handrail.jsonrpc import encode
 from handrail.model import UNSET, Object
 from handrail.stores import StoreError
 
-FAILED_SIGN_IN_SECONDS = 0.5  # nobody guesses a code of 24 bytes; nor shall anybody make us look for many
+FAILED_SIGN_IN_SECONDS = 0.5  # delay: a code of 24 bytes cannot be guessed, but many attempts cost us lookups
 
 
 async def sign_in(context: ConsoleContext, request: ApiRequest) -> RawResponse:
@@ -28,21 +28,21 @@ async def sign_in(context: ConsoleContext, request: ApiRequest) -> RawResponse:
         token, session = await context.sessions.redeem(request.body_text("code"), record_sign_in)
     except Exception:
         for session in recorded:
-            await context.write_audit_record(session, "not signed in")  # another was first
+            await context.write_audit_record(session, "not signed in")  # another request used the code first
         await asyncio.sleep(FAILED_SIGN_IN_SECONDS)
         raise
     cookie = f"{cookie_name(request.port)}={token}; HttpOnly; SameSite=Strict; Path=/"
-    body = encode({**_session_info(context, session), "csrf": session.csrf})  # told here, and nowhere else
+    body = encode({**_session_info(context, session), "csrf": session.csrf})  # the only response with the CSRF token
     return RawResponse(body, "application/json", headers=((b"set-cookie", cookie.encode()),))
 
 
 async def sign_out(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     await context.sessions.delete_session(request.token)
-    with contextlib.suppress(StoreError):  # streams and tries find out by themselves
+    with contextlib.suppress(StoreError):  # streams and runs check the session themselves
         await context.publish("signed-out", {}, to=request.session.key)
     with contextlib.suppress(StoreError):
         await context.send_command("untry", {"session": request.session.key})
-    with contextlib.suppress(ApiError):  # it is done, and the server's log says that it is not on record
+    with contextlib.suppress(ApiError):  # the sign-out is done; the server's log says that it is not recorded
         await context.write_audit_record(request.session, "signed out")
     cookie = f"{cookie_name(request.port)}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"
     return RawResponse(b"{}", "application/json", headers=((b"set-cookie", cookie.encode()),))

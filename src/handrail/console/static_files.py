@@ -1,4 +1,4 @@
-"""The page itself: the files that were built from `web/`, as they lie in the package."""
+"""The files of the page, built from `web/` into the package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
 
 
 async def page(context: ConsoleContext, request: ApiRequest) -> RawResponse:
-    """The page with the address of the very files it was built with, so that no part of another build comes into it."""
+    """Return the page. The addresses of its files contain the build id: files of two builds never mix."""
     html = _read("index.html").replace(_ASSETS, b"%b%b/" % (_ASSETS, _build_id().encode()))
     return _response(request, html, "index.html", b"no-cache")
 
@@ -42,7 +42,7 @@ async def asset(context: ConsoleContext, request: ApiRequest) -> RawResponse:
 
 
 def _build_id() -> str:
-    """A name for what is there now. Read anew each time: it is quick, and an update may come while we run."""
+    """Return a digest of the files. They are read each time: that is quick, and an update can come while we run."""
     digest = sha256()
     for each in sorted(_STATIC.joinpath("assets").iterdir(), key=attrgetter("name")):
         body = each.read_bytes()

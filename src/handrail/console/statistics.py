@@ -1,4 +1,4 @@
-"""The figures of a server: its last sixty seconds, who was refused and why, its tools, and how it is, in words."""
+"""The figures of a server: the last minute, refusals by caller and reason, tools, health, and connections."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from handrail.protocol.connection import Connection
 
 __all__ = ["Figures", "health", "merge_figures", "page_figures", "process_figures"]
 
-MIN_CALLS_FOR_RATE = 5  # calls of which nothing follows
-MAX_PROCESS_ROWS = 100  # callers and tools, of one process
+MIN_CALLS_FOR_RATE = 5  # with fewer calls, a failure rate means nothing
+MAX_PROCESS_ROWS = 100  # of callers and of tools, in one process
 MAX_PAGE_ROWS = 20
 
-# Outcomes that are one reason to whoever looks; others are called as they are.
+# The reasons on the page, by outcome; other outcomes go by their own name.
 REASON_LABELS = {
     "overloaded": "rate limit",
     "throttled": "rate limit",
@@ -34,18 +34,18 @@ REASON_LABELS = {
 
 
 class Figures(Struct):
-    """Of one process, or of all."""
+    """The figures of one process, or of all."""
 
     last: Tally = field(default_factory=Tally)  # the last sixty seconds
-    calls: int = 0  # of the last five minutes, like all that follows
+    calls: int = 0  # this and all below: in the last five minutes
     errors: int = 0
     unrecorded: int = 0
-    refused: list[tuple[str, str, int]] = []  # who, the outcome, how often; most often first
+    refused: list[tuple[str, str, int]] = []  # caller, outcome, count; most frequent first
     tools: dict[str, Tally] = {}
 
 
 def process_figures(context: ConsoleContext) -> Figures:
-    """What this process knows."""
+    """Return the figures of this process."""
     minutes = context.feed.minutes
     recent = [*minutes.past, minutes.current][-RECENT_MINUTES:]
     refused: Counter[tuple[str, str]] = Counter()
@@ -79,7 +79,7 @@ def merge_figures(parts: Iterable[Figures]) -> Figures:
 
 
 def page_figures(context: ConsoleContext, total: Figures) -> Object:
-    """The `Figures` of the page."""
+    """Return the `Figures` of the page."""
     by_caller: Counter[tuple[str, str]] = Counter()
     for who, outcome, count in total.refused:
         by_caller[who, _reason(outcome)] += count
@@ -105,7 +105,7 @@ def page_figures(context: ConsoleContext, total: Figures) -> Object:
 
 
 def health(context: ConsoleContext, total: Figures, pending_count: int) -> Object:
-    """A `Health`: what the last five minutes say."""
+    """Return the `Health` of the page, from the last five minutes."""
     tools, calls, errors = len(list(context.engine.catalog)), total.calls, total.errors
     reasons: Counter[str] = Counter()
     for _, outcome, count in total.refused:
@@ -167,7 +167,7 @@ def _count_of(count: int, word: str) -> str:
 
 
 def connections(context: ConsoleContext) -> list[Object]:
-    """The `Connection`s of this process, oldest first."""
+    """Return the `Connection`s of this process, oldest first."""
     streams: set[Connection] = set()
     for watcher in list(context.engine.catalog.watchers):
         owner = getattr(watcher, "__self__", None)

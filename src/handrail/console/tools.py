@@ -1,6 +1,7 @@
-"""The tools of a server as one caller finds them, with a reason for whatever that caller does not.
+"""The tools of a server as one caller sees them, with the reason for each tool that the caller cannot see.
 
-What is listed comes from the wire's own function.
+The list is made by the function that answers `tools/list`. Pins are the earlier definitions of the tools: those of
+`tools.lock` beside the served file, or else those at the first start with this store, until a person accepts a change.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from handrail.text.media import check_media
 
 __all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "restore_switches", "switch", "view", "wire"]
 
-SWITCH_PREFIX = "console-switch:"  # of a tool, among what the workers share: as long as the server runs
+SWITCH_PREFIX = "console-switch:"  # of the topics' keys, one for each switched tool, while the server runs
 TALLY_SECONDS = 0.5
-BYTES_PER_TOKEN = 4  # about: models differ
+BYTES_PER_TOKEN = 4  # approximately: models differ
 _ICON_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 LOCK_FILE = "tools.lock"
-MAX_SIDE_CHARS = 4_000  # characters of one side of a difference
+MAX_SIDE_CHARS = 4_000  # of one side of a difference
 MAX_CHANGES = 50
 CHANGE_LABELS = {
     "wording": "wording",
@@ -62,7 +63,7 @@ CHANGE_LABELS = {
 
 
 class _Viewer(Struct):
-    """Whose view it is."""
+    """The caller whose view of the tools is shown."""
 
     principal: Principal
     revision: Revision
@@ -94,7 +95,7 @@ async def view(context: ConsoleContext, request: ApiRequest) -> Object:
 
 
 async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
-    """The answers to `tools/list`, a line each: more than one only if there is more than a page."""
+    """Return the responses to `tools/list`, one page a line."""
     viewer = _viewer_of(context, request, await _collect_tallies(context))
     return RawResponse(b"\n".join(_list_responses(context, viewer)), "text/plain; charset=utf-8")
 
@@ -110,12 +111,12 @@ async def switch(context: ConsoleContext, request: ApiRequest) -> Object:
 
 
 async def apply_switch(context: ConsoleContext, data: Object) -> None:
-    """In every worker."""
+    """Switch a tool on or off in this worker."""
     context.engine.catalog.switch(data["tool"], data["on"])
 
 
 async def restore_switches(context: ConsoleContext) -> None:
-    """In a worker that begins after somebody has switched."""
+    """Apply earlier switches in a worker that starts later."""
     after = ""
     while rows := await context.topics.scan(SWITCH_PREFIX, after=after):
         for key, on in rows:
@@ -132,7 +133,7 @@ async def accept(context: ConsoleContext, request: ApiRequest) -> Object:
 
 
 async def icon(context: ConsoleContext, request: ApiRequest) -> Object:
-    """Fetch a picture that somebody wants to see, from a public address, without saying who asks."""
+    """Fetch an icon when a person asks for it, from a public address, without sending who asks."""
     tool, index = _requested_entry(context, request).tool, request.body.get("index")
     icons = [] if tool.icons is UNSET else tool.icons
     if type(index) is not int or not 0 <= index < len(icons):
@@ -150,7 +151,7 @@ async def icon(context: ConsoleContext, request: ApiRequest) -> Object:
         raise ApiError(502, f"The icon was not fetched: {problem}") from None
     media_type = next((each for each in _ICON_TYPES if check_media(each, data) is None), "")
     if not media_type:
-        raise ApiError(502, "What is at that address is not a picture that may be shown (PNG, JPEG, GIF or WebP)")
+        raise ApiError(502, "The file at that address is not a picture in PNG, JPEG, GIF or WebP")
     return {"src": f"data:{media_type};base64,{b64encode(data).decode()}"}
 
 
@@ -179,7 +180,7 @@ class _Cursor(Struct):
 
 
 def _list_responses(context: ConsoleContext, viewer: _Viewer) -> list[bytes]:
-    """What the wire would say, page by page; nobody's limits are charged for looking."""
+    """Return the responses to `tools/list`, page by page. No rate limit is charged."""
     conversation = Dispatcher(context.engine, NullChannel(), viewer.principal)
     responses: list[bytes] = []
     params = _Cursor()
@@ -191,14 +192,14 @@ def _list_responses(context: ConsoleContext, viewer: _Viewer) -> list[bytes]:
         params = _Cursor(cursor)
 
 
-# What workers know of callers and calls
+# Calls and callers, by worker
 
 
 class _WorkerTally(Struct):
-    """What one of them has seen, or all of them."""
+    """The calls by tool, and the callers, of one worker or of all."""
 
     tools: dict[str, Tally] = {}
-    principals: dict[str, frozenset[str]] = {}  # and their scopes
+    principals: dict[str, frozenset[str]] = {}  # the scopes, by principal id
 
     def add(self, other: _WorkerTally) -> None:
         for name, tally in other.tools.items():
@@ -207,7 +208,7 @@ class _WorkerTally(Struct):
 
 
 async def _collect_tallies(context: ConsoleContext) -> _WorkerTally:
-    """Of all workers; but nobody waits for one that does not answer."""
+    """Return the sum of all workers that answer within TALLY_SECONDS."""
     totals = _own_tally(context)
     if context.workers == 1:
         return totals
@@ -318,7 +319,7 @@ def _limits(context: ConsoleContext, principal: Principal, entry: ToolEntry) -> 
             yield f"{_rate_text(everything)} of all tools, by {counted_by}"
         if own.cost != 1:
             yield f"each counts as {own.cost:g} calls"
-    yield f"given up after {entry.idle:g} s without a sign of life, or {entry.total:g} s"
+    yield f"cancelled after {entry.idle:g} s without progress, or {entry.total:g} s in all"
 
 
 def _rate_text(text: str) -> str:
@@ -329,15 +330,15 @@ def _rate_text(text: str) -> str:
 
 def _warnings(entry: ToolEntry, look_alike_names: dict[str, str], flaw: str) -> Iterator[str]:
     if flaw:
-        yield f"What it should be is not known: {flaw}"
+        yield f"It cannot be compared with its locked definition: {flaw}"
     value = entry.tool.description
     if value is not UNSET and len(value) > MAX_DESCRIPTION:
         yield f"Its description has {len(value):,} characters: clients leave out what has over {MAX_DESCRIPTION:,}"
     if (other := look_alike_names.get(entry.tool.name)) is not None:
-        yield f"Its name can be taken for {other!a}"
+        yield f"Its name looks like {other!a}"
     for member, value in definition(entry.tool).items():
         if any(escape(text) != text for text in texts_in(value)):
-            yield f"Its {member} has characters that are not seen, or act on a screen"
+            yield f"Its {member} has characters that are invisible or control a terminal"
 
 
 def _icon_row(icon_json: Json) -> Object:
@@ -355,7 +356,7 @@ def _icon_row(icon_json: Json) -> Object:
 
 
 class ConsolePins:
-    """`locked` counts before what was seen here, unless that was accepted and is how the tool is now."""
+    """The pins of one server. `locked` has priority, unless the current definition of a tool was accepted here."""
 
     def __init__(
         self, baselines: dict[str, tuple[float, Object]], locked: LockedServer | None, since: float, newest: Revision
@@ -382,7 +383,7 @@ class ConsolePins:
 
 
 async def load_pins(context: ConsoleContext) -> ConsolePins:
-    """What is kept of the tools; the first time, all of them are."""
+    """Load the pins; the first time, store the current definitions of all tools."""
     locked, since = _read_lock_file(context)
     prefix, after = _pin_prefix(context), ""
     mark = prefix.replace("tool", "tools", 1)
@@ -401,12 +402,12 @@ def _pin_op(context: ConsoleContext, entry: ToolEntry) -> Put:
 
 
 def _pin_prefix(context: ConsoleContext) -> str:
-    """Several servers may share a store, and a name."""
+    """Return the prefix of this server's pins: several servers may share a store, and a name."""
     return f"console-tool:{sha256(encode([context.server.name, str(context.source)])).hexdigest()[:16]}:"
 
 
 def _read_lock_file(context: ConsoleContext) -> tuple[LockedServer | None, float]:
-    """What the lock beside the served file says of this server, if there is one, and since when."""
+    """Return this server's part of the `tools.lock` beside the served file, and the time of that file."""
     path = None if context.source is None else context.source.parent / LOCK_FILE
     if path is None or not path.is_file():
         return None, 0.0
@@ -418,7 +419,7 @@ def _read_lock_file(context: ConsoleContext) -> tuple[LockedServer | None, float
             servers = read_lock(path)
             only_server = next(iter(servers.values())) if len(servers) == 1 else None
             lock_state = servers.get(context.server.name) or only_server, stamp
-        except LockError as problem:  # then nothing is as somebody agreed to
+        except LockError as problem:  # then no tool counts as agreed to
             context.lock_flaw = str(problem)
             lock_state = LockedServer("", "", {}), stamp
         context.lock_file = lock_state
