@@ -72,7 +72,7 @@ def test_tools_are_listed_and_shown_inert(home: Path) -> None:
         (["shop.py", "price", "item=apple", "count=2", "--yes"], 0, '{"total":5.0}', ""),
         (["shop.py", "price", "item=apple", "--trusted"], 0, '{"total":2.5}', ""),
         (["shop.py", "price", "--arguments", '{"item": "x"}', "--yes"], 0, '{"total":2.5}', ""),
-        (["shop.py", "price", "item=pear", "--yes"], 1, "No pears.\\x1b[31m", "says that it failed"),
+        (["shop.py", "price", "item=pear", "--yes"], 1, "No pears.\\x1b[31m", "reported an error"),
         (["shop.py", "price", "count=two", "--yes"], 2, "", "count"),
         (["nothing.py", "price"], 2, "", "no such file"),
         (["no-such-program-here", "price"], 2, "", "no program, and no configured server"),
@@ -183,7 +183,7 @@ def test_nothing_that_decides_is_hidden_from_who_agrees(home: Path) -> None:
     (home / ".mcp.json").write_text(json.dumps({"mcpServers": {"run": command, "web": address}}))
     asked = handrail("list", "run", home=home)
     assert asked.returncode == 5
-    for text in ("token=$(touch pwned)", "PATH=/evil", "# npx", "not to be found", str(home)):
+    for text in ("token=$(touch pwned)", "PATH=/evil", "# npx", "not on PATH", str(home)):
         assert text in asked.stderr, asked.stderr
     asked = handrail("list", "web", home=home, env={"SECRET": "hunter2"})
     assert asked.returncode == 5 and "X-A: ${SECRET}" in asked.stderr and "hunter2" not in asked.stderr

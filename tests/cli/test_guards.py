@@ -210,7 +210,7 @@ def test_a_call_that_nobody_there_can_agree_to_waits_for_the_terminal(tmp_path: 
         assert loose.returncode == 2 and "--where: a condition on what is remembered; add --remember" in loose.stderr
         for answer in (["no"], ["edit", "--arguments", '{"order_id": 4}']):
             moot = handrail("approve", one["id"], *answer, "--remember", "2h", home=tmp_path)
-            assert moot.returncode == 2 and "--remember: only a yes to the call" in moot.stderr
+            assert moot.returncode == 2 and "--remember: only a yes to the original call" in moot.stderr
         kept = handrail("approve", one["id"], "yes", "--remember", "999999d", home=tmp_path)
         assert text_of(client.hear()) == "Order 3 is cancelled."
         assert "cancelled already" in text_of(client.result("cancel_order", {"order_id": 3}))  # remembered
@@ -439,7 +439,7 @@ def test_guards_stay_while_the_file_changes(home: Path, guards: str) -> None:
         (home / "shop.py").write_text(changed)
         client.told("was read again")
         if guards == "author":
-            client.told("its guards are others now")
+            client.told("its guards have changed")
         client.changed()
         assert "not allowed" in text_of(client.result("refund", {"amount": 1}))
     outcomes = [each["outcome"] for each in records(home / STATE) if each["event"] == "refusal"]

@@ -97,7 +97,7 @@ def test_the_files_of_the_usual_hosts_are_found(project: Path, home: Path) -> No
 def test_nothing_to_list_is_said(home: Path) -> None:
     done = handrail("config", home=home)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "no configuration of a host was found here" in done.stderr
+    assert "no host is configured on this machine" in done.stderr
     assert handrail("config", "gone.json", home=home).returncode == 2
 
 

@@ -82,7 +82,7 @@ def test_p31_a_lock_is_written_and_checked(home: Path) -> None:
         "    - {\n"
         '    -   "name": "sub"\n'
         "    - }\n"
-        "3 not as tools.lock has them; handrail lock agrees to what is there now\n"
+        "3 not as tools.lock has them; handrail lock accepts the current definitions\n"
     )
     assert (home / "tools.lock").read_bytes() == before, "a check writes nothing"
     assert "sums: add: invisible, wording" in locked(home).stdout, "nor is anything agreed to unseen"
@@ -162,7 +162,7 @@ def test_p34_a_secret_way_to_a_server_is_not_written(home: Path) -> None:
 def test_p32_names_that_look_alike_and_tools_that_are_left_out_are_noted(home: Path) -> None:
     serves(home, [ADD, {"name": "\u0430dd"}, {"name": "a\x1b[2Jdd", "description": "x" * 20_000}])
     done = locked(home)
-    assert "handrail: '\\u0430dd' can be taken for 'add'\n" in done.stderr
+    assert "handrail: '\\u0430dd' looks like 'add'\n" in done.stderr
     assert "left out: a\\x1b[2Jdd: its description is longer" in done.stderr and "\x1b" not in done.stderr
 
 

@@ -62,7 +62,7 @@ def home(tmp_path: Path) -> Path:
         ("list ./nope.py", "./nope.py: no such file"),
         ("list sub/nope.json", "sub/nope.json: no such file"),
         ("lst shop.py", "unknown: 'lst'; did you mean 'list'?"),
-        ("zzzzzz shop.py", "unknown: 'zzzzzz'; known are "),
+        ("zzzzzz shop.py", "unknown: 'zzzzzz'; choose from "),
         ("call shop.py pictur", "no tool 'pictur'; did you mean picture?"),
         ("show shop.py pictures_of_a", "no tool 'pictures_of_a'; there are picture"),
         ("explain --server shop.py call serch", "no tool 'serch'; there are picture"),
@@ -140,7 +140,7 @@ def test_a_yes_for_scripts_is_told_from_an_answer_to_the_server(home: Path) -> N
     (home / "shop.py").write_text(SHOP.replace("@server.tool", "@server.tool(destructive=True)"))
     done = handrail("call", "shop.py", "picture", "--yes", home=home)
     assert done.returncode == 1
-    assert "declined; a server's question is answered at a terminal, not by --yes" in done.stderr
+    assert "declined: no terminal to ask at, and --yes does not answer a server's questions" in done.stderr
 
 
 def test_one_tool_is_one_tool(home: Path) -> None:

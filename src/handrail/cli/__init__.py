@@ -1,4 +1,4 @@
-"""The command line: reads the words, loads the verb, and turns how it ended into an exit code."""
+"""The command line: parse the words, load the module of the verb, and turn errors into exit codes."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ _MODULES |= {"console": "serve", "completion": "parser"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `handrail` with these words and return its exit code; a verb's module is loaded when it is used."""
+    """Run `handrail` with these words and return its exit code. The module of a verb is imported when it is used."""
     words = sys.argv[1:] if argv is None else list(argv)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # started without one: as long as we are
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # started without one; open until the process ends
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         return _run(words)
-    except SystemExit as end:  # by argparse, after it has printed the help
+    except SystemExit as end:  # raised by argparse after it has printed the help
         return end.code if isinstance(end.code, int) else ExitCode.OK
-    except BrokenPipeError:  # whoever read us has seen enough; nor shall Python complain when it flushes
+    except BrokenPipeError:  # the reader of the pipe has closed it; Python must not fail when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except (HandrailError, KeyboardInterrupt) as problem:
         return _report_error(problem, "--json" in words)
-    except BaseException as problem:  # also asyncio's CancelledError, which is no Exception
-        if isinstance(problem, OSError) and problem.filename is not None:  # no bug: a place that cannot be used
+    except BaseException as problem:  # also asyncio's CancelledError, which is not an Exception
+        if (
+            isinstance(problem, OSError) and problem.filename is not None
+        ):  # not a bug: a file or folder that cannot be used
             return _report_error(UsageError(f"{problem.filename}: {problem.strerror}"), "--json" in words)
         if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _report_error(UsageError(f"standard output: {problem.strerror}"), "--json" in words)
-        # The edge of the process: a traceback with Python's own exit code would be taken for a tool that failed.
+        # The edge of the process: with Python's own exit code, a traceback would look like a tool that failed.
         import_module("traceback").print_exc()
         return ExitCode.BUG
 
@@ -62,7 +64,7 @@ def _run(words: list[str]) -> int:
     if args.verb is None:
         root.print_help(sys.stderr)
         return ExitCode.USAGE
-    from handrail.cli.terminal import Screen, setup_logs_and_signals  # not for a help text
+    from handrail.cli.terminal import Screen, setup_logs_and_signals  # a help text does without it
 
     if args.verb != "serve":
         setup_logs_and_signals()

@@ -1,4 +1,4 @@
-"""`handrail approve`: the calls that wait for a person, and yes or no to them."""
+"""`handrail approve`: list the calls that wait for approval, and approve or deny them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if sys.platform != "win32":
 
 __all__ = ["run_approve"]
 
-MAX_DESCRIPTION = 300  # characters
+MAX_DESCRIPTION_CHARS = 300
 ANSWERS = {"y": "yes", "yes": "yes", "n": "no", "no": "no", "e": "edit", "edit": "edit", "s": "", "skip": ""}
-STATES = {  # in words, by the state and whether the caller waits
+STATES = {  # texts, by the state and whether the caller waits
     ("pending", False): "pending; its caller has left: it runs if it calls again",
     ("approved", False): "approved, not used yet: it runs if its caller calls again",
 }
@@ -82,7 +82,7 @@ class _ApprovalSession:
         self._store = store
         self._args = args
         self._screen = screen
-        self._announced_ids = set[str]()  # questions that the bell has told of
+        self._announced_ids = set[str]()  # requests that have rung the bell
         self._operator = f"operator {_user()}"
 
     async def work(self) -> int:
@@ -91,8 +91,8 @@ class _ApprovalSession:
             return await self._remembered()
         if args.revoke:
             if not await self._desk.revoke(args.revoke, by=self._operator):
-                raise UsageError(f"{args.revoke}: nothing of that name is remembered")
-            self._screen.note(f"{args.revoke}: forgotten; the next such call asks again")
+                raise UsageError(f"{args.revoke}: no remembered approval has this ID; --remembered lists them")
+            self._screen.note(f"{args.revoke}: revoked; the next such call asks again")
             return ExitCode.OK
         if args.id is None:
             return await (self._watch() if args.watch else self._all())
@@ -124,7 +124,9 @@ class _ApprovalSession:
                 new_approvals = [each for each in await self._desk.open() if each.id not in presented_ids]
                 if not new_approvals:
                     await anext(notifications)
-            for approval in new_approvals:  # not while listening: a person may take longer than news are kept
+            for (
+                approval
+            ) in new_approvals:  # not while subscribed: a person may take longer than notifications are queued
                 presented_ids.add(approval.id)
                 if self._can_ask and approval.id not in self._announced_ids:
                     self._ring(approval)
@@ -132,7 +134,7 @@ class _ApprovalSession:
 
     @property
     def _can_ask(self) -> bool:
-        """Whether somebody is there to answer."""
+        """Return True if a person can answer at the terminal."""
         return not self._screen.as_json and self._screen.is_attended and sys.stdout.isatty()
 
     def _ring(self, approval: Approval) -> None:
@@ -140,10 +142,10 @@ class _ApprovalSession:
         self._screen.ring()
 
     async def _present(self, approval: Approval) -> None:
-        """Show it, and ask if somebody is there to answer."""
+        """Print the request, and ask for a decision if a person can answer."""
         current = await self._desk.get(approval.id)
         if current is None or current.state != "pending":
-            return  # decided while another one was looked at
+            return  # decided while another request was on the screen
         await self._show(current)
         if self._can_ask:
             await self._ask(current)
@@ -162,7 +164,7 @@ class _ApprovalSession:
         return ExitCode.OK
 
     async def _show(self, approval: Approval) -> None:
-        """All of it: what is agreed to must have been seen."""
+        """Print all of the request: a person must have read what they approve."""
         is_attended = await self._desk.is_caller_waiting(approval)
         if self._screen.as_json:
             self._screen.data(_approval_json(approval, is_attended))
@@ -178,8 +180,10 @@ class _ApprovalSession:
         state = STATES.get((approval.state, is_attended), approval.state)
         say(f"{paint(approval.id, 'bold')}  {title} on {plain(request.server)}  {state}")
         if request.description:
-            say(f"  {one_line(request.description, MAX_DESCRIPTION)}")
-        client = f" with {one_line(request.client, 40)}" if request.client else ""  # its own words: not a line of them
+            say(f"  {one_line(request.description, MAX_DESCRIPTION_CHARS)}")
+        client = (
+            f" with {one_line(request.client, 40)}" if request.client else ""
+        )  # chosen by the client: cut to a part of the line
         when = f"at {_time(approval.created)}, until {_time(approval.expires)}"
         say(f"  asked by {plain(request.principal)}{client} {when}")
         say(f"  because {plain(request.why)} ({plain(request.rule)})")
@@ -191,11 +195,11 @@ class _ApprovalSession:
             say(f"  since it was last allowed: {plain(line)}")
 
     def _quote(self, text: str) -> None:
-        """Foreign text, each line marked as such."""
+        """Print foreign text with a mark before each line."""
         room = max(20, get_terminal_size().columns - 4)
         for line in escape(text).splitlines():
             step = room if line.isascii() else room // 2
-            for at in range(0, len(line), step):  # a line the terminal breaks could pass for two of ours
+            for at in range(0, len(line), step):  # a line that the terminal wraps could look like a line of ours
                 self._screen.write(f"  {'|' if at == 0 else '>'} {line[at : at + step]}")
 
     async def _ask(self, approval: Approval) -> int:
@@ -213,12 +217,12 @@ class _ApprovalSession:
         remember = words.pop(0) if words and ANSWERS[answer] == "yes" and parse_seconds(words[0]) is not None else None
         try:
             return await self._decide(approval, ANSWERS[answer], " ".join(words), remember)
-        except (ApprovalError, UsageError) as problem:  # others may still wait
+        except (ApprovalError, UsageError) as problem:  # other requests may still wait
             self._screen.note(str(problem))
             return ExitCode.USAGE
 
     async def _time_left(self, approval: Approval) -> str | None:
-        """How long it can still be decided, for a line that is drawn each second; None: it is over."""
+        """Return the status line that is drawn each second: the time left to decide; None if the request has ended."""
         current = await self._desk.get(approval.id)
         seconds_left = round(approval.expires - self._desk.now())
         if current is None or current.state != "pending" or seconds_left <= 0:
@@ -234,13 +238,13 @@ class _ApprovalSession:
         return f"  {seconds_left // 60}:{seconds_left % 60:02} left{more}{caller}"
 
     async def _report_end(self, approval: Approval) -> int:
-        """The question was not answered here: the end of the input, or it has ended meanwhile."""
+        """Report a request that was not decided here: it has ended elsewhere, or the input has."""
         current = await self._desk.get(approval.id)
         if current is not None and current.state != "pending":
             by = f" by {current.by}" if current.by else ""
             self._screen.note(f"{approval.id}: has been {current.state}{by} meanwhile")
         elif current is None or self._desk.now() >= current.expires:
-            self._screen.note(f"{approval.id}: nobody decided in time")
+            self._screen.note(f"{approval.id}: expired without a decision")
         return ExitCode.OK
 
     async def _decide(self, approval: Approval, answer: str, note: str = "", remembered: str | None = None) -> int:
@@ -254,25 +258,25 @@ class _ApprovalSession:
         if (remember := parse_seconds(duration or "0s")) is None:
             raise UsageError(f"--remember: {duration!r} is not a time such as 30m, 2h or 7d")
         if remember and answer != "yes":
-            raise UsageError(f"--remember: only a yes to the call as it was made can be remembered, not {answer!r}")
+            raise UsageError(f"--remember: only a yes to the original call can be remembered, not {answer!r}")
         outcome = await self._desk.decide(
             approval.id,
             answer != "no",
             by=self._operator,
-            who=LOCAL,  # whoever types here is the user of this machine
+            who=LOCAL,  # the person at this terminal is the user of this machine
             note=note or args.note or "",
             edited=edited,
             remember=remember,
             matching=_conditions(args.where),
         )
         grants = [each for each in await self._desk.grants() if each.approval == outcome.id] if remember else []
-        until = f", and remembered until {_time(grants[0].until)}" if grants else ""  # there is a longest time
+        until = f", and remembered until {_time(grants[0].until)}" if grants else ""  # the server limits the time
         self._screen.note(f"{outcome.id}: {outcome.state}{until}")
         return ExitCode.OK
 
 
 def _approval_json(approval: Approval, is_attended: bool) -> Object:
-    """An approval for programs."""
+    """Return an approval for --json."""
     caller = "waiting" if is_attended else "left"
     return {**to_builtins(approval), "caller": caller, "used": approval.state == "consumed"}
 
@@ -293,7 +297,7 @@ def _conditions(words: list[str]) -> dict[str, Object]:
 
 
 def _user() -> str:
-    """The user that this process belongs to, whatever the environment says."""
+    """Return the name of the user that this process runs as. The environment is not trusted."""
     if sys.platform == "win32":
         return os.getlogin()
     try:

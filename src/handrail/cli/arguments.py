@@ -2,10 +2,10 @@
 
     city=Paris days:=3 tags=a tags=b place.lat=48.8 note=@note.txt
 
-`key=text` becomes what the schema says: a number, a boolean, one of an enumeration, an item of an array. `key:=JSON` is
-taken as it is. `@file` in place of a text or of JSON is what the file holds (`@-`: standard input). A dot leads into an
-object, unless the schema has a property with the dot in its name. Where several types fit, the most special one wins,
-and text is the least special; `key:=` settles it.
+`key=text` is converted to the type in the schema: a number, a boolean, an enum, an item of an array. `key:=JSON` is
+used unchanged. `@file` in place of a text or of JSON stands for the content of the file (`@-`: standard input). A dot
+leads into an object, unless the schema has a property with the dot in its name. If several types fit, the most specific
+one is used, and string is the least specific; `key:=` decides explicitly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from handrail.text.controls import escape, one_line
 __all__ = ["parse_arguments", "parse_document", "parse_seconds", "read_text", "typed_value", "unknown_tool"]
 
 MAX_BYTES = 4 * 1024 * 1024
-MAX_LISTED_TOOLS = 20  # tools, where the one that is asked for is not among them
+MAX_LISTED_TOOLS = 20  # in the error for an unknown tool
 _WORD = re.compile(r"([^=:]*(?::(?!=)[^=:]*)*)(:?=)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -37,11 +37,11 @@ _TIME = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 class _WordError(ValueError):
-    """What is wrong with one word, without its key."""
+    """A problem with one word, without its key."""
 
 
 def parse_arguments(words: Iterable[str], schema: Object) -> Object:
-    """The arguments that the words say; one `UsageError` names everything that is wrong with them."""
+    """Return the arguments that the words stand for; one `UsageError` names all problems with them."""
     result: Object = {}
     problems: list[str] = []
     for word in words:
@@ -70,7 +70,7 @@ def parse_arguments(words: Iterable[str], schema: Object) -> Object:
 
 
 def unknown_tool(name: str, names: list[str]) -> UsageError:
-    """The error for a tool that is not there, with the one that was probably meant, or all there are."""
+    """Return the error for an unknown tool, with the closest name, or with the names of all tools."""
     parts = {part: each for each in reversed(names) for part in re.split(r"[._-]", each) if len(part) > 2}
     if near := closest(name, names) or parts.get(closest(name, parts) or ""):
         return UsageError(f"no tool {one_line(name, 100)!r}; did you mean {escape(near, lines=False)}?")
@@ -83,7 +83,7 @@ def unknown_tool(name: str, names: list[str]) -> UsageError:
 
 
 def parse_document(text: str) -> Object:
-    """The arguments as one JSON object: the text itself, `-` for standard input, or `@file`."""
+    """Return arguments from one JSON object: the text itself, `-` for standard input, or `@file`."""
     try:
         value = _json(read_text(text.removeprefix("@")) if text == "-" or text.startswith("@") else text)
     except _WordError as problem:
@@ -94,7 +94,7 @@ def parse_document(text: str) -> Object:
 
 
 def read_text(name: str, most: int = MAX_BYTES) -> str:
-    """What a file of at most so many bytes says (`-`: standard input); ValueError says why it cannot be read."""
+    """Return the text of a file of at most `most` bytes (`-`: standard input); ValueError if it cannot be read."""
     where = one_line(name, 300)
     try:
         if name == "-":
@@ -113,13 +113,13 @@ def read_text(name: str, most: int = MAX_BYTES) -> str:
 
 
 def parse_seconds(text: str) -> int | None:
-    """How long `90s`, `30m`, `2h` or `7d` is; None if the text is no such time."""
+    """Return the seconds of `90s`, `30m`, `2h` or `7d`; None for any other text."""
     match = _TIME.fullmatch(text)
     return int(match[1]) * _UNITS[match[2]] if match else None
 
 
 def _find(key: str, schema: Object, root: Object) -> tuple[list[str], Json]:
-    """The way to a value, and the schema of it."""
+    """Return the path of a value, and its schema."""
     path: list[str] = []
     rest = key
     while True:
@@ -143,18 +143,18 @@ def _put(target: Object, path: list[str], value: Json, *, is_array: bool) -> Non
     for step in path[:-1]:
         target = target.setdefault(step, {})
         if not isinstance(target, dict):
-            raise _WordError(f"{one_line(step, 40)} has a value already, which is no object")
+            raise _WordError(f"{one_line(step, 40)} already has a value that is not an object")
     last = path[-1]
     if is_array and isinstance(value, list) and isinstance(target.get(last), list):
         target[last] += value
     elif last in target:
-        raise _WordError("is there twice; only an array takes several")
+        raise _WordError("occurs twice; only an array takes several values")
     else:
         target[last] = value
 
 
 def typed_value(text: str, schema: Json, root: Object) -> Json:
-    """A text as what a schema wants, the most special type first; ValueError says what would be right."""
+    """Convert a text to a type of the schema, the most specific first; ValueError says what would be right."""
     shapes = list(_shapes(schema, root))
     choices = [
         each for option in shapes for each in ([option["const"]] if "const" in option else _list(option.get("enum")))
@@ -177,11 +177,11 @@ def typed_value(text: str, schema: Json, root: Object) -> Json:
 
 
 def _readings(text: str, types: list[str], items: Json, root: Object) -> Iterator[Json]:
-    """The text as a value of each type that it can be one of."""
+    """Yield the text as a value of each type that it can have."""
     is_number = "number" in types
     if "null" in types and text == "null":
         yield None
-    # Beside other types only the plain words are booleans: 1 and "on" are not meant as such.
+    # Beside other types only true and false are booleans: 1 and "on" are probably a number and a text.
     if "boolean" in types and text.lower() in (_BOOLEANS if len(types) == 1 else ("true", "false")):
         yield _BOOLEANS[text.lower()]
     if (is_number or "integer" in types) and _INTEGER.fullmatch(text):
@@ -194,7 +194,7 @@ def _readings(text: str, types: list[str], items: Json, root: Object) -> Iterato
         try:
             yield [typed_value(text, items, root)]
         except RecursionError:
-            raise _WordError("its items are arrays without end; key:=JSON says what is meant") from None
+            raise _WordError("its items are infinitely nested arrays; use key:=JSON") from None
     if "string" in types or not types:
         yield text
 
@@ -208,7 +208,7 @@ def _types(schema: Json, root: Object) -> list[str]:
 
 
 def _shapes(schema: Json, root: Object, kind: str = "") -> Iterator[Object]:
-    """The schemas a value may have, those of `anyOf` and `oneOf` one by one; `kind`: of this type only."""
+    """Yield the schemas that apply to a value, each branch of `anyOf` and `oneOf`; with `kind`, only of this type."""
     pending, steps = [schema], 0
     while pending and steps < 100:
         steps += 1
@@ -220,7 +220,7 @@ def _shapes(schema: Json, root: Object, kind: str = "") -> Iterator[Object]:
 
 
 def _resolve_ref(schema: Json, root: Object) -> Object:
-    """The schema itself in place of a reference to it inside the same document."""
+    """Return the schema, with a reference into the same document replaced by its target."""
     for _ in range(20):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -242,7 +242,9 @@ def _json(text: str) -> Json:
 
     try:
         value: Json = json.loads(text, parse_constant=refuse)
-        strict_value = jsonrpc.decode(f"[{text}]".encode())  # as a server reads it: no name twice, no endless number
+        strict_value = jsonrpc.decode(
+            f"[{text}]".encode()
+        )  # as strict as a server: no duplicate names, no huge numbers
     except (ValueError, RecursionError) as problem:
         raise _WordError(f"{one_line(text, 40)!r} is not JSON: {problem}") from None
     if isinstance(strict_value, jsonrpc.InvalidMessage):

@@ -1,6 +1,6 @@
-"""`handrail audit`: which tools were called from here, or (`served`) by others here, each call as one line (APP-13).
+"""`handrail audit`: list the calls made from here, or with `served` the calls answered here, a line each (APP-13).
 
-`verify` and `export` are about the trails themselves: checked, and as they are (P-16).
+`verify` checks the audit logs themselves, and `export` copies their records unchanged (P-16).
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ COLUMNS = "time server tool outcome seconds confirmed revision arguments_digest 
 def run_audit(args: Namespace, screen: Screen) -> int:
     paths = _paths(args)
     if folders := [path for path in paths if path.is_dir()]:
-        raise UsageError(f"{folders[0]}: a folder; name a trail in it, .db or .jsonl")
+        raise UsageError(f"{folders[0]}: a folder; name an audit log in it, .db or .jsonl")
     if args.what == "verify":
         return max([_verify(path, args.head or "", screen) for path in paths])
-    if args.what == "export":
-        return _copy(paths, args)
+    return _copy(paths, args) if args.what == "export" else _list_calls(paths, args, screen)
+
+
+def _list_calls(paths: Sequence[Path], args: Namespace, screen: Screen) -> int:
     if args.what and (missing := [path for path in paths if not path.exists()]):
         raise UsageError(f"{missing[0]}: there is no such file")
     if args.follow and args.what:
-        raise UsageError("--follow: for calls that were made from here; served ones are listed as they are now")
+        raise UsageError("--follow: works for calls from here only; list served calls without it")
     if args.follow and args.export:
-        raise UsageError("--follow: goes on without end, and --export is one document; choose one of them")
+        raise UsageError("--follow: never ends, and --export prints one document; choose one of them")
     calls, matches = _CallReader(paths), _filter(args)
     records: Iterable[Object] = filter(matches, chain(calls.read(), calls.unfinished()))
     if args.tail:
@@ -61,26 +63,32 @@ def run_audit(args: Namespace, screen: Screen) -> int:
             _show(record, screen)
     if calls.unreadable_lines:
         screen.note(f"{calls.unreadable_lines} lines are not records; `handrail audit verify` says which")
-    while args.follow:
+    if args.follow:
+        _follow(calls, matches, screen)
+    if calls.damage:
+        raise UsageError(f"{calls.damage}: only a part was read; `handrail audit export --salvage` may find more")
+    return ExitCode.OK
+
+
+def _follow(calls: _CallReader, matches: Callable[[Object], bool], screen: Screen) -> None:
+    """Print new calls until the log is damaged twice in a row: once, it may be a file that is just being created."""
+    before = damage = ""
+    while not (before and damage):
         sys.stdout.flush()
         time.sleep(POLL_SECONDS)
         before = calls.damage
         for record in filter(matches, calls.read()):
             _show(record, screen)
-        if before and calls.damage:  # twice: it is not only being made just now
-            break
-    if calls.damage:
-        raise UsageError(f"{calls.damage}: not all was read; `handrail audit export --salvage` may find more")
-    return ExitCode.OK
+        damage = calls.damage
 
 
 def _paths(args: Namespace) -> list[Path]:
-    """The trails that are named; else that of the calls made from here, that of `handrail serve`, or both to verify."""
+    """Return the logs on the command line; by default that of the calls from here, of `handrail serve`, or of both."""
     state = state_folder(os.environ)
     client_file = state / CALLS_FILE
     if not args.what or args.files:
         return [Path(each) for each in args.files] or [client_file]
-    from handrail.cli.guarded_server import CommandConfig  # which needs all of a server
+    from handrail.cli.guarded_server import CommandConfig  # it imports a whole server
 
     server_file = CommandConfig(args).config.audit_file(state)
     if args.what == "verify" and not args.head and client_file.exists():
@@ -89,16 +97,16 @@ def _paths(args: Namespace) -> list[Path]:
 
 
 class _CallReader:
-    """The calls that trails have on record, each as one: how it was agreed to, and what became of it."""
+    """Reads logs and joins the records of each call: how it was confirmed, and its outcome."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._last = dict.fromkeys(paths, 0)  # that was read
+        self._last = dict.fromkeys(paths, 0)  # number of the last record that was read
         self._intents: dict[str, Object] = {}
         self.unreadable_lines = 0
-        self.damage = ""  # what kept the last reading from its end
+        self.damage = ""  # why the last `read` stopped early
 
     def read(self) -> Iterator[Object]:
-        """Those that have ended since they were read last."""
+        """Yield the calls that have ended since the last `read`."""
         self.damage = ""
         for path, last in self._last.items():
             if not path.exists():
@@ -187,13 +195,13 @@ def _cell(value: Json) -> str:
 
 def _copy(paths: Sequence[Path], args: Namespace) -> ExitCode:
     if sys.stdout.isatty():
-        raise UsageError("export: the records go out as they are, and a terminal might obey them; add > trail.jsonl")
+        raise UsageError("export: records are printed unchanged, and a terminal might obey them; add > trail.jsonl")
     for path in paths:
         trail = TrailFile(path)
         lines = trail.salvage() if args.salvage else (line for _, line in trail.lines())
         sys.stdout.buffer.writelines(lines)
         if trail.damage:
-            raise UsageError(f"{trail.damage}: not all was read; --salvage finds what there is")
+            raise UsageError(f"{trail.damage}: only a part was read; --salvage finds every record that is left")
     return ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""What the guards would do: the settings in force (`handrail check`), and each guard's word on a call (`explain`)."""
+"""`handrail check`: print the settings in force. `handrail explain`: print each guard's decision about a call."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run_check(args: Namespace, screen: Screen) -> int:
 
 
 def _settings(config: Config, command_config: CommandConfig, others: set[str]) -> list[Row]:
-    """Each setting, where it is from, and what it is; those of `others` are not in force."""
+    """Return name, origin and value of each setting; the sections in `others` are not in force."""
     rows: list[Row] = []
     for section in config.__struct_fields__:
         value, written = getattr(config, section), command_config.raw.get(section)
@@ -95,7 +95,7 @@ def _settings(config: Config, command_config: CommandConfig, others: set[str]) -
 
 
 def _displayable(value: Any) -> Any:
-    """What the author of a server said in Python, as far as it can be shown."""
+    """Return a setting from Python code as JSON, as far as possible."""
     if isinstance(value, Policy):
         return [to_builtins(each) for each in value.decisions]
     if value is None or isinstance(value, bool):
@@ -103,7 +103,7 @@ def _displayable(value: Any) -> Any:
     return to_builtins(value) if isinstance(value, Struct) else one_line(str(value), 200)
 
 
-# Explaining: nothing is run or written
+# `handrail explain` runs and writes nothing
 
 
 def run_explain(args: Namespace, screen: Screen) -> int:
@@ -140,7 +140,7 @@ def _audit(command_config: CommandConfig, server: Server) -> Row:
 
 
 def _limits(rates: Rates | None, principal: Principal, tool: str) -> list[str]:
-    """All that holds for these calls."""
+    """Return all limits that apply to these calls."""
     if rates is None:
         return []
     plan = Plans(rates)[tool]

@@ -1,4 +1,4 @@
-"""Which server a verb talks to, and how: its options as a client, with a person on the terminal behind it."""
+"""The client of a verb: its target, its options, and the questions that a person answers at the terminal."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["changed_lines", "client_for", "confirm_on_terminal", "target_of"]
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
 _OTHER_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-MAX_DIFFERENCE = 40  # lines of a changed tool before the question: both stay on one screen
+MAX_DIFFERENCE = 40  # lines of a changed tool, so that the question stays on the same screen
 CANCEL, DECLINE = "cancel", None
 MAX_QUESTION_LINES = 50  # so that a question stays on one screen
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
 def client_for(args: Namespace, screen: Screen, **more: Any) -> Client:
-    """A client for the server that the words name."""
+    """Return a client for the server on the command line."""
     if args.revision not in (choices := ("auto", "legacy", *REVISIONS)):
         raise UsageError(f"--revision: {args.revision!r} is not one of {', '.join(choices)}")
     state = StateDirectory(state_folder(os.environ))
@@ -70,17 +70,17 @@ def client_for(args: Namespace, screen: Screen, **more: Any) -> Client:
         )
     except EntryError:
         raise
-    except (ValueError, TypeError, ModuleNotFoundError) as wrong:  # the last: of an extra that is not installed
+    except (ValueError, TypeError, ModuleNotFoundError) as wrong:  # ModuleNotFoundError: an extra is not installed
         raise UsageError(str(wrong)) from wrong
 
 
 def is_own_file(target: Any) -> bool:
-    """Whether the target is a Python file, named on the command line: to run it is to trust it."""
+    """Return True for a Python file on the command line: to run a file is to trust it."""
     return isinstance(target, Path) and target.suffix == ".py"
 
 
 def _key(text: str, headers: dict[str, str]) -> dict[str, str]:
-    """The header that an API key or a token is sent in."""
+    """Return the header with the API key or token."""
     if "authorization" in map(str.lower, headers):
         raise UsageError("--key and --header Authorization: choose one of them")
     try:
@@ -88,18 +88,18 @@ def _key(text: str, headers: dict[str, str]) -> dict[str, str]:
     except ValueError as wrong:
         raise UsageError(f"--key: {wrong}") from None
     if not key or not key.isprintable() or " " in key:
-        raise UsageError("--key: an API key or a token is one word")  # and is not repeated
+        raise UsageError("--key: an API key or a token is one word")  # the error must not repeat the key
     return {"Authorization": f"Bearer {key}"}
 
 
 def _authorization(screen: Screen, state: StateDirectory, url: str, headers: dict[str, str]) -> Any:
-    """A way to log in, at addresses that may want it, unless a token was given (P-26).
+    """Return OAuth for an HTTP address, unless the headers have a token (P-26).
 
-    It asks before a browser is opened; without one, the address to visit is shown, and the one that came back taken.
+    It asks before it opens a browser. Without a browser, the person opens the address and pastes the redirect back.
     """
     if not url.startswith(("http://", "https://")) or "authorization" in map(str.lower, headers):
         return None
-    from handrail.oauth.client import OAuth, open_browser  # the rest of the command line does without it
+    from handrail.oauth.client import OAuth, open_browser  # other verbs do not need it
 
     def log_in(url: str, host: str) -> bool | str:
         screen.show_context(f"{escape(host)} wants you to log in:\n  {escape(url, lines=False)}")
@@ -116,11 +116,11 @@ def _authorization(screen: Screen, state: StateDirectory, url: str, headers: dic
 def confirm_on_terminal(
     tool: ListedTool, arguments: Object, args: Namespace, screen: Screen, welcome: Object
 ) -> Confirm:
-    """Ask on the terminal, after showing all there is; without one nothing is agreed to.
+    """Print the whole call and ask at the terminal; without a terminal, refuse.
 
-    It is asked here, in the main thread, where Ctrl-C is heard; what is sent has to be what was shown. A trusted server
-    that has promised in its welcome to ask about destructive tools is left to do so: it knows more of the call, and one
-    question is enough.
+    The question is asked in the main thread, which Ctrl-C interrupts. The confirmation holds for exactly the printed
+    call. A trusted server that announces in its initialize result that it asks about destructive tools asks instead: it
+    has more information about the call, and one question is enough.
     """
     if args.yes:
         return allow
@@ -130,7 +130,7 @@ def confirm_on_terminal(
 
 
 def _server_asks(tool: ListedTool, welcome: Object, screen: Screen) -> bool:
-    """Whether a trusted server asks the person at this terminal before the tool runs."""
+    """Return True if a trusted server asks the person at this terminal itself before the tool runs."""
     capabilities = welcome.get("capabilities")
     promises = capabilities.get("experimental") if type(capabilities) is dict else None
     is_promised = type(promises) is dict and SERVER_ASKS in promises
@@ -154,9 +154,11 @@ def _confirm_call(tool: ListedTool, arguments: Object, why: str, screen: Screen)
 
 
 def changed_lines(tool: ListedTool, most: int) -> list[str]:
-    """What has changed in a tool, each place with both sides; what is over `most` lines is counted (APP-20)."""
+    """Return the changes of a tool, before and after for each place, cut to `most` lines (APP-20)."""
     lines = (
-        format_changes(tool.changes).split("\n") if tool.changes else ["what it was before is not known here any more"]
+        format_changes(tool.changes).split("\n")
+        if tool.changes
+        else ["its earlier definition is not stored here any more"]
     )
     if len(lines) > most:
         more = f"… {len(lines) - most:,} more lines: `handrail show` has them all"
@@ -166,12 +168,12 @@ def changed_lines(tool: ListedTool, most: int) -> list[str]:
 
 def _ask_yes_no(question: str, screen: Screen) -> bool:
     if not screen.is_attended:
-        screen.note("nobody can be asked here: --yes agrees, for scripts")
+        screen.note("no terminal to ask at: in scripts, --yes agrees")
     return screen.ask(question)
 
 
 def target_of(text: str) -> Any:
-    """A URL, a file or a command line as the library takes it; else a server of a host's configuration, by name."""
+    """Return the URL, file, command line, or server of a host's configuration that the text stands for."""
     if not text.strip():
         raise UsageError("the server is an empty text; it is an address, a file, a command or a configured name")
     if text.startswith(("http://", "https://")):
@@ -191,7 +193,7 @@ def target_of(text: str) -> Any:
     is_file = Path(text).suffix in (".py", ".json")
     if is_file and Path(text).is_file():
         return Path(text)
-    if is_file and not any(map(str.isspace, text)):  # else the end of a command may look so
+    if is_file and not any(map(str.isspace, text)):  # with spaces it may be a command that ends so
         raise UsageError(f"{text}: no such file")
     if not _NAME.fullmatch(text):
         return text
@@ -207,7 +209,7 @@ def target_of(text: str) -> Any:
 
 
 def _named(path: Path, name: str) -> list[ServerEntry]:
-    """The entry of that name in a file; what is wrong with others there is no matter."""
+    """Return the entries of that name in a file. Problems with other entries do not matter."""
     try:
         entries, missing = load(path, os.environ) if path.is_file() else ([], [])
     except EntryError:
@@ -231,13 +233,13 @@ def _consent_to_entry(args: Namespace, screen: Screen, consents: Consents, entry
 
 
 def _introduce(entry: ServerEntry, screen: Screen) -> None:
-    """All that decides what happens, as it is written in the file: nothing is masked, every word has its own line."""
+    """Print the entry as it stands in the file: nothing is masked, and every word has its own line."""
     written = next((each for each in load(entry.source, None)[0] if each.name == entry.name), entry)
     screen.note(f"{one_line(entry.source, 300)} has the server {one_line(entry.name, 100)}:")
     rows = [("at", written.url)] if written.url else [("run", word) for word in written.command]
     if not written.url:
         path = entry.env.get("PATH", os.environ.get("PATH"))
-        rows.append(("which is", shutil.which(entry.command[0], path=path) or "not to be found"))
+        rows.append(("which is", shutil.which(entry.command[0], path=path) or "not on PATH"))
         rows.append(("in", entry.cwd or "this folder"))
     rows += [("with", f"{name}={value}") for name, value in written.env.items()]
     rows += [("sending", f"{name}: {value}") for name, value in written.headers.items()]
@@ -256,17 +258,17 @@ def _pair(text: str, sign: str, option: str, form: str) -> tuple[str, str]:
 
 
 class TerminalForms:
-    """Fills in forms with the person in front of the terminal; without one every question is declined."""
+    """Asks a server's questions at the terminal; without a terminal, every question is declined."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
 
     async def fill(self, question: Elicitation) -> Any:
-        """The content of a form, None if it is declined, "cancel" if the person goes away."""
+        """Return the content of a form, None if it is declined, or "cancel" if the person stops."""
         return await run_in_daemon_thread(self._fill, question)
 
     async def visit(self, question: Elicitation) -> bool:
-        """Whether the person has opened a page. They do it: nothing is fetched, nothing started here."""
+        """Return True if the person says that they have opened the page. Nothing is fetched or started here."""
         return await run_in_daemon_thread(self._visit, question)
 
     def _fill(self, question: Elicitation) -> Any:
@@ -281,7 +283,7 @@ class TerminalForms:
                 return DECLINE
             if reply.lower() not in ("m", "more"):
                 return {**answers, only: reply.lower() in ("y", "yes")}
-        elif not question.schema.get("required") and fields.keys() <= answers.keys():  # to accept is the answer
+        elif not question.schema.get("required") and fields.keys() <= answers.keys():  # only accept or decline is asked
             reply = self._screen.read(f"Accept? [y/N{'/more' if fields else ''}] ")
             if reply is None or reply.lower() not in ("m", "more"):
                 return answers if reply is not None and reply.lower() in ("y", "yes") else DECLINE
@@ -316,7 +318,7 @@ class TerminalForms:
             if text is None:
                 return False
             if not text:
-                return True  # as proposed, or left out
+                return True  # the default, or left out
             try:
                 answers[name] = typed_value(text, field, schema)
                 return True
@@ -324,23 +326,21 @@ class TerminalForms:
                 self._screen.show_context(f"  {escape(str(wrong))}")
 
     def _introduce(self, question: Elicitation) -> None:
-        """Who asks, and every line of what it says marked as its words."""
+        """Print the name of the server and its message, with a mark before each line of the message."""
         self._screen.show_context(f"{escape(question.server, lines=False)} asks:")
         lines = escape(question.message).splitlines()
         for line in lines[:MAX_QUESTION_LINES]:
             self._screen.show_context(f"  | {line}")
         if len(lines) > MAX_QUESTION_LINES:
-            self._screen.show_context(f"  | … {len(lines) - MAX_QUESTION_LINES:,} more lines are not shown")
+            self._screen.show_context(f"  | … {len(lines) - MAX_QUESTION_LINES:,} more lines are left out")
         if question.warning:
             self._screen.show_context(f"Careful: {escape(question.warning, lines=False)}")
         if not self._screen.is_attended:
-            self._screen.note(
-                "nobody can be asked here: declined; a server's question is answered at a terminal, not by --yes"
-            )
+            self._screen.note("declined: no terminal to ask at, and --yes does not answer a server's questions")
 
 
 def _sole_boolean_field(required: Any, fields: Object) -> str:
-    """The name of the one thing a form wants to know, if a yes or a no says it and the rest need not be said."""
+    """Return the name of the only required field of a form, if it is a boolean and all others have defaults."""
     if type(required) is not list or len(required) != 1:
         return ""
     others = {name: field for name, field in fields.items() if name != required[0]}

@@ -1,4 +1,4 @@
-"""`handrail doctor`: why a server does not connect; each step with its verdict, and what to do about it."""
+"""`handrail doctor`: find out why a server does not connect, step by step, and what to do about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 class Step(Struct):
-    """What was looked at, how it is, and what would make it better."""
+    """One check: its subject, its verdict, and a fix."""
 
     subject: str
     verdict: str = "ok"
@@ -130,13 +130,13 @@ def _protocol(args: Namespace, screen: Screen) -> Iterator[Step]:
         if stderr_lines:
             yield Step("its standard error", "warning", " | ".join(stderr_lines))
         return
-    yield Step("the tools", "ok" if len(tools) else "warning", f"{len(tools)} found")
+    yield Step("the tools", "ok" if len(tools) else "warning", f"{len(tools)} listed")
     for name, why in tools.refused.items():
         yield Step(f"tool {name}", "warning", why, "left out of the list until the server mends it")
     for tool in tools:
         if tool.changed:
             fix = f"handrail show … {tool.name}"
-            yield Step(f"tool {tool.name}", "warning", "changed since it was first seen", fix)
+            yield Step(f"tool {tool.name}", "warning", "changed since its first use", fix)
         if tool.unchecked:
             yield Step(f"tool {tool.name}", "warning", tool.unchecked, "its results cannot be checked")
 

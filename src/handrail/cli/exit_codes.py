@@ -1,4 +1,4 @@
-"""How the command line ends: one number for each way."""
+"""The exit codes of the command line, and the error for wrong usage."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["ExitCode", "UsageError", "exit_code_for"]
 
 
 class ExitCode(IntEnum):
-    """The exit code of every verb; `description` is what the help tells of it."""
+    """The exit codes of all verbs. `description` is the text in the help."""
 
     description: str
 
-    OK = 0, "it went well"
-    TOOL = 1, "the tool said that it failed"
+    OK = 0, "success"
+    TOOL = 1, "the tool reported an error"
     USAGE = 2, "the command line, a file or a setting is wrong"
-    PROTOCOL = 3, "the server broke the rules, or answered with an error"
-    TRANSPORT = 4, "the server could not be reached, or went away"
-    DENIED = 5, "somebody, or a rule, said no: nothing was done"
-    TIMEOUT = 6, "a clock ran out"
-    AUTHORIZATION = 7, "the server wants to know who is calling"
-    UNRECORDED = 8, "a call was sent, and what came of it could not be recorded; do not simply repeat it"
-    BUG = 70, "a bug, of the file that is served or of ours; the traceback says where"
+    PROTOCOL = 3, "the server broke the protocol, or answered with an error"
+    TRANSPORT = 4, "the server could not be reached, or disconnected"
+    DENIED = 5, "a person or a rule refused; nothing was done"
+    TIMEOUT = 6, "a timeout expired"
+    AUTHORIZATION = 7, "the server requires authorization"
+    UNRECORDED = 8, "a call was sent and its outcome could not be recorded; do not simply repeat it"
+    BUG = 70, "a bug in the served file or in handrail; the traceback says where"
     INTERRUPTED = 130, "Ctrl-C"
 
     def __new__(cls, value: int, says: str) -> Self:
@@ -34,14 +34,14 @@ class ExitCode(IntEnum):
 
 
 class UsageError(errors.HandrailError):
-    """The command line, or something it names, is wrong. `details` are shown as they are: a usage, a traceback."""
+    """The command line, or a file it names, is wrong. `details` (a usage text, a traceback) are printed before it."""
 
     def __init__(self, text: str, details: str = "") -> None:
         super().__init__(text)
         self.details = details
 
 
-FORBIDDEN = 403  # a server's answer to whom a rule does not allow it
+FORBIDDEN = 403  # the HTTP status for a caller whom a rule refuses
 _CODES: dict[type[BaseException], ExitCode] = {
     errors.CallFailed: ExitCode.TOOL,
     errors.TransportError: ExitCode.TRANSPORT,
@@ -50,14 +50,14 @@ _CODES: dict[type[BaseException], ExitCode] = {
     errors.LocalProtocolError: ExitCode.PROTOCOL,
     errors.Denied: ExitCode.DENIED,
     errors.AuthorizationError: ExitCode.AUTHORIZATION,
-    errors.HandrailError: ExitCode.USAGE,  # what is left is wrong here: a file, a schema, a word
+    errors.HandrailError: ExitCode.USAGE,  # the rest is wrong on this side: a file, a schema, a word
     KeyboardInterrupt: ExitCode.INTERRUPTED,
 }
 
 
 def exit_code_for(problem: BaseException) -> ExitCode:
     if isinstance(problem, errors.Unrecorded) and problem.sent is not errors.Sent.NO:
-        return ExitCode.UNRECORDED  # not sent, it is only a file that is wrong
+        return ExitCode.UNRECORDED  # if it was not sent, only a file is wrong
     if isinstance(problem, errors.RemoteProtocolError) and problem.code == FORBIDDEN:
         return ExitCode.DENIED
     if isinstance(problem, errors.CallFailed) and problem.result.refused:

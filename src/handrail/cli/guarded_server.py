@@ -1,4 +1,4 @@
-"""The server a command is about, with the guards that would be on if it were served."""
+"""The configuration of a command, and the guards that a server has when it is served with it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["CommandConfig", "settings_for"]
 
 
 def settings_for(target: str | None) -> Path | None:
-    """The `handrail.toml` beside the file that is served, else that of the working folder; None: neither is there."""
+    """Return the `handrail.toml` beside the served file, or else that of the working folder, or None."""
     beside = [_short_path(ServerFile(target).path.parent / FILE_NAME)] if target else []
-    # One that is there and cannot be read is an error, later.
+    # A file that cannot be read is an error later, not passed over here.
     return next((each for each in (*beside, Path(FILE_NAME)) if os.path.lexists(each)), None)
 
 
 class CommandConfig:
-    """`--config`, or the `handrail.toml` beside the server or of the working folder, or none: then what is built in.
+    """The settings of a command: of `--config`, or of the `handrail.toml` that applies, or the built-in ones.
 
-    `target` is the file that is served. `raw` is what the file of settings itself says.
+    `target` is the file that is served. `raw` has only the settings that the configuration file itself has.
     """
 
     def __init__(self, args: Namespace, target: str | None = None) -> None:
@@ -54,7 +54,7 @@ class CommandConfig:
         return source
 
     def _check_beside(self, folder: Path | None) -> None:
-        """Refuse to pass over a file that lies beside the server: its reader takes it for what is in force."""
+        """Refuse to ignore a `handrail.toml` beside the server: a person who reads it expects it to be in force."""
         if folder is None or self._only or not os.path.lexists(beside := folder / FILE_NAME):
             return
         if self.path is None or os.path.realpath(self.path) != os.path.realpath(beside):
@@ -62,7 +62,7 @@ class CommandConfig:
             raise UsageError(f"{_short_path(beside)} lies beside the server and is not used: {hint}")
 
     def describe_guards(self, server: Server, source: ServerFile) -> str:
-        """One line: which file the guards are from, and what is switched off, by the file or in the code."""
+        """Return one line: the file that the guards are from, and what is switched off, by the file or in the code."""
         if self.path is None:
             text = f"guards: built in; there is no {FILE_NAME} beside {source.path.name} or in this folder"
         else:
@@ -77,7 +77,7 @@ class CommandConfig:
         return f"{text}; switched off: {', '.join(off)}" if off else text
 
     def store_file(self) -> Path:
-        """Where approvals wait, and open consoles are to be found."""
+        """Return the file with the approvals and the addresses of open consoles."""
         options = self.config.guards(state_folder(os.environ))
         return cast(Path, options.get("store", options.get("audit")))
 
@@ -85,13 +85,13 @@ class CommandConfig:
         return SqliteStore(file, durable=self.config.audit.kept.sync == "every-call")
 
     def apply_for_serving(self, server: Server) -> None:
-        """Guard a server that is to be served: what it does is on record, unless somebody said otherwise."""
+        """Guard a server that is to be served. It has an audit log, unless the configuration switches it off."""
         state = StateDirectory(state_folder(os.environ))
         state.prepare()
         self.apply_guards(server, state.folder)
 
     def apply_guards(self, server: Server, state: Path | None = None) -> None:
-        """What the file says wins over what the server's author said; where it is silent, the author's word holds."""
+        """Set the guards. Settings of the file replace those in the server's code; the others of the code stay."""
         is_ours = server.engine.guard_options.keys().isdisjoint({"audit", "store"})
         options = {
             name: value
@@ -100,39 +100,39 @@ class CommandConfig:
         }
         try:
             server.guard(**cast(GuardOptions, options))
-        except ValueError as problem:  # what the file is right to name, and is not there: a secret
+        except ValueError as problem:  # the file names a secret that is not set
             raise UsageError(f"{self.path}: {problem}") from None
 
     def warnings(self, server: Server, catalog: ToolCatalog) -> list[str]:
-        """What is set and does nothing on this server, with these tools."""
+        """Return a warning for each setting without effect on this server, with these tools."""
         tools = [LintedTool(each.tool.name, each.tags, each.tool.input_schema) for each in catalog.entries]
         guards = server.engine.guard_options
         rates, sanitize = guards.get("rates"), guards.get("sanitize", Sanitize())
-        if sanitize is not None and smallest_cap(sanitize):  # then it will be there too
+        if sanitize is not None and smallest_cap(sanitize):  # then the server adds this tool
             tools.append(LintedTool(READ_MORE.name, frozenset(), READ_MORE.input_schema))
         policy = server.engine.guard_set.policy
         warnings = [*policy.warnings, *lint_rules(policy, tools), *lint_settings(rates, sanitize, tools)]
         return warnings + self.self_approval_warnings(server)
 
     def approvers(self, server: Server | None) -> tuple[str, str]:
-        """Who may approve a call over HTTP, and over standard input, by what is in force."""
+        """Return who may approve a call over HTTP, and who over standard input."""
         own = None if server is None else server.engine.guard_options.get("approvals")
         options = own or self.config.approvals
         return options.deciders(self.config.identities.verifier() is not None), options.deciders(False)
 
     def self_approval_warnings(self, server: Server | None) -> list[str]:
-        """A warning where callers with a name may approve their own calls."""
+        """Return a warning if callers with an API key may approve their own calls."""
         if self.config.identities.verifier() is None or (by := self.approvers(server)[0]) not in ("anyone", "caller"):
             return []
         text = f"approvals.by = {by!r}: over HTTP, a calling agent may approve its own calls by answering for its user"
         return [f"{text}; leave it out, or say 'another' or 'operator'"]
 
     def mentions(self, guard: str) -> bool:
-        """Whether the file says anything of it."""
+        """Return True if the file has a setting of this guard."""
         return not self.raw.keys().isdisjoint(SECTIONS.get(guard, {guard}))
 
 
 def _short_path(path: Path) -> Path:
-    """The path as a person would write it: from the working folder, where it lies below it."""
+    """Return the path relative to the working folder if it lies below it."""
     short = Path(os.path.relpath(path))
     return path if ".." in short.parts else short

@@ -1,4 +1,4 @@
-"""The configurations of hosts: what is in them (`handrail config`), and an entry of ours in one (`install`, P-28)."""
+"""Configuration files of hosts: list their servers (`handrail config`), add an entry to one (`install`, P-28)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_config(args: Namespace, screen: Screen) -> int:
     places = {Path(name): "" for name in args.files}
     for host, path in () if args.files else host_config_files(os.environ, sys.platform):
         if path.is_file():
-            places.setdefault(path, host)  # at home, the project's file is the user's
+            places.setdefault(path, host)  # in the home folder, the project's file is also the user's
     files = [_file(host, path) for path, host in places.items()]
     if screen.as_json:
         screen.data({"files": files})
@@ -47,7 +47,7 @@ def run_config(args: Namespace, screen: Screen) -> int:
         for each in files:
             _show(each, screen)
         if not files:
-            screen.note("no configuration of a host was found here; name a file to read that")
+            screen.note("no host is configured on this machine; name a FILE to read")
     complete = not any(each["problems"] or any(server["missing"] for server in each["servers"]) for each in files)
     return ExitCode.OK if complete else ExitCode.USAGE
 
@@ -55,7 +55,7 @@ def run_config(args: Namespace, screen: Screen) -> int:
 def _file(host: str, path: Path) -> Object:
     report: Object = {"host": host, "path": str(path), "servers": [], "problems": []}
     try:
-        entries, _ = load(path, None)  # as they are written: a variable's value is nobody's business here
+        entries, _ = load(path, None)  # variables stay unexpanded: their values can be secrets
         _, missing = load(path, os.environ)
     except EntryError as problem:
         report["problems"] = [mask(each) for each in problem.problems]
@@ -77,7 +77,7 @@ def _server(entry: ServerEntry, missing: list[MissingVariable]) -> Object:
 
 
 def _mask_values(values: Mapping[str, str]) -> Object:
-    """Which there are; what is written out may be a secret, what refers to a variable says where it is."""
+    """Mask the values, which may be secrets; references to variables stay."""
     return {name: text if _VARIABLE.fullmatch(text) else MASK for name, text in values.items()}
 
 
@@ -102,16 +102,16 @@ def _show(file: Object, screen: Screen) -> None:
 
 
 def _quote_word(word: str) -> str:
-    """So that it can be seen where a word ends. For eyes: no shell is meant."""
+    """Quote a word for display, so that its end is visible. Not for a shell."""
     return repr(word) if not word or set(word) & set(" '\"") else word
 
 
-# Writing
+# `handrail install`
 
 
 def run_install(args: Namespace, screen: Screen) -> int:
     from handrail.cli.guarded_server import settings_for
-    from handrail.cli.load_server import ServerFile  # which need all of a server
+    from handrail.cli.load_server import ServerFile  # they import a whole server
 
     path = Path(args.file).resolve() if args.file else _host_file(args.host)
     source = ServerFile(args.target)
@@ -120,7 +120,7 @@ def run_install(args: Namespace, screen: Screen) -> int:
         raise UsageError(f"--name: {name!r} is not a name of letters, digits, spaces and . _ -, at most 64")
     target = f"{source.path}:{source.object}" if source.object else str(source.path)
     words = ["-m", "handrail", "serve", target]
-    # The host starts it in a folder of its own, where its guards would not be found.
+    # The host starts the server in another folder, where no handrail.toml applies.
     if (guards := settings_for(args.target)) is not None:
         words += ["--config", str(guards.resolve())]
     entry: Object = {"command": sys.executable, "args": words}
@@ -153,10 +153,12 @@ def run_install(args: Namespace, screen: Screen) -> int:
 def _host_file(host: str) -> Path:
     places = [path for each, path in host_config_files(os.environ, sys.platform) if each == host]
     if not places:
-        raise UsageError(f"--host {host}: it is not known where its file is on {sys.platform}; name it with --file")
+        raise UsageError(
+            f"--host {host}: its configuration file has no usual place on {sys.platform}; name it with --file"
+        )
     # Of the project's file and the user's, in this order. Claude Code rewrites its user's file all the time.
     path = places[0] if host in ("claude-code", "vscode") else places[-1]
-    return path.resolve()  # a link stays one: what it leads to is replaced
+    return path.resolve()  # a symbolic link stays; its target is replaced
 
 
 def _read(path: Path) -> str:
@@ -169,7 +171,7 @@ def _read(path: Path) -> str:
 
 
 def _with_entry(text: str, table: str, name: str, entry: Object, path: Path) -> str:
-    """The text with the entry in it and every other character as it was."""
+    """Return the text with the entry added and every other character unchanged."""
     if not text.strip():
         return json.dumps({table: {name: entry}}, indent=2) + "\n"
     by_hand = f"add by hand to {table!r}: {json.dumps({name: entry})}"
@@ -199,7 +201,7 @@ def _with_entry(text: str, table: str, name: str, entry: Object, path: Path) -> 
 
 
 def _put(text: str, at: int, name: str, value: Object, indent: str, depth: int) -> str:
-    """The text with a member of the object at that place replaced, or added after the last one."""
+    """Return the text with a member of the object at `at` replaced, or added after the last one."""
     line = "\r\n" if "\r\n" in text else "\n"
     new = json.dumps(value, indent=indent, ensure_ascii=False).replace("\n", line + indent * depth)
     members, end = _members(text, at)
@@ -214,7 +216,7 @@ def _put(text: str, at: int, name: str, value: Object, indent: str, depth: int) 
 
 
 def _members(text: str, at: int) -> tuple[dict[str, tuple[int, int]], int]:
-    """Where the values of the object at that place begin and end, and where it ends; the text is known to be JSON."""
+    """Return the spans of the values of the object at `at`, and its end. The text must be valid JSON."""
     spans: dict[str, tuple[int, int]] = {}
     at = _skip(text, at + 1)
     while text[at] != "}":
@@ -233,7 +235,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _write(path: Path, before: str, after: str) -> str:
-    """Replace the file in one go, with what it was beside it; the name of that, if there was anything."""
+    """Replace the file atomically. Return the path of the backup beside it, or "" if there was no file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if _read(path) != before:
         raise UsageError(f"{path}: has changed meanwhile; nothing was written")

@@ -1,4 +1,4 @@
-"""`handrail keys`: a new API key and its line for `handrail.toml`, or a new key for `HANDRAIL_KEY`."""
+"""`handrail keys`: make an API key and its line for `handrail.toml`, or a key for `HANDRAIL_KEY`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_keys(args: Namespace, screen: Screen) -> int:
             screen.write(key)
         return ExitCode.OK
     if not args.name:
-        raise UsageError("keys new: whose key? handrail keys new NAME --scopes orders:read,orders:write")
+        raise UsageError("keys new: NAME is missing: handrail keys new NAME --scopes orders:read,orders:write")
     scopes = re.split(r"[\s,]+", args.scopes.strip()) if args.scopes is not None else []
     if not all(scopes):
         raise UsageError(f"--scopes: {args.scopes!r} is not a list of scopes with commas between them")
@@ -40,10 +40,10 @@ def run_keys(args: Namespace, screen: Screen) -> int:
         screen.data({"name": args.name, "key": key, "hash": hashed, "scopes": scopes, "toml": toml})
         return ExitCode.OK
     screen.write(
-        f"# The API key of {args.name}, shown this once. It is sent as `--key KEY`, or `Authorization: Bearer KEY`."
+        f"# The API key of {args.name}, printed only once. Send it as `--key KEY`, or `Authorization: Bearer KEY`."
     )
     screen.write(f"{key}\n")
-    screen.write("# For handrail.toml; a section that is there already gets the line alone.")
+    screen.write("# For handrail.toml. If the section exists already, add only the line.")
     screen.write(toml.rstrip("\n"))
     return ExitCode.OK
 

@@ -1,4 +1,4 @@
-"""Lines of this command on a terminal, where results and messages are on one screen: foreign text makes none (P-33)."""
+"""Messages of this command on a terminal, and marks on foreign text that could be mistaken for one (P-33)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from handrail.text.controls import CONTINUATION, escape_with_continuations
 __all__ = ["mark_foreign_lines", "message"]
 
 NAME = "handrail:"
-COLUMNS = 80  # where a terminal does not say
+COLUMNS = 80  # of a terminal whose size is unknown
 
 _OURS = re.compile(rf"^(?=(?:\x1b\[[0-9;]*m)*{NAME})", re.MULTILINE)
 _INSIDE = re.compile(rf"(?<!^)(?<!^\| )(?={NAME})")
 
 
 def message(text: str) -> str:
-    """What this command says on standard error, whatever is in it: further lines are marked."""
+    """Return a message for standard error. Its lines after the first are marked as continued."""
     text = escape_with_continuations(text)
     return f"{NAME} " + (_break_lines(text, len(NAME) + 1) if sys.stderr.isatty() else text)
 
 
 def mark_foreign_lines(text: str) -> str:
-    """Mark the lines that begin as ours do, those with a colour too, or that would where a terminal breaks them."""
+    """Mark lines that begin like messages of this command, also in colour, or after the terminal wraps them."""
     if NAME not in text:
         return text
     text = _OURS.sub(CONTINUATION.lstrip(), text)
@@ -32,7 +32,7 @@ def mark_foreign_lines(text: str) -> str:
 
 
 def _break_lines(text: str, indent: int) -> str:
-    """Break lines that a terminal would break, and that have our name in them, before it does."""
+    """Break long lines with our name in them before the terminal wraps them."""
     if NAME not in text:
         return text
     try:

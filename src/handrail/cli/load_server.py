@@ -33,7 +33,7 @@ Stamp = tuple[int, int, int]
 
 POLL_SECONDS = 0.5
 
-# What can change with the file. Not among them: the keys, which open what clients still hold, and `workers`, `tracing`.
+# Not reloaded: the keys, because clients hold cursors sealed with them, and `workers` and `tracing`.
 _RELOADED_ATTRIBUTES = (
     "author_metadata identity instructions limits page_size list_changed identify ttl_ms forms".split()
 )
@@ -41,7 +41,7 @@ _COPIED_ATTRIBUTES = "offer has_tools hidden seal".split()
 
 
 class ServerFile:
-    """`FILE[:OBJECT]`. To load it is to import it: its folder is on the path, and it is not `__main__`."""
+    """`FILE[:OBJECT]`. It is loaded by an import: its folder is on `sys.path`, and it is not `__main__`."""
 
     def __init__(self, target: str) -> None:
         file, colon, name = target.rpartition(":")
@@ -57,14 +57,14 @@ class ServerFile:
         self._broken = False
 
     def load(self) -> Server:
-        """The server as the file has it now; anything in the way of it is a `UsageError`.
+        """Import the file and return its server; UsageError if that fails.
 
-        The next time, every module from the file's folder is read anew; if that fails, those that were stay.
+        Each load imports every module of the file's folder anew. If that fails, the earlier modules stay.
         """
         before, stamps = self._modules(), self._file_stamps(everything=True)
         for name in before:
             del sys.modules[name]
-        invalidate_caches()  # of what is in the folder
+        invalidate_caches()  # of the folder
         self._broken = True
         try:
             server = self._server(self._import())
@@ -76,20 +76,19 @@ class ServerFile:
                 for name in self._modules():
                     del sys.modules[name]
                 sys.modules.update(before)
-            now = self._file_stamps(
-                everything=self._broken
-            )  # what is missing or wrong may be mended in any file beside
-            # As they were before they were read: what has changed since is a change.
+            # After a failure all files of the folder count: any of them may repair it.
+            now = self._file_stamps(everything=self._broken)
+            # The stamps from before the import: a change during the import counts.
             self._stamps = now | {path: stamp for path, stamp in stamps.items() if path in now}
 
     def has_changed(self) -> bool:
-        """Whether a file that the server was made from has changed since it was loaded, or since this was asked."""
+        """Return True if a file of the server has changed since it was loaded, or since the last call."""
         now, before = self._file_stamps(everything=self._broken), self._stamps
-        self._stamps = before | now  # a file that is gone is being replaced
+        self._stamps = before | now  # a missing file is just being replaced
         return any(before.get(path, None if self._broken else stamp) != stamp for path, stamp in now.items())
 
     def _file_stamps(self, *, everything: bool) -> dict[Path, Stamp]:
-        """The files as they are: ours, or all there are in the folder as well."""
+        """Return the stamps of the imported files; with `everything`, also of all others in the folder."""
         files = {self.path, *(Path(module.__file__) for module in self._modules().values() if module.__file__)}
         if everything:
             files.update(self.path.parent.glob("*.py"))
@@ -106,7 +105,7 @@ class ServerFile:
             return False
         path, folder = Path(file), self.path.parent
         between = path.relative_to(folder).parts if path.is_relative_to(folder) else (".",)
-        # An environment in the folder is not of the folder.
+        # A virtual environment in the folder does not count.
         return not any(part.startswith(".") or part.endswith("-packages") for part in between)
 
     def _import(self) -> ModuleType:
@@ -161,7 +160,7 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The frames of the file and below: how it came to be imported tells its author nothing."""
+    """Return the frames from the file on: the import machinery above it tells its author nothing."""
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
         frames = frames.tb_next
     return frames
@@ -171,19 +170,19 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def reloading_server(source: ServerFile, server: Server, note: Callable[[str], None]) -> Server:
-    """A server with the tools that the file has at the time, beginning with those of `server`."""
+    """Return a server whose tools follow the file, beginning with those of `server`."""
     following = _Reloader(source, server, note)
     shell = Server(server.name, lifespan=following.lifespan, workers=server.engine.thread_pool.size)
     for name in _RELOADED_ATTRIBUTES + _COPIED_ATTRIBUTES:
         setattr(shell.engine, name, getattr(server.engine, name))
     shell.engine.guard_set.served_file = server.engine.guard_set.served_file
-    shell.guard(**server.engine.guard_options)  # of the first reading: they cannot be changed while it serves
+    shell.guard(**server.engine.guard_options)  # of the first import: guards cannot change while it serves
     shell.middleware(following.count_calls)
     return shell
 
 
 class _Version:
-    """One reading of the file, from when its lifespan is entered until nobody uses it any more."""
+    """One import of the file, from the start of its lifespan until its last call has ended."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -200,11 +199,11 @@ class _Version:
                 await self.stop.wait()
         except Exception as problem:
             if self.started.done():
-                traceback.print_exc()  # at its end: nobody depends on it now
+                traceback.print_exc()  # raised by the end of the lifespan: no caller waits for it
             else:
                 self.started.set_exception(problem)
         finally:
-            if not self.started.done():  # a lifespan can raise CancelledError too, and somebody waits for it to begin
+            if not self.started.done():  # a lifespan can raise CancelledError too, and `_start` waits
                 self.started.set_exception(RuntimeError("the lifespan was cancelled"))
 
     def stop_if_unused(self) -> None:
@@ -217,7 +216,7 @@ class _Reloader:
         self._source = source
         self._first = first
         self._note = note
-        self._versions: dict[Server, _Version] = {}  # that have not ended
+        self._versions: dict[Server, _Version] = {}  # whose lifespan has not ended
 
     @asynccontextmanager
     async def lifespan(self, shell: Server) -> AsyncIterator[None]:
@@ -232,7 +231,7 @@ class _Reloader:
             await task
 
     async def count_calls(self, call: Call, next: Handler) -> ToolResult:
-        if not call._state.entry.via:  # a tool of ours: it does not change with the file
+        if not call._state.entry.via:  # a built-in tool, not one of the file
             return await next(call)
         version = self._versions[call._state.entry.via[0]]
         version.calls += 1
@@ -256,7 +255,7 @@ class _Reloader:
             await asyncio.wait([version.task for version in self._versions.values()])
 
     async def _read(self) -> _Version | None:
-        """The file as it is now, begun; None if that fails."""
+        """Import the file and enter its lifespan; None if that fails."""
         try:
             return await self._start(await asyncio.to_thread(self._source.load))
         except UsageError as problem:
@@ -274,7 +273,7 @@ class _Reloader:
         return version
 
     def _swap_tools(self, shell: Server, old: _Version, new: _Version) -> _Version:
-        """In one go, without awaiting: no message is handled in between. The version that is there now."""
+        """Exchange the tools without awaiting, so that no message is handled in between; return the current version."""
         before, entries = shell.tools, shell.engine.catalog.entries
         conflicts = {each.tool.name for each in entries if not each.via} & {each.name for each in new.server.tools}
         if conflicts:
@@ -284,21 +283,21 @@ class _Reloader:
             return old
         for entry in entries:
             if entry.via:
-                with suppress(KeyError):  # the old version has taken it away itself
+                with suppress(KeyError):  # the old version has removed it itself
                     shell.remove(entry.tool.name)
         shell.include(new.server)
         for name in _RELOADED_ATTRIBUTES:
             setattr(shell.engine, name, getattr(new.server.engine, name))
         self._note(f"{self._source.label} was read again: {_difference(before, shell.tools)}")
         if _guards(old.server) != _guards(new.server):
-            self._note("its guards are others now; those it was started with hold until it is started again")
+            self._note("its guards have changed; those of the start stay in force until the server is restarted")
         old.replaced = True
         old.stop_if_unused()
         return new
 
 
 def _guards(server: Server) -> dict[str, Any]:
-    """What can be compared: rules by what they say."""
+    """Return the guard options in a form that can be compared."""
     return {**server.engine.guard_options, "policy": server.engine.guard_set.policy.version}
 
 

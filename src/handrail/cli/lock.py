@@ -1,4 +1,4 @@
-"""`handrail lock`: the tools of servers in a file that is read and committed, and what has changed since (P-31)."""
+"""`handrail lock`: write the tools of servers to a file to be committed, or compare them with it (P-31)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from handrail.text.controls import mask_words, one_line
 
 __all__ = ["run_lock"]
 
-ChangesByTool = dict[tuple[str, str], list[Change]]  # by server and tool
+ChangesByTool = dict[tuple[str, str], list[Change]]  # key: server and tool
 
 
 def run_lock(args: Namespace, screen: Screen) -> int:
@@ -32,15 +32,8 @@ def run_lock(args: Namespace, screen: Screen) -> int:
         )
     previous = read_lock(path) if path.exists() or args.check else {}
     servers = args.servers or _servers_in_file(previous, args, screen)
-    now: dict[str, LockedServer] = {}
     notes: list[str] = []
-    for server in servers:
-        for name, locked in _list_tools(server, args, screen, notes).items():
-            if name in now:
-                raise UsageError(
-                    f"two servers are called {name}: give each its own --file, or a name in an mcpServers file"
-                )
-            now[name] = locked
+    now = _list_servers(servers, args, screen, notes)
     gone = {name: each for name, each in previous.items() if each.target in servers and name not in now}
     changes_by_tool = {
         (server, tool): changed
@@ -48,7 +41,7 @@ def run_lock(args: Namespace, screen: Screen) -> int:
         for tool, changed in _compare(previous.get(server), now.get(server)).items()
     }
     names = [tool for each in now.values() for tool in each.tools]
-    notes += [f"{name!a} can be taken for {other!a}" for name, other in confusable_names(names)]
+    notes += [f"{name!a} looks like {other!a}" for name, other in confusable_names(names)]
     if not args.check:
         remaining = {name: each for name, each in previous.items() if name not in gone}
         try:
@@ -62,7 +55,7 @@ def run_lock(args: Namespace, screen: Screen) -> int:
 
 
 def _servers_in_file(previous: dict[str, LockedServer], args: Namespace, screen: Screen) -> list[str]:
-    """The servers of the file. A file is not believed unseen: what it names is started or connected to (P-28)."""
+    """Return the servers in the file, after a person agrees: they are started or connected to (P-28)."""
     if unknown := [name for name, each in previous.items() if not each.target]:
         raise UsageError(f"{args.file} does not say how to reach {', '.join(unknown)}: name the servers")
     targets = [*dict.fromkeys(each.target for each in previous.values())]
@@ -70,12 +63,24 @@ def _servers_in_file(previous: dict[str, LockedServer], args: Namespace, screen:
         for target in targets:
             screen.note(f"{args.file} names the server {one_line(target, 500)}")
         if not screen.ask("Start, or connect to, all of them?"):
-            raise UsageError("not agreed to; name the servers, or agree with --yes")
+            raise UsageError("not confirmed; name the servers, or confirm with --yes")
     return targets
 
 
+def _list_servers(servers: list[str], args: Namespace, screen: Screen, notes: list[str]) -> dict[str, LockedServer]:
+    now: dict[str, LockedServer] = {}
+    for server in servers:
+        for name, locked in _list_tools(server, args, screen, notes).items():
+            if name in now:
+                raise UsageError(
+                    f"two servers are called {name}: use a --file for each, or names of an mcpServers file"
+                )
+            now[name] = locked
+    return now
+
+
 def _list_tools(server: str, args: Namespace, screen: Screen, notes: list[str]) -> dict[str, LockedServer]:
-    """The tools that a server lists now, by the names of the servers behind it."""
+    """Return the tools that a server lists now, by the names of the servers behind it."""
     mcp_client = client_for(Namespace(**{**vars(args), "server": server}), screen)
     with mcp_client as connection, screen.progress(f"listing the tools of {server}"):
         tools = connection.tools()
@@ -93,7 +98,7 @@ def _list_tools(server: str, args: Namespace, screen: Screen, notes: list[str]) 
 
 
 def _shareable_target(server: str) -> str:
-    """What a server is reached by, unless that holds something that looks secret: the file is made to be shared."""
+    """Return the target of a server, or "" if it seems to contain a secret: the file is meant to be shared."""
     try:
         words = shlex.split(server)
     except ValueError:
@@ -125,7 +130,9 @@ def _report(args: Namespace, screen: Screen, changes_by_tool: ChangesByTool, cou
         screen.write(f"{one_line(server, 60)}: {one_line(tool, 128)}: {', '.join(change_kinds(changed))}")
         screen.write("\n".join(f"  {line}" for line in format_changes(changed).split("\n")))
     if args.check and changes_by_tool:
-        screen.write(f"{len(changes_by_tool)} not as {args.file} has them; handrail lock agrees to what is there now")
+        screen.write(
+            f"{len(changes_by_tool)} not as {args.file} has them; handrail lock accepts the current definitions"
+        )
     else:
         tools = "1 tool" if count == 1 else f"{count} tools"
         screen.write(f"{tools}, all as {args.file} has them" if args.check else f"{tools} in {args.file}")

@@ -1,4 +1,4 @@
-"""Every verb and option of the command line, in one place; what a verb does is the function `run_VERB` of a module."""
+"""Every verb and option of the command line. A verb is run by the function `run_VERB` of a module."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ADDRESS = re.compile(r"unix:.+|(?:[^/]*:)?[0-9]{1,5}")
 
 
 class CommandParser(ArgumentParser):
-    """Says what is wrong by an exception, so that `--json` and the exit code hold for that too."""
+    """A parser that raises UsageError, so that `--json` and the exit codes apply to usage errors too."""
 
     def error(self, message: str) -> NoReturn:
         if match := _CHOICE.search(message):
             near = get_close_matches(match[1], match[2].replace("'", "").split(", "), 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {match[2]}"
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {match[2]}"
             message = f"{message[: match.start()]}unknown: {match[1]!r}; {hint}"
         if message.startswith("unrecognized arguments: -"):
             near = get_close_matches(message.split()[2], self._option_string_actions, 1)
@@ -50,7 +50,7 @@ else:
 
 
 class _VerbAction(_Choice):
-    """Reads the words of a verb, values and options in any order, and tells a mistake with the verb's own usage."""
+    """Parses the words of a verb, values and options in any order; errors have the usage of the verb."""
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
@@ -58,27 +58,27 @@ class _VerbAction(_Choice):
         name, *words = values
         verb = self.choices[name]
         options, unparsed = verb.parse_known_args(words)
-        if unparsed:  # argparse thinks that no value can come after an option; to read them so costs a usage text
+        if unparsed:  # argparse allows no value after an option; this slower method does
             options = verb.parse_intermixed_args(words)
         vars(namespace).update(vars(options), verb=name)
 
 
 _AddVerb = Callable[..., CommandParser]
-"""Makes a verb from its name, what it does, and examples."""
+"""Add a verb: its name, a summary, and examples."""
 
 
 def build_parser() -> CommandParser:
     codes = "\n".join(f"  {code.value:<5} {code.description}" for code in ExitCode)
     root = CommandParser(
         prog="handrail",
-        description="MCP tools you can hold on to.",
-        epilog=f"exit codes:\n{codes}\n\n`handrail VERB --help` has examples. NO_COLOR is honoured.",
+        description="Serve, call and guard MCP tools.",
+        epilog=f"exit codes:\n{codes}\n\n`handrail VERB --help` has examples. NO_COLOR switches colours off.",
         formatter_class=_formatter,
         allow_abbrev=False,
     )
     _add_common_options(root, False, "auto")
     root.add_argument("--version", action="store_true", help="print the version")
-    # With its own name, or it would be made from a usage text, which costs more than all the rest.
+    # With `prog`: argparse would derive it from a usage text, which costs more than all the rest.
     verbs: _SubParsersAction[CommandParser] = root.add_subparsers(
         action=_VerbAction, dest="verb", metavar="VERB", prog="handrail", title="verbs"
     )
@@ -92,7 +92,7 @@ def build_parser() -> CommandParser:
             formatter_class=_formatter,
             allow_abbrev=False,
         )
-        _add_common_options(command, SUPPRESS, SUPPRESS)  # or what stands before the verb would be forgotten
+        _add_common_options(command, SUPPRESS, SUPPRESS)  # SUPPRESS keeps the values of options before the verb
         return command
 
     for group in (
@@ -113,22 +113,24 @@ def _add_serve_verb(verb: _AddVerb) -> None:
         "serve",
         "serve the tools of a Python file",
         "handrail serve weather.py                    one client over standard input and output",
-        "handrail serve weather.py:server --reload    and its tools follow the file while you edit it",
+        "handrail serve weather.py:server --reload    and reload its tools while you edit the file",
         "handrail serve weather.py --http             http://127.0.0.1:8000/mcp",
         "handrail serve weather.py --http 127.0.0.1:9000 --workers 4",
-        "handrail serve weather.py --console          and a page that shows its calls; it prints the link",
+        "handrail serve weather.py --console          and print a link to a page that shows its calls",
         "handrail serve --config handrail.toml        with its guards, and the server it names",
     )
     serve.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
     _add_config_options(serve)
     http = "serve over HTTP instead (127.0.0.1:8000)"
     serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
-    serve.add_argument("--workers", type=_count, metavar="N", help="processes, with --http (1)")
-    console = "and a page that shows its calls, and lets you decide (127.0.0.1:7420)"
+    serve.add_argument("--workers", type=_count, metavar="N", help="number of processes, with --http (1)")
+    console = "also serve a page that shows its calls and lets you approve them (127.0.0.1:7420)"
     serve.add_argument(
         "--console", nargs="?", const="", type=lambda text: text and _address(text), metavar="[HOST:]PORT", help=console
     )
-    serve.add_argument("--reload", action="store_true", help="follow changes of the file; connections stay open")
+    serve.add_argument(
+        "--reload", action="store_true", help="reload the tools when the file changes; connections stay open"
+    )
 
 
 def _add_call_verbs(verb: _AddVerb) -> None:
@@ -158,7 +160,7 @@ def _add_call_verbs(verb: _AddVerb) -> None:
     call.add_argument("tool", metavar="TOOL")
     call.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON")
     call.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON; -: standard input")
-    call.add_argument("--save", metavar="FOLDER", help="where pictures and sounds go (a new temporary folder)")
+    call.add_argument("--save", metavar="FOLDER", help="folder for pictures and sounds (a new temporary one)")
 
     inspect = verb(
         "inspect",
@@ -171,7 +173,7 @@ def _add_call_verbs(verb: _AddVerb) -> None:
 
     doctor = verb(
         "doctor",
-        "say why a server does not connect: each step, its verdict, and what to do",
+        "find out why a server does not connect: each step, its verdict, and what to do",
         "handrail doctor filesystem",
         "handrail doctor 'python my_server.py'",
     )
@@ -181,7 +183,7 @@ def _add_call_verbs(verb: _AddVerb) -> None:
 def _add_host_verbs(verb: _AddVerb) -> None:
     config = verb(
         "config",
-        "list the servers that hosts on this machine are configured with, and what they miss",
+        "list the servers in the configurations of hosts on this machine, and what is missing in them",
         "handrail config",
         "handrail config .mcp.json --json",
     )
@@ -196,8 +198,8 @@ def _add_host_verbs(verb: _AddVerb) -> None:
     )
     install.add_argument("target", metavar="FILE[:OBJECT]", help=_TARGET)
     hosts = ("claude", "claude-code", "cursor", "vscode", "windsurf")
-    install.add_argument("--host", choices=hosts, required=True, help="whose configuration")
-    install.add_argument("--name", help="of the entry (the server's own)")
+    install.add_argument("--host", choices=hosts, required=True, help="the host to configure")
+    install.add_argument("--name", help="name of the entry (the server's own)")
     install.add_argument("--file", metavar="PATH", help="the host's file, if it is not in the usual place")
     install.add_argument("--yes", action="store_true", help="write without asking")
 
@@ -205,44 +207,48 @@ def _add_host_verbs(verb: _AddVerb) -> None:
 def _add_audit_verb(verb: _AddVerb) -> None:
     audit = verb(
         "audit",
-        "show which tools were called from here",
+        "list the tool calls that were made from here",
         "handrail audit                          the last 20 calls",
-        "handrail audit -f --server 'weather*'   and those to come",
+        "handrail audit -f --server 'weather*'   and new ones",
         "handrail audit --since 2h --outcome denied",
         "handrail audit --tail 0 --export csv > calls.csv",
         "handrail audit served                   the calls that `handrail serve` has answered",
-        "handrail audit verify                   whether the records of calls here are whole, and their heads",
+        "handrail audit verify                   check the logs of calls here, and print their heads",
         "handrail audit verify trail.jsonl --head 5f3c…@1..2741,365d",
         "handrail audit export broken.db --salvage > trail.jsonl",
     )
-    what = "a trail: the calls a server has answered, whether it is whole, its records as they are"
+    what = "served: calls that a server has answered; verify: check a log; export: copy its records"
     audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
-    audit.add_argument("files", nargs="*", metavar="FILE", help="trails: .db or .jsonl (state.db in the state folder)")
+    audit.add_argument(
+        "files", nargs="*", metavar="FILE", help="audit logs: .db or .jsonl (state.db in the state folder)"
+    )
     _add_config_options(audit)
-    audit.add_argument("--head", metavar="HEAD", help="verify: the head it had earlier, as it was printed")
-    audit.add_argument("--salvage", action="store_true", help="export: all that can be read of a damaged file")
+    audit.add_argument("--head", metavar="HEAD", help="verify: a head of the log that was printed earlier")
+    audit.add_argument(
+        "--salvage", action="store_true", help="export: every record that can be read from a damaged file"
+    )
     audit.add_argument("--tail", type=_number, default=20, metavar="N", help="only the last N; 0: all (20)")
     audit.add_argument("--server", metavar="GLOB", help="only calls of these servers")
     audit.add_argument("--tool", metavar="GLOB", help="only calls of these tools")
-    audit.add_argument("--outcome", metavar="GLOB", help="only calls that ended so: ok, error, denied, …")
+    audit.add_argument("--outcome", metavar="GLOB", help="only calls with this outcome: ok, error, denied, …")
     audit.add_argument("--since", metavar="TIME", help="2026-07-28, 2026-07-28T09:30, or 30m, 2h, 7d")
-    audit.add_argument("--export", choices=("json", "csv"), help="one document with all there is of each call")
-    audit.add_argument("-f", "--follow", action="store_true", help="go on with calls as they are made")
+    audit.add_argument("--export", choices=("json", "csv"), help="print one document with every member of each call")
+    audit.add_argument("-f", "--follow", action="store_true", help="wait for new calls and print them")
 
 
 def _add_check_verbs(verb: _AddVerb) -> None:
     check = verb(
         "check",
-        "say whether a configuration is right, what is in force, and from where",
+        "check a configuration, and print what is in force and where it is set",
         "handrail check",
-        "handrail check --config handrail.toml weather.py    and whether its rules meet any tool",
+        "handrail check --config handrail.toml weather.py    and whether its rules match any tool",
     )
     check.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
     _add_config_options(check)
 
     explain = verb(
         "explain",
-        "say what each guard would do with a call, and which rule decides, without calling",
+        "print what each guard would do with a call, and which rule decides, without calling",
         "handrail explain --as alice --server shop.py call cancel_order order=7",
         "handrail explain --as bob --scope orders:write call cancel_order order=7 --json",
     )
@@ -251,8 +257,10 @@ def _add_check_verbs(verb: _AddVerb) -> None:
     explain.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema")
     explain.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON")
     explain.add_argument("--as", dest="as_", default="local", metavar="WHO", help="the caller (local)")
-    explain.add_argument("--scope", action="append", default=[], metavar="SCOPE", help="one that the caller has")
-    explain.add_argument("--revision", default="2026-07-28", metavar="NAME", help="the caller speaks (2026-07-28)")
+    explain.add_argument("--scope", action="append", default=[], metavar="SCOPE", help="a scope of the caller")
+    explain.add_argument(
+        "--revision", default="2026-07-28", metavar="NAME", help="the caller's protocol revision (2026-07-28)"
+    )
     explain.add_argument("--server", metavar="FILE[:OBJECT]", help=_TARGET)
     _add_config_options(explain)
 
@@ -260,39 +268,45 @@ def _add_check_verbs(verb: _AddVerb) -> None:
 def _add_approval_verbs(verb: _AddVerb) -> None:
     approve = verb(
         "approve",
-        "show the calls that wait for a person, and say yes or no",
-        "handrail approve                            all that waits, one after the other",
-        "handrail approve --watch                    and what is still to come",
+        "show the calls that wait for approval, and approve or deny them",
+        "handrail approve                            all that wait, one after the other",
+        "handrail approve --watch                    and new ones",
         "handrail approve 3f9a1c0b7d yes --remember 2h",
         "handrail approve 3f9a1c0b7d yes --remember 2h --where 'amount={\"under\": 100}'",
         "handrail approve 3f9a1c0b7d no --note 'wrong order'",
         "handrail approve 3f9a1c0b7d edit --arguments '{\"order\": 8}'",
-        "handrail approve --remembered               what need not be asked again; --revoke ID ends it",
-        "handrail approve --audit calls.db           of a server that keeps its own audit",
+        "handrail approve --remembered               approvals that are remembered; --revoke ID ends one",
+        "handrail approve --audit calls.db           of a server with its own audit log",
     )
     approve.add_argument("id", nargs="?", metavar="ID")
     approve.add_argument("answer", nargs="?", choices=("yes", "no", "edit"))
-    approve.add_argument("--note", metavar="TEXT", help="why; the caller is told")
+    approve.add_argument("--note", metavar="TEXT", help="a reason, sent to the caller")
     approve.add_argument("--remember", metavar="TIME", help="do not ask again for the same call: 30m, 2h, 7d")
-    where = "with --remember: this argument need not be the same, but meet a condition as in a rule"
+    where = "with --remember: this argument may differ if it meets a condition, written as in a rule"
     approve.add_argument("--where", action="append", default=[], metavar="NAME=JSON", help=where)
-    approve.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="to run with instead, with edit")
-    approve.add_argument("--watch", action="store_true", help="go on with those to come")
-    approve.add_argument("--remembered", action="store_true", help="list what is remembered")
-    approve.add_argument("--revoke", metavar="ID", help="forget something that is remembered")
-    approve.add_argument("--audit", metavar="FILE", help="a server's own: Server(audit=FILE) (what serve would use)")
+    approve.add_argument(
+        "--arguments", dest="arguments_json", metavar="JSON", help="with edit: the arguments to run with"
+    )
+    approve.add_argument("--watch", action="store_true", help="wait for new calls")
+    approve.add_argument("--remembered", action="store_true", help="list the remembered approvals")
+    approve.add_argument("--revoke", metavar="ID", help="revoke a remembered approval")
+    approve.add_argument(
+        "--audit", metavar="FILE", help="audit log of a server with Server(audit=FILE) (the one of serve)"
+    )
     _add_config_options(approve)
 
     console_verb = verb(
         "console",
-        "make a link to the console of a server that runs, good once and for five minutes",
-        "handrail console                             of the one that runs",
-        "handrail console weather                     of the one of that name",
+        "print a link to the console of a running server; it works once, for five minutes",
+        "handrail console                             of the only running server",
+        "handrail console weather                     of the server of that name",
         "handrail console --as grace --roles view,approve",
     )
     console_verb.add_argument("name", nargs="?", metavar="SERVER", help="the server's name, if several run")
-    console_verb.add_argument("--as", dest="as_", metavar="WHO", help="whom it signs in (as configured: local)")
-    console_verb.add_argument("--roles", metavar="A,B", help="of view, call, approve, manage (as configured: all)")
+    console_verb.add_argument(
+        "--as", dest="as_", metavar="WHO", help="name of the person it signs in (as configured: local)"
+    )
+    console_verb.add_argument("--roles", metavar="A,B", help="roles: view, call, approve, manage (as configured: all)")
     _add_config_options(console_verb)
 
 
@@ -304,18 +318,18 @@ def _add_other_verbs(verb: _AddVerb) -> None:
         'export HANDRAIL_KEY="$(handrail keys seal)"                for servers that share sessions',
     )
     keys.add_argument("what", choices=("new", "seal"), help="an API key, or a key for HANDRAIL_KEY")
-    keys.add_argument("name", nargs="?", metavar="NAME", help="new: whose key it is")
-    keys.add_argument("--scopes", metavar="A,B", help="new: what its holder may be told apart by")
+    keys.add_argument("name", nargs="?", metavar="NAME", help="new: name of the caller")
+    keys.add_argument("--scopes", metavar="A,B", help="new: scopes of the caller")
 
     lock = verb(
         "lock",
-        "write the tools of servers to a file, or say what has changed in them since",
-        "handrail lock weather.py https://example.org/mcp    into tools.lock, to be read and committed",
-        "handrail lock --check weather.py                    what is not as tools.lock has it; then the code is 5",
-        "handrail lock --check --yes                         every server in it, in a script",
+        "write the tools of servers to a file, or compare them with it",
+        "handrail lock weather.py https://example.org/mcp    into tools.lock, to review and commit",
+        "handrail lock --check weather.py                    exit code 5 if a tool is not as in tools.lock",
+        "handrail lock --check --yes                         every server in tools.lock, for scripts",
     )
     _add_client_options(lock, several=True)
-    lock.add_argument("--check", action="store_true", help="write nothing, and show what has changed")
+    lock.add_argument("--check", action="store_true", help="write nothing, and print what has changed")
     lock.add_argument("--file", default="tools.lock", metavar="PATH", help="the file (tools.lock)")
 
     completion = verb(
@@ -324,35 +338,41 @@ def _add_other_verbs(verb: _AddVerb) -> None:
         'eval "$(handrail completion bash)"    in ~/.bashrc; zsh likewise',
         "handrail completion fish > ~/.config/fish/completions/handrail.fish",
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="which one")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def _add_config_options(command: CommandParser) -> None:
     text = "the guards' configuration (handrail.toml beside the server, or here, if there is one)"
     command.add_argument("--config", metavar="FILE", help=text)
-    only = "with --config: also where another handrail.toml lies beside the server"
+    only = "with --config: ignore another handrail.toml beside the server"
     command.add_argument("--config-only", action="store_true", help=only)
 
 
 def _add_client_options(command: CommandParser, *, several: bool = False) -> None:
     """The options of every verb that talks to a server."""
-    server = "an address, a .py or .json file, a command in quotes, or a name out of a configuration"
+    server = "an address, a .py or .json file, a command in quotes, or a name from a configuration"
     if several:
         command.add_argument("servers", nargs="*", metavar="SERVER", help=f"{server} (those in the file)")
     else:
         command.add_argument("server", metavar="SERVER", help=server)
     command.add_argument("--revision", default="auto", metavar="NAME", help="auto, legacy, or one revision (auto)")
-    command.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="the most a call may take (600)")
-    command.add_argument("--transport", choices=("auto", "streamable", "sse"), default="auto", help="over HTTP (auto)")
-    command.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header, over HTTP")
-    key = "an API key or a token, over HTTP; @FILE: what it holds, -: standard input"
-    command.add_argument("--key", metavar="KEY", help=key)
-    command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command's environment")
+    command.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="longest time of a call (600)")
     command.add_argument(
-        "--trusted", action="store_true", help="believe what the server says of its tools, as of a FILE.py"
+        "--transport", choices=("auto", "streamable", "sse"), default="auto", help="the HTTP transport (auto)"
     )
     command.add_argument(
-        "--yes", action="store_true", help="agree to what is sent, for scripts; not to what a server asks"
+        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="an HTTP header to send"
+    )
+    key = "an API key or a token, over HTTP; @FILE reads it from a file, - from standard input"
+    command.add_argument("--key", metavar="KEY", help=key)
+    command.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable of a command"
+    )
+    command.add_argument(
+        "--trusted", action="store_true", help="believe the server's annotations of its tools, as with a FILE.py"
+    )
+    command.add_argument(
+        "--yes", action="store_true", help="send without asking, for scripts; a server's questions stay unanswered"
     )
 
 
@@ -362,7 +382,7 @@ def _add_common_options(command: CommandParser, json: bool | str, color: str) ->
 
 
 def _formatter(prog: str) -> RawDescriptionHelpFormatter:
-    # argparse would import shutil for the width, and that a good deal more.
+    # argparse would import shutil to get the width, which imports much more.
     columns = int(columns_text) if (columns_text := os.environ.get("COLUMNS", "")).isdecimal() else 0
     if not columns and sys.stdout.isatty():
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
@@ -386,7 +406,7 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not value > 0:  # nor nan
+    if not value > 0:  # also refuses nan
         raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
 
@@ -418,7 +438,7 @@ def _flags(command: ArgumentParser) -> list[Action]:
 
 
 def _completion_words(command: ArgumentParser) -> str:
-    """What can stand after it: the words it knows itself, and its options."""
+    """Return the words that can follow the command: its choices and its options."""
     choices = [str(word) for each in command._actions if not each.option_strings for word in each.choices or ()]
     return " ".join([*choices, *(flag for each in _flags(command) for flag in each.option_strings)])
 

@@ -46,9 +46,9 @@ def run_serve(args: Namespace, screen: Screen) -> int:
         raise UsageError("--reload: works in one process only; leave --workers out")
     source = command_config.server_file(args.target)
     if args.reload:
-        sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for the first one
+        sys.dont_write_bytecode = True  # a file that changes twice in a second would keep its first bytecode
     server = source.load()
-    catalog = server.engine.catalog  # one that follows its file has no tools before it serves
+    catalog = server.engine.catalog  # with --reload, the server has no tools before it serves
     if args.reload:
         server = reloading_server(source, server, screen.note)
     command_config.apply_for_serving(server)
@@ -66,7 +66,7 @@ def run_serve(args: Namespace, screen: Screen) -> int:
                 _listen(server, command_config, screen, address, workers, console)
     except OSError as problem:
         raise TransportError(str(problem.strerror or problem)) from None
-    except (ValueError, ModuleNotFoundError) as problem:  # an address, or the extra that is not installed
+    except (ValueError, ModuleNotFoundError) as problem:  # a wrong address, or an extra that is not installed
         raise UsageError(str(problem)) from None
     return ExitCode.OK
 
@@ -80,7 +80,7 @@ def _console(
     address: str | None,
     workers: int,
 ) -> Iterator[Console | None]:
-    """The console, if one is asked for, with its socket: before there are workers."""
+    """Open the console's socket, if a console is configured, before workers are started."""
     settings = command_config.config.console
     if args.console is None and not settings.listen:
         yield None

@@ -1,4 +1,4 @@
-"""The terminal: colours, tables, a question, a sign of life, what is logged. What came from elsewhere is made inert."""
+"""The terminal: colours, tables, questions, progress and logs. Control characters in foreign text are escaped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from handrail.text.controls import escape, one_line
 __all__ = ["Screen", "Spinner", "json_text", "run_in_daemon_thread", "setup_logs_and_signals"]
 
 MAX_LOGGED = 20
-FIRST_LINES, LAST_LINES = 100, 100  # shown of what a server writes on standard error
+FIRST_LINES, LAST_LINES = 100, 100  # printed of a server's standard error
 MAX_LINE_CHARS = 1_000
 
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ _BAR = 24
 
 
 class Screen:
-    """Where a verb writes: results to standard output, all else to standard error."""
+    """The output of a verb: results on standard output, all else on standard error."""
 
     def __init__(self, as_json: bool = False, color: str = "auto") -> None:
         self.as_json = as_json
@@ -45,41 +45,41 @@ class Screen:
         self._logs: list[_ServerLog] = []
 
     def write(self, text: str = "") -> None:
-        """Part of the result. On a terminal no line of it passes for one of this command's, which are on it too."""
+        """Print a part of the result. On a terminal, lines that look like messages of this command are marked."""
         print(mark_foreign_lines(text) if sys.stdout.isatty() else text)
 
     def data(self, value: Any) -> None:
-        """One JSON document on a line of its own."""
+        """Print one JSON document on a line of its own."""
         print(json_text(value), flush=True)
 
     def server_log(self, server: str) -> Callable[[str], None]:
-        """Return what takes each line that a server writes on standard error, and shows it on ours."""
+        """Return a callback that prints each line of a server's standard error on ours."""
         self._logs.append(_ServerLog(self, server))
         return self._logs[-1].write_line
 
     def close(self) -> None:
-        """Show the last lines of servers that wrote more than was shown at once."""
+        """Print the last lines of servers that wrote more than FIRST_LINES."""
         for each in self._logs:
             each.close()
         self._logs.clear()
 
     def note(self, text: str) -> None:
-        """Something for people, which is not the result."""
+        """Print a message for people that is not part of the result."""
         print(message(text), file=sys.stderr, flush=True)
 
     def show_context(self, text: str) -> None:
-        """Something to be read before a question; whatever is drawn there makes room."""
+        """Print a text to be read before a question, in place of a spinner."""
         text = mark_foreign_lines(text)
         print(f"\r\x1b[2K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
     def paint(self, text: str, *styles: str, stream: TextIO | None = None) -> str:
-        """The text in colours where the stream has them. Colour alone never carries a meaning (APP-16)."""
+        """Return the text in colours if the stream has them. A colour never carries a meaning alone (APP-16)."""
         if not text or not styles or not self.colors[stream or sys.stdout]:
             return text
         return f"\x1b[{';'.join(str(_STYLES[each]) for each in styles)}m{text}\x1b[0m"
 
     def table(self, rows: Sequence[Sequence[str]], *, indent: str = "", styles: Sequence[str] = ()) -> None:
-        """Columns as wide as they must be; the last one takes what is left. Every cell is made inert."""
+        """Print aligned columns. Control characters in cells are escaped."""
         cells = [[escape(cell, lines=False) for cell in row] for row in rows]
         widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
         for row in cells:
@@ -90,38 +90,38 @@ class Screen:
 
     @property
     def is_attended(self) -> bool:
-        """Whether there is a terminal on which somebody could be asked."""
+        """Return True if there is a terminal to ask questions at."""
         if (descriptor := _terminal()) is not None:
             os.close(descriptor)
         return descriptor is not None
 
     def ask(self, question: str) -> bool:
-        """Yes or no. No answer, or nobody there, is no."""
+        """Ask yes or no. No answer, or no terminal, is no."""
         return (self.read(f"{question} [y/N] ") or "").lower() in ("y", "yes")
 
     def read(self, prompt: str) -> str | None:
-        """A line typed on the terminal itself, whatever the streams are; None at its end, or if nobody is there."""
+        """Read a line from the terminal itself, not from standard input; None at its end, or without a terminal."""
         if (descriptor := _terminal()) is None:
             return None
         import termios
 
         Spinner.paused = True
         try:
-            with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
+            with contextlib.suppress(termios.error):  # discard input from before the question
                 termios.tcflush(descriptor, termios.TCIFLUSH)
             os.write(descriptor, mark_foreign_lines(escape(prompt)).encode("utf-8", "backslashreplace"))
             line = os.read(descriptor, 64 * 1024).decode("utf-8", "replace")
             return line.strip() if line else None
-        except OSError:  # the terminal has gone
+        except OSError:  # the terminal is closed
             return None
         finally:
             Spinner.paused = False
             os.close(descriptor)
 
     async def read_live(self, prompt: str, status: Callable[[], Awaitable[str | None]]) -> str | None:
-        """As `read`, under a line that is drawn anew each second; None too once `status` has nothing to say.
+        """Read a line under a status line that is drawn each second; None also when `status` returns None.
 
-        The line must be shorter than the terminal is wide.
+        The status line must be shorter than the width of the terminal.
         """
         first = await status()
         if first is None or (descriptor := _terminal()) is None:
@@ -138,7 +138,7 @@ class Screen:
 
         Spinner.paused = True
         try:
-            with contextlib.suppress(termios.error):  # an answer counts only if it was typed after the question
+            with contextlib.suppress(termios.error):  # discard input from before the question
                 termios.tcflush(descriptor, termios.TCIFLUSH)
             os.write(descriptor, escape(f"{first}\n{prompt}").encode("utf-8", "backslashreplace"))
             loop.add_reader(descriptor, on_readable)
@@ -147,10 +147,10 @@ class Screen:
                 if line is None:
                     os.write(descriptor, b"\n")
                     return None
-                if os.environ.get("TERM") != "dumb":  # one line up and back, past what is being typed
+                if os.environ.get("TERM") != "dumb":  # one line up and back, around the input line
                     os.write(descriptor, f"\x1b7\x1b[1A\r\x1b[2K{escape(line, lines=False)}\x1b8".encode())
             return typed.result().decode("utf-8", "replace").strip() if typed.result() else None
-        except OSError:  # the terminal has gone
+        except OSError:  # the terminal is closed
             return None
         finally:
             Spinner.paused = False
@@ -158,21 +158,21 @@ class Screen:
             os.close(descriptor)
 
     def ring(self) -> None:
-        """The terminal's bell, where there is a terminal."""
+        """Ring the bell of the terminal, if there is one."""
         if (descriptor := _terminal()) is not None:
             with contextlib.suppress(OSError):
                 os.write(descriptor, b"\a")
             os.close(descriptor)
 
     def progress(self, what: str) -> Spinner:
-        """A sign of life on standard error while something runs; nothing where no one is looking."""
+        """Return a spinner on standard error; it draws nothing if that is not a terminal, or with --json."""
         return Spinner(what, sys.stderr if sys.stderr.isatty() and not self.as_json else None)
 
 
 class Spinner:
-    """A spinner, and a bar once it is known how far it is; `with` draws it and takes it away again."""
+    """A spinner, or a progress bar once there is progress. The context manager draws and erases it."""
 
-    paused = False  # while somebody is asked something
+    paused = False  # while a question is open
 
     def __init__(self, what: str, stream: TextIO | None) -> None:
         self._what = what
@@ -185,7 +185,7 @@ class Spinner:
         self._position = (done, total, message or "")
 
     def line(self, seconds: float) -> str:
-        """What is drawn after so many seconds, in at most 79 columns."""
+        """Return the line to draw after `seconds`, of at most 79 columns."""
         frame = _FRAMES[int(seconds * 10) % len(_FRAMES)]
         if self._position is None:
             return f"{frame} {one_line(self._what, 60)} {seconds:.0f} s"
@@ -221,10 +221,10 @@ class Spinner:
 
 
 class _ServerLog:
-    """What a server writes on standard error: each line marked with its name, dimmed, and bounded.
+    """The standard error of a server: each line with the server's name, dimmed, and cut to a maximum length.
 
-    The first lines are shown as they come, the last ones at the end. None is shown while a question is open: what a
-    server writes must not push the question off the screen.
+    The first lines are printed at once, the last ones at the end. Nothing is printed while a question is open: a server
+    must not push the question off the screen.
     """
 
     def __init__(self, screen: Screen, server: str) -> None:
@@ -256,7 +256,7 @@ class _ServerLog:
 
 
 class _ErrorLogHandler(logging.Handler):
-    """What is logged while a verb runs: errors only, as one inert line each, and not without end."""
+    """Prints errors of the `handrail` logger, one escaped line each, at most MAX_LOGGED of them."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -269,9 +269,9 @@ class _ErrorLogHandler(logging.Handler):
 
 
 async def run_in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """In a thread that ends with the process: whoever types may never come to an end, and Ctrl-C has to be heard."""
+    """Run `work` in a daemon thread: it may wait for input without end, and Ctrl-C must still end the process."""
     done: Future[T] = Future()
-    done.set_running_or_notify_cancel()  # from here on nobody can take it back, and it may be set
+    done.set_running_or_notify_cancel()  # it cannot be cancelled any more, so its result can be set
 
     def run() -> None:
         try:
@@ -285,7 +285,7 @@ async def run_in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.
 
 
 def setup_logs_and_signals() -> None:
-    """Verbs say themselves what there is to say; a hang-up and a request to end count as Ctrl-C."""
+    """Print only errors of the logger, since verbs print their own messages; treat SIGTERM and SIGHUP as Ctrl-C."""
     logger = logging.getLogger("handrail")
     logger.addHandler(_ErrorLogHandler())
     logger.propagate = False
@@ -295,7 +295,7 @@ def setup_logs_and_signals() -> None:
 
 
 def json_text(value: Any) -> str:
-    """JSON in ASCII alone: it says the same to a program, and nothing to a terminal (P-33)."""
+    """Return JSON in ASCII: the same for a program, and harmless on a terminal (P-33)."""
     return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
 
 
@@ -306,7 +306,7 @@ def _wants_color(color: str, stream: TextIO) -> bool:
 
 
 def _terminal() -> int | None:
-    """The terminal itself, whatever the streams are; None if there is none, as always on Windows."""
+    """Open the terminal itself, even if the streams are redirected; None without one, and on Windows."""
     try:
         return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY) if sys.platform != "win32" else None
     except OSError:
@@ -314,6 +314,6 @@ def _terminal() -> int | None:
 
 
 def _width(text: str) -> int:
-    """Columns on a terminal: none for marks that combine, two for wide characters."""
+    """Return the columns of a text: combining marks have none, wide characters two."""
     drawn = [char for char in text if not unicodedata.combining(char) and char not in "\u200c\u200d\ufe0e\ufe0f"]
     return len(drawn) + sum(unicodedata.east_asian_width(char) in "WF" for char in drawn)

@@ -32,7 +32,7 @@ MAX_FILES = 20
 _SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
 _SUFFIXES |= {"audio/wav": ".wav", "audio/mpeg": ".mp3", "audio/ogg": ".ogg"}
 MAX_DIFFERENCE = 2_000  # lines of a changed tool
-MAX_WIRE_MESSAGES = 1_000  # messages; the last are the ones one looks for
+MAX_WIRE_MESSAGES = 1_000  # with --json: the last ones
 
 
 def run_list(args: Namespace, screen: Screen) -> int:
@@ -71,7 +71,7 @@ def run_show(args: Namespace, screen: Screen) -> int:
         return ExitCode.OK
     screen.write(describe({**tool.raw, "name": tool.name}, screen.paint))
     if tool.changed:
-        screen.note("the tool has changed since it was first seen here:")
+        screen.note("the tool has changed since its first use here:")
         for line in changed_lines(tool, MAX_DIFFERENCE):
             screen.show_context(f"  {line}")
     return ExitCode.OK
@@ -84,7 +84,7 @@ def run_call(args: Namespace, screen: Screen) -> int:
             tool = _find(connection.tools(), args.tool)
         if args.arguments_json is None:
             call_arguments = parse_arguments(args.words, tool.input_schema)
-        else:  # words are typed by the schema, and say more than the document
+        else:  # words override members of the document
             call_arguments = parse_document(args.arguments_json) | parse_arguments(
                 args.words, {**tool.input_schema, "required": []}
             )
@@ -165,7 +165,7 @@ def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
         screen.note(f"{result.tool.name}: the server refused it: {one_line(result.text, 600)}")
         return
     if result.is_error:
-        screen.note(f"{result.tool.name} says that it failed:")
+        screen.note(f"{result.tool.name} reported an error:")
     files = _Files(args.save)
     for number, block in enumerate(result.content):
         screen.write(_render_block(block, number, files))
@@ -188,7 +188,7 @@ def _render_block(block: Block, number: int, files: _Files) -> str:
 
 
 def _pretty(text: str) -> str:
-    """JSON with a line for each member, for a person; as it is for a program, and where it is no object or list."""
+    """Indent a JSON object or list if standard output is a terminal; return any other text unchanged."""
     if sys.stdout.isatty() and text.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(MsgspecError, RecursionError):
             return msgspec_json.format(text, indent=2)
@@ -196,7 +196,7 @@ def _pretty(text: str) -> str:
 
 
 def _kind(block: Json) -> str:
-    """What a block says it is; empty if it does not say, or came as something else than an object."""
+    """Return the type of a content block; empty if it has none."""
     if isinstance(block, Struct):
         return str(block.__struct_config__.tag)
     kind = block.get("type") if isinstance(block, dict) else None
@@ -204,13 +204,13 @@ def _kind(block: Json) -> str:
 
 
 class _Files:
-    """Where pictures and sounds go: the folder that was named, or a new one that is made for the first of them."""
+    """The folder for pictures and sounds: that of `--save`, or a temporary one, created for the first file."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = None if folder is None else Path(folder)
 
     def save(self, block: Image | Audio, number: int) -> str:
-        """Save a block to a new file and say where; nothing is overwritten, and its name is ours."""
+        """Save a block to a new file, never over an old one, and return a line with its path. We choose the name."""
         data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
         kind, suffix = one_line(block.mime_type, 60), _SUFFIXES.get(block.mime_type, ".bin")
         if number >= MAX_FILES:
@@ -228,7 +228,7 @@ class _Files:
                 with open(descriptor, "wb") as file:
                     file.write(data)
                 return f"{kind}, {len(data):,} bytes: {path}"
-        except OSError as problem:  # the tool has run: the rest of what it says must not be lost
+        except OSError as problem:  # the tool has run: the rest of its result must not be lost
             where = self._folder or tempfile.gettempdir()
             return f"{kind}, not saved: {where}: {problem.strerror}; --json shows it"
         return f"{kind}, not saved: too many files are there already"
