@@ -9,10 +9,8 @@ from msgspec import Struct, field
 
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import title_of
-from handrail.engine.dispatcher import Dispatcher
 from handrail.model import Object
 from handrail.observe.per_minute import RECENT_MINUTES, Tally
-from handrail.protocol.connection import Connection
 
 __all__ = ["Figures", "health", "merge_figures", "page_figures", "process_figures"]
 
@@ -168,11 +166,6 @@ def _count_of(count: int, word: str) -> str:
 
 def connections(context: ConsoleContext) -> list[Object]:
     """Return the `Connection`s of this process, oldest first."""
-    streams: set[Connection] = set()
-    for watcher in list(context.engine.catalog.watchers):
-        owner = getattr(watcher, "__self__", None)
-        if isinstance(owner, Dispatcher) and not owner.reply_channel.disconnected:
-            streams.add(owner.connection)
     now = context.clock()
     return [
         {
@@ -189,7 +182,7 @@ def connections(context: ConsoleContext) -> list[Object]:
             "calls": calls,
             "worker": context.worker,
         }
-        for peer, calls, is_open in context.feed.connected(streams)
+        for peer, calls, is_open in context.feed.connected()
     ]
 
 

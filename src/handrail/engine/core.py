@@ -19,6 +19,7 @@ from handrail.engine.guard_options import GuardOptions, check_guard_options
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
+from handrail.engine.reply_channel import OpenStream
 from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Kind
 from handrail.jsonrpc import Request
@@ -146,6 +147,7 @@ class Engine:
         self._untimed_calls: set[CallState | None] = set()
         self.thread_pool = ThreadPool(options.get("workers", 16))
         self.blocking_warnings: dict[str, float] = {}  # of tools that hold the event loop up, and when
+        self.open_streams: set[OpenStream] = set()
         self.middleware: list[Middleware] = []
         self.sinks: tuple[CallSink, ...] = ()
         self.on_request: Callable[[RequestOrigin, Request], None] | None = None  # after any request but a call

@@ -41,10 +41,12 @@ class Dispatcher(InFlightCalls):
 
     def unwatch_tools(self) -> None:
         self.engine.catalog.watchers.discard(self.tools_changed)
+        self.engine.open_streams.discard(self)
 
     def watch_tools(self) -> None:
         """From now on, tell the peer when the tools change."""
         self.engine.catalog.watchers.add(self.tools_changed)
+        self.engine.open_streams.add(self)
 
     def receive(self, data: bytes | bytearray) -> bytes:
         """Handle one message as it came. Return the response; empty if there is none, or if it is sent later."""

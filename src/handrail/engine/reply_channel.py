@@ -7,7 +7,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-__all__ = ["NO_REPLY", "NullChannel", "Reply", "ReplyCallback", "ReplyChannel"]
+from handrail.protocol.connection import Connection
+
+__all__ = ["NO_REPLY", "NullChannel", "OpenStream", "Reply", "ReplyCallback", "ReplyChannel"]
 
 
 class Reply(Struct, frozen=True, gc=False):
@@ -48,6 +50,13 @@ class ReplyChannel(Protocol):
 
     def pause(self) -> None:
         """Close the response stream, if there is one; the peer fetches the rest later."""
+
+
+class OpenStream(Protocol):
+    """A stream of notifications to one peer."""
+
+    connection: Connection
+    reply_channel: ReplyChannel
 
 
 class NullChannel:

@@ -26,7 +26,6 @@ from handrail.jsonrpc import Id, Request, encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Principal, Text, ToolResult
 from handrail.observe.clients import ClientRegistry, ConnectedClient
 from handrail.observe.per_minute import MinuteStats, Tally, bucket_of
-from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import Headers
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.schema.repair import RepairedArgument
@@ -466,9 +465,11 @@ class ActivityFeed:
     def principals(self) -> dict[str, Principal]:
         return self._peers.principals
 
-    def connected(self, streams: set[Connection]) -> list[tuple[ConnectedClient, int, bool]]:
-        """Who is there now, how many calls they made, and whether one of those runs, or one of `streams` is theirs."""
+    def connected(self) -> list[tuple[ConnectedClient, int, bool]]:
+        """Return each client, the number of its calls, and whether it has a call or a stream of notifications open."""
         self.flush()
+        open_streams = list(self._engine.open_streams)
+        streams = {each.connection for each in open_streams if not each.reply_channel.disconnected}
         return self._peers.connected(
             streams, Counter([snapshot.peer for snapshot in self.running.values()]), self.clock()
         )
