@@ -29,9 +29,8 @@ from handrail.errors import AuthorizationError, HttpRefused, Sent, TransportErro
 from handrail.protocol.http_rules import mirrored_headers
 from handrail.protocol.sse import ServerSentEvent
 from handrail.revisions import REVISIONS
-from handrail.transports import http_body as streams, http_client as web
-from handrail.transports.http_body import EventStream
-from handrail.transports.http_client import HttpClientTransport
+from handrail.transports import http_client as web
+from handrail.transports.http_client import HttpClientTransport, ResumableStream
 from patience import PATIENCE
 from requirements import requirement
 from rigs_web import (
@@ -74,8 +73,8 @@ async def answers(asked: Asked) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes back, comes back at once, unless the server says otherwise."""
-    monkeypatch.setattr(streams, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(streams, "MIN_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(web, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(web, "MIN_RETRY_SECONDS", 0.001)
 
 
 # The address, and the headers
@@ -1423,7 +1422,7 @@ async def test_the_time_the_server_names_is_waited_for(ran: Ran, monkeypatch: py
 
 
 def test_how_long_to_wait() -> None:
-    mark = EventStream(1000)
+    mark = ResumableStream(1000)
     assert [mark.pause(count) for count in (0, 1, 2, 4, 5, 6, 10_000)] == [1, 2, 4, 16, 30, 30, 30]
     mark.update_position(ServerSentEvent(retry_ms=500))
     assert [mark.pause(count) for count in (0, 1, 9)] == [0.5, 1, 30]
@@ -1457,8 +1456,8 @@ async def test_a_stream_the_server_will_not_resume_is_lost(ran: Ran, quick: None
 @requirement("CLI-15", "P-35")
 async def test_a_stream_with_nothing_more_to_say_is_given_up(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     ran("2025-11-25", "http")
-    monkeypatch.setattr(streams, "MAX_BACK_OFF_SECONDS", 0.001)
-    monkeypatch.setattr(streams, "MIN_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(web, "MAX_BACK_OFF_SECONDS", 0.001)
+    monkeypatch.setattr(web, "MIN_RETRY_SECONDS", 0.001)
 
     async def nothing(asked: Asked) -> None:
         await asked.begin()

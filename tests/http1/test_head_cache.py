@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, assume, example, given, settings, strategies
 
 from handrail.protocol.http_rules import Headers
 from handrail.transports.http1 import server as acceptor
-from handrail.transports.http1.connection import Http1Connection
-from handrail.transports.http1.head_cache import CachedHead as KnownHead
+from handrail.transports.http1.connection import CachedHead, Http1Connection
 from handrail.transports.http1.request import RequestResponseCycle
 from servers_http import until
 from servers_listen import listening
@@ -136,7 +135,7 @@ class Watched(Http1Connection):
         if not self._app.is_parsed:
             super()._cache_head(data)
 
-    def _serve_cached(self, head: KnownHead, digits: bytes, body: bytes) -> None:
+    def _serve_cached(self, head: CachedHead, digits: bytes, body: bytes) -> None:
         self._app.repeated += 1
         super()._serve_cached(head, digits, body)
 

@@ -1,6 +1,6 @@
 """Requests of an HTTP client: only to the origin of its server, with the client's credentials, and in bounded number.
 
-Only this module and `http_body` use aiohttp; it is imported when it is first needed.
+Only this module and `http_client` use aiohttp; it is imported when it is first needed.
 """
 
 from __future__ import annotations
