@@ -64,6 +64,15 @@ def test_a_public_name_stands_in_one_module() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_reference_lists_the_public_names_of_a_module(name: str) -> None:
+    page = (ROOT / "docs" / "reference" / "public-names.md").read_text("utf-8")
+    section = page.split(f"## `{name}`\n", 1)[1].split("\n## ", 1)[0]
+    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = [each for cell in first_cells for each in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(PUBLIC[name].split())
+
+
 def imports(text: str) -> list[tuple[str, str]]:
     """The modules of handrail that a text imports, each with a name."""
     pairs: list[tuple[str, str]] = []
