@@ -1,6 +1,6 @@
-"""The record of a client's calls, in the trail and the form of a server's (P-15, CLI-26).
+"""The audit log of a client's calls, in the form of a server's (P-15, CLI-26).
 
-Nothing is sent before the intent is on the disk, and nobody hears of a result before the outcome is.
+Nothing is sent before the intent is on the disk, and no result is returned before the outcome is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
+from typing import Protocol
 
 from msgspec import UNSET
 
@@ -18,15 +19,32 @@ from handrail.audit.format import TrailError
 from handrail.audit.log import Trail, open_trail
 from handrail.audit.records import OutgoingCallRecord, measure_arguments
 from handrail.client.results import CallResult
-from handrail.client.server_tools import OutgoingCall
+from handrail.client.tools import ListedTool
 from handrail.errors import HandrailError, Sent, Unrecorded
-from handrail.model import Text
+from handrail.model import Object, Text
 
 log = logging.getLogger("handrail")
 
 
+class RecordedCall(Protocol):
+    """A call as it is recorded. The recorder sets the last three members."""
+
+    server: str
+    name: str
+    revision: str
+    tool: ListedTool
+    rule: str  # that decided, if there are rules
+    confirmed_by: str
+    call_id: str
+    started_at: float
+    intent_written: bool
+
+    @property
+    def arguments(self) -> Object: ...
+
+
 class Recorder:
-    """Around the calls of one client. Whoever is last closes the trail: the client, or a call that it left behind."""
+    """Records the calls of one client. The trail closes with the client, or with a call that ends later."""
 
     def __init__(self, audit: str | Path | Trail) -> None:
         self._owns_trail = isinstance(audit, str | Path)
@@ -37,7 +55,7 @@ class Recorder:
         self._open_calls = 0
         self._is_closed = False
 
-    async def record_call(self, outgoing: OutgoingCall, call: Awaitable[CallResult]) -> CallResult:
+    async def record_call(self, outgoing: RecordedCall, call: Awaitable[CallResult]) -> CallResult:
         outgoing.call_id, outgoing.started_at = token_hex(8), perf_counter()
         self._open_calls += 1
         try:
@@ -55,8 +73,8 @@ class Recorder:
             if self._is_closed:
                 await self.close()
 
-    async def write_intent(self, call: OutgoingCall) -> None:
-        call.intent_written = True  # whoever is cancelled while it is written may find it written
+    async def write_intent(self, call: RecordedCall) -> None:
+        call.intent_written = True  # if the call is cancelled meanwhile, the record may be on the disk
         try:
             await self._trail.write(_new_record(call, "intent"))
         except TrailError as problem:
@@ -68,8 +86,8 @@ class Recorder:
         if self._owns_trail and not self._open_calls:
             await self._trail.close()
 
-    async def _write_outcome(self, call: OutgoingCall, outcome: CallResult | BaseException) -> bool:
-        """Whether it is on record, or need not be waited for, since nothing was sent."""
+    async def _write_outcome(self, call: RecordedCall, outcome: CallResult | BaseException) -> bool:
+        """Return whether the outcome is recorded. If nothing was sent, its record is not waited for."""
         if call.intent_written:
             record = OutgoingCallRecord("outcome", call=call.call_id)
         else:
@@ -88,11 +106,11 @@ class Recorder:
         try:
             return await self._trail.write(record)
         except TrailError as problem:
-            log.error("the outcome of %s (%s) could not be recorded: %s", call.name, call.call_id, problem)
+            log.error("audit: outcome of %s (%s) not written: %s", call.name, call.call_id, problem)
             return False
 
 
-def _new_record(call: OutgoingCall, event: str) -> OutgoingCallRecord:
+def _new_record(call: RecordedCall, event: str) -> OutgoingCallRecord:
     digest, size = measure_arguments(call.arguments)
     return OutgoingCallRecord(
         event,

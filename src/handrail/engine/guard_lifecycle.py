@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.approvals.webhook import HttpPost, WebhookSender
 from handrail.engine.catalog import ToolCatalog
+from handrail.engine.guard_options import configured_store
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.truncation import TOOL_NAME, TruncatedResults, smallest_cap
 from handrail.guards.limits import MemoryLimiter, Rates
@@ -77,7 +78,7 @@ class _GuardOpening:
         settings = self._guards.options.get("trail")
         durable = settings is None or settings.sync == "every-call"
         self._own_store = store = SqliteStore(path, durable=durable, clock=self._guards.clock)
-        self._stack.callback(self._guards.use_configured_store)
+        self._stack.callback(self._guards.use_store, configured_store(self._guards.options))
         self._stack.push_async_callback(store.close)
         return store
 

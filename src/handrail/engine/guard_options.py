@@ -86,3 +86,9 @@ def check_guard_options(options: GuardOptions, where: str) -> GuardOptions:
         if value is not None and not hasattr(value, verb) and (name == "trail" or not isinstance(value, str | Path)):
             raise TypeError(f"{where}: {name}: expected {meant}, got {describe_value(value)}")
     return cast(GuardOptions, guards)
+
+
+def configured_store(options: GuardOptions) -> Store | None:
+    """Return the store of the options, unless it is a file: that is opened when the server starts."""
+    store = options.get("store")
+    return None if isinstance(store, str | Path) else store

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +18,7 @@ from handrail.audit.format import TrailError
 from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call_state import CallState
 from handrail.engine.catalog import ToolCatalog, ToolEntry, title_of
+from handrail.engine.guard_options import GuardOptions, configured_store
 from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
 from handrail.engine.thread_pool import ThreadPool
@@ -39,16 +39,14 @@ from handrail.text.secrets import Secrets
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.engine.guard_options import GuardOptions
     from handrail.guards.store_limits import StoreLimiter
 
 log = logging.getLogger("handrail")
 
 REPAIRED = "io.handrail/repaired"
 _CLEANING_THREADS = 2  # threads in which large results are cleaned
-_PREVIEW_THREADS = 4  # threads for previews: one that hangs takes none of those that tools run in
-MAX_DESCRIPTION = 1_000  # characters of a tool's description that are shown with a question
-
+_PREVIEW_THREADS = 4  # threads for previews: one that hangs blocks no thread of the tools
+MAX_DESCRIPTION = 1_000  # characters of a tool's description in an approval request
 
 _PROMISED = Decision("ask", "built in: destructive tools ask", "the tool is destructive, and the client has not asked")
 
@@ -82,7 +80,7 @@ class GuardSet:
 
     def configure(self, options: GuardOptions) -> None:
         for name in ("rates", "sanitize", "approvals", "trail"):
-            try:  # as a file would be read: a misspelled word is an error
+            try:  # read the settings as a file is read: a misspelled word is an error
                 if (settings := options.get(name)) is not None:
                     convert(to_builtins(settings), type(settings))
             except ValidationError as problem:
@@ -108,7 +106,7 @@ class GuardSet:
         self.audits = options.get("audit") is not None
         self._secret_matcher = Secrets(self.secrets, patterns)
         self.masking = self._secret_matcher if options.get("audit_arguments") else None
-        self.use_configured_store()
+        self.use_store(configured_store(options))
 
     def use_store(self, store: Store | None, shared: bool = True) -> None:
         """Keep approvals in `store`, or in memory. `shared`: other processes decide there too."""
@@ -119,16 +117,12 @@ class GuardSet:
             self.store, options, trail=self.trail, clock=self.clock, shared=shared, redact=self._mask_arguments
         )
 
-    def use_configured_store(self) -> None:
-        store = self.options.get("store")
-        self.use_store(None if isinstance(store, str | Path) else store)  # a file is opened when the server starts
-
     def _mask_arguments(self, arguments: Object) -> Object:
-        """Arguments as they may be kept."""
+        """Return arguments as they may be stored."""
         return cast(Object, mask_secrets(self._secret_matcher.redact(arguments), self.secrets))
 
     def must_decide(self, entry: ToolEntry) -> bool:
-        """Whether there is anything to decide about it."""
+        """Return whether the policy has to decide about the calls of a tool."""
         return self._has_policy or entry.facts.annotations.get("destructiveHint") is True
 
     def hides(self, entry: ToolEntry, principal: Principal, revision: Revision) -> bool:
@@ -136,7 +130,7 @@ class GuardSet:
         return policy.hides_anything and policy.hides(principal, entry.facts, revision.name) is not None
 
     def hidden(self, catalog: ToolCatalog, principal: Principal, revision: Revision) -> frozenset[str]:
-        """The tools that are not there for this caller."""
+        """Return the names of the tools that this caller must not see."""
         if not self.policy.hides_anything:
             return frozenset()
         hides = self.policy.hides
@@ -145,7 +139,7 @@ class GuardSet:
     def charge_request(
         self, principal: Principal, address: str, *, is_list: bool = False
     ) -> Awaitable[Admission] | None:
-        """Another request than a call. What is given back is still to be `counted`."""
+        """Charge a request that is no call. Await the result, if there is one: the limits are in a store."""
         charge: Admission | Awaitable[Admission] = None
         if self.request_limiter is not None:
             charge = self.request_limiter.take(principal.id, "", address)
@@ -156,9 +150,9 @@ class GuardSet:
         return charge if isinstance(charge, Awaitable) else None
 
     def start_record(self, call: CallState) -> None:
-        """From now on: whatever becomes of this call."""
+        """Begin the records of a call in the audit log."""
         if self.trail is None:
-            raise Refused(Kind.UNRECORDED, f"{call.name} was not called: nobody has opened the record of it")
+            raise Refused(Kind.UNRECORDED, f"{call.name} was not called: the audit log is not open")
         call.trail, call.serial, call.marks = self.trail, self.next_serial(), [perf_counter_ns()]
 
     def take_share_and_slot(
@@ -184,7 +178,7 @@ class GuardSet:
     def take_charged(
         self, call: CallState, charge: Admission | Awaitable[Admission], share: Release = None
     ) -> Release | Awaitable[Release]:
-        """Return what gives the slot of a charged call back; an awaitable if the limits are in a store."""
+        """Return the function that releases the slot of a charged call; an awaitable if the limits are in a store."""
         if isinstance(charge, Awaitable):
             return self._when_charged(call, charge, share)
         if isinstance(charge, Throttled):
@@ -214,30 +208,34 @@ class GuardSet:
         return await slot if isinstance(slot, Awaitable) else slot
 
     def repair(self, call: CallState) -> None:
-        """Arguments that are not valid as they stand get the one reading they have."""
+        """Replace invalid arguments by their only valid reading, or refuse the call."""
         repaired = repair(call.entry.input, call.arguments) if self.repairs else None
         if repaired is None:
             raise call.entry.bad_arguments(call.arguments)
         call.sent = call.arguments
         call.arguments, call.repairs = repaired
         summary = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
-        log.info("tool %r: arguments read anew: %s", call.name, summary)
+        log.info("tool %r: arguments repaired: %s", call.name, summary)
 
     def needs_approval(self, call: CallState) -> bool:
-        """Whether a person has to agree; what nobody can agree to is refused."""
+        """Return whether a person has to approve the call; refuse it if the policy denies it."""
         who, facts = call.principal, call.entry.facts
         call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
         if decision.verdict == "deny":
             allowed = self.policy.denial_hint(who, facts, decision, call.revision.name)
             raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed {allowed}", readable=True)
-        if decision.verdict == "allow" and self._is_promised(call):
-            call.decision = decision = _PROMISED
-        if decision.verdict == "hide":  # since it was found: a rule that goes by the clock
+        if (
+            decision.verdict == "allow"
+            and facts.annotations.get("destructiveHint") is True
+            and self.promises_to_ask(call.revision, call.client, call.is_identified)
+        ):
+            call.decision = decision = _PROMISED  # the client relies on the server, and has not asked its user
+        if decision.verdict == "hide":  # by a rule about the time of day, since the tool was looked up
             raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
         return decision.verdict == "ask"
 
     async def obtain_approval(self, call: CallState) -> None:
-        """A person says yes, or has said so before: the approval is used up when the intent is written."""
+        """Wait until a person approves the call, or use an earlier approval. Writing the intent consumes it."""
         entry, decision = call.entry, call.decision
         assert decision is not None
         request = ApprovalRequest(
@@ -259,7 +257,7 @@ class GuardSet:
         )
         preview = None
         if entry.preview is not None:
-            preview = partial(run_preview, entry.preview, call, self._preview_pool, self._text_cleaner(call))
+            preview = partial(run_preview, entry.preview, call, self._preview_pool, _text_cleaner(self, call))
         try:
             grant = (
                 None
@@ -275,21 +273,16 @@ class GuardSet:
         if approval.edited is not None:
             call.sent, call.reviewed_arguments = call.sent or call.arguments, call.arguments
             misplaced: list[tuple[str, str]] = []
-            masked = self._mask_arguments(call.reviewed_arguments)  # in the caller's order; what is kept is in another
+            masked = self._mask_arguments(call.reviewed_arguments)  # in the caller's order; the stored ones are sorted
             call.arguments = unmask(call.reviewed_arguments, masked, approval.edited, "", misplaced)
             if misplaced or not entry.input.valid(call.arguments):
                 await self.approval_queue.cancel(approval)
                 why = misplaced[0][1] if misplaced else entry.bad_arguments(call.arguments).text
                 raise Refused(Kind.DENIED, f"{call.name} was approved with other arguments, which are not valid: {why}")
-            self.needs_approval(call)  # whoever changed them has agreed
-
-    def _is_promised(self, call: CallState) -> bool:
-        """Whether the client was told that a call like this is asked about, and so has not asked itself."""
-        is_destructive = call.entry.facts.annotations.get("destructiveHint") is True
-        return is_destructive and self.promises_to_ask(call.revision, call.client, call.is_identified)
+            self.needs_approval(call)  # refuses what the policy denies; the person who edited them has approved them
 
     def promises_to_ask(self, revision: Revision, client: ClientInfo, is_identified: bool) -> bool:
-        """Whether the client leaves it to the server to ask its user about destructive tools, and the server can."""
+        """Return whether the client lets the server ask its user about destructive tools, and the server can."""
         can_ask = "elicitation/create" in revision.input_methods and client.declares("elicitation.form")
         return (
             client.delegates_confirmation
@@ -297,19 +290,10 @@ class GuardSet:
             and self.approval_queue.options.deciders(is_identified) in ("anyone", "caller")
         )
 
-    def _text_cleaner(self, call: CallState) -> Callable[[str], str]:
-        """What takes the secrets out of a text about a call, also those of its arguments."""
-        secret_texts = self.secrets | set(_masked_texts(call.arguments, mask_secrets(call.arguments, self.secrets)))
-
-        def clean(text: str) -> str:
-            return mask(text if self.sanitizer is None else str(self.sanitizer.value(text)), secret_texts)
-
-        return clean
-
     async def record_intent(self, call: CallState) -> None:
-        """Write down what is about to be done, and use the approval up, in one step."""
+        """Write the intent of a call and consume its approval, in one transaction."""
         changes = [self.approval_queue.consume_op(call.approval)] if call.approval is not None else []
-        call.intended = done = True  # whoever is cancelled while it is written may find it written
+        call.intended = done = True  # if the call is cancelled meanwhile, the record may be on the disk
         try:
             if call.trail is None:
                 done = await self.store.commit(changes)
@@ -340,12 +324,12 @@ class GuardSet:
         return _unrecorded(call, problem)
 
     async def reissue_approval(self, call: CallState) -> None:
-        """The tool has asked something by ending its try: the approval is good for the next one too."""
+        """Make the approval valid for the retry of a call that ended with a question."""
         if call.approval is not None and call.revision.input_mode == "retry":
             try:
                 ticket = await self.approval_queue.reissue(call.approval)
             except (TrailError, StoreError) as problem:
-                log.error("tool %r has asked something: %s", call.name, problem)
+                log.error("approvals: approval of tool %r not reissued: %s", call.name, problem)
                 text = f"{call.name} has asked something, which cannot be recorded now; the server's log says why"
                 raise Refused(Kind.UNRECORDED, text) from None
             call.answered = {**call.answered, f"approval-{call.approval.id}": {"ticket": ticket}}
@@ -377,28 +361,14 @@ class GuardSet:
     ) -> ToolResult | Coroutine[Any, Any, ToolResult]:
         result, findings = sanitizer.finish(call.entry.tool.name, scan)
         if result is not original or findings:
-            result = self._mark_sanitized(call, original.structured, result, findings)
+            result = _mark_sanitized(call, original.structured, result, findings)
         if self.truncated_results is not None and self.truncated_results.unsaved:
-            return self._save_remainder(call, self.truncated_results.take_unsaved(), result)
+            unsaved = self.truncated_results.take_unsaved()  # at once: the next result may be cut meanwhile
+            return _save_remainder(self.truncated_results, unsaved, call, result)
         return result
 
-    def _mark_sanitized(
-        self, call: CallState, sent: Json, result: ToolResult, findings: tuple[Finding, ...]
-    ) -> ToolResult:
-        """Name in `_meta` what was changed, and withhold structured content that no longer fits its schema."""
-        call.findings += findings
-        left, schema = result.structured, None if result.is_error else call.entry.output
-        if schema is not None and left is not sent and not schema.valid(left):
-            result = replace(result, structured=UNSET, is_error=True, content=[_UNFIT, *result.content])
-        reason = risk(findings) if findings else None
-        meta = {} if result.meta is UNSET else result.meta
-        added: Object = {SANITIZED: changed} if (changed := changes(call.findings)) else {}
-        if reason is not None and RISK not in meta:  # the author's own words win
-            added[RISK] = {"level": "dangerous", "reason": reason}
-        return replace(result, meta={**meta, **added}) if added else result
-
     async def sanitize_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
-        """What may leave of a progress or log message, or of a question, and what was found in it."""
+        """Return a progress message, log message or question as it may leave, and the findings in it."""
         if self.sanitizer is None:
             return params, ()
         if is_small(params):
@@ -408,12 +378,6 @@ class GuardSet:
         )
         return message
 
-    async def _save_remainder(self, call: CallState, unsaved: list[tuple[str, str]], result: ToolResult) -> ToolResult:
-        """Store what was cut off a result, for `read_more`."""
-        assert self.truncated_results is not None
-        await self.truncated_results.save(unsaved, call.principal.id, result)
-        return result
-
 
 _UNFIT = Text(
     "The data of this result is withheld: something in it may not leave, and without that it does not fit the tool's"
@@ -421,8 +385,40 @@ _UNFIT = Text(
 )
 
 
+def _mark_sanitized(call: CallState, sent: Json, result: ToolResult, findings: tuple[Finding, ...]) -> ToolResult:
+    """Name in `_meta` what was changed, and withhold structured content that no longer fits its schema."""
+    call.findings += findings
+    left, schema = result.structured, None if result.is_error else call.entry.output
+    if schema is not None and left is not sent and not schema.valid(left):
+        result = replace(result, structured=UNSET, is_error=True, content=[_UNFIT, *result.content])
+    reason = risk(findings) if findings else None
+    meta = {} if result.meta is UNSET else result.meta
+    added: Object = {SANITIZED: changed} if (changed := changes(call.findings)) else {}
+    if reason is not None and RISK not in meta:  # the author's own words win
+        added[RISK] = {"level": "dangerous", "reason": reason}
+    return replace(result, meta={**meta, **added}) if added else result
+
+
+async def _save_remainder(
+    truncated_results: TruncatedResults, unsaved: list[tuple[str, str]], call: CallState, result: ToolResult
+) -> ToolResult:
+    """Store the rest of a truncated result, for `read_more`."""
+    await truncated_results.save(unsaved, call.principal.id, result)
+    return result
+
+
+def _text_cleaner(guards: GuardSet, call: CallState) -> Callable[[str], str]:
+    """Return a function that removes the secrets from a text about a call, those of its arguments too."""
+    secret_texts = guards.secrets | set(_masked_texts(call.arguments, mask_secrets(call.arguments, guards.secrets)))
+
+    def clean(text: str) -> str:
+        return mask(text if guards.sanitizer is None else str(guards.sanitizer.value(text)), secret_texts)
+
+    return clean
+
+
 def _masked_texts(real: Json, masked: Json) -> Iterator[str]:
-    """The texts that a mask hides."""
+    """Yield the texts that a mask hides."""
     if type(real) is dict and type(masked) is dict:
         for inner, masked_value in zip(real.values(), masked.values(), strict=False):
             yield from _masked_texts(inner, masked_value)
@@ -443,11 +439,11 @@ def _release(*places: Callable[[], None]) -> None:
 
 
 def _approval_owner(call: CallState) -> str:
-    """Whose a yes is. Callers without a name are told apart by where they are: one's yes is not another's."""
+    """Return the owner of an approval. Anonymous callers differ by network: one cannot use the approval of another."""
     principal_id = call.principal.id
     return f"{principal_id} from {network(call.address)}" if principal_id == ANONYMOUS else principal_id
 
 
 def _unrecorded(call: CallState, problem: Exception) -> Refused:
-    log.error("tool %r was not called: %s", call.name, problem)  # which names the file: that is not for a peer
+    log.error("audit: intent of tool %r not written, not called: %s", call.name, problem)  # names a file: not for peers
     return Refused(Kind.UNRECORDED, f"{call.name} was not called: it cannot be recorded now; the server's log says why")
