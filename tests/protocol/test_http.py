@@ -18,7 +18,7 @@ import pytest_asyncio
 from handrail import Call, Limits
 from handrail.engine.dispatcher import Dispatcher
 from handrail.stores.memory import MemoryStore
-from handrail.transports.http.post import Exchange
+from handrail.transports.http.exchange import Exchange
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import (
@@ -525,9 +525,9 @@ async def test_the_stream_that_stays_hears_what_comes_after_the_other_left(
     streams = [reply.events() for reply in replies]
     for events in streams:
         await anext(events)
-    open_before = len(desk.endpoint.open)
+    open_before = len(desk.endpoint.state.open)
     replies[leaving].close()
-    await until(lambda: len(desk.endpoint.open) < open_before)
+    await until(lambda: len(desk.endpoint.state.open) < open_before)
     desk.grow(fresh("tool"))
     assert data((await take(streams[1 - leaving]))[0])["method"] == CHANGED
 
@@ -762,18 +762,18 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(client: Client
 @of(*STREAMABLE)
 @pytest.mark.parametrize("accept", [BOTH, "application/json"])
 async def test_going_away_does_not_stop_a_call(client: Client, desk: Desk, accept: str) -> None:
-    mark, before = fresh(), set(desk.endpoint.open)
+    mark, before = fresh(), set(desk.endpoint.state.open)
     call = client.call(1, "held", {"mark": mark}, **({"progressToken": mark} if accept == BOTH else {}))
     writing = asyncio.create_task(client.post(call, Accept=accept))
     await desk.wait(desk.begun[mark])
-    answers = list(desk.endpoint.open - before)
+    answers = list(desk.endpoint.state.open - before)
     assert len(answers) == 1
     if accept == BOTH:
         (await writing).close()
     else:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
-    await until(lambda: answers[0].disconnected)
+    await until(lambda: answers[0].stream.disconnected)
     desk.gates[mark].set()
     await desk.wait(desk.ended[mark])
     assert not desk.stopped[mark].is_set()
@@ -782,16 +782,16 @@ async def test_going_away_does_not_stop_a_call(client: Client, desk: Desk, accep
 @requirement("P-30")
 @of(*STREAMABLE)
 async def test_a_call_whose_caller_has_gone_still_counts_and_ends_with_its_session(client: Client, desk: Desk) -> None:
-    mark, before = fresh(), set(desk.endpoint.open)
+    mark, before = fresh(), set(desk.endpoint.state.open)
     writing = asyncio.create_task(client.post(client.call(1, "held", {"mark": mark}), Accept="application/json"))
     await desk.wait(desk.begun[mark])
-    (answer,) = desk.endpoint.open - before
-    counted = desk.endpoint.calls[answer.principal.id]
+    (answer,) = desk.endpoint.state.open - before
+    counted = desk.endpoint.state.calls[answer.principal.id]
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-    await until(lambda: answer.disconnected)
+    await until(lambda: answer.stream.disconnected)
     await client.ask(client.message(2, "ping"))
-    assert desk.endpoint.calls[answer.principal.id] == counted
+    assert desk.endpoint.state.calls[answer.principal.id] == counted
     assert (await client.delete()).status == 204
     await desk.wait(desk.stopped[mark])
 
@@ -895,7 +895,7 @@ async def test_a_question_of_2026_07_28_is_an_answer_not_a_request(modern: Clien
 async def test_streams_are_not_to_be_buffered_and_say_now_and_then_that_they_live(
     modern: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.http.response.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.transports.http.exchange.KEEP_ALIVE_SECONDS", 0.01)
     mark = fresh()
     for message in (
         modern.call("call", "held", {"mark": mark}, progressToken=mark),
@@ -916,7 +916,7 @@ async def test_streams_are_not_to_be_buffered_and_say_now_and_then_that_they_liv
 async def test_a_call_that_is_quiet_for_long_becomes_a_stream_that_says_it_lives(
     client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.http.response.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.transports.http.exchange.KEEP_ALIVE_SECONDS", 0.01)
     monkeypatch.setattr("handrail.transports.http.post.QUIET_SECONDS", 0.06)
     mark = fresh()
     reply = await client.post(client.call(1, "held", {"mark": mark}))
@@ -934,7 +934,7 @@ async def test_a_call_that_is_quiet_for_long_becomes_a_stream_that_says_it_lives
 async def test_a_quiet_call_stays_json_for_whoever_takes_nothing_else(
     client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.http.response.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.transports.http.exchange.KEEP_ALIVE_SECONDS", 0.01)
     monkeypatch.setattr("handrail.transports.http.post.QUIET_SECONDS", 0.06)
     mark, beside = fresh(), fresh()
     asking = asyncio.create_task(client.post(client.call(1, "held", {"mark": mark}), Accept="application/json"))
@@ -1346,12 +1346,12 @@ async def test_at_the_address_of_a_stream_that_was_left_nothing_runs(desk: Desk,
     for message in (opening, call):
         assert (await fetch(client.url, "POST", kind, json.dumps(message).encode())).status == 202
     await take(events, 2)
-    before, open_before = desk.ran["echo"], len(desk.endpoint.sse_streams)
+    before, open_before = desk.ran["echo"], len(desk.endpoint.state.sse_streams)
     body = json.dumps(call).encode()
     assert (await fetch(client.url + "x", "POST", kind, body)).status == 404
     assert (await fetch(client.url.replace("sessionId", "sessionid"), "POST", kind, body)).status == 400
     reply.close()
-    await until(lambda: len(desk.endpoint.sse_streams) < open_before)
+    await until(lambda: len(desk.endpoint.state.sse_streams) < open_before)
     assert (await fetch(client.url, "POST", kind, body)).status in (202, 404)
     assert (await (await Client(desk.url, R4).open()).ask(client.message(1, "ping")))[0] == 200
     assert desk.ran["echo"] == before
@@ -1446,7 +1446,7 @@ async def test_too_many_streams_are_refused_and_those_that_are_open_stay(
     first = await client.get()
     events = first.events()
     await anext(events)
-    monkeypatch.setattr("handrail.transports.http.streams.MAX_STREAMS", len(desk.endpoint.open))
+    monkeypatch.setattr("handrail.transports.http.streams.MAX_STREAMS", len(desk.endpoint.state.open))
     reply = await client.get()
     assert reply.status == 503 and reply.headers["retry-after"].isdigit()
     desk.grow(fresh("tool"))

@@ -17,7 +17,7 @@ from handrail import Call, Limits
 from handrail.engine.dispatcher import Dispatcher
 from handrail.guards.identity import ApiKeys
 from handrail.stores.sqlite import SqliteStore
-from handrail.transports.http.post import Exchange
+from handrail.transports.http.exchange import Exchange
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import Client, Desk, closed, data, methods, rest, served, take, until
@@ -40,7 +40,7 @@ def of(*revisions: str) -> pytest.MarkDecorator:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pending stays so, also on a machine that has much to do."""
-    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_DELAY_SECONDS", PATIENCE)
+    monkeypatch.setattr("handrail.transports.http.exchange.WATCH_DELAY_SECONDS", PATIENCE)
 
 
 class Visitor(Client):
@@ -83,13 +83,13 @@ async def begin(
     call = client.call(1, "held", {"mark": mark, "before": 0, "after": after}, progressToken=mark)
     asking = asyncio.create_task(client.post(call, **changes))
     await desk.wait(desk.begun[mark])
-    assert [each.task for each in desk.endpoint.pending] == [None]
+    assert [each.task for each in desk.endpoint.state.deferred.due] == [None]
     return asking
 
 
 def is_over(desk: Desk) -> bool:
     """Whether the endpoint has forgotten all requests."""
-    return not (desk.endpoint.pending or desk.endpoint.open or desk.endpoint.calls)
+    return not (desk.endpoint.state.deferred.due or desk.endpoint.state.open or desk.endpoint.state.calls)
 
 
 # The answer
@@ -229,8 +229,8 @@ async def test_so_does_what_it_says_when_it_is_pending_no_more(revision: str, ra
     desk = Desk()
     async with opened(desk, revision) as client:
         asking = await begin(desk, client, after=1)
-        await until(lambda: not desk.endpoint.pending)
-        (exchange,) = desk.endpoint.open
+        await until(lambda: not desk.endpoint.state.deferred.due)
+        (exchange,) = desk.endpoint.state.open
         assert exchange.task is not None
         desk.gates["mark"].set()
         reply = await asking
@@ -275,21 +275,23 @@ async def test_a_stream_that_began_when_the_call_was_pending_can_be_come_back_fo
 async def test_whoever_goes_while_a_call_is_pending_stops_it_only_without_a_session(
     revision: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.transports.http.endpoint.WATCH_DELAY_SECONDS", 0.3)
+    monkeypatch.setattr("handrail.transports.http.exchange.WATCH_DELAY_SECONDS", 0.3)
     ran(revision, "http")
     desk = Desk()
     async with opened(desk, revision) as client:
         asking = await begin(desk, client)
-        (exchange,) = desk.endpoint.pending
+        (exchange,) = desk.endpoint.state.deferred.due
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert exchange.cycle is not None
         await until(lambda: exchange.cycle is not None and exchange.cycle.complete)
-        assert desk.endpoint.pending and not desk.stopped["mark"].is_set()  # it is heard of when the time has come
+        assert (
+            desk.endpoint.state.deferred.due and not desk.stopped["mark"].is_set()
+        )  # it is heard of when the time has come
         if revision == R5:
             await desk.wait(desk.stopped["mark"])
         else:
-            await until(lambda: exchange.disconnected)
+            await until(lambda: exchange.stream.disconnected)
             desk.gates["mark"].set()
             await desk.wait(desk.ended["mark"])
             assert not desk.stopped["mark"].is_set()
@@ -303,7 +305,7 @@ async def test_an_answer_for_whoever_has_gone_goes_nowhere(revision: str, ran: R
     desk = Desk()
     async with opened(desk, revision) as client:
         asking = await begin(desk, client)
-        (exchange,) = desk.endpoint.pending
+        (exchange,) = desk.endpoint.state.deferred.due
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert exchange.cycle is not None
@@ -376,7 +378,7 @@ async def test_a_server_that_stops_lets_what_is_pending_be_answered(revision: st
     async with opened(desk, revision) as client:
         asking = await begin(desk, client)
         stopping = asyncio.create_task(desk.endpoint.stop())
-        await until(lambda: desk.endpoint.stopping)
+        await until(lambda: desk.endpoint.state.stopping)
         if ends:
             desk.gates["mark"].set()
         else:
@@ -401,9 +403,11 @@ async def test_late_answers_wait_for_a_peer_to_read_and_not_for_ever(
         deaf.setblocking(False)
         await loop.sock_connect(deaf, ("127.0.0.1", int(desk.url.split("/")[2].split(":")[1])))
         await loop.sock_sendall(deaf, request(client, client.call(1, "later", {"size": 3 * MIB})) * 3)
-        await until(lambda: bool(desk.endpoint.open) and not desk.endpoint.pending)  # the second, behind the first
+        await until(
+            lambda: bool(desk.endpoint.state.open) and not desk.endpoint.state.deferred.due
+        )  # the second, behind the first
         if not reads:
-            await until(lambda: "was cut off" in caplog.text and is_over(desk))
+            await until(lambda: "the client read nothing" in caplog.text and is_over(desk))
         reader, writer = await asyncio.open_connection(sock=deaf)
         async with asyncio.timeout(PATIENCE):
             if reads:

@@ -21,7 +21,7 @@ from handrail.protocol.trace import Trace, read
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
 from handrail.transports.http.endpoint import Endpoint
-from handrail.transports.http.response import Receive, Scope, Send
+from handrail.transports.http.exchange import Receive, Scope, Send
 from patience import PATIENCE
 from servers_http import Client, closed as closed, fetch, served, until
 

@@ -19,7 +19,7 @@ from handrail.server import Server
 from patience import PATIENCE
 from servers_http import served
 
-MOST_FRAMES = {"own listener": 10, "asgi": 12, "stdio": 10}
+MOST_FRAMES = {"own listener": 10, "asgi": 10, "stdio": 10}
 MOST_MODULES = 24
 REVISION = "2026-07-28"
 ENDPOINTS = {

@@ -38,7 +38,7 @@ from handrail.engine.outcome import intent_record, outcome_record
 from handrail.engine.reply_channel import Reply
 from handrail.guards.identity import ApiKeys
 from handrail.guards.limits import Rates
-from handrail.transports.http.response import HttpResponse
+from handrail.transports.http.exchange import HttpResponse
 from patience import PATIENCE, cpu_of
 from wires import Wire
 

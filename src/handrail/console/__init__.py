@@ -42,7 +42,7 @@ from handrail.protocol.http_rules import Headers, HostOriginCheck
 from handrail.server import Server
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
-from handrail.transports.http.response import Fields, HttpResponse, Receive, Scope, Send
+from handrail.transports.http.exchange import Fields, HttpResponse, Receive, Scope, Send
 from handrail.transports.http1.listen import Address, HttpLimits
 
 __all__ = ["Console"]
@@ -205,7 +205,7 @@ class Console:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
-        response = HttpResponse(scope, receive, send, {}, self.context.engine.limits)
+        response = HttpResponse(receive, send, {}, self.context.engine.limits)
         headers, repeated_header = http.headers_of(scope["headers"])
         refusal = self._host_check.refusal(scope.get("scheme", "http"), headers) or _cross_site_refusal(
             scope["path"], headers

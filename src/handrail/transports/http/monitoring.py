@@ -32,7 +32,7 @@ from handrail.protocol.http_rules import HostOriginCheck
 from handrail.protocol.trace import read, read_headers
 from handrail.revisions.base import VERSION
 from handrail.stores import Store, StoreError
-from handrail.transports.http.response import HttpResponse, Receive, Scope, Send
+from handrail.transports.http.exchange import HttpResponse, Receive, Scope, Send
 
 log = logging.getLogger("handrail")
 access = logging.getLogger("handrail.access")
@@ -163,7 +163,7 @@ class MetricsPage:
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
         headers, duplicate = http.headers_of(scope["headers"])
         refusal = self._door.refusal(scope.get("scheme", "http"), headers)
-        response = HttpResponse(scope, receive, send, {}, self._engine.limits)
+        response = HttpResponse(receive, send, {}, self._engine.limits)
         if refusal or duplicate:
             response.respond_text(403 if refusal else 400, refusal or f"The header {duplicate} stands twice")
         elif scope["path"].removeprefix(scope.get("root_path", "")) != "/metrics":
