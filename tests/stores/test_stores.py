@@ -26,6 +26,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from faults import put_away, until
+from handrail import stores
+from handrail.audit.log import open_trail
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
@@ -884,3 +886,32 @@ async def test_a_file_that_is_deleted_or_replaced_is_opened_anew(change: Callabl
     assert await again.get("after 1") == b"2"
     assert (await again.get("other") is not None) == (change is _replace)
     await again.close()
+
+
+@pytest.mark.parametrize("form", ["{path}", "sqlite:///{path}"])
+async def test_a_path_or_url_of_a_file_opens_a_store_that_processes_share(form: str, path: Path) -> None:
+    opened = stores.open(form.format(path=path), durable=False)
+    assert opened.supports == {"processes", "transaction"} and opened.path == str(path) and not opened.durable
+    await opened.put("a", b"1")
+    await opened.close()
+    again = stores.open(path)
+    assert await again.get("a") == b"1" and again.durable
+    with pytest.raises(StoreError, match="without waiting"):
+        _ = again.peek
+    await again.close()
+
+
+async def test_memory_url_opens_a_store_that_is_read_without_waiting() -> None:
+    opened = stores.open("memory:")
+    await opened.put("a", b"1")
+    assert opened.supports == {"peek"} and opened.peek("a") == b"1"
+    with pytest.raises(StoreError, match="no transactions"):
+        opened.transaction(lambda db, now: None, lambda value, problem: None)
+    with pytest.raises(ValueError, match="no transactions for records"):
+        open_trail(opened)
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "sqlite://host/a", "sqlite:///"])
+def test_a_url_of_no_backend_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is not memory:, sqlite:///path"):
+        stores.open(url)

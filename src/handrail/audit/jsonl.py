@@ -37,7 +37,7 @@ from handrail.audit.format import (
     position_of,
     time_of,
 )
-from handrail.stores.sqlite import DoneCallback
+from handrail.stores import DoneCallback
 
 if sys.platform != "win32":
     import fcntl

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 from msgspec.json import encode
 from msgspec.structs import asdict
 
-from handrail import __version__
+from handrail import __version__, stores
 from handrail.audit.format import (
     DAY_SECONDS,
     MAX_RECORD_BYTES,
@@ -37,8 +37,7 @@ from handrail.audit.jsonl import JsonlFile
 from handrail.audit.records import AuditRecord
 from handrail.audit.sqlite import SqliteTable
 from handrail.model import Object
-from handrail.stores import Delete, Put, Store
-from handrail.stores.sqlite import DoneCallback, SqliteStore
+from handrail.stores import Delete, DoneCallback, Put, Store
 
 __all__ = ["DATABASES", "Callback", "RecordBody", "Trail", "TrailError", "TrailSettings", "open_trail"]
 
@@ -132,7 +131,7 @@ class Sink(Protocol):
 
 
 def open_trail(
-    where: str | Path | SqliteStore,
+    where: str | Path | Store,
     settings: TrailSettings | None = None,
     *,
     store: Store | None = None,
@@ -146,13 +145,15 @@ def open_trail(
     """
     settings = settings or TrailSettings()
     durable = settings.sync == "every-call"
-    if isinstance(where, SqliteStore):
+    if not isinstance(where, str | Path):
+        if "transaction" not in where.supports:
+            raise ValueError("audit: this store has no transactions for records; write them to a file of lines")
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
         return _Trail(SqliteTable(where, settings.limits), settings, free_bytes, where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
-        database = SqliteStore(path, durable=durable, clock=clock)
+        database = stores.open(path, durable=durable, clock=clock)
         return _Trail(SqliteTable(database, settings.limits, path), settings, free_bytes, database)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")

@@ -6,18 +6,17 @@ A row has lines that were written together, and the number of the last: with a r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
 
 from msgspec.structs import asdict
 
 from handrail.audit.format import DAY_SECONDS, ORIGIN, ChainPosition, Retention, frame, notice, position_of
-from handrail.stores import Delete, Put
-from handrail.stores.sqlite import MAX_BATCH_ROWS, SqliteStore, commit
+from handrail.stores import Delete, DoneCallback, Put, Store
+from handrail.stores.sqlite import MAX_BATCH_ROWS, commit
 
 __all__ = ["SqliteTable"]
 
@@ -35,7 +34,7 @@ Changes = tuple[Put | Delete, ...]
 class SqliteTable:
     """The table `audit` of a store's file, written in the store's own transactions."""
 
-    def __init__(self, store: SqliteStore, limits: Retention, path: Path | None = None) -> None:
+    def __init__(self, store: Store, limits: Retention, path: Path | None = None) -> None:
         self.name = str(path or "audit trail")
         self.path = store.path
         self._store = store
@@ -50,9 +49,9 @@ class SqliteTable:
         bodies: list[bytes],
         changes: Mapping[int, Changes],
         writer: bytes,
-        callback: Callable[[Any, BaseException | None], None],
+        callback: DoneCallback,
     ) -> None:
-        self._store.writer.submit(partial(self._append, bodies, changes, writer), partial(self._on_appended, callback))
+        self._store.transaction(partial(self._append, bodies, changes, writer), partial(self._on_appended, callback))
 
     async def close(self) -> None:
         if self._owns_store:
@@ -60,7 +59,7 @@ class SqliteTable:
 
     def _on_appended(
         self,
-        callback: Callable[[Any, BaseException | None], None],
+        callback: DoneCallback,
         result: tuple[Collection[int], ChainPosition, Connection] | None,
         problem: BaseException | None,
     ) -> None:

@@ -23,7 +23,7 @@ from handrail.cli.terminal import Screen, run_in_daemon_thread
 from handrail.client.state_dir import state_folder
 from handrail.guards.limits import LOCAL
 from handrail.model import Object
-from handrail.stores.sqlite import SqliteStore
+from handrail.stores import Store
 from handrail.text.controls import escape, one_line
 
 if sys.platform != "win32":
@@ -77,7 +77,7 @@ async def _run(args: Namespace, screen: Screen) -> int:
 
 
 class _ApprovalSession:
-    def __init__(self, desk: ApprovalQueue, store: SqliteStore, args: Namespace, screen: Screen) -> None:
+    def __init__(self, desk: ApprovalQueue, store: Store, args: Namespace, screen: Screen) -> None:
         self._desk = desk
         self._store = store
         self._args = args

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import cast
 
+from handrail import stores
 from handrail.cli.exit_codes import UsageError
 from handrail.cli.load_server import ServerFile
 from handrail.client.state_dir import StateDirectory, state_folder
@@ -17,7 +18,7 @@ from handrail.engine.truncation import TOOL as READ_MORE, smallest_cap
 from handrail.guards.config_lint import LintedTool, lint_rules, lint_settings
 from handrail.guards.sanitize import Sanitize
 from handrail.server import Server
-from handrail.stores.sqlite import SqliteStore
+from handrail.stores import Store
 
 __all__ = ["CommandConfig", "settings_for"]
 
@@ -81,8 +82,8 @@ class CommandConfig:
         options = self.config.guards(state_folder(os.environ))
         return cast(Path, options.get("store", options.get("audit")))
 
-    def store(self, file: Path) -> SqliteStore:
-        return SqliteStore(file, durable=self.config.audit.kept.sync == "every-call")
+    def store(self, file: Path) -> Store:
+        return stores.open(file, durable=self.config.audit.kept.sync == "every-call")
 
     def apply_for_serving(self, server: Server) -> None:
         """Guard a server that is to be served. It has an audit log, unless the configuration switches it off."""

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote
 from msgspec import MsgspecError
 from msgspec.json import decode
 
+from handrail import stores
 from handrail.config import ConsoleSettings
 from handrail.console import access, playground, tools
 from handrail.console.access import (
@@ -41,7 +42,6 @@ from handrail.protocol import http_rules as http
 from handrail.protocol.http_rules import Headers, HostOriginCheck
 from handrail.server import Server
 from handrail.stores import Store, StoreError
-from handrail.stores.memory import MemoryStore
 from handrail.transports.http.exchange import Fields, HttpResponse, Receive, Scope, Send
 from handrail.transports.http1.listen import Address, HttpLimits
 
@@ -164,11 +164,7 @@ class Console:
             yield
 
     def _open_topics(self) -> Store:
-        if self._topics_file is None:
-            return MemoryStore()
-        from handrail.stores.sqlite import SqliteStore
-
-        return SqliteStore(self._topics_file, durable=False)
+        return stores.open("memory:" if self._topics_file is None else self._topics_file, durable=False)
 
     async def _advertise_address(self) -> None:
         """Keep the address in the store, where `handrail console` looks for it."""

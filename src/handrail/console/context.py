@@ -24,7 +24,6 @@ from handrail.observe.activity import ActivityFeed
 from handrail.revisions import Revision
 from handrail.server import Server
 from handrail.stores import Store
-from handrail.stores.memory import MemoryStore
 
 __all__ = ["ConsoleContext", "PendingRun"]
 
@@ -84,7 +83,7 @@ class ConsoleContext:
         self.topics = topics
         self.stopping, self.verify_lock = asyncio.Event(), asyncio.Lock()
         store = self.guards.store
-        self.store = topics if self.workers > 1 and isinstance(store, MemoryStore) else store
+        self.store = topics if self.workers > 1 and "processes" not in store.supports else store
         self.sessions = SessionStore(self.store, self.server.name, self.clock, self.settings.roles)
 
     def clock(self) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from handrail import stores
 from handrail.approvals.webhook import HttpPost, WebhookSender
 from handrail.engine.catalog import ToolCatalog
 from handrail.engine.guard_options import configured_store
@@ -22,7 +23,6 @@ from handrail.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
     from handrail.guards.store_limits import StoreLimiter
-    from handrail.stores.sqlite import SqliteStore
 
 
 @asynccontextmanager
@@ -45,7 +45,7 @@ class _GuardOpening:
     def __init__(self, guards: GuardSet, stack: AsyncExitStack) -> None:
         self._guards = guards
         self._stack = stack
-        self._own_store: SqliteStore | None = None
+        self._own_store: Store | None = None
 
     async def open(self, post: HttpPost, listener_store: Store | None) -> None:
         guards = self._guards
@@ -72,12 +72,10 @@ class _GuardOpening:
             guards.approval_queue.on_created = sender.send
             self._stack.push_async_callback(sender.close)
 
-    def _open_store(self, path: str | Path) -> SqliteStore:
-        from handrail.stores.sqlite import SqliteStore
-
+    def _open_store(self, path: str | Path) -> Store:
         settings = self._guards.options.get("trail")
         durable = settings is None or settings.sync == "every-call"
-        self._own_store = store = SqliteStore(path, durable=durable, clock=self._guards.clock)
+        self._own_store = store = stores.open(path, durable=durable, clock=self._guards.clock)
         self._stack.callback(self._guards.use_store, configured_store(self._guards.options))
         self._stack.push_async_callback(store.close)
         return store
@@ -116,14 +114,12 @@ class _GuardOpening:
             return
         if store is None and rates.shared:
             raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
-        if store is None or (isinstance(store, MemoryStore) and not rates.shared):
+        if store is None or ("processes" not in store.supports and not rates.shared):
             return
         from handrail.guards.store_limits import StoreLimiter
 
         if self._own_store is not None and store is self._own_store:  # counts need not wait for the disk
-            from handrail.stores.sqlite import SqliteStore
-
-            store = SqliteStore(self._own_store.path, durable=False, clock=guards.clock)
+            store = stores.open(self._own_store.path, durable=False, clock=guards.clock)
             self._stack.push_async_callback(store.close)
         limiter = StoreLimiter(store, together, name=guards.name, local_limiter=MemoryLimiter(alone))
         guards.limiter = guards.shared_limiter = limiter

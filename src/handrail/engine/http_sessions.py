@@ -8,7 +8,6 @@ levels, and the events of streams a client may come back for.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
@@ -51,8 +50,7 @@ class HttpSessions:
     def __init__(self, engine: Engine, store: Store) -> None:
         self.engine = engine
         self.store = store
-        # `get` of a store that needs no waiting
-        self.peek: Callable[[str], bytes | None] | None = getattr(store, "peek", None)
+        self.peek = store.peek if "peek" in store.supports else None
         # Reading an id again for every request would cost a third of a call.
         self._recent: dict[tuple[bytes, str], HttpSession] = {}
         self._live: WeakValueDictionary[str, Connection] = WeakValueDictionary()

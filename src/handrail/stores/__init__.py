@@ -6,13 +6,23 @@ their own and end by their time to live. Times to live are in seconds.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Literal, Protocol, cast
 
 from msgspec import Struct
 
 from handrail.errors import HandrailError
+
+StoreFeature = Literal["peek", "processes", "transaction"]
+"""`peek`: it reads without waiting. `processes`: several processes share it. `transaction`: it runs SQL for others."""
+DoneCallback = Callable[[Any, BaseException | None], None]
+"""Receives the result of a job, or the reason why there is none."""
+
+_URL = re.compile(r"([a-z][a-z0-9+]*)://(/?)(.*)", re.DOTALL)
 
 
 class StoreError(HandrailError):
@@ -48,7 +58,20 @@ class Append(Struct, frozen=True):
 
 
 class Store(Protocol):
-    """What a backend has to do. One that inherits from here is given `put`."""
+    """The protocol of a backend. A class that inherits from it gets `put`, and the features of most backends."""
+
+    supports: frozenset[StoreFeature] = frozenset({"processes"})
+    durable: bool = False  # a write is on the disk when it returns
+    path: str = ""  # of the file, if it is one
+
+    @property
+    def peek(self) -> Callable[[str], bytes | None]:
+        """A function that returns what `get` does, without waiting; only of a store that supports `peek`."""
+        raise StoreError("this store cannot be read without waiting")
+
+    def transaction(self, work: Callable[[Any, float], Any], on_done: DoneCallback) -> None:
+        """Run `work` with a connection and the time in a transaction; only of a store that supports `transaction`."""
+        raise StoreError("this store has no transactions for others")
 
     async def get(self, key: str) -> bytes | None: ...
     async def put(
@@ -98,3 +121,19 @@ def parse_counter(key: str, current: bytes | None) -> int:
     if current is not None and not current.removeprefix(b"-").isdigit():
         raise StoreError(f"{key}: what is kept there is not a counter")
     return int(current or 0)
+
+
+def open(url: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] | None = None) -> Store:
+    """Open the store of a URL: `memory:`, `sqlite:///path/to/file`, or the plain path of a SQLite file.
+
+    An absolute path in a URL begins with a fourth slash, as in other libraries: `sqlite:////var/lib/state.db`.
+    """
+    options = {} if clock is None else {"clock": clock}
+    if url == "memory:":
+        return cast(Store, import_module("handrail.stores.memory").MemoryStore(**options))
+    if isinstance(url, str) and (match := _URL.fullmatch(url)):
+        scheme, slash, url = match.groups()
+        if scheme != "sqlite" or not slash or not url:
+            raise ValueError(f"store: {scheme}:// is not memory:, sqlite:///path or the path of a file")
+    # By name: a backend imports this module, and its own dependencies only where it is used.
+    return cast(Store, import_module("handrail.stores.sqlite").SqliteStore(url, durable=durable, **options))

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
-from handrail.stores import Append, Delete, Put, Store, condition_holds, parse_counter
+from handrail.stores import Append, Delete, Put, Store, StoreFeature, condition_holds, parse_counter
 from handrail.stores.topics import Topics
 
 SWEEP_ITEMS = 100
@@ -28,15 +28,21 @@ class MemoryStore(Store):
     `scan` looks at every key there is; a store with many and frequent scans should be a SqliteStore.
     """
 
+    supports: frozenset[StoreFeature] = frozenset()
+
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._values: _Expiring[bytes] = _Expiring(clock)
-        if type(self).get is MemoryStore.get:
-            self.peek = self._values.get  # as `get`, for those who cannot wait
+        if type(self).get is MemoryStore.get:  # a subclass may have to wait
+            self.supports = frozenset({"peek"})
         self._logs: _Expiring[_Log] = _Expiring(clock)
         self._topics = Topics()
 
     async def get(self, key: str) -> bytes | None:
         return self._values.get(key)
+
+    @property
+    def peek(self) -> Callable[[str], bytes | None]:
+        return self._values.get
 
     async def delete(self, key: str) -> bool:
         return bool(self._apply(Delete(key)))

@@ -24,7 +24,17 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from handrail.stores import Append, Delete, Put, Store, StoreError, condition_holds, parse_counter
+from handrail.stores import (
+    Append,
+    Delete,
+    DoneCallback,
+    Put,
+    Store,
+    StoreError,
+    StoreFeature,
+    condition_holds,
+    parse_counter,
+)
 from handrail.stores.topics import Topics
 
 if sys.platform != "win32":
@@ -154,8 +164,6 @@ T = TypeVar("T")
 Work = Callable[[Connection, float], T]
 """Something to do in a transaction, at a time of day."""
 Outcome = tuple[Any, Exception | None]
-DoneCallback = Callable[[Any, BaseException | None], None]
-"""Who hears what it gave, or what went wrong."""
 
 
 class _Job(Struct, eq=False):
@@ -329,12 +337,14 @@ class SqliteStore(Store):
     fork: the child has to open the file itself.
     """
 
+    supports: frozenset[StoreFeature] = frozenset({"processes", "transaction"})
+
     def __init__(
         self, path: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] = time.time
     ) -> None:
         self.path = os.path.abspath(path)
         self.durable = durable
-        # The writer also serves the audit trail, which shares its transactions.
+        # The audit log is written by the same thread, and shares its transactions.
         self.writer = SqliteThread(DatabaseOpener(self.path, durable), clock, _sweep)
         self._reader = SqliteThread(DatabaseOpener(self.path, durable), clock)
         self._topics = Topics()
@@ -378,8 +388,11 @@ class SqliteStore(Store):
     async def commit(self, changes: Sequence[Put | Delete | Append]) -> bool:
         return await self.writer.run(partial(commit, tuple(changes)))
 
+    def transaction(self, work: Work[Any], on_done: DoneCallback) -> None:
+        self.writer.submit(work, on_done)
+
     async def close(self) -> None:
-        """Finish what was asked for, then let go of the file. Listeners get a StoreError."""
+        """Carry out the accepted calls, then close the file. Listeners get a StoreError."""
         self._topics.close("the store was closed")
         await self.writer.close()
         await self._reader.close()

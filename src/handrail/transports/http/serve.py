@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import cast
 
+from handrail import stores
 from handrail.engine.core import Engine
-from handrail.stores import Store
-from handrail.stores.memory import MemoryStore
 from handrail.suggest import check_options, expect
 from handrail.transports.http.endpoint import Endpoint
 from handrail.transports.http.monitoring import access
@@ -32,7 +30,11 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
     with ExitStack() as stack:
         if store is None and workers > 1:  # they must know of each other's sessions
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
-        endpoint = Endpoint(engine, _opener(store), **cast(EndpointOptions, options))
+        endpoint = Endpoint(
+            engine,
+            partial(stores.open, "memory:" if store is None else store, durable=False),
+            **cast(EndpointOptions, options),
+        )
         if options.get("access_log") and not access.hasHandlers():  # nobody has said where lines go
             access.addHandler(logging.StreamHandler())
         run_http(
@@ -49,14 +51,6 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
             if metrics is not None and endpoint.monitor is not None
             else None,
         )
-
-
-def _opener(path: str | Path | None) -> Callable[[], Store]:
-    if path is None:
-        return MemoryStore
-    from handrail.stores.sqlite import SqliteStore
-
-    return partial(SqliteStore, path, durable=False)
 
 
 def _print(url: str) -> None:
