@@ -55,7 +55,7 @@ async def pending(server: Server, arguments: Object | None = None, who: str = "l
     """The question about a call that was not decided while it waited."""
     async with Peer(server, revision=R4, principal=Principal(who)) as peer:
         answer = await peer.call("cancel", arguments or {"order": 7})
-        assert answer.is_error and "waits for somebody's approval" in answer.text
+        assert answer.is_error and "waits for a person's approval" in answer.text
         return (await server.approvals.open())[-1].id
 
 

@@ -434,7 +434,7 @@ async def test_a_yes_that_was_remembered_and_revoked_is_no_yes_any_more() -> Non
 async def test_a_trail_of_lines_has_approvals_of_this_process_only(tmp_path: Path) -> None:
     shop = Shop(audit=tmp_path / "audit.jsonl", store=None)
     async with shop.peer(R1) as peer:
-        assert "nobody can be asked" in (await peer.call("cancel", {"order": 7})).text
+        assert "no person can be asked" in (await peer.call("cancel", {"order": 7})).text
     async with shop.peer(R5, YES) as peer:
         assert not (await peer.call("cancel", {"order": 7})).is_error
 
@@ -484,7 +484,7 @@ async def test_a_client_that_cannot_be_asked_is_told_so_where_nobody_else_can_be
     shop = Shop(store=None, **({"audit": tmp_path / audit} if audit else {}))
     async with shop.peer(R1) as peer:
         answer = await peer.call("cancel", {"order": 7})
-    assert answer.is_error and "nobody can be asked" in answer.text and shop.cancelled == []
+    assert answer.is_error and "no person can be asked" in answer.text and shop.cancelled == []
 
 
 # The stateless revision: the retry is a message of its own, and can be sent again
@@ -585,12 +585,12 @@ async def test_whoever_calls_and_cancels_asks_no_more_often_than_who_waits(monke
         refused = await alice.call("cancel", {"order": 3})
         assert refused.is_error and "were cancelled while they did; wait until" in refused.text
         assert await shop.desk.open() == []
-        assert "waits for somebody's approval" in (await bob.call("cancel", {"order": 3})).text
+        assert "waits for a person's approval" in (await bob.call("cancel", {"order": 3})).text
         assert [each.state for each in await shop.desk.recent()] == ["cancelled"] * 3
         shop.now += 900  # as long as they would have been open
         assert [await shop.desk.get(each) for each in asked] == [None] * 3
         assert await shop.store.scan("approval-for:") == []
-        assert "waits for somebody's approval" in (await alice.call("cancel", {"order": 3})).text
+        assert "waits for a person's approval" in (await alice.call("cancel", {"order": 3})).text
 
 
 @requirement("P-19")

@@ -319,7 +319,7 @@ async def test_a_silent_receiver_delays_nothing_and_is_given_up(logged: Lines) -
     async with receiver.listening() as url:
         shop = Shop(url, seconds=0.05, wait=0.01)
         async with Peer(shop.server, revision=R4) as peer:
-            assert "waits for somebody's approval" in (await peer.call("cancel", {"order": 7})).text
+            assert "waits for a person's approval" in (await peer.call("cancel", {"order": 7})).text
             assert "no answer in time" in await logged.first()
             await soon(receiver.gone.wait())
             await shop.only()

@@ -367,7 +367,7 @@ async def test_p19_what_was_remembered_under_other_rules_is_asked_again() -> Non
     async with Peer(serving(), revision="2025-03-26") as peer:
         assert (await peer.call("wipes")).text == "wiped"
     async with Peer(serving(Rule(verdict="ask", tools=["wipes"])), revision="2025-03-26") as peer:
-        assert "waits for somebody's approval" in (await peer.call("wipes")).text
+        assert "waits for a person's approval" in (await peer.call("wipes")).text
 
 
 @requirement("SRV-603", "P-30")

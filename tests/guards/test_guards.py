@@ -156,7 +156,7 @@ async def test_a_call_that_waits_for_an_approval_is_recorded_and_does_nothing(op
                 params = {"name": tool, "arguments": arguments, "requestState": state}
                 answer = await wire.request("tools/call", params)
                 tries += 1
-            assert "waits for somebody's approval" in failure(answer)
+            assert "waits for a person's approval" in failure(answer)
         asked, [last] = records[:-1], records[-1:]
         assert [each["event"] for each in asked] == ["asked"] * (tries - 1)
         assert (last["event"], last["outcome"], last["rule"]) == (

@@ -52,7 +52,7 @@ async def question(server: Server, arguments: Object | None = None) -> Approval:
     """The question about one call."""
     async with Peer(server, revision=R4) as peer:
         answer = await peer.call("cancel", arguments or {"order": {"number": 7, "lines": ["tea"]}})
-        assert answer.is_error and "waits for somebody's approval" in answer.text
+        assert answer.is_error and "waits for a person's approval" in answer.text
         (waiting,) = await server.approvals.open()
     return waiting
 

@@ -1,12 +1,12 @@
-"""A call that waits for a person, in the ways its revision allows: asked at once, held open, or told to come back.
+"""The approval of a call by a person, as its revision allows: a question, a held call, or a call that is repeated.
 
-| the caller | the person at the client can be asked | somebody at the server decides |
+| the caller | the person at the client can be asked | an operator decides |
 |---|---|---|
-| stateless, declares forms | `input_required` with a form | held, then `input_required` with a state only: ask again |
+| stateless, declares forms | `input_required` with a form | held, then `input_required` with a state only: call again |
 | earlier, declares forms | a question on the call's own stream | held, with progress as a sign of life |
 | declares nothing | never asked | held; then a result that says what to do: call again with the same arguments |
 
-Whoever decides first has decided. A repeat is matched by what the approval is bound to, and runs once.
+The first decision counts. A repeated call is matched by what the approval is bound to, and runs once.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from handrail.model import Object
 from handrail.stores import StoreError
 from handrail.text.controls import escape, one_line
 
-MAX_ROUNDS = 9  # of "ask again": clients give up after the tenth
+MAX_ROUNDS = 9  # of "call again": clients give up after the tenth
 HEARTBEAT_SECONDS = 5.0
-FORM_SECONDS = 60.0  # a client that was sent a form counts as waiting
+FORM_SECONDS = 60.0  # for so long, a client that got a form counts as waiting
 MAX_DESCRIPTION = 300  # characters of a tool's description
-LONG_ARGUMENTS_CHARS = 1_000  # characters of arguments, of which a person may not read all
+LONG_ARGUMENTS_CHARS = 1_000  # a person may not read all arguments that are longer
 
 REMEMBER_SECONDS = {"no": 0.0, "for an hour": 3600.0, "for a day": 86400.0, "for 30 days": 30 * 86400.0}
 
 
 class ApprovalFlow:
-    """One call, and whoever may agree to it."""
+    """The approval of one call: by its caller, by an operator, or by the first of them."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class ApprovalFlow:
         self._operators_decide = by in ("operator", "another") or (queue.shared and by != "caller")
 
     async def run(self) -> Approval:
-        """An approval that is good for this call; what was not agreed to is refused."""
+        """Return an approval that is valid for this call, or raise why there is none."""
         if not self._can_ask_caller and not self._operators_decide:
-            text = (
-                f"{self._call.name} needs somebody's approval, and nobody can be asked: the client takes no questions."
-            )
-            raise Refused(Kind.DENIED, f"{text} Nothing was done.")
+            text = f"{self._call.name} needs a person's approval, but no person can be asked:"
+            raise Refused(Kind.DENIED, f"{text} the client takes no questions. Nothing was done.")
         call, seconds = self._call, self._queue.options.expires
         try:
             approval = await self._approval_of_retry() or await self._file_request()
             call.agreed = f"approval {approval.id}"
             while approval.state == "pending":
-                call.deadline = call.now() + seconds + call.entry.total  # a person's time is not the tool's
+                call.deadline = (
+                    call.now() + seconds + call.entry.total
+                )  # a person's time does not count towards the timeout
                 try:
                     approval = await self._wait_for_decision(approval)
                 except asyncio.CancelledError:
@@ -74,7 +74,7 @@ class ApprovalFlow:
                 call.deadline = call.now() + call.entry.total
                 if approval.state != "cancelled":
                     break
-                approval = await self._file_request()  # another call of the same had waited for the same yes
+                approval = await self._file_request()  # an identical call had waited for the same approval
                 call.agreed = f"approval {approval.id}"
         except ApprovalError as problem:
             raise Refused(Kind.DENIED, f"{self._call.name} was not approved: {problem}") from None
@@ -83,7 +83,7 @@ class ApprovalFlow:
         raise self._refusal(approval)
 
     async def _file_request(self) -> Approval:
-        """The question is filed whole, or not at all; whoever gives up meanwhile takes it back."""
+        """File the request whole or not at all; cancel it if the call is cancelled meanwhile."""
         filing = asyncio.ensure_future(self._queue.find_or_create(self._request, self._preview))
         try:
             return await asyncio.shield(filing)
@@ -95,7 +95,7 @@ class ApprovalFlow:
             raise
 
     async def _approval_of_retry(self) -> Approval | None:
-        """The approval a retry speaks of, if it is this call's and still good for it."""
+        """Return the approval that a retry names, if it belongs to this call and is still valid."""
         for key, answer in self._call.answers.items():
             if key.startswith("approval-") and type(answer) is dict:
                 approval = await self._queue.get(key.removeprefix("approval-"))
@@ -116,7 +116,7 @@ class ApprovalFlow:
             return await self._wait_for_operator(approval)
         if self._call.revision.input_mode == "retry":
             async with self._queue.caller_waiting(approval, FORM_SECONDS, returns=True):
-                answer = await self._ask_caller(approval)  # ends this try if there is no answer yet
+                answer = await self._ask_caller(approval)  # ends this try if the client has not answered yet
             return await self._decide_by_answer(approval, answer)
         seconds = approval.expires - self._queue.now()
         asking = asyncio.ensure_future(self._ask_caller(approval))
@@ -133,24 +133,24 @@ class ApprovalFlow:
                 await self._cancel(approval)
 
     async def _cancel(self, approval: Approval) -> None:
-        """Nobody need decide any more. Where that cannot be said now, the question ends by its time.
+        """Cancel the approval request. If the store is down, it expires by itself.
 
-        Of an endpoint that stops it stays open: the caller has not gone, and will call again.
+        It stays open while the endpoint is stopping: the client is still there, and will call again.
         """
         if not self._call.peer.stopping:
             with suppress(StoreError, TrailError, ApprovalError):
-                await self._queue.cancel(approval)  # as it was when it was waited for: a yes since then is a yes
+                await self._queue.cancel(approval)  # only if it is still pending: a decision made meanwhile counts
 
     async def _ask_caller(self, approval: Approval) -> Answer:
         key, question = f"approval-{approval.id}", _Consent(_question_text(approval, self._request), self._queue)
         try:
             answer: Answer = (await Call(self._call).ask_all({key: question}))[key]
             return answer
-        except TransportError:  # the client has gone, and its call with it
+        except TransportError:  # the client has disconnected
             raise asyncio.CancelledError from None
 
     async def _decide_by_answer(self, approval: Approval, answer: Answer) -> Approval:
-        """What the person at the client said, as a decision; unless somebody else was quicker."""
+        """Decide by the answer of the person at the client, unless an operator was faster."""
         if answer.action == "cancel":
             await self._queue.cancel(approval)
             latest = await self._queue.get(approval.id)
@@ -190,9 +190,9 @@ class ApprovalFlow:
             if stateless and type(turn) is int and turn < MAX_ROUNDS:
                 call.answered = {**call.answered, key: {"round": turn + 1}}
                 raise RetryLater
-            await self._queue.publish_change(approval)  # its caller leaves
+            await self._queue.publish_change(approval)  # its caller does not wait any more
             minutes = max(1, round((approval.expires - self._queue.now()) / 60))
-            text = f"{call.name} waits for somebody's approval ({approval.id}), and was not carried out yet. "
+            text = f"{call.name} waits for a person's approval ({approval.id}), and was not carried out yet. "
             text += f"Call it again with the same arguments later; the question is open for {minutes} more minutes."
             raise Refused(Kind.PENDING, text, {"approval": approval.id, "expires": approval.expires})
         return approval
@@ -208,35 +208,33 @@ class ApprovalFlow:
 
 
 def approval_used_up(name: str) -> Refused:
-    """Of identical calls that waited for one yes, another was first."""
+    """Return the refusal of a call whose approval an identical call has used."""
     text = f"{name}: its approval has just been used by another call. Nothing was done; call again to ask again."
     return Refused(Kind.DENIED, text)
 
 
 def _question_text(approval: Approval, request: ApprovalRequest) -> str:
-    """What will happen: the tool's title and description, the arguments whole, the preview; and why it is asked."""
+    """Return the question: title and description of the tool, all arguments, the preview, and why it is asked."""
     arguments_text = escape(encode(request.arguments).decode(), lines=False)
-    if (
-        len(arguments_text) > LONG_ARGUMENTS_CHARS
-    ):  # nothing is left out, and nothing short stands behind something long
+    if len(arguments_text) > LONG_ARGUMENTS_CHARS:  # short arguments first: a long one must not hide them
         by_length = sorted(request.arguments.items(), key=lambda each: len(encode(each)))
         arguments_text = escape(encode(dict(by_length)).decode(), lines=False)
-    # What a rule of the operator's looks at is not the caller's business; its name has to do.
+    # The caller learns the name of an operator's rule, not what the rule looks at.
     why = f"because {request.why}" if request.rule.startswith("built in") else f"by the rule {request.rule!r}"
     tool, server, why = (escape(each, lines=False) for each in (request.tool, request.server, why))
     since = "".join(f"\nSince it was last allowed: {escape(each, lines=False)}." for each in approval.before)
     name = f"{escape(request.title, lines=False)} ({tool})" if request.title not in ("", request.tool) else tool
     about = f"\n{one_line(request.description, MAX_DESCRIPTION)}" if request.description else ""
-    # Each of its lines is marked: what is in it may come from anywhere, and is none of ours.
+    # Each line of a preview is marked: its text may come from anywhere, and must not pass for the question's.
     lines = escape(approval.preview).splitlines()
     preview = "".join(["\nPreview:", *(f"\n| {line}" for line in lines)]) if lines else ""
     return f"Allow {name} on {server}?{about}\n{arguments_text}{preview}\nAsked {why}.{since}"
 
 
 class _Consent(Form):
-    """The question whether a call may run. The action is the answer: accept is yes, once; decline is no.
+    """The question whether a call may run. The action decides: accept allows it once, decline denies it.
 
-    The form asks only what need not be answered: whether to remember a yes, where that is allowed.
+    The form has only an optional field: how long to remember the approval, where that is allowed.
     """
 
     def __init__(self, message: str, queue: ApprovalQueue) -> None:
@@ -247,7 +245,7 @@ class _Consent(Form):
         super().__init__(message, {"type": "object", "properties": fields}, as_is=True)
 
     def read(self, answer: Object) -> Answer:
-        """The action, and how long to remember a yes. No answer is asked for again: one without an action is none."""
+        """Return the action, and how long to remember an approval. An answer without an action counts as cancel."""
         action, content = answer.get("action"), answer.get("content")
         if action == "accept":
             return Answer("accept", content.get("remember") if type(content) is dict else None)

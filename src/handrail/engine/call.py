@@ -1,4 +1,4 @@
-"""`Call`: what a tool sees of its call, and how it reaches the client meanwhile."""
+"""`Call`: a tool's view of its call, and its way to the client while it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger("handrail")
 
 
 def _notification_method(method: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Awaitable[None]]:
-    """Let a notification leave whether or not it is awaited; in a `def` tool there is nothing to await."""
+    """Send a notification whether or not it is awaited; a `def` tool cannot await."""
 
     @wraps(method)
     def notify(*args: P.args, **options: P.kwargs) -> Awaitable[None]:
@@ -42,7 +42,7 @@ def _notification_method(method: Callable[P, Coroutine[Any, Any, None]]) -> Call
         running, loop = asyncio._get_running_loop(), call._state.peer.loop
         if running is loop:
             return _Notification(call, coroutine)
-        if running is not None:  # of the tool's own, in a worker thread
+        if running is not None:  # an event loop that the tool runs in a worker thread
             return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop), loop=running)
         call.blocking.wait(coroutine)
         return _Notification(call, None)
@@ -51,7 +51,7 @@ def _notification_method(method: Callable[P, Coroutine[Any, Any, None]]) -> Call
 
 
 def _waiting_method(method: M) -> M:
-    """Let a `def` tool in a worker thread call a method without `await`: it waits there, and returns the answer."""
+    """Let a `def` tool in a worker thread call a method without `await`; the thread waits for the answer."""
 
     @wraps(method)
     def start(call: Call, *args: Any, **options: Any) -> Any:
@@ -62,14 +62,14 @@ def _waiting_method(method: M) -> M:
 
 
 class _Notification(Coroutine[Any, Any, None]):
-    """A notification that leaves when it is awaited, else when it is dropped."""
+    """A notification that is sent when it is awaited, or else when it is garbage collected."""
 
     __slots__ = ("_call", "_coroutine", "_is_started")
 
     def __init__(self, call: Call, coroutine: Coroutine[Any, Any, None] | None) -> None:
         self._call = call
         self._coroutine = coroutine
-        self._is_started = coroutine is None  # it has left already
+        self._is_started = coroutine is None  # it was sent already
 
     def __await__(self) -> Generator[Any, Any, None]:
         self._is_started = True
@@ -196,7 +196,7 @@ class Call(Struct, eq=False):
 
     @_notification_method
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell how far the work is. Does nothing unless the client asked to be told; must grow."""
+        """Report progress, if the client asked for it. `done` must grow."""
         state = self._state
         try:
             finite = math.isfinite(done) and (total is None or math.isfinite(total))
@@ -208,7 +208,7 @@ class Call(Struct, eq=False):
         if not finite:
             raise ValueError("progress: a number that is finite")
         state.last_activity = state.now()
-        if state.activity is not None and not state.waiting:  # else it only is a sign of life
+        if state.activity is not None and not state.waiting:  # during a question, progress only resets the idle timeout
             state.activity.record_progress(done, total, message)
         token = UNSET if state.meta is UNSET else state.meta.progress_token
         if token is UNSET or state.closed or done <= state.progress:
@@ -218,7 +218,7 @@ class Call(Struct, eq=False):
             params["total"] = total
         if message is not None and state.revision.progress_message:
             params |= await self._sanitize_params({"message": message})
-            if done <= state.progress:  # another went by meanwhile
+            if done <= state.progress:  # a later one was sent meanwhile
                 return
         state.progress = done
         await state.peer.notify(state, jsonrpc.notification("notifications/progress", params))
@@ -245,7 +245,7 @@ class Call(Struct, eq=False):
         """Ask the user to fill in a form.
 
         A client of a stateless revision gets the question as the answer to its call and calls again: the tool then
-        runs from the top, so whatever stands before an `ask` must be safe to repeat.
+        runs from the top, so everything before an `ask` must be safe to repeat.
         """
         answer: Answer = await self._ask_one(Form(message, form), key)
         return answer
@@ -260,19 +260,19 @@ class Call(Struct, eq=False):
     async def sample(
         self, messages: str | Sequence[Object], *, max_tokens: int = 1000, key: str | None = None, **more: Json
     ) -> Object:
-        """Let the client's model answer; gives `{"role", "content", "model", …}`."""
+        """Ask the client's model; return `{"role", "content", "model", …}`."""
         answer: Object = await self._ask_one(Sample(messages, max_tokens=max_tokens, **more), key)
         return answer
 
     @_waiting_method
     async def roots(self, *, key: str | None = None) -> list[Object]:
-        """The folders the client works in."""
+        """Return the folders that the client works in."""
         folders: list[Object] = await self._ask_one(Roots(), key)
         return folders
 
     @_waiting_method
     async def ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
-        """Ask several things in one round."""
+        """Ask several questions in one round."""
         state = self._state
         if state.is_preview:
             raise ToolError("a preview cannot ask questions")
@@ -293,19 +293,19 @@ class Call(Struct, eq=False):
             raise
 
     def require(self, capability: str) -> None:
-        """Go on only if the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
+        """End the call unless the client declared a capability such as `"sampling"` or `"elicitation.form"`."""
         if not self._state.client.declares(capability):
             raise _missing_capabilities([capability])
 
     @_waiting_method
     async def close_stream(self) -> None:
-        """Let go of the answer's stream for a while, where the transport has one; the client fetches the rest later."""
+        """Close the response stream, if the transport has one; the client fetches the rest later."""
         await self._state.peer.close_stream(self._state)
 
     def _send_unawaited(self, notification: Coroutine[Any, Any, None]) -> None:
-        """Send what a tool did not await, in its order and before the answer."""
+        """Send a notification that the tool did not await: in order, and before the response."""
         state, loop = self._state, self._state.peer.loop
-        if asyncio._get_running_loop() is not loop:  # the garbage collector runs in any thread
+        if asyncio._get_running_loop() is not loop:  # garbage collection runs in any thread
             try:
                 loop.call_soon_threadsafe(self._send_unawaited, notification)
             except RuntimeError:  # the loop has closed: no peer is left
@@ -334,7 +334,7 @@ class Call(Struct, eq=False):
         return InputRequest(request.method, self._state.revision.encode_input(request.method, params))
 
     async def _sanitize_params(self, params: Object) -> Object:
-        """The params of a message as they may leave, with what was changed in their `_meta`."""
+        """Return the params of a message sanitized; their `_meta` names the changes."""
         state = self._state
         cleaned: Object
         cleaned, findings = await state.peer.sanitize_message(params)
@@ -363,7 +363,7 @@ class Call(Struct, eq=False):
         state = self._state
         answers: dict[str, Any] = {}
         for key in [key for key in questions if key in state.answers]:
-            with contextlib.suppress(ToolError):  # an answer that does not fit is no answer: ask again
+            with contextlib.suppress(ToolError):  # an answer that does not fit the question is asked for again
                 answers[key] = questions[key].read(state.answers[key])
                 state.answered = {**state.answered, key: state.answers[key]}
         if len(answers) < len(questions):
@@ -385,7 +385,7 @@ def _on_unawaited_sent(call: CallState, task: asyncio.Task[None]) -> None:
 
 
 def _missing_capabilities(capabilities: Sequence[str]) -> Refused:
-    """Says what the client would have had to declare: `{"elicitation": {"form": {}}}`."""
+    """Return the error that names the missing capabilities: `{"elicitation": {"form": {}}}`."""
     required: Object = {}
     for capability in capabilities:
         branch = required
@@ -396,7 +396,7 @@ def _missing_capabilities(capabilities: Sequence[str]) -> Refused:
 
 
 class Blocking:
-    """`Call`'s methods for code that cannot await: `call.blocking.ask(…)` waits in the calling thread."""
+    """The methods of `Call` for code that cannot await: `call.blocking.ask(…)` waits in the calling thread."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -419,7 +419,7 @@ class Blocking:
         try:
             return future.result()
         except CancelledError:
-            # As for a task: not an `Exception`, so that a tool does not go on after a cancelled question.
+            # As in a task, not an `Exception`: a tool must not go on after a cancelled question.
             raise asyncio.CancelledError from None
         finally:
             call.blocking_futures -= {future}

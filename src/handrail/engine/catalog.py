@@ -35,15 +35,15 @@ HINTS = {
     "idempotent": "idempotentHint",
     "open_world": "openWorldHint",
 }
-"""Options of a tool, and the member of `annotations` each of them is."""
+"""Options of a tool, and the member of `annotations` that each of them sets."""
 _VENDOR = re.compile(r"x-.|.*[./]", re.IGNORECASE | re.DOTALL)
 
 
 class Preview(Struct, frozen=True):
-    """A function that says what a call would do. It takes the tool's arguments, or some of them."""
+    """A function that describes what a call would do. It takes the tool's arguments, or some of them."""
 
     function: Callable[..., Any]
-    bind: Invoke  # gives the arguments as the tool would get them, by name
+    bind: Invoke  # returns the arguments as the tool would get them, by name
     names: frozenset[str]  # that the function takes
     call: str  # its parameter for the call, if it has one
 
@@ -61,7 +61,7 @@ class ToolEntry(Struct, kw_only=True):
     mode: Literal["async", "inline", "thread"]
     input: Checker
     output: Checker | None
-    wraps: bool  # older revisions show its output schema, and its output, as the member `result`
+    wraps: bool  # older revisions wrap its output, and the schema of that, in the member `result`
     idle: float
     total: float
     dangerous: str | UnsetType
@@ -73,10 +73,10 @@ class ToolEntry(Struct, kw_only=True):
     position: int = 0
     origin: ToolEntry | None = None
     via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
-    facts: Facts = Facts(name="")  # what rules go by
+    facts: Facts = Facts(name="")  # the facts that policy rules match
     fingerprint: str = ""
     source: str = ""  # the file its function is in
-    preview: Preview | None = None  # what says what a call would do, where its author gave one
+    preview: Preview | None = None  # describes what a call would do
     trusted_output: bool = False  # a built-in tool whose results were sanitized before
 
     @property
@@ -107,7 +107,7 @@ class ToolEntry(Struct, kw_only=True):
 
 
 def make_entry(tool: Tool, **rest: Any) -> ToolEntry:
-    """Check a definition and compile all a call will need of it."""
+    """Check a definition, and compile everything that a call needs of it."""
     where = f"tool {tool.name!r}"
     if not tool.name or not isinstance(tool.name, str):
         raise SchemaError(f"{where}: a name is a text of 1 to 128 characters")
@@ -145,7 +145,7 @@ def _normalize_tool(tool: Tool, where: str) -> Tool:
 
 
 def title_of(entry: ToolEntry | None) -> str:
-    """What a tool is called, by itself or by its hints; or nothing."""
+    """Return the title of a tool, or that of its annotations; "" if it has none."""
     if entry is None:
         return ""
     tool = entry.tool
@@ -156,7 +156,7 @@ def title_of(entry: ToolEntry | None) -> str:
 def annotations_of(tool_annotations: Any, options: Mapping[str, bool], where: str) -> Object | UnsetType:
     """Return the annotations of a tool, with what its own options (`destructive=True`) say.
 
-    `given` may also be an object of another package that has `model_dump`, such as `mcp.types.ToolAnnotations`.
+    `tool_annotations` may also be an object with `model_dump`, such as `mcp.types.ToolAnnotations` of another package.
     """
     if tool_annotations is not UNSET and not isinstance(tool_annotations, Mapping):
         dump = getattr(tool_annotations, "model_dump", None)
@@ -184,7 +184,7 @@ def _check_annotations(tool_annotations: Json, where: str) -> None:
             kind, type_name = (str, "text") if name == "title" else (bool, "boolean")
             if type(value) is not kind:
                 raise SchemaError(f"{where}: annotations.{name}: {value!r} is not a {type_name}")
-        elif not _VENDOR.match(name):  # a tool that destroys would run unasked, for a letter
+        elif not _VENDOR.match(name):  # a misspelled destructiveHint would let the tool run unasked
             near = _hint_for(name)
             option = next((f", or the option {option}=…" for option, hint in HINTS.items() if hint == near), "")
             meant = f"did you mean {near!r}{option}?" if near else f"known are {', '.join(_HINTS)}"

@@ -1,4 +1,4 @@
-"""What all conversations of one server share: its tools, its limits, its keys, the handler around a call."""
+"""The engine of one server: its tools, limits, keys, guards, middleware and threads, shared by all connections."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _FORMS = {
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Sizes and times nobody can exceed."""
+    """Sizes and times that no peer can exceed."""
 
-    max_message_bytes: int = 4 * 1024 * 1024  # in and out
-    max_calls: int = 256  # in flight, a peer
-    max_unsent_bytes: int = 1024 * 1024  # then the peer has to read before it is served further
-    write_seconds: float = 30.0  # then a peer that reads nothing is given up
-    grace_seconds: float = 3.0  # for accepted calls, at the end
+    max_message_bytes: int = 4 * 1024 * 1024  # of one message, in and out
+    max_calls: int = 256  # in flight, of one peer
+    max_unsent_bytes: int = 1024 * 1024  # to one peer; more has to wait until the peer reads
+    write_seconds: float = 30.0  # a peer that reads nothing for so long is disconnected
+    grace_seconds: float = 3.0  # for calls in flight when the server stops
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -107,7 +107,7 @@ _MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
 
 
 class Engine:
-    """One server, seen from its conversations."""
+    """One server, as its connections use it."""
 
     def __init__(self, owner: Any, name: str, options: ServerOptions) -> None:
         check_options(f"server {name!r}", options, ServerOptions.__annotations__)
@@ -123,7 +123,7 @@ class Engine:
             about["icons"] = collection(f"server {name!r}: icons", about["icons"], "icons")
         self.identity = Identity(**{"name": name, "version": "0.0.0", **about})
         self.instructions = options.get("instructions", UNSET)
-        self.author_metadata = self.identity, self.instructions  # by its author
+        self.author_metadata = self.identity, self.instructions  # as the author wrote them, before sanitizing
         self.offer = Offer(options.get("revisions"))
         self.limits = options.get("limits") or Limits()
         self.page_size = options.get("page_size")
@@ -146,7 +146,7 @@ class Engine:
         self._start: Start
         self._untimed_calls: set[CallState | None] = set()
         self.thread_pool = ThreadPool(options.get("workers", 16))
-        self.blocking_warnings: dict[str, float] = {}  # of tools that hold the event loop up, and when
+        self.blocking_warnings: dict[str, float] = {}  # by tool: when it last held up the event loop
         self.open_streams: set[OpenStream] = set()
         self.middleware: list[Middleware] = []
         self.sinks: tuple[CallSink, ...] = ()
@@ -154,11 +154,11 @@ class Engine:
         self.guard_set = GuardSet(name, lambda: self.clock())
         self.pipeline = Pipeline(self.thread_pool, self.guard_set)
         self._handle: Handler  # the pipeline, inside the middleware
-        self.guard_options: GuardOptions = {}  # as they were given
+        self.guard_options: GuardOptions = {}  # all that were set
         self.guard(cast(GuardOptions, guards))
 
     def guard(self, options: GuardOptions) -> None:
-        """Set guards; those that are not named stay as they are."""
+        """Set guards; the others stay as they are."""
         self.guard_options = {**self.guard_options, **check_guard_options(options, f"server {self.identity.name!r}")}
         self.guard_set.configure(self.guard_options)
         self.identity, self.instructions = self.author_metadata
@@ -187,22 +187,22 @@ class Engine:
         return compose([*self.middleware, *theirs], self.pipeline, self.guard_set)
 
     def task_starter(self, loop: asyncio.AbstractEventLoop) -> Start:
-        """How calls are started on a loop; there is one, as a rule."""
+        """Return the function that starts calls on a loop. One loop at a time is the rule."""
         if self._loop is not loop:
             self._loop, self._start, self._untimed_calls = loop, starter(loop), set()
         return self._start
 
     def untimed_calls(self, loop: asyncio.AbstractEventLoop) -> set[CallState | None]:
-        """Calls on a loop that have no timer yet; with None, if one is set by which they will get theirs."""
+        """Return the calls on a loop that have no timer yet; None is among them when their timer is scheduled."""
         self.task_starter(loop)
         return self._untimed_calls
 
     def page_size_for(self, revision: Revision) -> int:
-        """How many tools a page has; 0: all."""
+        """Return how many tools a page has; 0: all."""
         return self.page_size or (DEFAULT_PAGE if revision.pages else 0)
 
     def handshake_result(self, revision: Revision, *, asks_user: bool = False) -> Object:
-        """The opening answer; `asks`: this server asks the caller's user before a destructive tool runs."""
+        """Return the result of the handshake; `asks_user`: the server asks the user before a destructive tool runs."""
         capabilities: Object = {"logging": {}}
         if asks_user:
             capabilities["experimental"] = {SERVER_ASKS: {}}
@@ -215,7 +215,7 @@ class Engine:
 
 
 def key_from_environment() -> bytes:
-    """`HANDRAIL_KEY`, shared by processes that must understand each other's cursors and states; else one of our own."""
+    """Return `HANDRAIL_KEY`, which processes share to read each other's cursors and states; else a random key."""
     key = os.environ.get("HANDRAIL_KEY")
     if key is None:
         return secrets.token_bytes(32)

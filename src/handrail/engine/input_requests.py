@@ -1,4 +1,4 @@
-"""Questions a tool can put to the client in the middle of a call, and their answers."""
+"""Questions that a tool can ask the client during a call, and their answers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PRIMITIVES = ("string", "number", "integer", "boolean")
 
 
 class Answer(Struct, frozen=True):
-    """What the person said: `action` is accept, decline or cancel; `content` is there only for accept."""
+    """A person's answer: `action` is accept, decline or cancel; `content` comes only with accept."""
 
     action: Action
     content: Any = None
 
 
 class InputRequired(BaseException):
-    """Ends a first try: the answer to these questions is needed.
+    """Ends a try of a call: the client is to answer these questions and to call again.
 
     Not an `Exception`, so that a tool's own `except Exception` does not swallow it.
     """
@@ -39,14 +39,14 @@ class InputRequired(BaseException):
 
 
 class RetryLater(InputRequired):
-    """Ends a try without a question: the client is to call again, and need not ask anybody first."""
+    """Ends a try of a call without a question: the client is to call again."""
 
     def __init__(self) -> None:
         super().__init__({})
 
 
 def questions_in(problem: BaseException) -> dict[str, InputRequest] | None:
-    """The questions that ended a try; asked side by side in a task group, they come as a group. None: it was no try."""
+    """Return the questions that ended a try, also those of a task group; None if another error ended the call."""
     if isinstance(problem, InputRequired):
         return problem.requests
     inner = problem.exceptions if isinstance(problem, BaseExceptionGroup) else ()
@@ -59,7 +59,7 @@ class Form:
 
     def __init__(self, message: str, form: type | Mapping[str, Json], *, as_is: bool = False) -> None:
         self.capability = "elicitation.form"
-        self.as_is = as_is  # not to be cleaned: a mask would hide what is agreed to
+        self.as_is = as_is  # not sanitized: a mask would hide what the person agrees to
         self._convert: Callable[[Object], Any] | None = None
         if isinstance(form, Mapping):
             schema = dict(form)
@@ -88,12 +88,12 @@ class Form:
             raise ToolError("The answer does not fit the form: " + "; ".join(each.text for each in problems))
         try:
             return Answer("accept", self._convert(content) if self._convert else content)
-        except Refused as refused:  # a class or model that wants more than its schema says
+        except Refused as refused:  # a class or model can check more than its schema says
             raise ToolError(f"The answer does not fit the form: {refused.text}") from None
 
 
 class Url:
-    """A page for the user to visit; for whatever must not pass through the client, such as secrets."""
+    """A page for the user to visit: for input that must not pass through the client, such as secrets."""
 
     def __init__(self, message: str, url: str) -> None:
         parts = urlsplit(url)
@@ -132,7 +132,7 @@ class Sample:
 
 
 class Roots:
-    """The folders the client works in."""
+    """A question for the folders that the client works in."""
 
     def __init__(self) -> None:
         self.capability = "roots"

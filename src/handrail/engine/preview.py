@@ -1,4 +1,4 @@
-"""Previews: what a call would do, in the words of the tool's author, before a person decides about it."""
+"""Previews: the tool author's description of what a call would do, for the person who decides about it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ log = logging.getLogger("handrail")
 
 TIMEOUT_SECONDS = 5.0
 MAX_CHARACTERS = 2_000
-MAX_CLEANED_CHARACTERS = (
-    50_000  # characters that are cleaned before the text is cut: no secret is shown by being cut in two
-)
+MAX_CLEANED_CHARACTERS = 50_000  # sanitized before the text is cut, so that no secret shows by being cut in two
 
 
 def make_preview(
@@ -78,8 +76,8 @@ _REST = inspect.Parameter.VAR_KEYWORD
 
 
 async def run_preview(preview: Preview, call: CallState, thread_pool: ThreadPool, clean: Callable[[str], str]) -> str:
-    """What the call would do, bounded, cleaned and inert. A preview that fails is shown as one that failed."""
-    # It may look, not act: nothing it does reaches the client.
+    """Return what the call would do: bounded, sanitized and escaped. A failed preview returns a text that says so."""
+    # A preview must not act: nothing that it sends reaches the client.
     state = copy(call)
     state.is_preview, state.closed, state.activity = True, True, None
     state.arguments = deepcopy(call.arguments)
@@ -98,20 +96,20 @@ async def run_preview(preview: Preview, call: CallState, thread_pool: ThreadPool
         text = value if isinstance(value, str) else json.dumps(to_jsonable(value), indent=2, ensure_ascii=False)
     except (ToolError, Refused) as problem:
         text = f"preview failed: {problem.text}"
-    except BaseException as problem:  # whatever it is, only the preview has failed
+    except BaseException as problem:  # any error fails only the preview
         task = asyncio.current_task()
         if isinstance(problem, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         if timeout.expired():
             text = f"preview failed: no answer within {TIMEOUT_SECONDS:g} s"
-        else:  # the text of an exception may hold anything; only the log gets it
+        else:  # the text of an exception may hold anything: it goes only into the log
             log.exception("tool %r: its preview failed", call.name)
             text = f"preview failed: {type(problem).__name__}"
     text = str.__str__(text).strip()
     safe_text = escape(clean(text[:MAX_CLEANED_CHARACTERS]).strip())
     if len(safe_text) > MAX_CHARACTERS:
         return safe_text[: MAX_CHARACTERS - 1] + "…"
-    # So little is left of so much: what ends it may be half a secret.
+    # So much of the text was masked that its end may be half a secret.
     return (
         safe_text
         if len(text) <= MAX_CLEANED_CHARACTERS

@@ -1,4 +1,4 @@
-"""What a tool returned, as a result that keeps its promises."""
+"""From the value that a tool returned to a result: strict JSON that fits the output schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCKS = (Text, Image, Audio, ResourceLink, EmbeddedResource)
 
 
 def to_result(entry: ToolEntry, value: Any) -> ToolResult:
-    """What a tool returned, as a result that keeps its promises."""
+    """Return the value of a tool as a result; an error result if it is not JSON or does not fit the output schema."""
     schema = entry.output
     if type(value) is str and schema is None:
         result = ToolResult([Text(value)])
@@ -45,17 +45,17 @@ def to_result(entry: ToolEntry, value: Any) -> ToolResult:
         except NotJson as problem:
             log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
             return error_result(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
-        except BaseException:  # of the value's own methods; its text is not for the peer either
+        except BaseException:  # raised by the value's own methods; its text is not for the peer
             log.exception("tool %r returned what cannot be sent", entry.tool.name)
             return error_result(f"The tool {entry.tool.name} returned a value that cannot be sent.")
     return result if entry.dangerous is UNSET and not result.risk else mark_dangerous(entry, result)
 
 
 def failure_result(name: str, failure: ToolError) -> ToolResult:
-    """A failure in the words of whoever raised it."""
+    """Return a ToolError as a result, in its own words."""
     try:
         return ToolResult([Text(failure.text)], is_error=True, data=to_jsonable(failure.data))
-    except BaseException as problem:  # of its own methods; some would leave the loop, and end the server
+    except BaseException as problem:  # raised by its own methods; some would end the event loop
         log.error("tool %r: the data of a ToolError cannot be sent: %r", name, problem)
         return error_result(failure.text)
 
@@ -73,7 +73,7 @@ def mark_dangerous(entry: ToolEntry, result: ToolResult) -> ToolResult:
 
 
 class _OutputMismatch(Exception):
-    """Output that is not what the tool's schema promises. `locations` names members and rules, never values."""
+    """Output that does not fit the tool's schema. `locations` names members and rules, never values."""
 
     def __init__(self, text: str, problems: Sequence[Violation] = ()) -> None:
         super().__init__(text)
@@ -96,7 +96,7 @@ def _wrap_value(value: Any, structured: bool) -> ToolResult:
 
 
 def _normalize_result(result: ToolResult) -> ToolResult:
-    """A copy whose parts are strict JSON, with the structured data also as text, for clients that read only that."""
+    """Return a copy in strict JSON; structured data is also in a text block, for clients that read only text."""
     try:
         content = collection("ToolResult.content", result.content, "blocks such as Text(…)")
     except TypeError as problem:

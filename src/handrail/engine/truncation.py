@@ -1,7 +1,7 @@
-"""Reading on: the rest of a result that was too long to send, kept for a while for whoever called (P-25).
+"""Truncated results: the rest of a result that was too long to send, stored for its caller for a while (P-25).
 
-Rests are in the server's store, where any process that shares it finds them; without one, in memory. They have been
-cleaned. The tool gives them out part by part, under the same handle.
+The rest is in the server's store, for every process that shares the store; without one, in memory. It was sanitized
+before it was cut. The tool `read_more` returns it part by part, under one handle.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ log = logging.getLogger("handrail")
 
 TOOL_NAME = "read_more"
 KEEP_SECONDS = 900.0
-MAX_HANDLES, MAX_BYTES = 1_000, 64 * 1024 * 1024  # of one process; the oldest go first
+MAX_HANDLES, MAX_BYTES = 1_000, 64 * 1024 * 1024  # of one process; the oldest are deleted first
 MAX_REST = 8 * 1024 * 1024  # characters
-NOTICE_CHARS = 200  # characters kept free for it
+NOTICE_CHARS = 200  # characters reserved for the notice at the cut
 
 _PLACE = {"type": "integer", "minimum": 0, "default": 0, "description": "How many characters of the rest to leave out"}
 TOOL = Tool(
@@ -46,12 +46,12 @@ TOOL = Tool(
 class Remainder(Struct, frozen=True):
     principal: str
     text: bytes
-    total: int  # characters there were
-    risk: Json  # how the result it belongs to is marked
+    total: int  # characters of the whole text
+    risk: Json  # the risk mark of the result
 
 
 class TruncatedResults:
-    """The rests of one server's results, while it serves."""
+    """The remainders of one server's results, while it serves."""
 
     def __init__(self, server: str, cap: int, store: Store) -> None:
         self._prefix = f"rest:{server}:"
@@ -59,15 +59,15 @@ class TruncatedResults:
         self._store = store
         self._handles: deque[tuple[str, int]] = deque()
         self._bytes = 0
-        self.unsaved: list[tuple[str, str]] = []  # kept a moment ago, by the result that is being cleaned
+        self.unsaved: list[tuple[str, str]] = []  # handles and texts of the result that is being sanitized
 
     def new_handle(self, rest: str) -> str:
-        """A handle for it, which is good once `save` is done."""
+        """Return a handle for a rest; it is valid once `save` is done."""
         self.unsaved.append((token_hex(16), rest))
         return self.unsaved[-1][0]
 
     def take_unsaved(self) -> list[tuple[str, str]]:
-        """What was cut off the result that was cleaned just now."""
+        """Return what was cut off the result that was sanitized just now."""
         unsaved, self.unsaved = self.unsaved, []
         return unsaved
 
@@ -87,7 +87,7 @@ class TruncatedResults:
         return await self.read(call.principal.id, arguments["handle"], int(arguments.get("offset", 0)))
 
     async def save(self, unsaved: list[tuple[str, str]], principal: str, result: ToolResult) -> None:
-        """Put away what was cut off this result."""
+        """Store what was cut off this result."""
         risk = None if result.meta is UNSET else result.meta.get(RISK)
         for handle, rest in unsaved:
             text = rest[:MAX_REST].encode("utf-8", "surrogatepass")
@@ -102,10 +102,10 @@ class TruncatedResults:
             try:
                 await self._store.commit([*gone, Put(key, value, KEEP_SECONDS)])
             except StoreError as problem:
-                log.error("the rest of a result could not be kept: %s", problem)
+                log.error("read_more: the rest of a result not stored: %s", problem)
 
     async def read(self, principal: str, handle: str, offset: int) -> ToolResult:
-        """What comes after `offset` characters of a rest, as much of it as may be sent at once."""
+        """Return the part of a rest after `offset` characters, as long as one result may be."""
         value = await self._store.get(self._prefix + handle)
         rest = None if value is None else decode(value, type=Remainder)
         if rest is None or rest.principal != principal:
@@ -124,6 +124,6 @@ class TruncatedResults:
 
 
 def smallest_cap(options: Sanitize) -> int:
-    """The fewest characters that a text or a result is cut at; 0: none is."""
+    """Return the least number of characters that a text or a result is cut at; 0: nothing is cut."""
     policies: list[Sanitize | ToolSanitize] = [options, *options.tools.values()]
     return min((cap for each in policies for cap in (each.max_text, each.max_result) if cap), default=0)
