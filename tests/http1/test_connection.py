@@ -107,7 +107,7 @@ def port(url: str) -> int:
 # Requests that are served
 
 
-async def test_requests_of_one_connection_are_answered_in_turn() -> None:
+async def test_requests_on_one_connection_are_answered_in_order() -> None:
     async with opened() as wire:
         assert await wire.text(post("echo", b"one")) == "3 one one"
         assert await wire.text(post("echo", b"three")) == "5 one three"
@@ -115,7 +115,7 @@ async def test_requests_of_one_connection_are_answered_in_turn() -> None:
         assert (await wire.text(get("echo", "Transfer-Encoding: chunked") + answer)).endswith("abcde")
 
 
-async def test_no_header_tells_what_server_this_is() -> None:
+async def test_response_has_no_server_header() -> None:
     async with opened() as wire:
         await wire.send(get("echo"))
         assert set((await wire.answer()).headers) == {"date", "content-length"}
@@ -128,7 +128,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
             assert (await wire.answer()).body.split()[0] == b"%d" % n
 
 
-async def test_few_pipelined_requests_are_in_memory_at_a_time() -> None:
+async def test_pipelined_requests_are_parsed_a_few_at_a_time() -> None:
     app = App()
     async with opened(app, grace=0.1) as wire:
         await wire.send(get("until_gone"))
@@ -141,7 +141,7 @@ async def test_few_pipelined_requests_are_in_memory_at_a_time() -> None:
         await sending
 
 
-async def test_what_is_pipelined_behind_a_long_answer_waits_outside() -> None:
+async def test_requests_behind_a_long_response_pause_reading() -> None:
     """Neither requests nor their bodies pile up in memory, and no clock runs against who cannot be heard."""
     app = App()
     flood = post("echo", b"x" * 1000) * 10_000
@@ -160,7 +160,7 @@ async def test_what_is_pipelined_behind_a_long_answer_waits_outside() -> None:
         await sending
 
 
-async def test_a_client_that_goes_ends_the_request_it_waits_for_and_not_only_the_one_behind() -> None:
+async def test_client_that_disconnects_ends_the_running_request() -> None:
     app = App()
     async with listener(app) as url:
         async with connected(url) as wire:
@@ -171,14 +171,14 @@ async def test_a_client_that_goes_ends_the_request_it_waits_for_and_not_only_the
             assert await app.disconnected.get() == "until_gone"
 
 
-async def test_http_1_0_is_answered_and_closed() -> None:
+async def test_http_1_0_request_is_answered_and_closed() -> None:
     async with opened() as wire:
         await wire.send(get("echo", version="1.0"))
         assert (await wire.answer()).status == 200
         assert await wire.rest() == b""
 
 
-async def test_an_offer_to_speak_http_2_or_websocket_is_ignored() -> None:
+async def test_upgrade_to_http_2_or_websocket_is_ignored() -> None:
     """Java's client makes one by default; the body must not get lost over it."""
     app = App()
     async with opened(app) as wire:
@@ -191,7 +191,7 @@ async def test_an_offer_to_speak_http_2_or_websocket_is_ignored() -> None:
         assert "upgrade" not in dict(app.scopes[0]["headers"])
 
 
-async def test_trailers_are_not_taken_for_headers() -> None:
+async def test_trailers_are_not_headers() -> None:
     app = App()
     async with opened(app) as wire:
         chunks = b"1\r\nx\r\n0\r\nHost: evil\r\nAuthorization: x\r\n\r\n"
@@ -199,7 +199,7 @@ async def test_trailers_are_not_taken_for_headers() -> None:
         assert [name for name, _ in app.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
 
 
-async def test_a_continuation_is_promised_when_the_application_reads() -> None:
+async def test_expect_100_is_answered_when_the_application_reads() -> None:
     async with opened(body_seconds=0.3) as wire:
         request = post("echo", b"later", "Expect: 100-continue")
         await wire.send(request[:-5])
@@ -208,7 +208,7 @@ async def test_a_continuation_is_promised_when_the_application_reads() -> None:
 
 
 @requirement("SRV-231")
-async def test_an_answer_before_the_end_of_the_body_arrives() -> None:
+async def test_response_before_the_end_of_the_body_arrives() -> None:
     async with opened() as wire:
         sending = asyncio.create_task(wire.send(post("early", b"x" * 4 * MIB)))
         assert (await wire.answer()).status == 413
@@ -260,7 +260,7 @@ async def test_a_large_body_reaches_the_application_in_pieces() -> None:
         "a chunk line that never ends",
     ],
 )
-async def test_too_long_a_head_is_refused(request_: bytes) -> None:
+async def test_head_over_the_limit_is_refused(request_: bytes) -> None:
     async with opened() as wire:
         sending = asyncio.create_task(wire.send(request_))
         if request_.startswith(get("echo") + b"GET"):
@@ -271,7 +271,7 @@ async def test_too_long_a_head_is_refused(request_: bytes) -> None:
 
 @requirement("P-03")
 @pytest.mark.parametrize("cut", [1, 7, 1000, 16 * 1024, 32 * 1024])
-async def test_a_head_of_just_the_limit_is_served_however_it_is_cut(cut: int) -> None:
+async def test_head_of_exactly_the_limit_is_served_in_any_pieces(cut: int) -> None:
     limit = 2048 if cut < 1000 else 32 * 1024
     room = limit - len(get("echo", "X: ")) + len("GET " + " HTTP/1.1\r\n" + "\r\n")
     request = get("echo", f"X: {'x' * room}")
@@ -311,7 +311,7 @@ async def test_a_head_of_just_the_limit_is_served_however_it_is_cut(cut: int) ->
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     ],
 )
-async def test_what_could_be_read_in_two_ways_is_refused(request_: bytes, status: int) -> None:
+async def test_ambiguous_request_is_refused(request_: bytes, status: int) -> None:
     app = App()
     async with listener(app) as url:
         async with connected(url) as wire:
@@ -322,7 +322,7 @@ async def test_what_could_be_read_in_two_ways_is_refused(request_: bytes, status
             assert await wire.text(post("echo", b"next")) == "4 one next"
 
 
-async def test_a_client_that_is_still_sending_can_read_why_it_is_refused() -> None:
+async def test_client_that_still_sends_can_read_the_refusal() -> None:
     """Closed at once, the connection would be reset, and the answer lost with it."""
     async with opened() as wire:
         await wire.send(get("echo", "Host: b"))
@@ -333,7 +333,7 @@ async def test_a_client_that_is_still_sending_can_read_why_it_is_refused() -> No
         assert await wire.reader.read() == b""
 
 
-async def test_a_bad_request_behind_a_good_one_does_not_spoil_its_answer() -> None:
+async def test_bad_request_behind_a_good_one_leaves_its_response_whole() -> None:
     app = App()
     async with opened(app) as wire:
         await wire.send(get("wait") + b"nonsense\r\n\r\n")
@@ -354,7 +354,7 @@ async def test_every_good_request_before_a_bad_one_is_answered() -> None:
         await wire.refused(400)
 
 
-async def test_what_is_behind_an_answer_that_closes_does_not_run() -> None:
+async def test_request_behind_a_closing_response_does_not_run() -> None:
     app = App()
     async with opened(app) as wire:
         await wire.send(get("fail") + get("echo"))
@@ -371,7 +371,7 @@ async def test_a_head_behind_another_request_has_the_same_limit() -> None:
         await wire.refused(431)
 
 
-async def test_a_body_that_breaks_off_in_the_middle_of_its_answer_just_closes() -> None:
+async def test_invalid_body_during_its_response_closes_without_an_error() -> None:
     async with opened() as wire:
         await wire.send(get("stream", "Transfer-Encoding: chunked"))
         assert await wire.reader.readuntil(b"begun\n\r\n")
@@ -383,7 +383,7 @@ async def test_a_body_that_breaks_off_in_the_middle_of_its_answer_just_closes() 
 
 
 @requirement("P-11")
-async def test_headers_that_trickle_are_cut() -> None:
+async def test_headers_that_trickle_are_refused_with_408() -> None:
     async with opened(header_seconds=0.3) as wire:
         began = time.monotonic()
         trickling = asyncio.create_task(trickle(wire, b"GET /echo HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 1000))
@@ -395,7 +395,7 @@ async def test_headers_that_trickle_are_cut() -> None:
 
 
 @requirement("P-11")
-async def test_a_body_that_trickles_is_cut_and_the_application_told() -> None:
+async def test_body_that_trickles_is_refused_and_the_application_sees_a_disconnect() -> None:
     app = App()
     async with opened(app, body_seconds=1.5, header_seconds=0.7) as wire:
         began = time.monotonic()
@@ -451,7 +451,7 @@ async def test_an_application_may_take_longer_than_its_client(size: int) -> None
 
 @linux
 @requirement("P-03", "P-11")
-async def test_a_client_that_never_reads_costs_little_and_is_cut() -> None:
+async def test_client_that_never_reads_is_aborted_and_costs_little_memory() -> None:
     async with served(limits={"write_seconds": 0.5}) as server, connected(server.url) as other:
         server.memory()
         before = server.memory()
@@ -481,7 +481,7 @@ async def test_a_client_that_reads_slowly_is_served() -> None:
 
 
 @requirement("P-11")
-async def test_an_unread_last_answer_does_not_keep_a_connection() -> None:
+async def test_unread_last_response_does_not_keep_the_connection() -> None:
     """Closing waits for what is unsent, for ever; and of some of these sizes too little is unsent to be pushed back."""
     fits = unread_capacity()
     sizes = range(fits - 96 * 1024, fits + 96 * 1024, 24 * 1024)
@@ -496,7 +496,7 @@ async def test_an_unread_last_answer_does_not_keep_a_connection() -> None:
 
 
 @requirement("SRV-231")
-async def test_connections_over_the_limit_are_told_so() -> None:
+async def test_connection_over_the_limit_gets_503() -> None:
     async with listener(max_connections=2) as url, connected(url) as first:
         async with connected(url) as second:
             assert await first.text(post("echo", b"x")) == "1 one x"
@@ -512,7 +512,7 @@ async def test_connections_over_the_limit_are_told_so() -> None:
 # Order of responses
 
 
-async def test_a_bad_request_behind_several_good_ones_does_not_spoil_their_answers() -> None:
+async def test_bad_request_behind_several_good_ones_leaves_their_responses_whole() -> None:
     app = App()
     async with opened(app) as wire:
         await wire.send(get("wait") + get("echo") + get("echo") + b"nonsense\r\n\r\n")
@@ -524,7 +524,7 @@ async def test_a_bad_request_behind_several_good_ones_does_not_spoil_their_answe
         await wire.refused(400)
 
 
-async def test_a_refusal_does_not_cut_off_the_answer_before_it() -> None:
+async def test_refusal_leaves_the_response_before_it_whole() -> None:
     """A client that is slow to read a long answer has more than the second a refusal is waited for."""
     async with listener() as url, connected(url, limit=4096) as wire:
         await wire.send(get(f"sized?{16 * MIB}") + b"nonsense\r\n\r\n")
@@ -538,7 +538,7 @@ async def test_a_refusal_does_not_cut_off_the_answer_before_it() -> None:
         assert rest.endswith(b"This is not a valid HTTP request.\n")
 
 
-async def test_nothing_is_answered_behind_a_last_answer() -> None:
+async def test_no_response_follows_a_last_response() -> None:
     async with opened() as wire:
         await wire.send(get(f"sized?{8 * MIB}", "Connection: close") + get("echo"))
         rest = await wire.rest()
@@ -547,7 +547,7 @@ async def test_nothing_is_answered_behind_a_last_answer() -> None:
 
 
 @pytest.mark.parametrize("last", ["last", "raise", "raise_later"])
-async def test_no_request_behind_a_last_answer_is_begun(last: str) -> None:
+async def test_no_request_behind_a_last_response_starts(last: str) -> None:
     """Who pipelined it may send it again: it must not have been served."""
     app = Odd()
     async with opened(app) as wire:
@@ -558,7 +558,7 @@ async def test_no_request_behind_a_last_answer_is_begun(last: str) -> None:
 
 
 @posix
-async def test_no_request_behind_a_last_answer_is_begun_in_tls(certificate: tuple[str, str]) -> None:
+async def test_no_request_behind_a_last_response_starts_over_tls(certificate: tuple[str, str]) -> None:
     app = Odd()
     async with secure(app, certificate) as (url, trusting), connected(url, ssl=trusting) as wire:
         await wire.send(get("last") + post("echo", b"x" * 40_000) + post("echo", b"x") * 100)
@@ -579,7 +579,7 @@ async def secure(
 
 @pytest.mark.parametrize("path", ["early", "raise", "last"])
 @pytest.mark.parametrize("fields", [(), ("Connection: close",)])
-async def test_a_last_answer_before_the_end_of_the_body_arrives(path: str, fields: tuple[str, ...]) -> None:
+async def test_last_response_before_the_end_of_the_body_arrives(path: str, fields: tuple[str, ...]) -> None:
     """Closed with bytes unread, TCP takes the answer back."""
     async with listener(Odd()) as url:
         for _ in range(5):
@@ -591,7 +591,7 @@ async def test_a_last_answer_before_the_end_of_the_body_arrives(path: str, field
                 assert (await wire.answer()).status in (200, 413, 500)
 
 
-async def test_a_client_that_has_no_more_to_say_still_gets_its_answers() -> None:
+async def test_client_that_half_closes_gets_its_responses() -> None:
     async with listener() as url:
         for request in (get("echo"), get("echo") * 3, get(f"sized?{4 * MIB}")):
             async with connected(url) as wire:
@@ -602,7 +602,7 @@ async def test_a_client_that_has_no_more_to_say_still_gets_its_answers() -> None
 
 
 @pytest.mark.parametrize("fields", [(), ("Connection: keep-alive",)])
-async def test_the_end_of_an_answer_to_http_1_0_is_seen(fields: tuple[str, ...]) -> None:
+async def test_response_to_http_1_0_ends_with_the_connection(fields: tuple[str, ...]) -> None:
     async with opened(Odd()) as wire:
         await wire.send(get("unsized", *fields, version="1.0"))
         rest = await wire.rest()
@@ -610,13 +610,13 @@ async def test_the_end_of_an_answer_to_http_1_0_is_seen(fields: tuple[str, ...])
         assert b"connection: close" in rest
 
 
-async def test_http_1_0_is_promised_no_continuation() -> None:
+async def test_http_1_0_gets_no_100_continue() -> None:
     async with opened() as wire:
         await wire.send(post("echo", b"x", "Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert (await wire.answer()).status == 200
 
 
-async def test_a_body_nobody_asked_for_is_not_waited_for() -> None:
+async def test_body_without_100_continue_is_not_waited_for() -> None:
     """Told to wait for a continuation, a client that gets an answer instead may never send the body."""
     async with opened() as wire:
         await wire.send(get("early", "Content-Length: 100", "Expect: 100-continue"))
@@ -625,7 +625,7 @@ async def test_a_body_nobody_asked_for_is_not_waited_for() -> None:
         assert await wire.rest() == b""
 
 
-async def test_a_long_head_that_offers_to_speak_something_else_is_served() -> None:
+async def test_long_head_with_an_upgrade_is_served() -> None:
     fields = ("Connection: Upgrade", "Upgrade: h2c", f"X: {'x' * 20_000}")
     async with opened() as wire:
         assert await wire.text(post("echo", b"body", *fields)) == "4 one body"
@@ -649,7 +649,7 @@ async def test_requests_of_all_kinds_on_one_connection() -> None:
 # Clients that disconnect, and clients that do not read
 
 
-async def test_a_client_that_goes_leaves_nothing_behind() -> None:
+async def test_client_that_disconnects_leaves_no_objects() -> None:
     app = Odd()
     async with listener(app) as url:
         tasks = len(asyncio.all_tasks())
@@ -680,7 +680,7 @@ async def test_a_client_that_goes_leaves_nothing_behind() -> None:
 
 
 @linux
-async def test_a_thousand_connections_leave_nothing_behind() -> None:
+async def test_thousand_connections_leave_no_objects() -> None:
     app = App()
     async with listener(app) as url:
         async with connected(url) as wire:
@@ -705,7 +705,7 @@ async def test_a_thousand_connections_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("size", range(-96, 96, 24))
-async def test_who_says_goodbye_and_reads_nothing_is_cut_off(size: int) -> None:
+async def test_client_that_half_closes_and_reads_nothing_is_aborted(size: int) -> None:
     """Closing waits for what is unsent, and by itself for ever: also when it is the peer that closes first."""
     async with listener(write_seconds=0.3, max_connections=1, idle_seconds=1000) as url:
         with socket.socket() as deaf:
@@ -719,7 +719,7 @@ async def test_who_says_goodbye_and_reads_nothing_is_cut_off(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(-96, 96, 24))
-async def test_an_answer_that_breaks_off_unread_does_not_keep_its_connection(size: int) -> None:
+async def test_broken_unread_response_does_not_keep_the_connection(size: int) -> None:
     class Breaking(App):
         async def do_break(self, scope: Message, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -736,7 +736,7 @@ async def test_an_answer_that_breaks_off_unread_does_not_keep_its_connection(siz
 
 
 @linux
-async def test_who_pipelines_and_does_not_read_costs_little() -> None:
+async def test_client_that_pipelines_and_does_not_read_costs_little_memory() -> None:
     async with served(limits={"write_seconds": 1.0}) as server, connected(server.url) as other:
         server.memory()
         before = server.memory()
@@ -756,7 +756,7 @@ async def test_who_pipelines_and_does_not_read_costs_little() -> None:
 
 @pytest.mark.parametrize("path", ["raise", "raise_later"])
 @pytest.mark.parametrize("how", ["", "?exit", "?interrupt", "?cancelled"])
-async def test_an_application_that_raises_is_answered_for(path: str, how: str) -> None:
+async def test_application_that_raises_is_answered_with_500(path: str, how: str) -> None:
     async with listener(Odd()) as url:
         for _ in range(2):
             async with connected(url) as wire:
@@ -767,7 +767,7 @@ async def test_an_application_that_raises_is_answered_for(path: str, how: str) -
 
 
 @pytest.mark.parametrize("path", ["nothing", "cancel", "raise_promised", "lies?123456", "lies?123", "lies?", "missing"])
-async def test_an_application_that_does_not_answer_is_answered_for(path: str) -> None:
+async def test_application_without_a_whole_response_gets_500_or_a_close(path: str) -> None:
     async with listener(Odd()) as url, connected(url) as wire:
         assert await wire.text(post("echo", b"x")) == "1 one x"
         await wire.send(get(path))
@@ -778,7 +778,7 @@ async def test_an_application_that_does_not_answer_is_answered_for(path: str) ->
 
 
 @pytest.mark.parametrize("path", ["raise_begun", "lies?123", "lies?123,456"])
-async def test_an_answer_that_breaks_off_is_seen_to(path: str) -> None:
+async def test_response_that_breaks_off_closes_the_connection(path: str) -> None:
     async with opened(Odd()) as wire:
         await wire.send(get(path) + get("echo"))
         rest = await wire.rest()
@@ -786,7 +786,7 @@ async def test_an_answer_that_breaks_off_is_seen_to(path: str) -> None:
         assert not rest.endswith(b"0\r\n\r\n")
 
 
-async def test_an_application_that_cannot_be_called_is_answered_for() -> None:
+async def test_application_that_cannot_be_called_gets_500() -> None:
     class Wrong(App):
         def __call__(self, scope: Message, receive: Receive, send: Send) -> Any:
             raise TypeError("not a coroutine")
@@ -808,7 +808,7 @@ async def test_names_of_headers_may_be_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
-async def test_the_end_lets_a_body_arrive_and_a_stream_end(is_secure: bool, certificate: tuple[str, str]) -> None:
+async def test_shutdown_lets_a_body_arrive_and_a_stream_end(is_secure: bool, certificate: tuple[str, str]) -> None:
     app = Odd()
     async with AsyncExitStack() as clients:
         async with secure(app, certificate, is_secure=is_secure) as (url, trusting):

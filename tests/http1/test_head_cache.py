@@ -377,7 +377,7 @@ slowly = settings(max_examples=250, suppress_health_check=list(HealthCheck))
 @slowly
 @given(sent=cut_sequences())
 @example(sent=Sent([SIMPLE.around(b"x")] * 3, [SIMPLE.around(b"x")] * 3))
-def test_what_is_recognised_is_what_would_have_been_parsed(rig: Rig, sent: Sent) -> None:
+def test_cached_head_reads_as_the_parser_reads_it(rig: Rig, sent: Sent) -> None:
     assume(len(b"".join(sent.whole)) < 60_000 or not any(map(ends, sent.whole)))  # else it may be reset
     expected = rig.sent(rig.parsed, [b"".join(sent.whole)])
     for data in sent:
@@ -413,7 +413,7 @@ def served(rig: Rig, *pieces: bytes) -> tuple[list[int], list[bytes], int]:
     return found.statuses, [each.body for each in found.seen], found.repeated
 
 
-def test_the_same_head_with_other_lengths(rig: Rig) -> None:
+def test_same_head_with_other_lengths_is_cached(rig: Rig) -> None:
     sent = [b"x" * size for size in (5, 0, 1, 12, 9_999, 5, 0)]
     assert served(rig, *map(SIMPLE.around, sent)) == ([200] * 7, sent, 6)
 
@@ -429,7 +429,7 @@ def test_two_requests_in_a_packet_are_parsed(rig: Rig) -> None:
     assert served(rig, known, both, known) == ([200] * 4, [b"known", b"a", b"bc", b"known"], 1)
 
 
-def test_a_head_is_learned_from_a_request_that_was_alone(rig: Rig) -> None:
+def test_head_is_cached_only_from_a_request_alone_in_a_packet(rig: Rig) -> None:
     request = SIMPLE.around(b"x")
     assert served(rig, request * 2, request, request)[2] == 1
     assert served(rig, b"\r\n" + request, request, request)[2] == 1
@@ -456,7 +456,7 @@ def test_every_byte_of_a_head_counts(rig: Rig) -> None:
         *(b"\xd9\xa5", b"\xb2", b"0000000005", b"000000005", b"05", b"99999999999999999999", b"4294967301"),
     ],
 )
-def test_nothing_but_digits_takes_the_place_of_a_length(rig: Rig, digits: bytes) -> None:
+def test_only_digits_match_as_a_length(rig: Rig, digits: bytes) -> None:
     known = SIMPLE.around(b"known")
     other = known.replace(b": 5\r\n", b": %b\r\n" % digits).replace(b"known", b"other")
     _, bodies, repeated = served(rig, known, other)
@@ -465,14 +465,14 @@ def test_nothing_but_digits_takes_the_place_of_a_length(rig: Rig, digits: bytes)
 
 
 @pytest.mark.parametrize("more", [b"z", b"\r\n", SIMPLE.around(b"hid"), b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"])
-def test_what_stands_behind_a_body_is_not_of_it(rig: Rig, more: bytes) -> None:
+def test_bytes_behind_a_body_are_not_part_of_it(rig: Rig, more: bytes) -> None:
     known = SIMPLE.around(b"known")
     _, bodies, repeated = served(rig, known, SIMPLE.around(b"other") + more)
     assert repeated == 0
     assert bodies[:2] == [b"known", b"other"]
 
 
-def test_a_body_that_is_too_short_is_waited_for(rig: Rig) -> None:
+def test_short_body_is_waited_for(rig: Rig) -> None:
     known = SIMPLE.around(b"known")
     assert served(rig, known, SIMPLE.around(b"sho", 5)) == ([200], [b"known"], 0)
     assert served(rig, known, SIMPLE.around(b"sho", 5), b"rt", known)[1:] == ([b"known", b"short", b"known"], 1)
@@ -485,12 +485,12 @@ def test_lengths_in_other_forms_are_parsed_each_time(rig: Rig, form: bytes) -> N
 
 
 @pytest.mark.parametrize("field", [b"Expect: 100-continue\r\n", b"Expect: x\r\n", b"X: a\r\nX: b\r\n"])
-def test_some_heads_are_not_learned(rig: Rig, field: bytes) -> None:
+def test_head_with_expect_or_a_repeated_field_is_not_cached(rig: Rig, field: bytes) -> None:
     assert served(rig, *[SIMPLE._replace(before=field).around(b"x")] * 3)[2] == 0
 
 
 @pytest.mark.parametrize("line", [b"GET /a HTTP/1.1", b"PUT /a HTTP/1.1", b"HEAD /a HTTP/1.1", b"POST /a HTTP/1.0"])
-def test_only_what_is_posted_is_learned(rig: Rig, line: bytes) -> None:
+def test_head_of_another_method_or_version_is_not_cached(rig: Rig, line: bytes) -> None:
     assert served(rig, *[SIMPLE._replace(line=line).around(b"x")] * 3)[2] == 0
 
 
@@ -500,7 +500,7 @@ def test_the_last_request_of_a_connection_is_the_last(rig: Rig) -> None:
     assert served(rig, known, known, last + known) == ([200] * 3, [b"x", b"x", b"last"], 1)
 
 
-def test_few_heads_are_remembered_and_not_for_ever(rig: Rig) -> None:
+def test_two_heads_are_cached_and_only_the_first_sixteen(rig: Rig) -> None:
     several = [SIMPLE._replace(before=b"Number: %d\r\n" % number).around(b"x") for number in range(6)]
     assert served(rig, *several[:2], *several[:2])[2] == 2
     assert served(rig, *several, *several)[2] == 0
@@ -509,20 +509,20 @@ def test_few_heads_are_remembered_and_not_for_ever(rig: Rig) -> None:
     assert len(connection._heads) == 2
 
 
-def test_a_length_with_zeros_in_front_is_as_long_as_it_says(rig: Rig) -> None:
+def test_length_with_leading_zeros_is_read(rig: Rig) -> None:
     body = b"x" * 100_000
     request = SIMPLE.around(body).replace(b": 100000\r\n", b": 000000000100000\r\n")
     assert b"000000000100000" in request
     assert served(rig, request[:-90_000], request[-90_000:]) == ([200], [body], 0)
 
 
-def test_a_long_head_is_not_remembered(rig: Rig) -> None:
+def test_long_head_is_not_cached(rig: Rig) -> None:
     """Idle connections of strangers are not to cost much (P-30)."""
     long = SIMPLE._replace(before=b"Long: %b\r\n" % (b"x" * 2048)).around(b"x")
     assert served(rig, long, long) == ([200] * 2, [b"x"] * 2, 0)
 
 
-def test_what_an_application_does_to_a_request_stays_there(rig: Rig) -> None:
+def test_application_that_changes_its_scope_does_not_change_the_cache(rig: Rig) -> None:
     for app in (rig.plain, rig.at_once):
         found = rig.sent(app, [SIMPLE.around(b"x")] * 4)
         assert found.repeated == 3

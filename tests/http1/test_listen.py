@@ -32,7 +32,7 @@ __all__ = ["certificate"]  # a fixture
         ("unix:/run/x.sock", Address(path="/run/x.sock")),
     ],
 )
-def test_addresses(text: str, address: Address) -> None:
+def test_address_text_is_parsed(text: str, address: Address) -> None:
     assert Address.parse(text) == address
 
 
@@ -51,7 +51,7 @@ def test_wrong_addresses_are_explained(text: str) -> None:
 
 @requirement("SRV-202")
 @pytest.mark.parametrize("address", [":0", "localhost:0", "[::1]:0", "0.0.0.0:0"])
-async def test_only_what_others_can_reach_is_warned_of(address: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_an_address_of_all_interfaces_is_warned_of(address: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "handrail"):
         try:
             async with listener(address=address) as url, connected(url) as wire:
@@ -62,7 +62,7 @@ async def test_only_what_others_can_reach_is_warned_of(address: str, caplog: pyt
     assert len(warned) == (1 if address.startswith("0") else 0)
 
 
-async def test_an_address_in_use_is_said() -> None:
+async def test_address_in_use_raises_cannot_listen() -> None:
     async with listener() as url:
         with pytest.raises(OSError, match=r"cannot listen on 127\.0\.0\.1:"):
             async with listener(address=url.removeprefix("http://")):
@@ -93,7 +93,7 @@ async def test_a_unix_socket_is_made_and_removed(tmp_path: Path) -> None:
 
 @posix
 @requirement("P-11")
-async def test_tls(certificate: tuple[str, str]) -> None:
+async def test_tls_connection_is_served(certificate: tuple[str, str]) -> None:
     trusting = ssl.create_default_context(cafile=certificate[0])
     limits = {"header_seconds": 0.5}
     async with served(certificate=certificate[0], key=certificate[1], limits=limits) as server:
@@ -112,7 +112,7 @@ async def test_tls(certificate: tuple[str, str]) -> None:
         assert await server.ended(5) == 0
 
 
-async def test_a_wrong_certificate_is_said_before_anything_listens(tmp_path: Path) -> None:
+async def test_wrong_certificate_is_refused_before_listening(tmp_path: Path) -> None:
     nothing = str(tmp_path / "nothing")
     for path, key, text in ((nothing, None, "cannot use the certificate"), (None, nothing, "no certificate")):
         with pytest.raises(ValueError, match=text):
@@ -121,7 +121,7 @@ async def test_a_wrong_certificate_is_said_before_anything_listens(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", HttpLimits.__struct_fields__)
-def test_limits_are_more_than_nothing(name: str) -> None:
+def test_limit_of_zero_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: 0 is not more than 0"):
         HttpLimits(**{name: 0})
 
@@ -133,7 +133,7 @@ def test_limits_are_more_than_nothing(name: str) -> None:
         ("sys.modules['httptools'] = None", "python -m pip install 'uvicorn"),
     ],
 )
-def test_a_missing_package_is_said_in_one_sentence(before: str, told: str) -> None:
+def test_missing_package_is_reported_in_one_line(before: str, told: str) -> None:
     code = f"import sys; {before}; from handrail import Server; Server('x').run(http=':0')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 1

@@ -72,7 +72,7 @@ async def test_a_worker_that_dies_is_replaced_and_the_others_serve() -> None:
 
 @linux
 @requirement("P-12")
-async def test_workers_end_with_a_parent_that_is_killed() -> None:
+async def test_workers_end_when_their_parent_is_killed() -> None:
     async with served(workers=2) as server:
         await who(server.url)
         workers = children(server.process.pid)
@@ -96,7 +96,7 @@ async def test_a_signal_to_parent_and_workers_lets_requests_answer(number: int) 
 
 @linux
 @requirement("P-12")
-async def test_blocked_and_stopped_workers_are_left_behind_by_nobody() -> None:
+async def test_blocked_and_stopped_workers_are_killed() -> None:
     async with served(workers=2, grace=0.3) as server, connected(server.url) as wire:
         await wire.send(get("block"))
         await server.says("running")

@@ -80,7 +80,7 @@ async def test_a_second_interrupt_does_not_wait(path: str) -> None:
 
 
 @requirement("P-12")
-async def test_a_request_that_does_not_end_is_left_after_the_grace() -> None:
+async def test_request_that_does_not_end_is_abandoned_after_the_grace() -> None:
     app = App()
     async with listener(app, grace=0.2) as url, connected(url) as wire:
         await wire.send(get("until_gone"))
@@ -88,7 +88,7 @@ async def test_a_request_that_does_not_end_is_left_after_the_grace() -> None:
     assert app.disconnected.get_nowait() == "until_gone"
 
 
-async def test_cancelling_ends_it_as_well_as_asking() -> None:
+async def test_cancelled_server_shuts_down() -> None:
     app = App()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -107,7 +107,7 @@ async def test_cancelling_ends_it_as_well_as_asking() -> None:
             await serving
 
 
-async def test_a_failing_or_endless_stop_is_told_and_does_not_matter(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_that_fails_or_hangs_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(App):
         async def stop(self) -> None:
             raise KeyError("x")

@@ -135,7 +135,7 @@ def watching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 # Lines
 
 
-async def test_lines_go_there_and_come_back_in_order() -> None:
+async def test_lines_are_echoed_in_order() -> None:
     async with opened("echo") as (link, ear):
         typed: ClientTransport = link
         for number in range(1000):
@@ -145,7 +145,7 @@ async def test_lines_go_there_and_come_back_in_order() -> None:
         assert link.pid is not None and link.returncode is None
 
 
-async def test_a_line_of_3_mib_goes_there_and_comes_back() -> None:
+async def test_line_of_3_mib_is_echoed() -> None:
     async with opened("echo") as (link, ear):
         link.send(json.dumps({"text": "ä" * (3 * MIB // 6)}).encode(), waiting := request())
         link.send(b'{"second":1}', None)
@@ -155,14 +155,14 @@ async def test_a_line_of_3_mib_goes_there_and_comes_back() -> None:
 
 
 @requirement("P-03", "P-35")
-async def test_a_line_that_is_too_long_is_left_out_and_the_next_one_heard() -> None:
+async def test_line_over_the_limit_is_dropped_and_the_next_one_delivered() -> None:
     async with opened("over_long 70000", max_message_bytes=1000, grace=0) as (_, ear):
         assert await ear.message() == {"good": 1}
         assert (ear.why, ear.too_long) == (["a line of over 1,000 bytes"], 1)
 
 
 @requirement("P-35")
-async def test_what_is_no_message_is_left_out_and_counted() -> None:
+async def test_line_that_is_no_message_is_dropped_and_counted() -> None:
     async with opened("noise", grace=0) as (_, ear):
         await ear.message(2)
         assert ear.heard == [{"one": 1}, [2], {"three": 3}]
@@ -172,7 +172,7 @@ async def test_what_is_no_message_is_left_out_and_counted() -> None:
         assert len(ear.why[2]) < 150
 
 
-async def test_a_loop_in_another_thread_will_do() -> None:
+async def test_event_loop_of_another_thread_can_run_the_transport() -> None:
     async def talk() -> None:
         async with opened("echo") as (link, ear):
             link.send(b"{}", None)
@@ -189,7 +189,7 @@ async def test_a_loop_in_another_thread_will_do() -> None:
 
 
 @requirement("P-14")
-async def test_standard_error_never_blocks_the_server_and_its_end_is_kept() -> None:
+async def test_standard_error_never_blocks_the_server_and_its_tail_is_kept() -> None:
     told: list[str] = []
     async with opened(f"floods_stderr {10 * MIB}", on_stderr=told.append) as (link, ear):
         link.send(b"{}", None)
@@ -201,7 +201,7 @@ async def test_standard_error_never_blocks_the_server_and_its_end_is_kept() -> N
     assert told[-2:] == lines[-2:]
 
 
-async def test_what_is_kept_of_standard_error_is_bounded_without_newlines_too() -> None:
+async def test_standard_error_without_newlines_is_bounded() -> None:
     told: list[str] = []
     async with opened(f"endless_stderr {MIB}", on_stderr=told.append) as (link, ear):
         await ear.end()
@@ -209,7 +209,7 @@ async def test_what_is_kept_of_standard_error_is_bounded_without_newlines_too() 
     assert told == ["(a line of over 65,536 bytes)"]
 
 
-async def test_a_callback_that_fails_does_not_end_the_reading(caplog: pytest.LogCaptureFixture) -> None:
+async def test_on_stderr_that_fails_does_not_stop_the_reading(caplog: pytest.LogCaptureFixture) -> None:
     def fail(line: str) -> None:
         raise ZeroDivisionError
 
@@ -227,7 +227,7 @@ async def test_a_callback_that_fails_does_not_end_the_reading(caplog: pytest.Log
 
 @requirement("P-14")
 @pytest.mark.usefixtures("watching")
-async def test_a_server_that_exits_at_once_is_told_of_with_what_it_said() -> None:
+async def test_server_that_exits_at_once_is_reported_with_its_standard_error() -> None:
     async with opened("exits 7") as (link, ear):
         problem = await ear.end()
         assert problem.text == "the server exited with code 7"
@@ -242,7 +242,7 @@ async def test_a_server_that_exits_at_once_is_told_of_with_what_it_said() -> Non
 
 @requirement("P-14")
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV")])
-async def test_a_signal_is_told_by_its_name(number: int, name: str) -> None:
+async def test_exit_by_signal_is_reported_with_its_name(number: int, name: str) -> None:
     async with opened(f"dies {number}") as (link, ear):
         assert (await ear.end()).text == f"the server was ended by {name}"
         assert link.returncode == -number
@@ -250,7 +250,7 @@ async def test_a_signal_is_told_by_its_name(number: int, name: str) -> None:
 
 @requirement("P-14")
 @pytest.mark.usefixtures("watching")
-async def test_what_it_said_before_it_died_is_heard_first() -> None:
+async def test_messages_before_the_exit_are_delivered_first() -> None:
     async with opened("exits_on_first") as (link, ear):
         waiting = request()
         link.send(b"{}", waiting)
@@ -260,7 +260,7 @@ async def test_what_it_said_before_it_died_is_heard_first() -> None:
 
 
 @linux
-async def test_all_that_is_in_the_pipe_is_heard() -> None:
+async def test_whole_content_of_the_pipe_is_delivered() -> None:
     async with opened("exits_full 150") as (link, ear):
         wait_without_the_loop(link)
         assert (await ear.end()).text == "the server exited with code 0"
@@ -272,7 +272,7 @@ def wait_without_the_loop(link: SubprocessTransport) -> None:
     os.waitid(os.P_PID, link.pid or 0, os.WEXITED | os.WNOWAIT)
 
 
-async def test_half_a_line_is_no_message() -> None:
+async def test_incomplete_last_line_is_no_message() -> None:
     async with opened("half_a_line") as (_, ear):
         await ear.end()
         assert ear.heard == [{"whole": 1}]
@@ -333,7 +333,7 @@ async def test_a_fork_that_left_the_group_and_writes_for_ever_is_not_waited_for(
 
 
 @requirement("P-14")
-async def test_the_verdict_of_a_message_is_whether_a_byte_of_it_left() -> None:
+async def test_request_counts_as_sent_once_a_byte_is_written() -> None:
     async with opened("never_reads") as (link, ear):
         await ear.message()
         whole, begun, queued = request(1), request(2), request(3)
@@ -347,7 +347,7 @@ async def test_the_verdict_of_a_message_is_whether_a_byte_of_it_left() -> None:
         assert len(ear.problems) == 1
 
 
-async def test_what_nobody_waits_for_any_more_does_not_leave_later() -> None:
+async def test_cancelled_request_is_not_sent_later() -> None:
     async with opened("reads_when_told") as (link, ear):
         ready = await ear.message()
         requests = [request(number) for number in range(4)]
@@ -381,7 +381,7 @@ async def test_too_much_unsent_is_refused_for_that_message_only(monkeypatch: pyt
 
 @linux
 @requirement("P-11", "P-14")
-async def test_a_server_that_takes_nothing_for_long_is_lost_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_reads_nothing_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALL_SECONDS", 0.3)
     async with opened("never_reads") as (link, ear):
         ready = await ear.message()
@@ -392,7 +392,7 @@ async def test_a_server_that_takes_nothing_for_long_is_lost_and_ended(monkeypatc
         assert len(ear.problems) == 1
 
 
-async def test_a_server_is_not_lost_for_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_message_does_not_stall_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALL_SECONDS", 0.05)
     async with opened("never_reads", grace=0) as (link, ear), opened("never_reads") as (other, clock):
         await asyncio.gather(ear.message(), clock.message())
@@ -410,7 +410,7 @@ async def test_a_server_is_not_lost_for_what_was_given_up(monkeypatch: pytest.Mo
 
 
 @requirement("CLI-41")
-async def test_a_server_that_ends_with_its_input_is_not_hurt_and_heard_to_the_end() -> None:
+async def test_server_that_ends_with_its_input_gets_no_signal_and_is_read_to_the_end() -> None:
     async with opened("answers_at_the_end", grace=PATIENCE) as (link, ear):
         await ear.message()
         await link.close()
@@ -437,7 +437,7 @@ async def test_what_is_queued_is_written_before_the_input_is_closed() -> None:
     [("ignores_end", signal.SIGTERM), ("never_reads", signal.SIGTERM), ("ignores_everything", signal.SIGKILL)],
 )
 @pytest.mark.usefixtures("watching")
-async def test_a_server_that_does_not_leave_is_asked_then_ended(
+async def test_server_that_does_not_exit_gets_sigterm_then_sigkill(
     behaviour: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TERM_SECONDS", 0.1)
@@ -472,7 +472,7 @@ async def test_a_close_that_is_cancelled_leaves_no_process() -> None:
         assert children(os.getpid()) == before
 
 
-async def test_closing_what_was_never_opened_or_opening_twice() -> None:
+async def test_close_without_open_does_nothing_and_second_open_raises() -> None:
     link = server("echo")
     await link.close()
     with pytest.raises(RuntimeError):
@@ -486,7 +486,7 @@ async def test_closing_what_was_never_opened_or_opening_twice() -> None:
 @linux
 @requirement("P-14")
 @pytest.mark.usefixtures("watching")
-async def test_nothing_is_left_open_or_running_after_many_rounds() -> None:
+async def test_many_rounds_leave_no_descriptor_and_no_process() -> None:
     def state() -> tuple[int, list[int], int]:
         threads = sum(thread.name == "handrail-child" for thread in threading.enumerate())
         return len(os.listdir("/proc/self/fd")), children(os.getpid()), threads
@@ -506,7 +506,7 @@ async def test_nothing_is_left_open_or_running_after_many_rounds() -> None:
 @linux
 @requirement("P-14")
 @pytest.mark.parametrize("shell", ["/bin/sh", "./no-such-shell"])
-async def test_without_a_guard_it_works_as_well(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_shell_leaves_the_transport_without_a_guard(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handrail.transports.subprocess._SHELL", shell)
     before = set(children(os.getpid()))
     async with opened("echo") as (link, ear):
@@ -518,7 +518,7 @@ async def test_without_a_guard_it_works_as_well(shell: str, monkeypatch: pytest.
 @linux
 @requirement("P-14")
 @pytest.mark.parametrize("how", ["alone", "with our group"])
-async def test_when_we_are_killed_no_server_is_left_nor_what_it_forked(how: str) -> None:
+async def test_killed_client_leaves_no_server_and_no_fork(how: str) -> None:
     held = await asyncio.create_subprocess_exec(
         sys.executable, PROGRAM, "holder", stdout=asyncio.subprocess.PIPE, start_new_session=True
     )
@@ -561,7 +561,7 @@ async def test_when_we_are_killed_no_server_is_left_nor_what_it_forked(how: str)
         (["program"], {"env": {"": "1"}}),
     ],
 )
-def test_a_command_that_cannot_be_one_is_refused(command: Sequence[str], options: Any) -> None:
+def test_invalid_command_is_refused(command: Sequence[str], options: Any) -> None:
     with pytest.raises(ValueError, match=r"command|env|cwd"):
         SubprocessTransport(command, **options)
 
@@ -577,7 +577,7 @@ def test_a_command_that_cannot_be_one_is_refused(command: Sequence[str], options
         ("no such folder", "cwd '.*nowhere' cannot be used: No such file.*a folder"),
     ],
 )
-async def test_what_cannot_be_started_says_why(what: str, complaint: str, tmp_path: Path) -> None:
+async def test_command_that_cannot_start_is_explained(what: str, complaint: str, tmp_path: Path) -> None:
     program = tmp_path / "program"
     if what == "a folder":
         program.mkdir()
@@ -595,7 +595,7 @@ async def test_what_cannot_be_started_says_why(what: str, complaint: str, tmp_pa
 
 
 @linux
-async def test_with_too_few_descriptors_it_opens_or_says_why_and_keeps_none() -> None:
+async def test_too_few_descriptors_open_or_explain_and_leave_none() -> None:
     before, (soft, hard) = os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(free := os.dup(0))
     texts, codes = set(), []
@@ -616,7 +616,7 @@ async def test_with_too_few_descriptors_it_opens_or_says_why_and_keeps_none() ->
 
 
 @linux
-async def test_a_loop_that_cannot_watch_it_is_told_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_loop_that_cannot_watch_pipes_raises_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise NotImplementedError("no pipes")
 
@@ -633,7 +633,7 @@ async def test_a_loop_that_cannot_watch_it_is_told_and_nothing_is_left(monkeypat
 
 @linux
 @requirement("P-28")
-async def test_a_server_gets_what_it_is_given_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_gets_only_its_arguments_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY_TOKEN", "secret")
     monkeypatch.setenv("LC_CANARY", "C")
     monkeypatch.setenv("HOME", "/home/of/ours")
@@ -662,7 +662,7 @@ async def test_a_server_gets_what_it_is_given_and_nothing_else(tmp_path: Path, m
 
 
 @linux
-async def test_what_is_inherited_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inherit_env_selects_the_inherited_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY_ONE", "1")
     monkeypatch.setenv("OTHER", "2")
     async with opened("tells_env", inherit_env=["CANARY_*"], grace=0) as (_, ear):

@@ -91,7 +91,7 @@ async def test_many_calls_in_flight_at_the_end_of_input_are_all_answered(ran: Ra
     await rounds(len(ALL), one, at_once=2)
 
 
-async def test_a_thread_a_tool_left_behind_does_not_keep_the_process() -> None:
+async def test_thread_left_by_a_tool_does_not_keep_the_process() -> None:
     async with victim() as server:
         await server.call("starts_a_thread")
         server.close_input()
@@ -158,7 +158,7 @@ async def test_a_second_interrupt_leaves_at_once(tool: str) -> None:
 
 
 @requirement("P-12")
-async def test_a_tool_that_handles_signals_of_its_own_does_not_deafen_the_server() -> None:
+async def test_tool_with_its_own_signal_handlers_does_not_disable_the_servers() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         async with victim() as server:
             assert text_of(await server.call("takes_signals")) == "ready"
@@ -285,7 +285,7 @@ ENDS = ["input", "input first", "SIGTERM", "SIGINT", "parent"]
 
 
 @requirement("P-12")
-async def test_the_process_ends_whatever_its_tools_do(ran: Ran) -> None:
+async def test_process_ends_with_tools_that_block_or_ignore_cancellation(ran: Ran) -> None:
     """However it is told to end: none of these tools ever gives way. All at once, because each takes its whole time."""
     kinds = [*itertools.product(ENDS, STUCK), *((end, "computes") for end in ("input first", "SIGTERM", "parent"))]
     kinds.append(("parent", ""))
