@@ -65,10 +65,10 @@ def test_help_explains_every_option(name: str) -> None:
         assert re.search(rf"^[ |]*{option}: \S", text, re.MULTILINE), option
 
 
-def test_help_shows_every_option_of_a_client() -> None:
+def test_help_explains_every_option_of_a_client() -> None:
     text = pydoc.plain(pydoc.render_doc(Client))
-    for option in inspect.signature(Client).parameters:
-        assert re.search(rf"\b{option}: ", text), option
+    for option in inspect.signature(Client).parameters.keys() - {"target"}:
+        assert re.search(rf"^[ |]*{option}: \S", text, re.MULTILINE), option
 
 
 REFERENCE: dict[str, tuple[str, str, set[str]]] = {
