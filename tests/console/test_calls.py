@@ -25,8 +25,7 @@ from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
 from handrail.model import Principal
 from handrail.observe import activity as watching
-from handrail.observe.activity import ActivityFeed
-from handrail.observe.per_minute import MinuteStats, p95
+from handrail.observe.activity import ActivityFeed, MinuteStats, p95
 from handrail.stores import Put
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer

@@ -24,8 +24,7 @@ from handrail.console.context import ConsoleContext
 from handrail.console.statistics import Figures, connections, merge_connections, process_figures
 from handrail.jsonrpc import encode
 from handrail.model import Object
-from handrail.observe.activity import NOT_FAILURES, CallSnapshot
-from handrail.observe.per_minute import Minute, p95
+from handrail.observe.activity import NOT_FAILURES, CallSnapshot, Minute, p95
 from handrail.protocol import sse
 from handrail.stores import StoreError
 

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import title_of
 from handrail.model import Object
-from handrail.observe.per_minute import RECENT_MINUTES, Tally
+from handrail.observe.activity import RECENT_MINUTES, Tally
 
 __all__ = ["Figures", "health", "merge_figures", "page_figures", "process_figures"]
 

@@ -32,7 +32,7 @@ from handrail.guards.lockfile import LockedServer, LockError, read_lock
 from handrail.guards.tool_diff import Change, compare_definitions
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
-from handrail.observe.per_minute import Tally
+from handrail.observe.activity import Tally
 from handrail.revisions import Revision
 from handrail.stores import Put
 from handrail.suggest import closest

@@ -1,4 +1,4 @@
-"""Requests that were turned away at the door are on record too, though never so many that they fill a disk."""
+"""The audit log of rejected HTTP requests. Its rate is limited, so that a flood of them fills no disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDRESS_RATE, TOTAL_RATE = "10/minute", "100/minute"
 
 
 class RejectionLog:
-    """At most ten a minute of each address, and a hundred of all. The next says how many were left out before it."""
+    """Records at most ten rejections a minute of each address, and a hundred of all, and how many it left out."""
 
     def __init__(self, guards: GuardSet, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._guards = guards
@@ -23,7 +23,7 @@ class RejectionLog:
         self._omitted = 0
 
     def add(self, address: str, outcome: str, why: str) -> None:
-        """Nobody waits for it; without an audit it does nothing."""
+        """Record a rejection, without waiting for the disk. Without an audit log, do nothing."""
         trail = self._guards.trail
         if trail is None:
             return

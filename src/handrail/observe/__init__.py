@@ -1,1 +1,1 @@
-"""What calls do, as seen from outside: activity, snapshots, statistics, spans."""
+"""Observers of calls: metrics, spans, and the activity feed that the console shows."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from time import perf_counter_ns
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, field
 
 from handrail.engine.call_state import STAGES, CallState
 from handrail.engine.core import Engine
@@ -25,12 +25,9 @@ from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id, Request, encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Principal, Text, ToolResult
 from handrail.observe.clients import ClientRegistry, ConnectedClient
-from handrail.observe.per_minute import MinuteStats, Tally, bucket_of
 from handrail.protocol.http_rules import Headers
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.schema.repair import RepairedArgument
-
-__all__ = ["ActivityFeed", "CallSnapshot", "LogEntry", "ProgressEntry", "WireMessage"]
 
 log = logging.getLogger("handrail")
 
@@ -38,6 +35,10 @@ RING_CALLS, RING_BYTES = 500, 16 * 1024 * 1024
 MAX_LINES = 100  # of one call: messages, progress, log
 FLUSH_BYTES = 64 * 1024  # a call with more bytes than this is counted at once
 BATCH = 64  # calls are counted together
+
+MINUTES = SECONDS = 60
+RECENT_MINUTES = 5  # minutes that keep their refusals by caller and their calls by tool
+BUCKETS = 250  # four to each doubling, from a nanosecond to a century
 
 ERRORS = frozenset({"tool_error", "timeout", "internal"})
 NOT_FAILURES = frozenset({"ok", "cancelled", "input_required"})  # neither failed nor refused
@@ -48,26 +49,26 @@ ProgressEntry = tuple[float, float, float | None, str | None]  # when, done, tot
 LogEntry = tuple[float, str, bytes]  # when, level, what, as JSON
 
 
-class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back here, once it has ended
-    """One call as it is when somebody looks, or as it was when it ended."""
+class CallSnapshot(Struct, eq=False, gc=False):  # part of no reference cycle once the call has ended
+    """One call as it is when the feed is read, or as it was when it ended."""
 
     prefix: str
     number: int
     peer: ConnectedClient
     tool: str
     address: str
-    trace_headers: Headers | None  # over HTTP, what the headers say of the trace
+    trace_headers: Headers | None  # HTTP only
     raw_request: bytes | bytearray  # as it came
     answer: bytes | None
     started_at: float
-    started_ns: int  # the same, by the clock that times are measured with, in nanoseconds
+    started_ns: int  # the same by the performance counter, in nanoseconds
     ended_ns: int
     outcome: str
     result: ToolResult | None
     refusal: tuple[str, str] | None  # its kind, and its text
     meta: Any = UNSET
-    marks: Sequence[int] = ()  # none: it never began
-    arguments: Object | None = None  # it ran with, if others came
+    marks: Sequence[int] = ()  # empty: the call never began
+    arguments: Object | None = None  # the call ran with, if they are not those of the request
     repairs: tuple[RepairedArgument, ...] = ()
     findings: tuple[Finding, ...] = ()
     decision: Decision | None = None
@@ -75,10 +76,10 @@ class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back
     call: CallState | None = None  # while it runs
     progress: tuple[ProgressEntry, ...] = ()
     logs: tuple[LogEntry, ...] = ()
-    lines: tuple[WireMessage, ...] = ()  # that went over the wire between request and answer
-    memory_bytes: int = 0  # in bytes, once it is counted
-    request_id: Id = ""  # of its request, which may have come in a batch
-    is_tool: bool = True  # or a name that is no tool's
+    lines: tuple[WireMessage, ...] = ()  # between request and answer
+    memory_bytes: int = 0  # 0 until it is counted
+    request_id: Id = ""  # the request may be one of a batch
+    is_tool: bool = True  # False: there is no tool of this name
 
     @property
     def id(self) -> str:
@@ -98,7 +99,7 @@ class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back
 
     @property
     def seconds(self) -> float:
-        """It took; 0 while it runs."""
+        """Return the duration; 0 while the call runs."""
         return (self.ended_ns - self.started_ns) / 1e9 if self.ended_ns else 0.0
 
     @property
@@ -107,11 +108,11 @@ class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back
 
     @property
     def stage(self) -> str:
-        """The one it is in; the last, if it is over."""
+        """Return the stage that the call is in, or ended in."""
         if not self.marks:
             return ""
-        over = len(self.marks) - 1  # so many are
-        return STAGES[max(0, min(over - 1 if self.ended_ns else over, len(STAGES) - 1))]
+        complete = len(self.marks) - 1
+        return STAGES[max(0, min(complete - 1 if self.ended_ns else complete, len(STAGES) - 1))]
 
     @property
     def state(self) -> str:
@@ -120,14 +121,14 @@ class CallSnapshot(Struct, eq=False, gc=False):  # holds nothing that leads back
 
     @property
     def trace(self) -> Trace | None:
-        """Which trace the client made the call in."""
+        """Return the trace of the client: that of `_meta`, else that of the headers."""
         meta = self.meta
         named = None if meta is UNSET else read(meta.traceparent, meta.tracestate, meta.baggage)
         return named or read_headers(self.trace_headers)
 
 
 def memory_size(snapshot: CallSnapshot) -> int:
-    """How much memory it takes, about: in bytes of what went over the wire, or could have."""
+    """Return the approximate memory of a call: the bytes of its messages, sent or not."""
     if type(snapshot.raw_request) is bytearray:
         snapshot.raw_request = bytes(snapshot.raw_request)
     answer, result = snapshot.answer or b"", snapshot.result
@@ -135,7 +136,7 @@ def memory_size(snapshot: CallSnapshot) -> int:
     if snapshot.lines or snapshot.logs or snapshot.progress:
         size += sum(len(line) for _, _, line in snapshot.lines) + sum(len(data) for _, _, data in snapshot.logs)
         size += sum(len(each[3] or "") for each in snapshot.progress)
-    if result is not None:  # is kept as it was given, and as it was sent, if it was
+    if result is not None:  # both the result and the answer are in memory
         content = result.content
         if len(content) == 1 and type(content[0]) is Text:
             size += max(len(answer), len(content[0].text))
@@ -145,7 +146,7 @@ def memory_size(snapshot: CallSnapshot) -> int:
 
 
 def _size(block: Block) -> int:
-    """About, and quickly: of a result that was not sent, too large perhaps."""
+    """Return the approximate size of a block without encoding it."""
     match block:
         case Text():
             return len(block.text)
@@ -154,6 +155,123 @@ def _size(block: Block) -> int:
         case EmbeddedResource(resource=inner):
             return len(inner.get("text") or inner.get("blob") or "")
     return 0
+
+
+# Counts per minute. Times are those of calls that ran: a refusal takes no time, and would make all calls look fast.
+
+
+class Tally(Struct):
+    """Counts of the calls of one tool, or of one second."""
+
+    calls: int = 0
+    errors: int = 0
+    refused: int = 0
+    last: float = 0.0  # time of the latest call, or the second
+    times: dict[int, int] = field(default_factory=dict)  # calls that ran, by bucket of their time
+
+    def add(self, other: Tally) -> None:
+        self.calls += other.calls
+        self.errors += other.errors
+        self.refused += other.refused
+        self.last = max(self.last, other.last)
+        for bucket, count in other.times.items():
+            self.times[bucket] = self.times.get(bucket, 0) + count
+
+    @property
+    def p95(self) -> float:
+        return p95([self.times.get(bucket, 0) for bucket in range(max(self.times, default=0) + 1)])
+
+
+class Minute:
+    """Counts of the calls that ended in one minute."""
+
+    __slots__ = ("calls", "errors", "refusals_by_caller", "refused", "start", "times", "tools", "unrecorded")
+
+    def __init__(self, at: float) -> None:
+        self.start = at
+        self.calls = self.errors = self.refused = self.unrecorded = 0
+        self.times = [0] * BUCKETS
+        self.refusals_by_caller: Counter[tuple[str, str]] = Counter()  # refusals, by caller and outcome
+        self.tools: dict[str, Tally] = {}
+
+
+class MinuteStats:
+    """Counts of the current minute, and of those before, oldest first."""
+
+    def __init__(self, now: float) -> None:
+        self.current = Minute(now // 60 * 60)
+        self.past: deque[Minute] = deque(maxlen=MINUTES)
+        self._seconds: deque[Tally] = deque(maxlen=SECONDS)
+
+    def count(self, now: float, times: Iterable[int], errors: int = 0, unrecorded: int = 0, refused: int = 0) -> None:
+        """Count calls that ended in the same second. `times`: nanoseconds of each call that ran."""
+        self.add(now, Counter([bucket_of(duration_ns) for duration_ns in times]), errors, unrecorded, refused)
+
+    def add(self, now: float, times: Counter[int], errors: int, unrecorded: int, refused: int) -> None:
+        """Count calls that ended in the same second. `times`: calls that ran, by bucket of their time."""
+        minute, second = self.roll(now), self._second(now // 1)
+        for bucket, count in times.items():
+            minute.times[bucket] += count
+            second.times[bucket] = second.times.get(bucket, 0) + count
+            minute.calls += count
+            second.calls += count
+        for each in (minute, second):
+            each.calls += refused
+            each.errors += errors
+            each.refused += refused
+        minute.unrecorded += unrecorded
+
+    def _second(self, at: float) -> Tally:
+        seconds = self._seconds
+        while seconds and seconds[-1].last > at + 1:  # a clock was set back; a call that is only late stays
+            seconds.pop()
+        if not seconds or seconds[-1].last < at:
+            seconds.append(Tally(last=at))
+        return seconds[-1]
+
+    def last(self, now: float) -> Tally:
+        """Return the counts of the last sixty seconds."""
+        total = Tally()
+        for each in self._seconds:
+            if now - SECONDS < each.last <= now:
+                total.add(each)
+        return total
+
+    def roll(self, now: float) -> Minute:
+        """Return the current minute, after closing those that have passed without a call.
+
+        A call that comes a little late, after its minute, counts in the current one. If a clock was set back, the
+        minutes that are now in the future are dropped.
+        """
+        last, at = self.current, now // 60 * 60
+        if last.start - 60 <= at <= last.start:
+            return last
+        if at < last.start:
+            self.past = deque((each for each in self.past if each.start < at), maxlen=MINUTES)
+        for minutes_ago in range(MINUTES if last.start < at else 0, 0, -1):
+            passed = at - 60 * minutes_ago
+            if passed >= last.start:
+                self.past.append(last if passed == last.start else Minute(passed))
+        for each in self.past:
+            if each.start <= at - 60 * RECENT_MINUTES:
+                each.refusals_by_caller, each.tools = Counter(), {}
+        self.current = Minute(at)
+        return self.current
+
+
+def bucket_of(duration_ns: int) -> int:
+    """Return the bucket of a time in nanoseconds."""
+    return (duration_ns**4).bit_length()
+
+
+def p95(times: list[int]) -> float:
+    """Return the time below which 95 of 100 calls stayed, in seconds, to about a tenth."""
+    left = sum(times) * 0.95
+    for number, count in enumerate(times):
+        left -= count
+        if count and left <= 0:
+            return float(2.0 ** ((number - 0.5) / 4) / 1e9)
+    return 0.0
 
 
 class RunningCall:
@@ -178,7 +296,7 @@ class RunningCall:
         self.feed.notify()
 
     def record_progress(self, done: float, total: float | None, message: str | None) -> None:
-        """Record progress as far as it can be shown, whether the client asked for it or not."""
+        """Record progress as far as it can be shown, also if the client did not ask for it."""
         text = None if message is None else str(message)[:FLUSH_BYTES].encode(errors="replace").decode()
         if self.snapshot is None:
             entry = (self.feed.clock(), float(done), None if total is None else float(total), text)
@@ -362,7 +480,7 @@ class ActivityFeed:
     # What follows from it
 
     def flush(self) -> None:
-        """Count those that have ended, and keep the last. Who looks at anything here has this done first."""
+        """Count the calls that have ended, and put them into the ring. Each reader of the feed calls this first."""
         ended, self._ended = self._ended, []
         if not ended:
             return
@@ -383,11 +501,11 @@ class ActivityFeed:
             self._bytes -= ring[gone].memory_bytes
             gone += 1
         for snapshot in ring[:gone]:
-            snapshot.memory_bytes = 0  # its answer, if that is still to come, weighs nothing here
+            snapshot.memory_bytes = 0  # a later answer does not count
         del ring[:gone]
 
     def _count_ended(self, ended: list[CallSnapshot]) -> None:
-        """Some that have ended in the same second."""
+        """Count calls that ended in the same second."""
         kinds = [(snapshot.peer, snapshot.tool, snapshot.outcome, snapshot.is_tool) for snapshot in ended]
         counts, last = Counter(kinds), dict(zip(kinds, ended, strict=True))
         ran = Counter(
@@ -413,7 +531,7 @@ class ActivityFeed:
                 unrecorded += count if outcome == "unrecorded" else 0
                 minute.refusals_by_caller[peer.who, outcome] += count
                 tally.refused = count
-            if is_tool:  # else anybody could make up any number of names
+            if is_tool:  # a peer could invent any number of other names
                 for tools in (self._tools, minute.tools):
                     tools.setdefault(tool, Tally()).add(tally)
         times: Counter[int] = Counter()
@@ -426,24 +544,24 @@ class ActivityFeed:
             self._totals[place] += count
         self._minutes.add(ended[-1].ended_at, times, errors, unrecorded, refused)
 
-    # For whoever looks
+    # For readers
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Calls that have ended since the beginning; of those, which failed, and which were refused."""
+        """Return the number of calls that ended, of those that failed, and of those that were refused."""
         self.flush()
         calls, errors, refused = self._totals
         return calls, errors, refused
 
     @property
     def running(self) -> dict[str, CallSnapshot]:
-        """By their ids, oldest first."""
+        """Return the calls that run, by id, oldest first."""
         snapshots = [self._snapshot(call, running) for call, running in self._running.items()]
         return {each.id: each for each in snapshots}
 
     @property
     def recent(self) -> list[CallSnapshot]:
-        """Oldest first."""
+        """Return the last calls that ended, oldest first."""
         self.flush()
         return list(self._ring)
 

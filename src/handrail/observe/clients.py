@@ -1,6 +1,7 @@
-"""Who is connected: clients with a stream or a request open, and those that were heard of within the last minute.
+"""The connected clients: those with a stream or a request open, and those that sent a request in the last minute.
 
-A client that shook hands is its connection; one of a stateless revision is what it says of itself, and where it is.
+A client that initialized is its connection. A client of a stateless revision is its name, version, principal and
+address.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ACTIVE_SECONDS = 60.0
 
 
 class ConnectedClient(Struct, eq=False, kw_only=True):
-    """One client."""
+    """One connected client."""
 
     id: str
     client: str
@@ -36,7 +37,7 @@ class ConnectedClient(Struct, eq=False, kw_only=True):
     since: float
     last_active: float
     calls: int = 0
-    connections: WeakSet[Connection] = field(default_factory=WeakSet)  # that may have a stream open
+    connections: WeakSet[Connection] = field(default_factory=WeakSet)  # each may have a stream open
 
 
 class ClientRegistry:
@@ -46,15 +47,13 @@ class ClientRegistry:
         self._stateless_revisions = stateless
         self._clients: dict[str, ConnectedClient] = {}
         self._by_connection: WeakKeyDictionary[Connection, ConnectedClient] = WeakKeyDictionary()
-        self.principals: dict[str, Principal] = {}  # that were heard of
+        self.principals: dict[str, Principal] = {}  # of the last requests
         self._by_name: dict[tuple[str, ...], ConnectedClient] = {}
-        self.last_connection: Connection | None = (
-            None  # that a call came from, and whose it is: most come from the same again
-        )
+        self.last_connection: Connection | None = None  # of the last call: the next one usually has the same
         self.last_client: ConnectedClient
 
     def client_of_request(self, origin: RequestOrigin, request: Request, now: float) -> ConnectedClient | None:
-        """Whose request it is, that came at this time; None while that is not known."""
+        """Return the client of a request that came at `now`; None before it has initialized."""
         self._remember_principal(origin.principal)
         connection = origin.connection
         meta: Json = request.params.get("_meta")
@@ -79,7 +78,7 @@ class ClientRegistry:
         return peer
 
     def client_of_refusal(self, origin: RequestOrigin, request: Request, revision: str, now: float) -> ConnectedClient:
-        """Whose call it would have been; if that is not known, somebody who is not listed."""
+        """Return the client of a refused call. Before it has initialized, this is a new one that is not listed."""
         return self.client_of_request(origin, request, now) or _new_client(origin, "", "", revision, now)
 
     def client_of_call(self, call: CallState, now: float) -> ConnectedClient:

@@ -1,7 +1,7 @@
 """Counters and histograms of one process, and their text for Prometheus.
 
-They are changed by the loop that serves, never by worker threads, so an increment needs no lock. Reading copies first,
-and may happen anywhere.
+Only the event loop of the server changes them, never a worker thread, so an increment needs no lock. They are copied
+before they are read, in any thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Snapshot = dict[str, list[str]]  # by the head of each family: its lines
 
 
 class Counter:
-    """A number for each set of label values; beyond the first thousand, all are counted as one, with an empty name."""
+    """A number for each set of label values. Sets beyond the first thousand are counted as one, with an empty name."""
 
     kind = "counter"
 
@@ -52,7 +52,7 @@ class Gauge(Counter):
 
 
 class Histogram(Counter):
-    """How many of what was observed fell into which bucket."""
+    """Counts of observed numbers, by bucket."""
 
     kind = "histogram"
 

@@ -47,7 +47,7 @@ class SpanSink:
 
 
 def _parent(call: CallState) -> tuple[Context | None, list[otel.Link]]:
-    """What `_meta` names, linked to what surrounds us; else what surrounds us; else what the headers name."""
+    """Return the parent: the context of `_meta`, linked to the current span; else that span; else the headers."""
     around = otel.get_current_span().get_span_context()
     if call.named_trace is not None:
         return _context(call.named_trace), [otel.Link(around)] if around.is_valid else []
@@ -80,7 +80,7 @@ def _describe_end(
     if outcome in _FINE:
         return
     kind = _KINDS.get(outcome)
-    code = 0 if kind is None else (forms.get(kind) or faults[kind]).code  # 0: told as a result
+    code = 0 if kind is None else (forms.get(kind) or faults[kind]).code  # 0: the answer is a result
     if code:
         span.set_attribute("rpc.response.status_code", str(code))
     span.set_attribute("error.type", str(code) if code else outcome if outcome == "cancelled" else "tool_error")
