@@ -15,8 +15,8 @@ from handrail.errors import CallTimeout, HandrailError
 
 __all__ = ["main"]
 
-_MODULES = {"list": "tools", "show": "tools", "call": "tools", "inspect": "tools"}
-_MODULES |= {"config": "host_config", "install": "host_config", "explain": "check"}
+_MODULES = dict.fromkeys(("list", "show", "call", "inspect", "doctor"), "tools")
+_MODULES |= {"config": "host_config", "install": "host_config", "explain": "check", "keys": "check"}
 _MODULES |= {"console": "serve", "completion": "parser"}
 """The modules of the verbs that have none of their own name."""
 

@@ -1,9 +1,11 @@
-"""`handrail check`: print the settings in force. `handrail explain`: print each guard's decision about a call."""
+"""Verbs about `handrail.toml`: `check` prints the settings in force, `explain` a decision, `keys` new API keys."""
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
 from msgspec import Struct, to_builtins
@@ -14,6 +16,7 @@ from handrail.cli.guarded_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
 from handrail.config import SECTIONS, Config
 from handrail.engine.catalog import ToolEntry
+from handrail.guards.identity import ApiKeys
 from handrail.guards.limits import ANONYMOUS, LOCAL, CallerSlots, Plans, Rates
 from handrail.guards.policy import Policy
 from handrail.model import Object, Principal
@@ -22,7 +25,9 @@ from handrail.schema.repair import repair
 from handrail.server import Server
 from handrail.text.controls import one_line
 
-__all__ = ["run_check", "run_explain"]
+__all__ = ["run_check", "run_explain", "run_keys"]
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 Row = tuple[str, str, str]
 
@@ -187,3 +192,45 @@ def _stages(
     stages.append(("run", "not now", "this only explains"))
     stages.append(("sanitize", "off" if gate.sanitizer is None else "on", ""))
     return stages, True
+
+
+# `handrail keys`
+
+
+def run_keys(args: Namespace, screen: Screen) -> int:
+    if args.what == "seal":
+        if args.name or args.scopes is not None:
+            raise UsageError("keys seal takes no name and no scopes: handrail keys seal")
+        key = token_urlsafe(32)
+        if screen.as_json:
+            screen.data({"key": key})
+        else:
+            screen.write(key)
+        return ExitCode.OK
+    if not args.name:
+        raise UsageError("keys new: NAME is missing: handrail keys new NAME --scopes orders:read,orders:write")
+    scopes = re.split(r"[\s,]+", args.scopes.strip()) if args.scopes is not None else []
+    if not all(scopes):
+        raise UsageError(f"--scopes: {args.scopes!r} is not a list of scopes with commas between them")
+    key, hashed = ApiKeys.new()
+    try:
+        ApiKeys({args.name: hashed}, scopes={args.name: scopes})
+    except ValueError as wrong:
+        raise UsageError(f"keys new: {wrong}") from None
+    toml = _key_toml(args.name, hashed, scopes)
+    if screen.as_json:
+        screen.data({"name": args.name, "key": key, "hash": hashed, "scopes": scopes, "toml": toml})
+        return ExitCode.OK
+    screen.write(
+        f"# The API key of {args.name}, printed only once. Send it as `--key KEY`, or `Authorization: Bearer KEY`."
+    )
+    screen.write(f"{key}\n")
+    screen.write("# For handrail.toml. If the section exists already, add only the line.")
+    screen.write(toml.rstrip("\n"))
+    return ExitCode.OK
+
+
+def _key_toml(name: str, hashed: str, scopes: list[str]) -> str:
+    name = name if _BARE_KEY.fullmatch(name) else f'"{name}"'
+    text = f'[identities.keys]\n{name} = "{hashed}"\n'
+    return f"{text}\n[identities.scopes]\n{name} = {json_text(scopes)}\n" if scopes else text
