@@ -44,16 +44,17 @@ class Pipeline:
         if marks is not None and not is_charged:
             marks.append(perf_counter_ns())
         if guards.limiter is not None and not is_charged:
-            take = guards.limiter.take
+            take, address = guards.limiter.take, call.peer.address
             if guards.shares is not None:
-                charge_call = partial(take, call.principal.id, entry.tool.name, call.address)
+                charge_call = partial(take, call.principal.id, entry.tool.name, address)
                 slot = guards.take_share_and_slot(call, charge_call)
             else:
-                charge = take(call.principal.id, entry.tool.name, call.address)
+                charge = take(call.principal.id, entry.tool.name, address)
                 slot = None if charge is None else guards.take_charged(call, charge)
-            if isinstance(slot, Awaitable):
-                return self._admit_when_charged(call, slot)
-            call.release = slot
+            if slot is not None:
+                if isinstance(slot, Awaitable):
+                    return self._admit_when_charged(call, slot)
+                call.release = slot
         if marks is not None:
             marks.append(perf_counter_ns())
         if not entry.input.valid(call.arguments):
