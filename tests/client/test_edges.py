@@ -374,7 +374,7 @@ async def test_nothing_hidden_reaches_a_model() -> None:
         (shown,) = tools.for_model("openai")
         assert shown["function"]["description"] == "read this"
         assert shown["function"]["parameters"]["properties"]["a"]["description"] == "read this"
-        assert "nobody sees" in tools.refused["bad"]
+        assert "invisible characters" in tools.refused["bad"]
 
 
 # Callbacks that fail

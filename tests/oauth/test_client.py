@@ -336,7 +336,7 @@ async def test_a_token_that_cannot_be_kept_is_used_all_the_same(
     me = caller(folder=folder, browser=spoil)
     assert await me.call() == "Bearer access-2"
     assert await me.call() == "Bearer access-2"
-    assert "is not kept" in caplog.text and "access-2" not in caplog.text
+    assert "not stored" in caplog.text and "access-2" not in caplog.text
     assert not list(folder.glob("*.json"))
 
 
@@ -541,7 +541,7 @@ async def test_nobody_comes_back(home: Home, caller: Callable[..., Caller]) -> N
 
     with pytest.raises(AuthorizationError, match="nobody came back from 127"):
         await caller(browser=opened, timeout=0.01).call()
-    with pytest.raises(AuthorizationError, match="nobody can come back"):
+    with pytest.raises(AuthorizationError, match="no redirect can come back"):
         await caller(browser=opened, redirect="https://app.example/callback").call()
 
 

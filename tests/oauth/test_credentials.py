@@ -132,19 +132,19 @@ def test_what_belongs_to_somebody_else_is_refused(kept: FileCredentials, folder:
     link = tmp_path / "link"
     link.symlink_to(folder)
     os.lchown(link, 12345, 12345)
-    with pytest.raises(AuthorizationError, match="belongs to somebody else"):
+    with pytest.raises(AuthorizationError, match="belongs to another user"):
         FileCredentials(link).load(KEY)
     os.chown(saved_file(folder), 12345, 12345)
-    with pytest.raises(AuthorizationError, match="belongs to somebody else"):
+    with pytest.raises(AuthorizationError, match="belongs to another user"):
         kept.load(KEY)
     os.chown(folder, 12345, 12345)
-    with pytest.raises(AuthorizationError, match="belongs to somebody else"):
+    with pytest.raises(AuthorizationError, match="belongs to another user"):
         kept.load(f"{KEY}2")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(AuthorizationError, match=r"credentials cannot be kept in .*file/x: Not a directory"):
+    with pytest.raises(AuthorizationError, match=r"credentials cannot be stored in .*file/x: Not a directory"):
         FileCredentials(tmp_path / "file" / "x").load(KEY)
 
 
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_read_is_set_aside(
     path.write_bytes(content)
     assert kept.load(KEY) == []
     assert path.with_name(f"{path.name}.corrupt").read_bytes() == content
-    assert "was set aside" in caplog.text and "canary" not in caplog.text
+    assert "set aside" in caplog.text and "canary" not in caplog.text
     kept.save(KEY, [GRANT])
     assert kept.load(KEY) == [GRANT]
 

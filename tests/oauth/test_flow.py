@@ -553,7 +553,7 @@ def test_an_answer_to_an_earlier_request_is_refused() -> None:
         (lambda step: "", "another address"),
         (back(error="access_denied", code=None), "does not authorize us: access_denied$"),
         (back(error="access_denied", error_description="You said no."), r"access_denied \(You said no\.\)$"),
-        (back(error="\x1b[2Jx", error_description="\x1b]0;x\x07"), "no reason that can be shown$"),
+        (back(error="\x1b[2Jx", error_description="\x1b]0;x\x07"), "no printable reason$"),
     ],
 )
 @requirement("CLI-42", "P-26", everywhere=True)

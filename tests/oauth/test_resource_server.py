@@ -385,7 +385,7 @@ async def test_the_issuer_is_down(
     assert await verifier.verify(token(exp=NOW + 5000)) == ALICE  # the keys at hand stay in use
     assert await verifier.verify(token("ec-new", exp=NOW + 5000)) is None
     assert len(issuer.asked) <= 3  # aiohttp may try a second time
-    assert "the keys of https://id.example were not fetched" in caplog.text
+    assert "oauth: keys of https://id.example not fetched" in caplog.text
     issuer.publish(public("ec-new"))
     clock.now += 30
     assert await verifier.verify(token("ec-new", exp=NOW + 5000)) == ALICE

@@ -84,7 +84,7 @@ class Client:
         on_stderr: gets each line of a command's standard error; without it they are logged.
         tap: `tap(direction, message)` gets each message, ">" sent and "<" received.
 
-    Which calls are made:
+    Which calls are allowed:
         trusted: believe the annotations of the server's tools.
         confirm: `confirm(call)` returns whether a call may be sent; `allow` agrees to every call.
         policy: rules that decide calls instead of `trusted` and `confirm`. A call they deny is not sent, a tool they

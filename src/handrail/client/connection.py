@@ -318,7 +318,7 @@ class ClientConnection:
         return pending
 
     async def result(self, pending: PendingRequest) -> Object:
-        """Wait for the result of a request; the server is told if the waiting task is cancelled."""
+        """Wait for the result of a request. Cancelling the waiting task cancels the request at the server."""
         try:
             return await pending.future
         except asyncio.CancelledError:

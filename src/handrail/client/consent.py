@@ -1,4 +1,4 @@
-"""Who has to agree to a call before anything is sent."""
+"""Confirmation of calls before anything is sent."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from handrail.guards.policy import Decision
 
 LOCAL_PRINCIPAL = Principal("local")
-"""Who calls, to rules: whoever runs the client."""
+"""The principal that rules see: the user of this process."""
 
 
 class Confirmation(Struct, frozen=True):
-    """A call that somebody is to agree to: all of it, and the rule that made us ask.
+    """A call to confirm, complete, with the rule or reason that requires it in `why`.
 
-    `claims` are what the server says of the tool; it may say anything.
+    `claims` are the annotations of the tool; the server may claim anything.
     """
 
     server: str
@@ -33,7 +33,7 @@ class Confirmation(Struct, frozen=True):
 
     @property
     def difference(self) -> str:
-        """What has changed in the tool, line by line, safe to print; empty if nothing has, or nobody knows."""
+        """The changes of the tool, line by line, safe to print; empty without changes, or if they are unknown."""
         return format_changes(self.definition.changes)
 
 
@@ -41,15 +41,15 @@ Confirm = Callable[[Confirmation], bool | Awaitable[bool]]
 
 
 def allow(call: Confirmation) -> bool:
-    """`confirm=allow`: every call is agreed to, unseen."""
+    """Agree to every call without a look: `confirm=allow`."""
     return True
 
 
 def needs_confirmation(tool: ListedTool, decision: Decision | None = None) -> tuple[str, bool]:
-    """Why a call has to be agreed to, and whether code that calls it does not count as agreement. Empty: it need not.
+    """Return why a call needs confirmation (empty: it does not), and whether `confirm` is required for it.
 
-    By what was decided, if there are rules. Without them, claims of a server nobody trusts never make a call harmless;
-    they can only make it suspicious.
+    Where it is not required, code that calls the tool counts as consent. With rules, their decision counts. Without
+    rules, the claims of an untrusted server never make a call harmless; they can only make it suspicious.
     """
     if tool.changed:
         return tool.change, True

@@ -155,7 +155,7 @@ class PendingRequests:
         if now >= pending.total_deadline:
             clock, text = "total", f"not done within {pending.clocks.total:g} s"
         elif now >= pending.last_activity + seconds:
-            text = f"nothing was heard for {seconds:g} s"
+            text = f"no activity for {seconds:g} s"
         else:
             pending.check_at = min(pending.last_activity + seconds, pending.total_deadline)
             return

@@ -1,4 +1,4 @@
-"""Answers to a server's questions in the middle of a call: forms, pages to visit, sampling, roots."""
+"""Handlers of input requests, which a server sends in the middle of a call: elicitation, sampling, roots."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _BAD_PARAMS, _UNKNOWN_METHOD, _REJECTED = -32602, -32601, -1
 
 
 class Elicitation(Struct, frozen=True):
-    """A server wants to know something: by a form (`schema`), or by a page to visit (`url`).
+    """A server asks the user to fill in a form (`schema`), or to visit a page (`url`).
 
-    Say who asks, show all of it, and let the person decline. Answer with the form's content, True for a page that was
-    opened, None to decline, "cancel" to go away.
+    Show the name of the server and the whole request, and let the user decline. Return the form's content, True for a
+    page that was opened, None to decline, or "cancel".
     """
 
     server: str
@@ -39,27 +39,27 @@ class Elicitation(Struct, frozen=True):
 
     @property
     def warning(self) -> str:
-        """Why not to answer it: a server must not ask for a password or another secret by a form. "" if it does not."""
+        """Why not to answer: a server must not ask for a password or another secret by a form. Else empty."""
         field = secret_field(self.schema, self.message)
         return f"{field!r} asks for a secret; servers must not ask for one by a form" if field else ""
 
     @property
     def defaults(self) -> Object:
-        """What the form proposes."""
+        """The default values of the form."""
         fields = self.schema.get("properties")
         properties = fields.items() if type(fields) is dict else ()
         return {name: field["default"] for name, field in properties if type(field) is dict and "default" in field}
 
 
 class Sampling(Struct, frozen=True):
-    """A server wants a model's answer: the parameters as it sent them. Answer with a text, a whole result, or None."""
+    """A server asks for a model's response; `params` is unchanged. Return a text, a whole result, or None to refuse."""
 
     server: str
     params: Object
 
 
 class InputHandlers:
-    """The handlers a client was given, and what they make it capable of."""
+    """The input handlers of a client, and the capabilities that it declares for them."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class InputHandlers:
             self.capabilities["roots"] = {}
 
     async def respond(self, server: str, method: str, params: Object, revision: Revision) -> Object:
-        """The answer to a question; RemoteProtocolError is the error the server gets instead."""
+        """Return the result for an input request; RemoteProtocolError becomes the error response."""
         if method == "elicitation/create" and "elicitation" in self.capabilities:
             return await self._handle_elicitation(server, params, revision)
         if method == "sampling/createMessage" and self._sample is not None:
@@ -90,7 +90,7 @@ class InputHandlers:
         if method == "roots/list" and self._roots is not None:
             roots = await call_handler(self._roots) if callable(self._roots) else self._roots
             return {"roots": [_root(each) for each in roots]}
-        raise RemoteProtocolError(f"Nobody here answers {method[:100]}", code=_UNKNOWN_METHOD)
+        raise RemoteProtocolError(f"No handler for {method[:100]}", code=_UNKNOWN_METHOD)
 
     async def _handle_elicitation(self, server: str, params: Object, revision: Revision) -> Object:
         mode, message = params.get("mode", "form"), params.get("message")
@@ -101,7 +101,7 @@ class InputHandlers:
         if mode == "url":
             url: Json = params.get("url")
             if type(url) is not str or not _is_page(url):
-                raise RemoteProtocolError("Only plain https and http addresses are shown", code=_BAD_PARAMS)
+                raise RemoteProtocolError("Only plain https and http addresses are allowed", code=_BAD_PARAMS)
             return _elicit_result(await call_handler(handler, Elicitation(server, message, url=url)))
         schema: Json = params.get("requestedSchema")
         try:
@@ -121,7 +121,7 @@ class InputHandlers:
 
 
 def _is_page(url: str) -> bool:
-    """An address that everybody reads in the same way: no backslashes, no user before the host."""
+    """Return whether all URL parsers agree on the address: no backslashes, no user before the host."""
     try:
         parts = urlsplit(url)
         return bool(_PAGE.fullmatch(url) and parts.hostname and parts.port != 0) and "@" not in parts.netloc
@@ -161,6 +161,6 @@ def _root(root: Any) -> Object:
 
 
 async def call_handler(handler: Callable[..., Any], *args: Any) -> Any:
-    """What somebody answered who may take their time: a function, or a coroutine function."""
+    """Call a handler, which is a function or a coroutine function, and return its result."""
     result = handler(*args)
     return await result if inspect.isawaitable(result) else result

@@ -1,8 +1,8 @@
-"""Servers as hosts configure them: the entries of `mcpServers` files, read with care (P-28).
+"""The entries of `mcpServers` configuration files, validated (P-28).
 
-An entry is an argument vector or an address. Nothing here starts anything, and no text is ever given to a shell.
+An entry is an argument vector or an address. Nothing here starts a process, and no text ever goes to a shell.
 Relative folders, and commands without one, start from the folder of the file (for `.vscode/` and `.cursor/` the one
-above), so that what was agreed to does not depend on where it is started from.
+above), so that a consent does not depend on the working folder.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _NAMES = {"variable": re.compile(r"[^=\0]+"), "header": re.compile(r"[!#$%&'*+.^
 _BREAKS = re.compile(r"[\x00\r\n]")
 _BATCH_FILE = re.compile(r"\.(?:bat|cmd)\Z", re.IGNORECASE)
 _BATCH_MEANING = re.compile(r'["%&|<>^!()]')
-# A text that is never closed runs to the end: it is looked at once.
+# A string that is not closed runs to the end, so that each character is matched once.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*(?:"|\Z))|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
 
 
 class ServerEntry(Struct, frozen=True, kw_only=True):
-    """One server as a configuration names it."""
+    """One server of a configuration."""
 
     name: str
     kind: TransportKind
@@ -68,12 +68,12 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cwd: str = ""
     headers: dict[str, str] = {}
-    source: str = ""  # the file it is from; empty: from code
+    source: str = ""  # path of the configuration file; empty: from code
     disabled: bool = False
 
 
 class MissingVariable(Struct, frozen=True):
-    """A variable that an entry wants and that is not there; `where` is a JSON pointer."""
+    """A variable that an entry uses and that is not set; `where` is a JSON pointer."""
 
     variable: str
     entry: str
@@ -81,7 +81,7 @@ class MissingVariable(Struct, frozen=True):
 
 
 class EntryError(HandrailError, ValueError):
-    """A configuration that cannot be used; `problems` are all of them, a sentence each."""
+    """A configuration that cannot be used; `problems` lists every problem in a sentence."""
 
     def __init__(self, source: str, problems: list[str]) -> None:
         super().__init__("\n".join(f"{source}: {each}" if source else each for each in problems))
@@ -90,9 +90,9 @@ class EntryError(HandrailError, ValueError):
 
 
 def read_entries(source: str | Path | Mapping[str, Any], environ: Mapping[str, str]) -> list[ServerEntry]:
-    """The servers of a file, or of a document already read, with `${VAR}`, `${VAR:-x}` and `${env:VAR}` filled in.
+    """Return the servers of a file or document, with `${VAR}`, `${VAR:-x}` and `${env:VAR}` substituted.
 
-    Raises one `EntryError` that names everything that is wrong or missing; what is disabled may miss variables.
+    One `EntryError` lists everything that is wrong or missing; a disabled entry may miss variables.
     """
     entries, missing = load(source, environ)
     off = {entry.name for entry in entries if entry.disabled}
@@ -105,7 +105,7 @@ def read_entries(source: str | Path | Mapping[str, Any], environ: Mapping[str, s
 def load(
     source: str | Path | Mapping[str, Any], environ: Mapping[str, str] | None
 ) -> tuple[list[ServerEntry], list[MissingVariable]]:
-    """As `read_entries`, with what is missing beside it, left in the texts as `${VAR}`; None: all are left."""
+    """Return the servers and the missing variables, which stay as `${VAR}`; with `environ` None all variables do."""
     if isinstance(source, Mapping):
         return _Reader("", environ).read(source, "server")
     path = Path(source)
@@ -113,7 +113,7 @@ def load(
 
 
 def parse(text: str) -> Any:
-    """JSON, where comments and commas after the last item are forgiven, and a name that occurs twice is not."""
+    """Parse JSON that may have comments and trailing commas; a name that occurs twice is an error."""
     try:
         return _strict(text)
     except json.JSONDecodeError as first:
@@ -125,7 +125,7 @@ def parse(text: str) -> Any:
 
 
 def host_config_files(environ: Mapping[str, str], platform: str, folder: Path | None = None) -> list[tuple[str, Path]]:
-    """Where the usual hosts keep their servers, whether the files exist or not; `folder` is the project's."""
+    """Return the configuration files of the usual hosts, whether they exist or not; `folder` is the project's."""
     home = Path(environ.get("USERPROFILE" if platform == "win32" else "HOME") or Path.home())
     here = folder or Path.cwd()
     if platform == "win32":
@@ -144,7 +144,7 @@ def host_config_files(environ: Mapping[str, str], platform: str, folder: Path | 
         ("vscode", settings / "Code" / "User" / "mcp.json"),
         ("windsurf", home / ".codeium" / "windsurf" / "mcp_config.json"),
     ]
-    # There is no Claude Desktop for other systems whose place its makers name.
+    # For other systems there is no Claude Desktop with a documented path.
     return places if platform in ("win32", "darwin") else places[1:]
 
 
@@ -182,7 +182,7 @@ def _strict(text: str) -> Any:
 
 
 class _Reader:
-    """One document; collects what is wrong instead of stopping at the first."""
+    """Reads one document and collects all problems instead of stopping at the first."""
 
     def __init__(self, source: str, environ: Mapping[str, str] | None) -> None:
         self.source = source
@@ -207,7 +207,7 @@ class _Reader:
             yield name, document, ""
             return
         tables = [key for key in _TABLES if key in document]
-        if not tables and not self.source:  # a host's file may be about other things only
+        if not tables and not self.source:  # a host's file may have only other settings
             self.problems.append('no servers: {"mcpServers": {"name": {"command": …}}} has one')
         for table in tables:
             servers = document[table]
@@ -264,7 +264,7 @@ class _Reader:
         if isinstance(value["command"], str) and (not program.strip() or program.startswith("-")):
             self._add_problem(f"{where}/command", program, "the name or the path of a program")
         if _BATCH_FILE.search(program) and any(_BATCH_MEANING.search(each) for each in rest):
-            # Windows gives the line of a batch file to its shell, which reads the arguments once more.
+            # Windows runs a batch file in its shell, which parses the arguments once more.
             self.problems.append(f'{where}/args: a batch file gets no arguments with any of "%&|<>^!()')
         return (program, *rest)
 
@@ -286,14 +286,14 @@ class _Reader:
         return {name: read(text, pointer(where, name)) for name, text in texts.items()}
 
     def _value_of_type(self, kind: type, value: Any, where: str, expected: str) -> Any:
-        """A value of this type, if it is there; None if it is not, or is another."""
+        """Return the value if it has this type; else None, with a problem unless it is absent."""
         if value is None or isinstance(value, kind):
             return value
         self._add_problem(where, value, expected)
         return None
 
     def _variable(self, value: Any, where: str) -> str:
-        if isinstance(value, bool | int | float):  # written without quotes by many, and meant as they look
+        if isinstance(value, bool | int | float):  # often written without quotes, and meant as text
             value = json.dumps(value)
         text = self._text(value, where)
         if "\0" in text:
@@ -323,7 +323,7 @@ class _Reader:
             return value
         if reference and reference[2] is not None:
             return reference[2]
-        # What only the host can know (`${input:key}`, `${workspaceFolder}`) is missing as well.
+        # Variables that only the host can fill in (`${input:key}`, `${workspaceFolder}`) are missing too.
         self.missing.append(MissingVariable(reference[1] if reference else match[1], self.entry, where))
         return match[0]
 

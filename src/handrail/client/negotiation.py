@@ -1,4 +1,4 @@
-"""Which revision a server speaks, found out without hurting old ones (REVISIONS, section 2)."""
+"""Negotiation of the revision, without breaking old servers (REVISIONS, section 2)."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail")
 
 MAX_REMEMBERED_SERVERS = 10_000
-PROBE_SECONDS = 2.0  # of silence on a pipe, until an old server is thought of
+PROBE_SECONDS = 2.0  # of silence on a pipe before `initialize` is sent too, for an old server
 _STATELESS_ERRORS = frozenset({-32020, -32021, -32022})
 _UNSUPPORTED_VERSION = -32022
 _SSE_FALLBACK_STATUSES = frozenset({400, 404, 405})
-_INCONCLUSIVE_STATUSES = frozenset({401, 403, 408, 429})  # about the caller or the moment, not about what is spoken
+_INCONCLUSIVE_STATUSES = frozenset({401, 403, 408, 429})  # about the caller or the moment, not about the revision
 
 _OFFERED = [each for each in REVISIONS.values() if each.offered]
 _STATELESS = [each for each in _OFFERED if each.stateless]
 _HANDSHAKE = [each for each in _OFFERED if not each.stateless]
 
-_handshake_servers: set[str] = set()  # servers that turned out to shake hands; one that is new asks again by itself
+_handshake_servers: set[str] = set()  # keys of servers that need `initialize`; a new process asks again
 
 
 class Negotiation:
-    """The opening of a dialog."""
+    """The negotiation of the revision of one connection."""
 
     def __init__(self, connection: ClientConnection, revision_name: str, key: str) -> None:
         if revision_name not in ("auto", "legacy") and revision_name not in REVISIONS:
-            raise ValueError(f"unknown revision {revision_name!r}; known are auto, legacy, {', '.join(REVISIONS)}")
+            raise ValueError(f"unknown revision {revision_name!r}; use one of auto, legacy, {', '.join(REVISIONS)}")
         self._connection = connection
         self._pinned_revision = REVISIONS.get(revision_name)
         self._is_auto = revision_name == "auto"
-        self._key = key  # under which the verdict is remembered
-        self._status = 0  # over HTTP, that of the last answer
+        self._key = key  # of the server in _handshake_servers
+        self._status = 0  # HTTP status of the last response
 
     async def run(self) -> None:
-        """Agree with the server on a revision; PeerError if there is none."""
+        """Agree with the server on a revision; PeerError if none fits."""
         connection, pinned_revision = self._connection, self._pinned_revision
         if pinned_revision is not None and pinned_revision.stateless:
             if not await self._discover(pinned_revision):
@@ -59,7 +59,7 @@ class Negotiation:
             except (RemoteProtocolError, HttpRefused) as refused:
                 if not self._is_auto or _is_inconclusive(self._status):
                     raise
-                log.debug("%s: %s; asked anew what it speaks", connection.name, refused)
+                log.debug("client: %s: initialize refused: %s; probing again", connection.name, refused)
                 _handshake_servers.discard(self._key)
         if not await self._probe():
             await self.initialize()
@@ -72,7 +72,7 @@ class Negotiation:
             _handshake_servers.add(self._key)
 
     async def _probe(self) -> bool:
-        """Agree without a handshake, if the server is of that kind; False if it seems not to be."""
+        """Try `server/discover`; return False if the server seems to need `initialize`."""
         connection, transport = self._connection, self._connection.transport
         assert transport is not None
         try:
@@ -81,13 +81,13 @@ class Negotiation:
         except TransportError as error:
             if transport.disconnect_cancels or isinstance(error, HttpRefused):
                 raise
-            # Some old servers end when they hear anything before the handshake.
-            log.debug("%s: ended when asked what it speaks; started again", connection.name)
+            # Some old servers exit when a message comes before `initialize`.
+            log.debug("client: %s: server exited on server/discover; restarting it", connection.name)
             await connection.start()
             return False
 
     async def _discover(self, revision: Revision, wait_seconds: float | None = None) -> bool:
-        """Agree with a server of the stateless kind; False if it turned out to be of the other kind."""
+        """Agree on a stateless revision; return False if the server has none."""
         connection = self._connection
         for _ in range(3):
             pending = connection.start_request("server/discover", {}, connection.clocks, revision=revision)
@@ -109,25 +109,27 @@ class Negotiation:
         raise RemoteProtocolError("changes its mind about the versions it supports")
 
     async def _probe_and_initialize(self, probe: PendingRequest, revision: Revision) -> bool:
-        """Nothing was heard yet. An old server may say nothing to what it does not know; a slow one answers both."""
+        """Send `initialize` beside the probe: an old server may ignore the probe, a slow one answers both."""
         connection = self._connection
         handshake = self._send_initialize()
         await asyncio.wait({probe.future, handshake.future}, return_when=asyncio.FIRST_COMPLETED)
         if not probe.future.done() and isinstance(handshake.future.exception(), RemoteProtocolError):
-            await asyncio.wait({probe.future})  # of the new kind, and quick to say what it does not know
+            await asyncio.wait(
+                {probe.future}
+            )  # a stateless server, which refuses `initialize` before it answers the probe
         if probe.future.done():
             try:
                 if self._accept_discovery(await connection.result(probe), revision):
                     connection.discard(handshake)
                     return True
             except (RemoteProtocolError, CallTimeout) as refused:
-                log.debug("%s: %s", connection.name, refused)
+                log.debug("client: %s: probe refused: %s", connection.name, refused)
         self._accept_initialize(await connection.result(handshake))
         connection.discard(probe)
         return True
 
     def _other_version(self, refused: RemoteProtocolError, status: int) -> Revision | None:
-        """What to try instead; None: a handshake. Raises if the refusal says nothing about it."""
+        """Return the revision to try next, None for `initialize`. Raise if the refusal does not tell."""
         if _is_inconclusive(status):
             raise refused
         if refused.code not in _STATELESS_ERRORS:
@@ -136,7 +138,7 @@ class Negotiation:
         if refused.code != _UNSUPPORTED_VERSION or type(supported) is not list:
             raise refused
         for each in reversed(_STATELESS):
-            if each.name in supported:  # also the one it has just refused: then it has changed its mind
+            if each.name in supported:  # also the revision it has just refused: it may accept that now
                 return each
         if self._is_auto and any(each.name in supported for each in _HANDSHAKE):
             return None
@@ -146,12 +148,12 @@ class Negotiation:
     def _accept_discovery(self, result: Object, revision: Revision) -> bool:
         supported: Json = result.get("supportedVersions")
         if type(supported) is not list or type(result.get("capabilities")) is not dict:
-            return False  # whatever it answers to every question
+            return False  # perhaps its response to every method
         self._connection.use_revision(revision, result)
         return True
 
     async def initialize(self) -> None:
-        """The handshake, on the transport there is; over HTTP also on the older one."""
+        """Send `initialize`; over HTTP also on the transport of 2024 if the first is refused."""
         connection = self._connection
         assert connection.transport is not None
         pending = self._send_initialize()
@@ -161,7 +163,7 @@ class Negotiation:
             self._status = pending.status
             if pending.status not in _SSE_FALLBACK_STATUSES or not await connection.transport.fall_back():
                 raise
-            log.debug("%s: the transport of 2024, because of %s", connection.name, refused)
+            log.debug("client: %s: falling back to the transport of 2024: %s", connection.name, refused)
             result = await connection.result(self._send_initialize())
         self._accept_initialize(result)
 
@@ -192,5 +194,5 @@ class Negotiation:
 
 
 def _is_inconclusive(status: int) -> bool:
-    """Return whether a refusal with this status tells nothing about the revision."""
+    """Return whether a refusal with this status says nothing about the revision."""
     return status in _INCONCLUSIVE_STATUSES or status >= 500

@@ -1,4 +1,4 @@
-"""What tools looked like when they were first seen, last agreed to, or locked (P-31)."""
+"""Pins: fingerprints of tools from when they were first listed, last confirmed, or locked (P-31)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_DEFINITION_CHARACTERS = 160_000  # characters of definitions, so that their 
 
 
 class ToolPins:
-    """Fingerprints of one server's tools; kept in `state` if there is one, else as long as the client lives.
+    """Fingerprints of one server's tools, in `state` if there is one, else for the lifetime of the client.
 
-    Beside them, as far as there is room, the definitions themselves: they say what has changed, and decide nothing
-    unless they fit their fingerprint.
+    The definitions are stored beside them as far as there is room. They show what has changed; a definition that does
+    not fit its fingerprint is ignored.
     """
 
     def __init__(self, server: str, state: StateDirectory | None = None) -> None:
@@ -39,7 +39,7 @@ class ToolPins:
         self._revision = ""
 
     def check(self, tools: list[ListedTool], revision: str) -> None:
-        """Mark those that changed; what is new is remembered as it is."""
+        """Mark the tools that changed; a new tool is pinned as it is."""
         before, self._revision = len(self._fingerprints), revision
         for tool in tools:
             name = _name_key(tool.own_name)
@@ -53,14 +53,14 @@ class ToolPins:
             self._save()
 
     def accept(self, tool: ListedTool) -> None:
-        """Somebody has seen the tool as it is now."""
+        """Pin the tool as it is now: its change was confirmed."""
         if tool.changed:
             tool.changed = False
             self._remember(tool)
             self._save()
 
     def mark_missing(self, tool: ListedTool) -> None:
-        """It is not listed; if it was, and has been seen, that is a change."""
+        """Mark a tool that is not listed as changed, if it is pinned."""
         name = _name_key(tool.own_name)
         tool.changed = name in self._fingerprints
         if record := self._definition(name):
@@ -76,7 +76,7 @@ class ToolPins:
             self._definitions[name] = text
 
     def _definition(self, name: str) -> tuple[Object, str] | None:
-        """What is kept of a tool, and the revision it was listed in."""
+        """Return the stored definition of a tool, and the revision it was listed in."""
         match self._definitions.get(name):
             case [str(revision), str(text)]:
                 try:
@@ -97,7 +97,7 @@ class ToolPins:
 
 
 class LockedPins:
-    """What a lock says of one server's tools. What is agreed to beside it holds until the tool changes again."""
+    """The locked tools of one server. A confirmation of another state holds until the tool changes again."""
 
     def __init__(
         self, lock: Mapping[str, LockedServer], server: str, *, is_only_server: bool, ask_on_change: bool
@@ -116,7 +116,7 @@ class LockedPins:
         self._accepted: dict[str, str] = {}
 
     def check(self, tools: list[ListedTool], revision: str) -> None:
-        """Mark those that are not what the lock says; unless somebody is to be asked, they are barred."""
+        """Mark the tools that differ from the lock; they are blocked, unless changes are to be confirmed."""
         for tool in tools:
             locked_definition = self._locked.tools.get(tool.own_name)
             if locked_definition is None:
@@ -144,7 +144,7 @@ class LockedPins:
 
 
 def _is_same(tool: ListedTool, reference: Object, reference_revision: str, revision: str) -> bool:
-    """Whether a tool that is not listed in the same words is the same, but for its revision."""
+    """Return whether a tool differs from its reference only by how its revision writes it."""
     tool.definitions = was, now = comparable(reference, reference_revision, definition(tool.raw), revision)
     return canonical(was) == canonical(now)
 
@@ -154,10 +154,10 @@ def _short_fingerprint(fingerprint: str) -> str:
 
 
 def _size(text: object) -> int:
-    """At most what it takes in a file."""
+    """Return an upper bound of its characters in a file."""
     return len(json.dumps(text)) + 60 if text else 0
 
 
 def _name_key(name: str) -> str:
-    """So that a thousand of them always fit, whatever a server calls its tools."""
+    """Return a key of fixed length, so that a thousand of them fit in a file."""
     return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""What a call gave: for programs, for people, and for the model that asked for it."""
+"""Results of calls, for programs, for people and for models."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Shape = Literal["anthropic", "openai", "text"]
 
 
 class CallResult:
-    """The answer of a tool. `raw` is all of it, as it came.
+    """The result of a tool. `raw` is all of it, unchanged.
 
-    `text` is what it says in words, `data` what it says in structured content (None without), `content` its blocks.
-    `problems` is what is wrong with it without making it useless; with `Client(strict=True)` such a result is an error.
+    `text` is its text, `data` its structured content (None without), `content` its blocks. `problems` lists what is
+    malformed in it but does not make it useless; with `Client(strict=True)` such a result is an error.
     """
 
     def __init__(self, raw: Object, tool: ListedTool, revision: Revision, problems: list[str]) -> None:
@@ -34,7 +34,7 @@ class CallResult:
         self._problems = problems
         self._wire_revision = revision
         self._result: ToolResult | None = None
-        # Read only where there is something to find out.
+        # Decoded only if the flag is not plainly false.
         self.is_error = raw.get("isError") is not False and self.result.is_error
 
     def __repr__(self) -> str:
@@ -43,7 +43,7 @@ class CallResult:
 
     @property
     def result(self) -> ToolResult:
-        """The answer in the words of this package's own model."""
+        """The result as `ToolResult`, the same for all revisions."""
         if self._result is None:
             self._result = self._wire_revision.read(self.raw)
         return self._result
@@ -64,7 +64,7 @@ class CallResult:
     def into(self, kind: type[T]) -> T:
         """Return the data as a dataclass, Struct, TypedDict or pydantic model; InvalidResult where it does not fit.
 
-        Where a revision has no structured content, it is read from the text. CallFailed if the tool says it failed.
+        Without structured content the text is parsed as JSON. CallFailed if the tool reports a failure.
         """
         if self.is_error:
             raise CallFailed(self.text, result=self)
@@ -80,7 +80,7 @@ class CallResult:
         try:
             return cast(T, read(data))
         except Refused as problem:
-            # What is not an object is wrapped by servers, in revisions that want one.
+            # Servers wrap a value that is not an object, in revisions that require one.
             if type(data) is dict and data.keys() == {"result"}:
                 with suppress(Refused):
                     return cast(T, read(data["result"]))
@@ -92,34 +92,34 @@ class CallResult:
 
     @property
     def risk(self) -> str:
-        """Why the server, or we, think it dangerous."""
+        """The reason why the result needs caution; empty without."""
         risk = self.result.meta.get(RISK) if type(self.result.meta) is dict else None
         return str(risk.get("reason", "")) if type(risk) is dict else ""
 
     @property
     def sanitized(self) -> dict[str, int]:
-        """How often what was changed by the server's sanitizer, by class: `{"tag character": 12, "secret": 1}`."""
+        """Changes by the server's sanitizer, by class: `{"tag character": 12, "secret": 1}`."""
         counts = self.result.meta.get(SANITIZED) if type(self.result.meta) is dict else None
         return {name: n for name, n in counts.items() if type(n) is int} if type(counts) is dict else {}
 
     @property
     def refused(self) -> str:
-        """Why a Handrail server did not run the tool ("forbidden": a rule says no); empty where it does not say."""
+        """Why a Handrail server did not run the tool ("forbidden": denied by a rule); empty if unknown."""
         meta = self.raw.get("_meta")
         kind = meta.get(REFUSED) if type(meta) is dict else None
         return kind if self.is_error and type(kind) is str else ""
 
     def for_model(self, shape: Shape = "text") -> Any:
-        """What the model is to see: blocks meant for it, errors in words, risks marked, nothing hidden in the text.
+        """Return what the model is to see: blocks for it, errors in words, risks marked, no invisible characters.
 
-        As one text, or as the content of a tool's answer in the shape an API takes it.
+        As one text, or as the content of a tool result in the shape of a model's API.
         """
         parts: list[Json] = []
         if self.risk:
             parts.append(f"[caution: {strip_invisible(self.risk)}]")
         if self.is_error:
             parts.append("[the tool failed]")
-        # A block that cannot be read is named where it stands.
+        # A block that cannot be decoded is named at its place below.
         problems = [each for each in self._wire_revision.result_problems(self.raw) if not each.startswith("content/")]
         parts += [f"[malformed result: {strip_invisible(each)}]" for each in problems]
         for block in self.content:
@@ -142,7 +142,7 @@ def _is_for_model(notes: Json) -> bool:
 
 
 def _part(block: Block, members: Object) -> Json:
-    """A text, or a picture with words for who cannot see it."""
+    """Return a text, or an image with an alternative text."""
     if isinstance(block, Text):
         return strip_invisible(block.text, is_data=True)
     if isinstance(block, EmbeddedResource) and "text" in block.resource:

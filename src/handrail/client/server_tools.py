@@ -52,10 +52,10 @@ MAX_TOOL_BYTES = 256 * 1024
 MAX_LIST_BYTES = 16 * 1024 * 1024
 MAX_TTL_MS = 24 * 3600 * 1000
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
-MAX_ROUNDS = 10  # of questions in one call
+MAX_ROUNDS = 10  # of input requests in one call
 MAX_INPUT_REQUESTS = 32  # in one round
-MAX_FLAWS = 10  # of a result, in one error
-MAX_WAITS = 100  # for a server that says "later"
+MAX_FLAWS = 10  # of a result, listed in one error
+MAX_WAITS = 100  # retries of a call that the server asks to repeat later
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0
 _HEADER_MISMATCH = -32020
 _URL_ELICITATION_REQUIRED = -32042
@@ -68,7 +68,7 @@ _UNLISTED_TOOL.listed = False
 
 
 class OutgoingCall(Struct):
-    """A call, and how to make it."""
+    """A call and its options."""
 
     server: str
     name: str
@@ -78,13 +78,13 @@ class OutgoingCall(Struct):
     confirm: Confirm | None
     on_event: EventCallback | None
     repeat: bool
-    tool: ListedTool = _UNLISTED_TOOL  # as it was last listed
+    tool: ListedTool = _UNLISTED_TOOL  # as last listed
     revision: str = ""
-    rule: str = ""  # that decided, if there are rules
-    confirmed_by: str = ""  # by whom; "unconfirmed": by the code that called
-    call_id: str = ""  # in the record
+    rule: str = ""  # the rule that decided, if there are rules
+    confirmed_by: str = ""  # "confirmed", "allowed", "trusted" or "unconfirmed", for the audit record
+    call_id: str = ""  # in the audit record
     started_at: float = 0.0
-    intent_written: bool = False  # on record, and perhaps sent
+    intent_written: bool = False  # in the audit log; the call may have been sent
 
     @property
     def arguments(self) -> Object:
@@ -105,9 +105,9 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     raise_on_error: bool
     log: Callable[[str, Log], None] | None
     tap: Callable[[str, bytes], None] | None
-    state: StateDirectory | None  # where pins are kept
-    lock: dict[str, LockedServer] | None  # what tools have to be
-    ask_on_change: bool  # about a tool that is not what the lock says, instead of refusing it
+    state: StateDirectory | None  # for pins
+    lock: dict[str, LockedServer] | None  # by server
+    ask_on_change: bool  # confirm a tool that differs from the lock, instead of refusing it
     strict: bool  # a malformed result is an error
 
 
@@ -133,18 +133,18 @@ class ServerTools:
         self._log = settings.log
         self._tools: Tools | None = None
         self._fresh_until = 0.0
-        self._has_ttl = False  # the server said for how long
-        self._stale = False  # by a notice
-        self._watched_stream: tuple[ClientTransport, int] | None = None  # where a notice would come from
+        self._has_ttl = False  # the server limits how long the list is fresh
+        self._stale = False  # by a notification
+        self._watched_stream: tuple[ClientTransport, int] | None = None  # carries list_changed for the cached list
         self._pins: ToolPins | LockedPins = (
             ToolPins(target.key or target.name, settings.state)
             if settings.lock is None
             else LockedPins(settings.lock, target.name, is_only_server=not prefix, ask_on_change=settings.ask_on_change)
         )
-        self._listed: dict[str, ListedTool] = {}  # by their own names, also those that were barred or hidden
+        self._listed: dict[str, ListedTool] = {}  # by their own names, also blocked and hidden tools
         self._list_lock = asyncio.Lock()
 
-    # As the host of the dialog
+    # Handler of the connection
 
     async def handle_request(self, method: str, params: Object, revision: Revision) -> Json:
         try:
@@ -157,18 +157,18 @@ class ServerTools:
 
     def on_log_message(self, entry: Log) -> None:
         if self._log is None:
-            log.log(_LEVELS.get(entry.level, logging.ERROR), "%s says: %.1000r", self.name, entry.data)
+            log.log(_LEVELS.get(entry.level, logging.ERROR), "client: %s: server log: %.1000r", self.name, entry.data)
             return
         try:
             self._log(self.name, entry)
         except Exception:
-            log.exception("%s: Client(log=…) failed, and is not called again", self.name)
+            log.exception("client: %s: log handler failed and was removed", self.name)
             self._log = None
 
     # Listing
 
     async def tools(self, *, fresh: bool = False) -> Tools:
-        """All tools, over all pages: from memory while the server says they stay the same."""
+        """Return the tools of all pages; cached until the server announces a change or the list expires."""
         clocks, deadline = self.connection.clocks, self.connection.now() + self.connection.clocks.total
         try:
             async with deadline_at(deadline, clocks):
@@ -187,7 +187,7 @@ class ServerTools:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a call needs the list anew: there is none, a notice came, or its time has run out."""
+        """Whether a call needs a new list: there is none, a change was announced, or it has expired."""
         return self._tools is None or self._stale or (self._has_ttl and time.monotonic() >= self._fresh_until)
 
     async def _list(self, deadline: float) -> Tools:
@@ -212,14 +212,14 @@ class ServerTools:
                     if len(tools_by_name) + len(refused) > MAX_TOOLS or size > MAX_LIST_BYTES:
                         raise InvalidResult(f"over {MAX_TOOLS:,} tools, or {MAX_LIST_BYTES:,} bytes of them", result={})
         except BaseException:
-            self._stale = True  # whatever the notice told of is still to be seen
+            self._stale = True  # the announced change is not in any list yet
             raise
         revision, policy = self.connection.revision, self._settings.policy
         revision_name = "" if revision is None else revision.name
         self._pins.check([*tools_by_name.values()], revision_name)
         refused |= {tool.name[:200]: tool.change for tool in tools_by_name.values() if tool.is_blocked}
         for name, why in refused.items():
-            log.warning("%s: the tool %.100r is left out: %.300s", self.name, name, why)
+            log.warning("client: %s: tool %.100r left out: %.300s", self.name, name, why)
         visible = []
         for tool in tools_by_name.values():
             decision = (
@@ -255,18 +255,18 @@ class ServerTools:
         raise InvalidResult(f"over {MAX_PAGES} pages", result={})
 
     async def _page(self, params: Object, deadline: float) -> Object:
-        """A request that changes nothing, so it may be repeated once when the transport broke."""
+        """Request one page; once more if the transport fails, since the request changes nothing."""
         clocks = self.connection.clocks
         try:
             return await self.connection.request("tools/list", params, clocks, deadline)
         except TransportError as broken:
-            log.debug("%s; once more", broken)
+            log.debug("client: %s: tools/list repeated: %s", self.name, broken)
             first = broken.sent
         with keep_sent(first):
             return await self.connection.request("tools/list", params, clocks, deadline)
 
     def _add(self, raw: Json, tools_by_name: dict[str, ListedTool], refused: dict[str, str]) -> int:
-        """One entry of a list, unless it is of no use: the others stay usable. Its size."""
+        """Add one entry of a list, or the reason why it is left out, and return its size."""
         if type(raw) is not dict or type(raw.get("name")) is not str or not raw["name"]:
             refused[f"{str(raw)[:60]} ({len(refused)})"] = "it has no name"
             return 0
@@ -287,7 +287,7 @@ class ServerTools:
         if size > MAX_TOOL_BYTES:
             return f"its definition is longer than {MAX_TOOL_BYTES:,} bytes"
         if has_invisible_names(tool.input_schema):
-            return "names of its arguments hold characters that nobody sees"
+            return "names of its arguments hold invisible characters"
         try:
             self._header_map(tool)
         except SchemaError as wrong:
@@ -295,14 +295,14 @@ class ServerTools:
         return ""
 
     def _header_map(self, tool: ListedTool) -> dict[str, tuple[str, ...]]:
-        """Which arguments go into headers too: over HTTP, in revisions that have them."""
+        """Return the arguments to mirror in headers: over HTTP, in revisions that have this."""
         transport, revision = self.connection.transport, self.connection.revision
         mirrors = transport is not None and transport.disconnect_cancels and revision is not None and revision.stateless
         return tool.header_map if mirrors else {}
 
     @property
     def _list_changed_stream(self) -> tuple[ClientTransport, int] | None:
-        """Who will say that the tools have changed; None if that has to be asked for, or nobody will."""
+        """The stream that carries list_changed, or None."""
         transport, revision = self.connection.transport, self.connection.revision
         if (
             transport is None
@@ -331,12 +331,14 @@ class ServerTools:
         clocks = settings.clocks if timeout is None else settings.clocks.within(timeout)
         confirm = confirm or settings.confirm
         if confirm is not None or settings.policy is not None or self._recorder is not None:
-            arguments = copy.deepcopy(arguments)  # what is agreed to, and recorded, is what is sent
+            arguments = copy.deepcopy(
+                arguments
+            )  # the caller cannot change them between confirmation, record and sending
         params: Object = {"name": name, "arguments": arguments}
         if meta:
             params["_meta"] = meta
         try:
-            params = to_jsonable(params)  # an encoder would write `null` for what is not finite
+            params = to_jsonable(params)  # the encoder would write `null` for NaN and infinity
         except NotJson as problem:
             raise LocalProtocolError(f"{self.name}: tools/call {name}: not sent: {problem}") from None
         if type(params["arguments"]) is not dict:
@@ -362,8 +364,8 @@ class ServerTools:
         if why := self._confirmation_reason(call):
             asked_at = self.connection.now()
             await self._confirm(call, why)
-            call.deadline += self.connection.now() - asked_at  # people take their time
-            if self._stale:  # and meanwhile the tools have changed
+            call.deadline += self.connection.now() - asked_at  # the time of the confirmation does not count
+            if self._stale:  # the tools changed meanwhile
                 await self._refresh(call)
                 await self._reconfirm_if_changed(call)
         raw = await self._call_once(call)
@@ -376,7 +378,7 @@ class ServerTools:
             await self.tools(fresh=fresh)
 
     def _listed_tool(self, name: str) -> ListedTool:
-        """The tool as it was last listed. One that is not listed may be called; one that was left out may not."""
+        """Return the tool as last listed. An unlisted tool may be called; one that was left out may not."""
         tool = self._listed.get(name)
         if tool is not None:
             return tool
@@ -389,7 +391,7 @@ class ServerTools:
         return tool
 
     def _confirmation_reason(self, call: OutgoingCall) -> str:
-        """Why somebody has to agree to a call, empty if nobody has to; Denied if a rule says no."""
+        """Return why the call needs confirmation, empty if it does not; Denied if a rule denies it."""
         policy, decision = self._settings.policy, None
         if policy is not None:
             decision = policy.decide(LOCAL_PRINCIPAL, call.tool.facts, call.arguments, call.revision)
@@ -403,11 +405,11 @@ class ServerTools:
         return ""
 
     async def _confirm(self, call: OutgoingCall, why: str) -> None:
-        """Denied if nobody agrees to the call."""
+        """Ask for confirmation; Denied without it."""
         if call.tool.is_blocked:
             raise Denied(why, hint="handrail lock --check shows the difference, handrail lock agrees to it")
         if call.confirm is None:
-            raise ConfirmationRequired(why, hint="Give Client(confirm=…) somebody to ask, or confirm=allow")
+            raise ConfirmationRequired(why, hint="Use Client(confirm=…) with a function that asks, or confirm=allow")
         confirmation = Confirmation(self.name, call.name, call.arguments, call.tool.annotations, why, call.tool)
         if await call_handler(call.confirm, confirmation) is not True:
             raise Denied("the call was not agreed to")
@@ -416,7 +418,7 @@ class ServerTools:
         call.confirmed_by = "allowed" if call.confirm is allow else "confirmed"
 
     async def _reconfirm_if_changed(self, call: OutgoingCall) -> None:
-        """The tool as it is listed now; agreed to anew if it is not the one that was, but for how it is called."""
+        """Use the tool as listed now; confirm again if it differs in more than its input schema."""
         previous, call.tool = call.tool, self._listed_tool(call.name)
         is_different = call.tool.definition_without_schema != previous.definition_without_schema or (
             call.tool.changed and self._settings.lock is not None
@@ -425,7 +427,7 @@ class ServerTools:
             await self._confirm(call, why)
 
     async def _resolve_input_requests(self, call: OutgoingCall, raw: Object) -> Object:
-        """The last result of a call, with answers to whatever the server asks before that."""
+        """Return the final result of a call, after answering the input requests before it."""
         params, rounds, waits, pause = call.params, 0, 0, FIRST_WAIT_SECONDS
         while True:
             kind = raw.get("resultType", "complete")
@@ -442,7 +444,7 @@ class ServerTools:
                 raise InvalidResult("the server keeps asking", result=raw)
             if len(input_requests) > MAX_INPUT_REQUESTS:
                 raise InvalidResult(f"the server asks {len(input_requests):,} things at once", result=raw)
-            # From here on it has been sent, and the tool may have done something already.
+            # From here on the call was sent, and the tool may have had effects already.
             with keep_sent(Sent.UNKNOWN):
                 async with deadline_at(call.deadline, call.clocks, Sent.UNKNOWN):
                     if input_requests:
@@ -467,7 +469,7 @@ class ServerTools:
             raise RemoteProtocolError(text, sent=Sent.UNKNOWN) from refused
 
     async def _call_once(self, call: OutgoingCall, *, repeats: bool = True) -> Object:
-        if not self.connection.is_open:  # nothing of the call has been sent yet; what fails here is not tried again
+        if not self.connection.is_open:  # the call is not sent yet; an error here is not retried
             async with deadline_at(call.deadline, call.clocks):
                 await self.connection.open()
         if self._recorder is not None and not call.intent_written:
@@ -494,14 +496,14 @@ class ServerTools:
             return await self._call_once(call, repeats=False)
 
     async def _sent_if_repeatable(self, problem: PeerError, call: OutgoingCall) -> Sent | None:
-        """How far a call has got that failed and may be made again; None if it may not."""
+        """Return how far a failed call got if it may be repeated; None if it may not."""
         if isinstance(problem, TransportError):
             claims = call.tool.annotations if call.tool.trusted else {}
             harmless = call.repeat or claims.get("idempotentHint") is True or claims.get("readOnlyHint") is True
             return problem.sent if harmless or problem.sent is Sent.NO else None
         if not isinstance(problem, RemoteProtocolError):
             return None
-        # It may have been refused for what its headers said, or for what was not done before.
+        # Refused for its mirrored headers, or because pages have to be visited first.
         if problem.code == _HEADER_MISMATCH:
             await self._refresh(call, fresh=True)
             await self._reconfirm_if_changed(call)
@@ -513,7 +515,7 @@ class ServerTools:
         )
 
     async def _visit_pages(self, data: Json, call: OutgoingCall) -> bool:
-        """Whether the pages a call needs to have been visited first were."""
+        """Have the user visit the pages that a call requires; return whether all were."""
         pages = data.get("elicitations") if type(data) is dict else None
         if type(pages) is not list or not pages or "url" not in self.capabilities.get("elicitation", {}):
             return False
@@ -526,7 +528,7 @@ class ServerTools:
         return True
 
     def _check_result(self, raw: Object, call: OutgoingCall, revision: Revision | None) -> CallResult:
-        """The result, if it is what the tool has promised."""
+        """Return the result, if it fits the output schema of the tool."""
         assert revision is not None
         tool, problems = call.tool, list[str]()
         result = CallResult(raw, tool, revision, problems)

@@ -1,4 +1,4 @@
-"""A tool as the signature of a function, with its documentation; everything in it is the server's word, made inert."""
+"""A tool as the signature of a function with documentation; all texts of the server are escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["describe", "signature"]
 
 MAX_MEMBERS = 12
 MAX_DEPTH = 5  # of models in models
-MAX_ROWS, MAX_COUNTED_ROWS = 80, 400  # shown, and counted
+MAX_ROWS, MAX_COUNTED_ROWS = 80, 400  # printed, and counted
 _NAMES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _CLAIMS = {
     "readOnlyHint": ("only reads", "may change something"),
@@ -61,7 +61,7 @@ def signature(tool: Object) -> str:
 
 
 def describe(tool: Object, paint: Paint = lambda text, *styles: text) -> str:
-    """The signature, then what the server says of the tool and of each argument. Claims are called claims (APP-05)."""
+    """Return the signature, then the descriptions of tool and arguments. Claims are marked as claims (APP-05)."""
     lines = [paint(signature(tool), "bold")]
     annotations = _object(tool.get("annotations"))
     title = tool.get("title") or annotations.get("title")
@@ -90,7 +90,7 @@ def describe(tool: Object, paint: Paint = lambda text, *styles: text) -> str:
 
 
 def _rows(schema: Json) -> list[tuple[str, str, str]]:
-    """Name, type with bounds and default, and description of each argument and of each of its members."""
+    """Return name, type with bounds and default, and description of each argument and each of its members."""
     whole = _object(schema)
     rows: list[tuple[str, str, str]] = []
     _add_members(rows, "", whole, whole, MAX_DEPTH, frozenset())
@@ -117,7 +117,7 @@ def _add_members(
 def _models(
     member: Json, whole: Object, references: frozenset[str], depth: int
 ) -> Iterator[tuple[str, Object, frozenset[str]]]:
-    """The objects that a member can be or consist of, each with the step to it; a model inside itself only once."""
+    """Yield the objects a member can be or contain, each with its step; a recursive model only once."""
     shape = _object(member)
     if isinstance(reference := shape.get("$ref"), str):
         if reference not in references and depth:
@@ -133,7 +133,7 @@ def _models(
 
 
 def _target(reference: str, whole: Object) -> Json:
-    """What a reference inside the schema names; nothing else is looked for."""
+    """Return the target of a reference inside the schema; other references are ignored."""
     node: Json = whole
     if not reference.startswith("#/"):
         return None
@@ -189,7 +189,7 @@ def _type(schema: Json, depth: int) -> str:
 
 
 def _name(name: str) -> str:
-    """As it is, spaces and all: two names that differ shall look different."""
+    """Escape a name and keep its spaces: names that differ must look different."""
     text = escape(name, lines=False)
     return text if len(text) <= 128 else text[:127] + "…"
 

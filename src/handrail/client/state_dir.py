@@ -1,4 +1,4 @@
-"""What outlives a run: a private folder of our own, and what its user has agreed to in it (P-28)."""
+"""The private state folder of the user, and the consents stored in it (P-28)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from handrail.errors import HandrailError
 
 __all__ = ["CALLS_FILE", "Consents", "StateDirectory", "StateError", "state_folder", "write_file"]
 
-CALLS_FILE = "calls.db"  # in the folder: the record of the calls that were made from the command line
+CALLS_FILE = "calls.db"  # the audit log of calls from the command line
 MAX_BYTES = 256 * 1024
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
@@ -42,13 +42,13 @@ def state_folder(environ: Mapping[str, str], platform: str = sys.platform) -> Pa
 
 
 class StateDirectory:
-    """Small files in one private folder. It is made when it is first written to, and looked at each time it is used."""
+    """Small files in one private folder, which is created at the first write and checked at each use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self, name: str) -> Any:
-        """What a JSON file says; None if there is none, or it cannot be understood."""
+        """Return the content of a JSON file; None if there is none, or it is malformed."""
         if not self._check_folder():
             return None
         with contextlib.suppress(FileNotFoundError, ValueError), (self.folder / name).open("rb") as file:
@@ -59,12 +59,12 @@ class StateDirectory:
         return self._check_folder() and (self.folder / name).exists()
 
     def write(self, name: str, value: Any) -> None:
-        """Replace a JSON file: whoever reads sees the old one or the new one."""
+        """Replace a JSON file atomically: a reader sees the old content or the new one."""
         self.prepare()
         write_file(self.folder / name, json.dumps(value, indent=1).encode() + b"\n")
 
     def prepare(self) -> None:
-        """Make the folder, if it is not there."""
+        """Create the folder if it is missing."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.folder.mkdir(mode=0o700)
@@ -77,7 +77,7 @@ class StateDirectory:
             return False
         if not stat.S_ISDIR(status.st_mode):
             raise StateError(f"{self.folder}: not a folder, or a link to one; move it away, or set XDG_STATE_HOME")
-        if sys.platform != "win32":  # where a profile's folders are its user's
+        if sys.platform != "win32":  # there the folders of a profile belong to its user
             if status.st_uid != os.geteuid():
                 raise StateError(f"{self.folder}: belongs to another user; move it away, or set XDG_STATE_HOME")
             if status.st_mode & 0o022:
@@ -86,9 +86,9 @@ class StateDirectory:
 
 
 class Consents:
-    """Which commands of configuration files may be started.
+    """The servers of configuration files that may be started.
 
-    One file for each server of each configuration holds a hash of what was agreed to: whatever changes, asks again.
+    One file per server of a configuration holds a hash of its entry: any change requires a new consent.
     """
 
     def __init__(self, state: StateDirectory) -> None:
@@ -107,7 +107,7 @@ class Consents:
 
 
 def digest(entry: ServerEntry) -> str:
-    """SHA-256 of all that decides what is started, or connected to. Values that may be secret go in as hashes."""
+    """Return the SHA-256 of all that decides what is started or connected to; possible secrets are hashed first."""
     hashes = [{name: _hash(text) for name, text in each.items()} for each in (entry.env, entry.headers)]
     return _hash([entry.kind, list(entry.command), entry.url, entry.cwd, *hashes, entry.source])
 

@@ -1,4 +1,4 @@
-"""What a client can be given, and how each is reached: a URL, a command, a file, a server object, configuration."""
+"""Targets of a client: a URL, a command, a file, a server object, or a configuration."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Transport = Literal["auto", "streamable", "sse"]
 
 
 class ServerTarget(Struct):
-    """A server to talk to: its name here, how to reach it, and what its era is remembered by.
+    """A server: its name, its transport, and the key under which its kind of negotiation is cached.
 
-    `exit_hint` is what to try if it ends as if all were done.
+    `exit_hint` is the hint if the process ends with code 0.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ServerTarget(Struct):
 
 
 class ConnectOptions(Struct):
-    """How servers are reached."""
+    """Options of connections."""
 
     transport: Transport = "auto"  # over HTTP; "sse" is that of 2024
     headers: Mapping[str, str] | None = None
@@ -50,7 +50,7 @@ class ConnectOptions(Struct):
 
 
 def targets(thing: Any, options: ConnectOptions) -> list[ServerTarget]:
-    """One server, or several for a configuration with several."""
+    """Return the servers of a target: several for a configuration with several."""
     if hasattr(thing, "connect") and hasattr(thing, "serving"):
         return [ServerTarget(getattr(thing, "name", "server"), partial(MemoryTransport, thing))]
     if isinstance(thing, ServerEntry):
@@ -78,7 +78,7 @@ def targets(thing: Any, options: ConnectOptions) -> list[ServerTarget]:
 
 
 def _entry(entry: ServerEntry, options: ConnectOptions) -> ServerTarget:
-    # No configuration file becomes a command, or sends what it finds in our environment, unseen (P-28).
+    # No configuration file starts a command, or sends values of the environment, without consent (P-28).
     if entry.source and options.agree is None:
         hint = "See what it does (`handrail config`), and agree with Client(…, agree=…)"
         raise ConfirmationRequired("a server of a configuration file was not agreed to", server=entry.name, hint=hint)
@@ -95,7 +95,7 @@ def _entry(entry: ServerEntry, options: ConnectOptions) -> ServerTarget:
 def _url(url: str, options: ConnectOptions, name: str = "") -> ServerTarget:
     make_transport = partial(HttpClientTransport, url, headers=options.headers, auth=options.auth)
     make_transport = partial(make_transport, transport=options.transport, connect_seconds=options.connect_seconds)
-    make_transport()  # what is wrong with it is told now, not at the first request
+    make_transport()  # a bad URL or option raises here, not at the first request
     return ServerTarget(name or urlsplit(url).hostname or url, make_transport, url)
 
 

@@ -1,4 +1,4 @@
-"""Tools as servers list them: kept as they came, read with care. What a server says of a tool is a claim."""
+"""Tools as servers list them, unchanged; accessors validate. Everything a server says of a tool is a claim."""
 
 from __future__ import annotations
 
@@ -33,20 +33,18 @@ _SCHEMA = {"anthropic": "input_schema", "gemini": "parametersJsonSchema", "mcp":
 
 
 class ListedTool:
-    """A tool of a server; `name` is what to call it by here, `raw` all that the server said of it."""
+    """A tool of a server; `name` is its name in this client, `raw` the whole entry of the server."""
 
-    changed = False  # since it was first seen, or locked
+    changed = False  # since it was first listed, or locked
     change_since = "it was first seen"
-    definitions: tuple[Object | None, Object | None] | None = (
-        None  # what it was and is; None: that is not known any more
-    )
-    is_blocked = False  # by a lock: it cannot be called
+    definitions: tuple[Object | None, Object | None] | None = None  # before and now; None: unknown
+    is_blocked = False  # by a lock: calls are refused
     listed = True
 
     def __init__(self, raw: Object, server: str, name: str = "", *, trusted: bool = False) -> None:
         self.raw = raw
         self.server = server
-        self.trusted = trusted  # what the server says of it
+        self.trusted = trusted  # the annotations of the server
         self.own_name: str = raw["name"]
         self.name = name or self.own_name
 
@@ -55,7 +53,7 @@ class ListedTool:
 
     @property
     def title(self) -> str:
-        """For display: the title, wherever the server put it, or the name."""
+        """The title for display, from either place of the entry, or the name."""
         title = self.raw.get("title") or self.annotations.get("title")
         return strip_invisible(title)[:MAX_TITLE] if type(title) is str else self.name
 
@@ -82,34 +80,34 @@ class ListedTool:
 
     @cached_property
     def facts(self) -> Facts:
-        """What rules see of it."""
+        """The tool as rules see it."""
         from handrail.guards.policy import Facts  # few clients have rules
 
         return Facts(self.own_name, annotations=self.annotations, trusted=self.trusted, server=self.server)
 
     @property
     def icons(self) -> list[Object]:
-        """Those that are safe to show; `raw` has them all."""
+        """The icons that are safe to display; `raw` has all."""
         return safe_icons(self.raw.get("icons"))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with anything a model or a person is told of the tool."""
+        """A hash of everything that models and people see of the tool."""
         return fingerprint(self.raw)
 
     @property
     def definition_without_schema(self) -> Object:
-        """What is said of the tool, apart from how it is called."""
+        """The definition of the tool without its input schema."""
         return {name: value for name, value in definition(self.raw).items() if name != "inputSchema"}
 
     @cached_property
     def changes(self) -> list[Change]:
-        """What has changed in it; `handrail.guards.tool_diff.difference` shows that to people."""
+        """The changes between the two definitions; `guards.tool_diff.format_changes` formats them for people."""
         return compare_definitions(*self.definitions) if self.definitions else []
 
     @property
     def change(self) -> str:
-        """What has become of it, in a sentence with the kinds of changes."""
+        """The change of the tool in a sentence, with the kinds of changes."""
         kinds = change_kinds(self.changes)
         if alone := {"new", "gone"}.intersection(kinds):
             return f"the tool is {alone.pop()} since {self.change_since}"
@@ -117,7 +115,7 @@ class ListedTool:
 
     @cached_property
     def header_map(self) -> dict[str, tuple[str, ...]]:
-        """Arguments to mirror into headers; SchemaError if the server asks for what cannot be."""
+        """The arguments to mirror in headers; SchemaError if the schema marks one that cannot be mirrored."""
         return header_map(self.input_schema) if b"x-mcp-header" in canonical(self.input_schema) else {}
 
     @cached_property
@@ -130,18 +128,18 @@ class ListedTool:
             return unusable
 
     def problems(self, structured: Json) -> list[Violation]:
-        """What is wrong with structured content, by the tool's own promise."""
+        """Return the violations of the output schema in structured content."""
         check = self._output
         return check.problems(structured) if isinstance(check, Checker) else []
 
     @cached_property
     def unchecked(self) -> str:
-        """Why its results cannot be checked, where it promises something that cannot be used."""
+        """Why results are not checked: the output schema is not usable. Else empty."""
         return str(self._output) if isinstance(self._output, SchemaError) else ""
 
 
 class Tools:
-    """A list of tools, found by place or by name; `refused` says which were left out, and why."""
+    """A list of tools, indexed by position or name; `refused` has the tools that were left out, with the reason."""
 
     def __init__(self, tools: Sequence[ListedTool] = (), refused: dict[str, str] | None = None) -> None:
         self._tools = list(tools)
@@ -171,9 +169,9 @@ class Tools:
         return self._by_name.get(name)
 
     def for_model(self, api: Api = "mcp") -> list[Object]:
-        """Definitions in the shape a model's API takes them, without characters nobody sees.
+        """Return the definitions in the shape of a model's API, without invisible characters.
 
-        Names are made to fit; `named` finds the tool again.
+        Names are shortened to what the API allows; `named` returns the tool of such a name.
         """
         definitions = [
             {
@@ -186,7 +184,7 @@ class Tools:
         return [{"type": "function", "function": each} for each in definitions] if api == "openai" else definitions
 
     def named(self, model_name: str) -> ListedTool:
-        """The tool a model means."""
+        """Return the tool for a name from `for_model`."""
         return self._model_names.get(model_name) or self._by_name[model_name]
 
     @cached_property
@@ -202,9 +200,9 @@ class Tools:
 
 
 def safe_icons(icons: Json) -> list[Object]:
-    """Those at https addresses without a password, and small pictures that are what they say. Nothing is fetched.
+    """Return the icons with an https URL without a password, and small inline images of the declared type.
 
-    Drawings in SVG are programs, and left out where they come inside.
+    Nothing is fetched. Inline SVG is left out, since it can contain scripts.
     """
     candidates = icons if type(icons) is list else []
     return [
@@ -228,12 +226,12 @@ def _is_safe_image(rest: str) -> bool:
     if not comma or kind not in _IMAGE_TYPES or len(body) > 2 * MAX_ICON_BYTES:
         return False
     data = b64decode(body, validate=True) if "base64" in more else unquote_to_bytes(body)
-    has_signature = kind != "image/webp" or data.startswith(b"RIFF")  # `trouble` looks at what comes behind that
+    has_signature = kind != "image/webp" or data.startswith(b"RIFF")  # `check_media` checks the rest
     return len(data) <= MAX_ICON_BYTES and has_signature and check_media(kind, data) is None
 
 
 def has_invisible_names(schema: Json) -> bool:
-    """Whether names in it hold characters that nobody sees, but a model would read."""
+    """Return whether a name in the schema holds invisible characters, which a model would read."""
     if type(schema) is dict:
         return any(strip_invisible(name) != name or has_invisible_names(inner) for name, inner in schema.items())
     return type(schema) is list and any(map(has_invisible_names, schema))

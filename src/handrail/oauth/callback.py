@@ -1,4 +1,4 @@
-"""How somebody is asked to log in, and how his browser comes back: to a listener on this machine, once."""
+"""Login in the browser: open the page, and receive the redirect on a local listener, once."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ RESPONSES = {
 
 
 def open_browser(url: str, host: str = "") -> bool:
-    """Open `url` in the user's browser, if it is one of https, or of http on this machine; for `OAuth(browser=…)`.
+    """Open `url` in the user's browser, if it is https, or http to this machine; for `OAuth(browser=…)`.
 
-    To give this function is to agree that every server may have a page of its authorization server opened.
+    With this function every server may have a page of its authorization server opened without a question.
     """
     validate_url(url, "the page to open", local=True)
     return webbrowser.open(url)
 
 
 class RedirectListener:
-    """Waits on this machine for a browser that is sent to `redirect`, which is http with an address or localhost.
+    """HTTP listener on this machine for the redirect of the browser to `redirect` (http, an address or localhost).
 
-    What does not have the right path, host and `state` is refused, and the waiting goes on.
+    A request without the right path, host and `state` is refused, and the listener continues to wait.
     """
 
     def __init__(self, redirect: str) -> None:
@@ -53,7 +53,7 @@ class RedirectListener:
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
 
     async def start(self, *, any_port: bool) -> None:
-        """Listen, on another port if that of `redirect` is taken and `any_port` will do; `redirect` says which."""
+        """Listen; with `any_port` on another port if that of `redirect` is in use. `redirect` gets the port."""
         parts = urlsplit(self.redirect)
         address = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
         listen = partial(asyncio.start_server, self._serve, address, limit=MAX_HEAD_BYTES)
@@ -73,7 +73,7 @@ class RedirectListener:
         self.redirect = parts._replace(netloc=f"{name}:{port}").geturl()
 
     async def wait(self, state: str) -> str:
-        """The URL the browser was sent back to, of the first with `state`."""
+        """Return the URL of the first request with `state`."""
         self._state = state
         return await self._redirect_url
 
@@ -108,7 +108,7 @@ class RedirectListener:
                 self._redirect_url.set_result(back)
 
     def _check_request(self, head: bytes) -> tuple[int, str]:
-        """The status to answer with, and the URL if it is the one we wait for."""
+        """Return the status to respond with, and the URL if it is the expected redirect."""
         first, *lines = head.decode("latin-1").split("\r\n")
         method, _, rest = first.partition(" ")
         target, _, version = rest.partition(" ")
@@ -129,5 +129,5 @@ class RedirectListener:
         is_ours = len(states) == 1 and self._state and hmac.compare_digest(states[0].encode(), self._state.encode())
         if not is_ours:
             return 400, ""
-        self._state = ""  # it counts once
+        self._state = ""  # valid once
         return 200, f"{self.redirect}?{query}"

@@ -1,4 +1,4 @@
-"""OAuth for a client: what is sent with a request, and what is done when a server refuses one for want of a token."""
+"""OAuth for a client: the token of each request, and authorization when a server refuses a request."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ T = TypeVar("T")
 
 
 class OAuth:
-    """Authorization for `Client(url, auth=OAuth(…))`, at whichever authorization server the server names.
+    """Authorization for `Client(url, auth=OAuth(…))`, at the authorization server that the MCP server names.
 
     >>> OAuth(browser=open_browser, folder="~/.config/example/credentials")
     >>> OAuth(grant="client_credentials", client_id="worker", client_secret=os.environ["SECRET"])
 
-    `browser` is called with the URL to open and the host of the authorization server, and says whether it was opened;
-    it may return the URL the user was sent back to instead, where there is no browser on this machine. A function that
-    is not async runs in a thread. Without `client_id` the client registers itself, or is what the document at
-    `client_metadata_url` says. `issuer` is the authorization server that knows `client_id`; otherwise it is the first
-    that was met. `scopes` is all that may ever be asked for; otherwise what the server wants. Without `folder` tokens
-    are gone with the process. `timeout` is for somebody to log in, in seconds.
+    `browser` is called with the URL to open and the host of the authorization server, and returns whether it was
+    opened. Where there is no browser on this machine, it may return the URL of the redirect instead. A function that is
+    not async runs in a thread. Without `client_id` the client registers itself, or uses the document at
+    `client_metadata_url`. `issuer` is the authorization server of `client_id`; by default the first one that the server
+    names. `scopes` limits the requested scopes; by default they are those the server requires. Without `folder` tokens
+    last as long as the process. `timeout` is the time for the login, in seconds.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OAuth:
         if (client_secret or private_key) and not (client_id or client_metadata_url):
             raise ValueError("client_secret and private_key belong to a client_id")
         if (private_key is None) != (signing_algorithm is None):
-            raise ValueError("private_key and signing_algorithm (ES256, for example) are given together")
+            raise ValueError("private_key and signing_algorithm (ES256, for example) belong together")
         if grant == "client_credentials" and not (client_id and (client_secret or private_key)):
             raise ValueError("client_credentials needs a client_id, and a client_secret or private_key")
         if not re.fullmatch(r"|https://[!-~]+/[!-~]+", client_metadata_url or ""):
@@ -131,31 +131,34 @@ class OAuth:
         return f"OAuth({self._oauth_client.client_id or self._oauth_client.metadata_url!r})"
 
     async def headers(self, url: str) -> dict[str, str]:
-        """What goes with a request to the MCP server at `url`; its token is renewed shortly before it expires."""
+        """Return the headers of a request to the MCP server at `url`; the token is renewed before it expires."""
         server = self._server(url)
         if (grant := server.grant) and grant.token.renew_at <= self._clock():
             try:
                 await self._single_flight.do(server.key, partial(self._renew, server, grant))
-            except (AuthorizationError, TransportError) as failed:  # the server will say whether that matters
-                log.debug("the token for %s was not renewed: %s", server.url, failed)
+            except (
+                AuthorizationError,
+                TransportError,
+            ) as failed:  # if the token is still needed, the server refuses the request
+                log.debug("oauth: token for %s not renewed: %s", server.url, failed)
         grant = server.grant
         token = grant.token if grant and self._clock() < grant.token.expires_at else None
         LAST_USED.set((server, token))
         return {"Authorization": f"Bearer {token.access}"} if token else {}
 
     async def challenged(self, url: str, status: int, challenge: str) -> bool:
-        """Get what the server wants after it refused a request; whether to try that once more.
+        """Get a token after the server refused a request; return whether to repeat the request.
 
-        However many requests are refused at once, somebody is asked once. AuthorizationError says why it was in vain.
+        The user is asked once for all requests that are refused at once. AuthorizationError: there is no token.
         """
         bearer_challenge = read_challenge(challenge)
         if status != 401 and not (status == 403 and bearer_challenge.error == INSUFFICIENT_SCOPE):
             return False
         server = self._server(url)
         at, used = LAST_USED.get()
-        if at is not server:  # not asked for in this task: then it was the one at hand
+        if at is not server:  # this task has asked for no headers: assume the current token
             used = server.grant.token if server.grant else None
-        was_asked = False  # for this request, and not for what another one needed
+        was_asked = False  # authorized for this request, not for another one
 
         async def authorize_once() -> None:
             nonlocal was_asked
@@ -173,7 +176,7 @@ class OAuth:
         return True
 
     async def close(self) -> None:
-        """End what is under way; those who wait are told."""
+        """Cancel all authorizations under way; requests that wait for one fail."""
         await self._single_flight.close()
 
     def _server(self, url: str) -> _ServerState:
@@ -185,7 +188,7 @@ class OAuth:
         return server
 
     def _is_better(self, grant: TokenGrant | None, used: Token | None, challenge: Challenge) -> bool:
-        """Whether `grant`, got by another task or process, may be what the refused request lacked."""
+        """Return whether `grant`, of another task or process, may satisfy the refused request."""
         return (
             grant is not None
             and (used is None or grant.token.access != used.access)
@@ -194,7 +197,7 @@ class OAuth:
         )
 
     async def _renew(self, server: _ServerState, old: TokenGrant) -> None:
-        """Before it expires: without asking anybody, and without asking the server where."""
+        """Renew the token before it expires, without the user and without discovery at the server."""
         async with self._credentials.lock(server.key):
             grants = self._credentials.load(server.key)
             if grants and grants[0].token.access != old.token.access:
@@ -206,7 +209,7 @@ class OAuth:
                         server, await self._run(server, self._oauth_client.refresh(old)), locked=True
                     )
                 except AuthorizationServerError:
-                    server.grant = replace(old, token=replace(old.token, refresh=""))  # it is not tried again
+                    server.grant = replace(old, token=replace(old.token, refresh=""))  # not tried again
                     raise
                 return
         if self._uses_client_credentials:
@@ -216,13 +219,13 @@ class OAuth:
             )
 
     async def _reauthorize(self, server: _ServerState, used: Token | None, challenge: Challenge) -> None:
-        """After a refusal. Its server may have another authorization server by now, so it is asked again."""
+        """Get a token after a refusal. The server may name another authorization server by now: discover it again."""
         discovery = await self._run(server, discover(server.url, challenge, self._issuer))
         issuer = discovery.server.issuer
         async with self._credentials.lock(server.key):
             grants = self._credentials.load(server.key)
             stored_grant = next((grant for grant in grants if grant.issuer == issuer), None)
-            # Not an old one, of an authorization server that was left and is back: better a new one, if that is easy.
+            # Not the old grant of an authorization server that was replaced and is back, if it can be refreshed.
             is_current = stored_grant is not None and (stored_grant is grants[0] or not stored_grant.token.refresh)
             if is_current and self._is_better(stored_grant, used, challenge):
                 server.grant = stored_grant
@@ -237,9 +240,9 @@ class OAuth:
             )
             if challenge.error == INSUFFICIENT_SCOPE and used and {*scopes} - {OFFLINE_ACCESS} <= {*used.granted}:
                 raise AuthorizationError("the server refuses a token that has every scope it asks for")
-            # If what a refresh gave was refused, so will be what the next one gives; and none gives more scopes.
+            # If a refreshed token was refused, the next one will be too; and a refresh never adds scopes.
             is_in_vain = challenge.error == INSUFFICIENT_SCOPE or (used is not None and used == server.last_refreshed)
-            # Whether a refresh gives what asking anew would.
+            # Whether a refresh gives the same as a new authorization.
             is_enough = (
                 stored_grant
                 and stored_grant.resource == discovery.resource
@@ -249,7 +252,7 @@ class OAuth:
                 try:
                     grant = await self._run(server, self._oauth_client.refresh(stored_grant))
                 except AuthorizationServerError as rejected:
-                    log.debug("the refresh token for %s is not good any more: %s", server.url, rejected.error)
+                    log.debug("oauth: refresh token for %s rejected: %s", server.url, rejected.error)
                     if rejected.error in UNKNOWN_CLIENT_ERRORS:
                         server.clients[issuer] = None
                 else:
@@ -265,7 +268,7 @@ class OAuth:
             client = server.clients.get(issuer, stored_grant.client if stored_grant else None)
             grant = await self._authorize_user(server, discovery, scopes, client)
         await self._store_grant(server, grant)
-        if not has_expired:  # to get another for one that has is what tokens are for
+        if not has_expired:  # replacing an expired token is normal and does not count
             server.flows.append((self._clock(), bool(used and {*grant.token.granted} - {*used.granted})))
 
     async def _authorize_user(
@@ -275,7 +278,7 @@ class OAuth:
         scopes: tuple[str, ...],
         registration: ClientRegistration | None,
     ) -> TokenGrant:
-        """A token by the consent of somebody who is sent to the authorization server, and back."""
+        """Get a token by the consent of the user, who is sent to the authorization server and back."""
         issuer, redirect = discovery.server.issuer, self._oauth_client.redirect_for(registration)
         receiver = RedirectListener(redirect) if is_local(redirect) else None
         try:
@@ -283,8 +286,8 @@ class OAuth:
                 await receiver.start(any_port=urlsplit(self._oauth_client.redirect).port == 0)
                 redirect = receiver.redirect
             client = await self._run(server, self._oauth_client.register(discovery, redirect, registration))
-            # An authorization server that has forgotten a client may tell nobody but the user: it is not tried twice.
-            # One that is new is kept for the next try, even if nobody comes back this time.
+            # An authorization server that does not know a client any more may show that only to the user, so an old
+            # registration is not tried twice. A new one is stored for the next try, even without a redirect this time.
             server.clients[issuer] = None if client is registration else client
             grant = await self._run(server, self._oauth_client.authorize(discovery, client, redirect, scopes), receiver)
         finally:
@@ -294,17 +297,17 @@ class OAuth:
         return grant
 
     async def _store_grant(self, server: _ServerState, grant: TokenGrant, *, locked: bool = False) -> None:
-        """Use `grant` from now on. `locked`: whoever calls has the lock."""
+        """Use and store `grant`. `locked`: the caller holds the lock."""
         server.grant = grant
         try:
             async with nullcontext() if locked else self._credentials.lock(server.key):
                 others = [each for each in self._credentials.load(server.key) if each.issuer != grant.issuer]
                 await asyncio.to_thread(self._credentials.save, server.key, [grant, *others][:MAX_ISSUERS])
-        except AuthorizationError as failed:  # it is good all the same, for as long as this process lives
-            log.warning("the token for %s is not kept: %s", origin(server.url), failed)
+        except AuthorizationError as failed:  # it is usable all the same, for the lifetime of this process
+            log.warning("oauth: token for %s not stored: %s", origin(server.url), failed)
 
     async def _run(self, server: _ServerState, flow: Flow[T], receiver: RedirectListener | None = None) -> T:
-        """Do what `flow` says, to its end."""
+        """Run the steps of `flow` and return its result."""
         reply: Any = None
         outbound = Outbound(server.url, resolve=self._resolve)
         try:
@@ -321,7 +324,7 @@ class OAuth:
             flow.close()
 
     async def _open_and_wait(self, step: AuthorizationRequest, receiver: RedirectListener | None) -> str:
-        """The URL somebody came back to: at the receiver, or as the browser function says."""
+        """Return the URL of the redirect, from the receiver or from the browser function."""
         validate_url(step.url.partition("?")[0], "the page to open", local=True)
         host = urlsplit(step.issuer).netloc
         tasks = {asyncio.create_task(self._open_page(step.url, host))}
@@ -340,7 +343,7 @@ class OAuth:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        raise AuthorizationError(f"nobody can come back from {host}: the browser function has to say where he was sent")
+        raise AuthorizationError(f"no redirect can come back from {host}: the browser function has to return its URL")
 
     async def _open_page(self, url: str, host: str) -> str:
         if self._browser is None:
@@ -360,17 +363,17 @@ class OAuth:
 
 
 class _ServerState(Struct):
-    """What is known of one MCP server."""
+    """The authorization state of one MCP server."""
 
     url: str
     key: str
     grant: TokenGrant | None
-    clients: dict[str, ClientRegistration | None] = {}  # by issuer; None if the one that is kept is not to be used
-    last_refreshed: Token | None = None  # the last that came of a refusal
-    flows: list[tuple[float, bool]] = []  # when one came to its end, and whether it brought more scopes
+    clients: dict[str, ClientRegistration | None] = {}  # by issuer; None: do not use the stored one
+    last_refreshed: Token | None = None  # the last refresh after a refusal
+    flows: list[tuple[float, bool]] = []  # when each ended, and whether it added scopes
 
     def check_flow_limit(self, now: float) -> None:
-        """A server that refuses every token cannot keep us asking for more."""
+        """Raise if the server has refused too many new tokens: it must not cause endless logins."""
         self.flows = [flow for flow in self.flows if now - flow[0] < WINDOW_SECONDS]
         fruitless = sum(not was_fruitful for _, was_fruitful in self.flows)
         if len(self.flows) >= MAX_FLOWS or fruitless >= MAX_FRUITLESS_FLOWS:
@@ -379,6 +382,5 @@ class _ServerState(Struct):
             )
 
 
-# The server, and the token for it, that a task asked for last: so that a refusal that comes late is known for what it
-# is, that of a token which has been replaced since.
+# The server and token of the last `headers` of a task: a late refusal may be about a token that was replaced since.
 LAST_USED: ContextVar[tuple[_ServerState | None, Token | None]] = ContextVar("last_used", default=(None, None))

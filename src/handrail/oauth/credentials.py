@@ -1,7 +1,7 @@
-"""What authorization servers gave us, kept: in memory, or in files that only their owner can read.
+"""Storage of grants: in memory, or in files that only their owner can read.
 
-A key stands for a server and the client we are to it; under it is a grant for each issuer, the one in use first. So a
-server that changes its authorization server never gets what another one gave.
+A key stands for an MCP server and the client id used with it; under it is a grant per issuer, the one in use first. A
+server that changes its authorization server never gets a token that another one issued.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.01, 0.2
 
 
 class MemoryCredentials:
-    """Gone with the process."""
+    """Grants that last as long as the process."""
 
     def __init__(self) -> None:
         self._grants: dict[str, list[TokenGrant]] = {}
@@ -47,14 +47,14 @@ class MemoryCredentials:
         self._grants[key] = grants
 
     def lock(self, key: str) -> nullcontext[None]:
-        return nullcontext()  # it has one owner, who does one thing at a time for each key
+        return nullcontext()  # not shared, and its owner does one thing at a time per key
 
 
 class FileCredentials:
-    """A file for each key in `folder`, which is made if it is missing; for several processes of one user.
+    """A file per key in `folder`, which is created if it is missing; for several processes of one user.
 
-    A folder or file that somebody else can read, or put there, is refused. A file that cannot be read is set aside, and
-    somebody has to log in again.
+    A folder or file that another user owns or can read is refused. A file that cannot be decoded is set aside, and the
+    user has to log in again.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, lock_seconds: float = 60) -> None:
@@ -64,7 +64,7 @@ class FileCredentials:
         self._lock_seconds = lock_seconds
 
     def load(self, key: str) -> list[TokenGrant]:
-        """What was saved last, by whichever process."""
+        """Return the grants that any process saved last."""
         name = _name(key)
         with self._open_folder() as folder:
             try:
@@ -75,11 +75,11 @@ class FileCredentials:
             except (ValueError, RecursionError) as wrong:
                 os.replace(name, f"{name}.corrupt", src_dir_fd=folder, dst_dir_fd=folder)
                 error_name = type(wrong).__name__  # not its text: that may quote the file
-                log.warning("%s cannot be read (%s) and was set aside", self._folder / name, error_name)
+                log.warning("oauth: credentials file %s malformed (%s), set aside", self._folder / name, error_name)
                 return []
 
     def save(self, key: str, grants: list[TokenGrant]) -> None:
-        """Keep `grants` in place of what was there; when this returns they are safe."""
+        """Replace the grants under `key`; they are on the disk when this returns."""
         name, draft = _name(key), f".{secrets.token_hex(8)}"
         with self._open_folder() as folder:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
@@ -97,7 +97,7 @@ class FileCredentials:
 
     @asynccontextmanager
     async def lock(self, key: str) -> AsyncIterator[None]:
-        """Be the only one to change what is under `key`: a refresh token that is used twice is lost."""
+        """Hold the lock of `key` among all processes: a refresh token that is used twice is lost."""
         name = f"{_name(key)}.lock"
         with self._open_folder() as folder:
             descriptor = self._open_checked(name, os.O_RDWR | os.O_CREAT, folder)
@@ -111,15 +111,15 @@ class FileCredentials:
                 ) from None
             yield
         finally:
-            os.close(descriptor)  # and the lock goes with it
+            os.close(descriptor)  # releases the lock
 
     @contextmanager
     def _open_folder(self) -> Iterator[int]:
-        """A descriptor of the folder: what is done by it is done in the folder that was checked."""
+        """Yield a descriptor of the folder, so that all access is in the folder that was checked."""
         try:
             self._folder.mkdir(0o700, parents=True, exist_ok=True)
-            if self._folder.lstat().st_uid != os.geteuid():  # a link leads where its owner wants
-                raise AuthorizationError(f"{self._folder} belongs to somebody else")
+            if self._folder.lstat().st_uid != os.geteuid():  # the owner of a link decides where it leads
+                raise AuthorizationError(f"{self._folder} belongs to another user")
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 _check(os.fstat(descriptor), self._folder, "700")
@@ -127,12 +127,12 @@ class FileCredentials:
             finally:
                 os.close(descriptor)
         except OSError as failed:
-            raise AuthorizationError(f"credentials cannot be kept in {self._folder}: {failed.strerror}") from failed
+            raise AuthorizationError(f"credentials cannot be stored in {self._folder}: {failed.strerror}") from failed
 
     def _open_checked(self, name: str, flags: int, folder: int) -> int:
         path = self._folder / name
         try:
-            # Without waiting: it may be a pipe.
+            # Non-blocking, since the name may be a pipe.
             descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
         except OSError as failed:
             if failed.errno == errno.ELOOP:
@@ -160,13 +160,13 @@ def _name(key: str) -> str:
 
 def _check(status: os.stat_result, path: Path, mode: str) -> None:
     if status.st_uid != os.geteuid():
-        raise AuthorizationError(f"{path} belongs to somebody else")
+        raise AuthorizationError(f"{path} belongs to another user")
     if status.st_mode & 0o077:
         raise AuthorizationError(f"{path} can be used by others", hint=f"Say: chmod {mode} {path}")
 
 
 async def _acquire_lock(descriptor: int) -> None:
-    """Wait for the lock; in small steps, since a thread that waits for it could not be called off."""
+    """Wait for the lock in small steps: a thread that blocks on it could not be cancelled."""
     pause = FIRST_PAUSE_SECONDS
     while sys.platform != "win32":
         try:

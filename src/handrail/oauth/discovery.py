@@ -1,8 +1,8 @@
-"""Who guards a server: from the challenge in its refusal to the metadata of an authorization server.
+"""Discovery of the authorization server: from the challenge of an MCP server to the metadata of its issuer.
 
-Without I/O: the flows here are generators that yield what has to be asked and are sent the answers. All of it was said
-by strangers, so no URL is yielded that has not been through `validate_url`, and every document has to name what it was
-asked about: the resource that of the server, the metadata the issuer (RFC 9728, section 3.3; RFC 8414, section 3.3).
+Without I/O: the flows here are generators that yield requests and are sent the responses. All responses are untrusted:
+every URL passes `validate_url` before it is yielded, and every document has to name its subject, the resource metadata
+the server and the server metadata the issuer (RFC 9728, section 3.3; RFC 8414, section 3.3).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESOURCE_METADATA_PATH = "/.well-known/oauth-protected-resource"
 SERVER_METADATA_PATH = "/.well-known/oauth-authorization-server"
 OPENID_CONFIGURATION_PATH = "/.well-known/openid-configuration"
 
-# Nothing in it that one reader of URLs takes for an end and another does not (RFC 3986, section 2).
+# Only characters on which all URL parsers agree (RFC 3986, section 2).
 PLAIN_URL = re.compile(r"(?i:https?)://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
 HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9a-f:.]+")
 SCOPE = re.compile(r"[!#-\[\]-~]+")  # RFC 6749, section 3.3
@@ -52,14 +52,14 @@ D = TypeVar("D", bound=Struct)
 
 
 class Redacted(Struct, frozen=True):
-    """Does not show what is in it: that may be a secret."""
+    """A struct without its members in its repr: they may be secret."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
 
 
 class FlowRequest(Redacted, frozen=True):
-    """Ask for the document at `url`, or send `data`, which is secret; the reply is an Answer."""
+    """GET `url`, or POST the secret `data` to it; the flow is sent a FlowResponse."""
 
     url: str
     data: dict[str, str] | bytes | None = None  # fields of a form, or JSON
@@ -67,7 +67,7 @@ class FlowRequest(Redacted, frozen=True):
 
 
 class AuthorizationRequest(Redacted, frozen=True):
-    """Have somebody open `url` and say yes; the reply is the whole URL he was sent back to."""
+    """Have the user open `url` and consent; the flow is sent the whole URL of the redirect."""
 
     url: str
     state: str
@@ -75,18 +75,18 @@ class AuthorizationRequest(Redacted, frozen=True):
 
 
 Flow = Generator[FlowRequest | AuthorizationRequest, Any, T]
-"""Yields its steps and is sent what came of each."""
+"""Yields its steps and is sent the result of each."""
 
 
 class FlowResponse(Redacted, frozen=True):
-    """What came: `body` is the JSON in it, None if it was none."""
+    """A response; `body` is its JSON, None if it is not JSON."""
 
     status: int
     body: Json = None
 
 
 class Challenge(Struct, frozen=True):
-    """What a server says of the authorization it wants."""
+    """The Bearer challenge of a server."""
 
     metadata_url: str = ""
     scopes: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class ResourceMetadata(Struct):
 
 
 class ServerMetadata(Struct):
-    """RFC 8414, or what OpenID Connect Discovery has in common with it."""
+    """RFC 8414, and the members of OpenID Connect Discovery that are the same."""
 
     issuer: str
     authorization_endpoint: str | None = None
@@ -116,16 +116,16 @@ class ServerMetadata(Struct):
 
 
 class Discovered(Struct, frozen=True):
-    """The authorization server of a resource; every URL in it is checked."""
+    """The authorization server of a resource; every URL in it is validated."""
 
     resource: str
     scopes: tuple[str, ...]
     server: ServerMetadata
-    is_guess: bool = False  # the server said nothing of it: its places are those of 2025-03-26
+    is_guess: bool = False  # no metadata: the default endpoints of 2025-03-26
 
 
 def read_challenge(header: str) -> Challenge:
-    """What the Bearer challenges in a `WWW-Authenticate` say, one or several; what cannot be read is left out."""
+    """Return the Bearer challenges of a `WWW-Authenticate` as one; malformed parts are ignored."""
     params: dict[str, str] = {}
     scheme, at = "", 0
     while (part := PART.match(header, at, MAX_CHALLENGE_CHARS)) is not None:
@@ -141,17 +141,17 @@ def read_challenge(header: str) -> Challenge:
 
 
 def unique_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
-    """`scopes`, each once, without what is none."""
+    """Return the valid scopes, each once."""
     return tuple(dict.fromkeys(filter(SCOPE.fullmatch, scopes)))[:MAX_SCOPES]
 
 
 def validate_url(url: str, what: str, *, local: bool) -> str:
-    """`url`, if it may be asked or opened: https, or if `local` http to this machine; AuthorizationError if not."""
+    """Return `url` if it is https, or with `local` http to this machine; AuthorizationError if not."""
     try:
         parts = urlsplit(url) if len(url) <= MAX_URL_CHARS and PLAIN_URL.fullmatch(url) else SplitResult(*[""] * 5)
         is_good = HOST.fullmatch(parts.hostname or "") and parts.port != 0 and not {"@", "#"} & {*url}
         is_good = is_good and (parts.scheme == "https" or (local and is_local(url)))
-    except ValueError:  # a port that is none, brackets that do not match
+    except ValueError:  # an invalid port, or unmatched brackets
         is_good = False
     if not is_good:
         raise AuthorizationError(
@@ -168,9 +168,9 @@ def origin(url: str) -> str:
 
 
 def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[Discovered]:
-    """The authorization server of the MCP server at `url`: `issuer` if given, else the first it names.
+    """Return the authorization server of the MCP server at `url`: `issuer`, by default the first it names.
 
-    A server without metadata of its resource is one of 2025-03-26, and its own authorization server.
+    A server without resource metadata is one of 2025-03-26 and its own authorization server.
     """
     local = is_local(url)
     validate_url(url, "the server's URL", local=local)
@@ -195,7 +195,7 @@ def discover(url: str, challenge: Challenge, issuer: str | None = None) -> Flow[
         server = ServerMetadata(home, f"{home}/authorize", f"{home}/token", f"{home}/register", ["S256"])
     if server is None:
         raise AuthorizationError(f"there is no metadata of the authorization server {chosen}")
-    # Of a server of 2025-03-26 nobody said whether its issuer ends with a slash: both are asked for at the same place.
+    # For a server of 2025-03-26 the issuer may end with a slash or not: both have the same metadata URL.
     if server.issuer != chosen and not (resource is None and server.issuer == chosen + "/"):
         raise AuthorizationError(f"the metadata of {chosen} is that of another issuer, {server.issuer[:100]!a}")
     for field in ("authorization_endpoint", "token_endpoint", "registration_endpoint"):
@@ -216,7 +216,7 @@ def _metadata_urls(issuer: str) -> list[str]:
 
 
 def _fetch_first(places: list[str], kind: type[D]) -> Flow[D | None]:
-    """The document at the first of `places` that has one; a server in trouble is not one that has none."""
+    """Return the document at the first of `places` that has one; a status of 500 or more is an error, not absence."""
     for url in dict.fromkeys(places):
         answer: FlowResponse = yield FlowRequest(url)
         if answer.status >= 500:
@@ -230,7 +230,7 @@ def _fetch_first(places: list[str], kind: type[D]) -> Flow[D | None]:
 
 
 def _own_resource(resource: str, url: str) -> str:
-    """`resource`, if the server at `url` is it, or a part of it (RFC 8707, section 2)."""
+    """Return `resource` if the server at `url` is the resource, or a part of it (RFC 8707, section 2)."""
     own, named = urlsplit(url), urlsplit(resource if PLAIN_URL.fullmatch(resource) else "")
     path = named.path.rstrip("/")
     try:

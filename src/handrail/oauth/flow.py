@@ -1,11 +1,11 @@
-"""How a client gets a token and keeps it: registration, authorization code with PKCE, refresh, client credentials.
+"""The token flows of a client: registration, authorization code with PKCE, refresh, client credentials.
 
-Without I/O, like discovery: what a step gives is not believed before it is checked here, so a flow in a test with
-canned answers is the flow of production.
+Without I/O, like discovery: every response is checked here, so a flow in a test with canned responses is the flow of
+production.
 
-An authorization code goes to a token endpoint only if it came back to the address it was asked for, with the `state` of
-this request and the `iss` of this authorization server (RFC 9207): one that belongs to another request, or to another
-server, is never sent anywhere.
+An authorization code goes to a token endpoint only if it arrived at the redirect URL of the request, with its `state`
+and the `iss` of its authorization server (RFC 9207): a code that belongs to another request, or to another server, is
+never sent anywhere.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SECRET_FIELDS = ("code", "code_verifier", "refresh_token")
 
 
 class ClientRegistration(Redacted, frozen=True):
-    """A client as an authorization server knows it; the secret of one that the user gave is not in here."""
+    """A client registered at an authorization server; a secret from the user's options is not part of it."""
 
     id: str
     secret: str = ""
@@ -63,7 +63,7 @@ class ClientRegistration(Redacted, frozen=True):
 
 
 class Token(Redacted, frozen=True, omit_defaults=True):
-    """An access token and what came with it. Times are seconds since 1970; one without an end is good until refused."""
+    """An access token with its refresh token, scopes and times, in seconds since 1970; infinity: good until refused."""
 
     access: str
     refresh: str = ""
@@ -74,7 +74,7 @@ class Token(Redacted, frozen=True, omit_defaults=True):
 
 
 class TokenGrant(Struct, frozen=True):
-    """All that one authorization server gave us for one resource."""
+    """A token of one authorization server for one resource, with the client it was issued to."""
 
     issuer: str
     resource: str
@@ -84,7 +84,7 @@ class TokenGrant(Struct, frozen=True):
 
 
 class AuthorizationServerError(AuthorizationError):
-    """The authorization server said no; `error` is its word for why."""
+    """The authorization server refused; `error` is its error code."""
 
     def __init__(self, text: str, *, error: str = "", hint: str = "") -> None:
         super().__init__(text, hint=hint)
@@ -92,7 +92,7 @@ class AuthorizationServerError(AuthorizationError):
 
 
 class OAuthClient(Redacted, frozen=True, kw_only=True):
-    """Who asks for tokens: what the user said about it. Time and randomness come from outside."""
+    """The options of an OAuth client, and its flows. Time and randomness come in as functions."""
 
     clock: Callable[[], float]
     random: Callable[[], str]  # at least 43 letters, digits, - and _ (RFC 7636, section 4.1)
@@ -105,7 +105,7 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
     redirect: str = "http://127.0.0.1:0/callback"
 
     def scopes_to_request(self, challenge: Challenge, discovery: Discovered, held: Collection[str]) -> tuple[str, ...]:
-        """The scopes to ask for: those the user allows, else what is held and what is needed."""
+        """Return the scopes to request: those the user allows, else those held and those required."""
         if self.scopes is not None:
             beyond = [word for word in challenge.scopes if word not in self.scopes]
             if beyond and challenge.error == INSUFFICIENT_SCOPE:
@@ -116,13 +116,13 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
         is_too_little = not held or challenge.error == INSUFFICIENT_SCOPE
         requested = [*held, *(challenge.scopes or (discovery.scopes if is_too_little else ()))]
         offered = discovery.server.scopes_supported or ()
-        # Not alone: without a scope the authorization server gives its usual ones.
+        # Not alone: without a scope the authorization server grants its default ones.
         if requested and OFFLINE_ACCESS in offered:
             requested.append(OFFLINE_ACCESS)
         return unique_scopes(word for word in requested if word != OFFLINE_ACCESS or word in offered)
 
     def redirect_for(self, registration: ClientRegistration | None) -> str:
-        """Where somebody should be sent back to: if any port will do, best to the one that is registered."""
+        """Return the redirect URL: with any port allowed, the registered one if there is one."""
         parts = urlsplit(registration.redirect if registration else "")
         with_any_port = parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:0").geturl()
         return registration.redirect if registration and with_any_port == self.redirect else self.redirect
@@ -130,7 +130,7 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
     def register(
         self, discovery: Discovered, redirect: str, registration: ClientRegistration | None
     ) -> Flow[ClientRegistration]:
-        """The client we are to this authorization server; `known` is the one that was registered earlier."""
+        """Return the client for this authorization server; `registration` is the stored one."""
         _check_code_flow(discovery.server)
         if (static_registration := self._static_registration(discovery)) is not None:
             return static_registration
@@ -142,7 +142,7 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
     def authorize(
         self, discovery: Discovered, client: ClientRegistration, redirect: str, scopes: tuple[str, ...]
     ) -> Flow[TokenGrant]:
-        """A token by somebody's consent."""
+        """Get a token by the consent of the user."""
         server = discovery.server
         endpoint = _check_code_flow(server)
         state, verifier = self.random(), self.random()
@@ -171,7 +171,7 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
         return (yield from self._request_grant(discovery, client, fields, scopes))
 
     def client_credentials(self, discovery: Discovered, scopes: tuple[str, ...]) -> Flow[TokenGrant]:
-        """A token for the client itself."""
+        """Get a token for the client itself."""
         if (client := self._static_registration(discovery)) is None or client.method == "none":
             raise AuthorizationError("client credentials need a client_id, and a client_secret or private_key")
         fields = {"grant_type": "client_credentials", "resource": discovery.resource}
@@ -180,15 +180,15 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
         return (yield from self._request_grant(discovery, client, fields, scopes))
 
     def refresh(self, grant: TokenGrant) -> Flow[TokenGrant]:
-        """The next token, by the refresh token; Rejected if it is not good any more."""
+        """Get the next token by the refresh token; AuthorizationServerError if that is not valid any more."""
         fields = {"grant_type": "refresh_token", "refresh_token": grant.token.refresh, "resource": grant.resource}
         answer = yield from self._token_response(grant.token_endpoint, grant.issuer, grant.client, fields)
         token = self._parse_token(answer, grant.token.asked, grant.token.granted)
-        # One that is not replaced stays good (RFC 6749, section 6).
+        # A refresh token that is not replaced stays valid (RFC 6749, section 6).
         return replace(grant, token=token if token.refresh else replace(token, refresh=grant.token.refresh))
 
     def _static_registration(self, discovery: Discovered) -> ClientRegistration | None:
-        """The client we are without registering: as the user said, or as a document on the web says."""
+        """Return the client that needs no registration: of `client_id`, or of the document at `metadata_url`."""
         methods = discovery.server.token_endpoint_auth_methods_supported or ["client_secret_basic"]
         if self.client_id or (self.metadata_url and discovery.server.client_id_metadata_document_supported):
             if self.private_key:
@@ -235,7 +235,7 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
             registration.client_secret,
         )
         if secret and not registration.token_endpoint_auth_method and not server.token_endpoint_auth_methods_supported:
-            method = "client_secret_basic"  # the default of RFC 7591, of a server that says nothing at all
+            method = "client_secret_basic"  # the default of RFC 7591, if the server names no method
         if method.startswith("client_secret_") and not secret:
             raise AuthorizationError(f"the authorization server registered us for {method!a} without a secret")
         return ClientRegistration(
@@ -255,12 +255,12 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
     def _token_response(
         self, endpoint: str, issuer: str, client: ClientRegistration, fields: dict[str, str]
     ) -> Flow[FlowResponse]:
-        """The token endpoint's answer, if it was a yes."""
+        """Send a token request and return the response; AuthorizationError unless its status is 200."""
         form, headers = dict(fields), {}
         secret = client.secret or self.client_secret
         match client.method:
             case "client_secret_basic":
-                # RFC 6749, section 2.3.1; a space not as a plus, which some do not read back.
+                # RFC 6749, section 2.3.1; a space is not a plus, which some servers do not decode.
                 pair = f"{quote(client.id, safe='')}:{quote(secret, safe='')}"
                 headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
             case "client_secret_post":
@@ -279,12 +279,12 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
         answer: FlowResponse = yield FlowRequest(endpoint, form, headers)
         if answer.status != 200:
             refusal = _rejection("give a token", answer, secret, *(fields.get(name, "") for name in SECRET_FIELDS))
-            # What does not come from the token endpoint itself is no verdict on what was shown to it.
+            # A response that is not the token endpoint's own, such as a proxy's, is no verdict on the credentials.
             raise refusal if refusal.error or answer.status in (400, 401) else AuthorizationError(refusal.text)
         return answer
 
     def _assertion(self, client_id: str, issuer: str) -> str:
-        """A JWT by which we are known (RFC 7523); its audience is the issuer, as RFC 7523bis has it."""
+        """Return the JWT that authenticates the client (RFC 7523); its audience is the issuer (RFC 7523bis)."""
         try:
             from joserfc import jwt
             from joserfc.errors import JoseError
@@ -298,7 +298,7 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
             claims["exp"] = now + ASSERTION_SECONDS
             return jwt.encode({"alg": algorithm}, claims, key, algorithms=[algorithm])
         except (JoseError, ValueError, TypeError, KeyError) as wrong:
-            # Not its text: that may quote the key.
+            # Without its text, which may quote the key.
             raise AuthorizationError(f"private_key cannot sign with {algorithm!a} ({type(wrong).__name__})") from None
 
     def _parse_token(self, answer: FlowResponse, asked: tuple[str, ...], usual: tuple[str, ...]) -> Token:
@@ -335,7 +335,7 @@ class _TokenResponse(Struct):
 
 
 def _check_code_flow(server: ServerMetadata) -> str:
-    """The authorization endpoint, if what comes of it can be protected."""
+    """Return the authorization endpoint; AuthorizationError without PKCE."""
     if "S256" not in (server.code_challenge_methods_supported or ()):
         raise AuthorizationError(f"the authorization server {server.issuer} does not offer PKCE with S256")
     if server.authorization_endpoint is None:
@@ -348,14 +348,14 @@ def _choose_method(offered: Collection[str], preferred: tuple[str, ...]) -> str:
 
 
 def _with_query(url: str, query: Mapping[str, str]) -> str:
-    """`url` with `query`, which wins over what it has of its own."""
+    """Return `url` with `query`, which replaces parameters of the same name."""
     base, _, own = url.partition("?")
     own_pairs = [(name, value) for name, value in parse_qsl(own, keep_blank_values=True) if name not in query]
     return f"{base}?{urlencode([*own_pairs, *query.items()])}"
 
 
 def _authorization_code(back: str, redirect: str, state: str, server: ServerMetadata) -> str:
-    """The authorization code in the URL somebody was sent back to, if it is the answer to our request."""
+    """Return the authorization code in the URL of the redirect, if it belongs to this request."""
     parts = urlsplit(back)
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
@@ -366,7 +366,7 @@ def _authorization_code(back: str, redirect: str, state: str, server: ServerMeta
         raise AuthorizationError("what came back is not what an authorization server sends, or came to another address")
     if not hmac.compare_digest(params.get("state", "").encode(), state.encode()):
         raise AuthorizationError("what came back does not belong to this request: its `state` is another")
-    # Before anything else is believed, an error included: with another issuer it is somebody else's (RFC 9207).
+    # Before anything else is used, even an error: with another issuer it belongs to another request (RFC 9207).
     if params.get("iss", server.issuer) != server.issuer:
         raise AuthorizationError("what came back is from another authorization server than was asked")
     if server.authorization_response_iss_parameter_supported and "iss" not in params:
@@ -379,7 +379,7 @@ def _authorization_code(back: str, redirect: str, state: str, server: ServerMeta
 
 
 def _rejection(what: str, answer: FlowResponse, *secrets: str) -> AuthorizationServerError:
-    """What the authorization server said instead of yes, as far as it can be shown."""
+    """Return the error for a refusal, with those parts of its text that are safe to show."""
     error = about = ""
     match answer.body:
         case {"error": str(text)} if ERROR.fullmatch(text):
@@ -387,5 +387,5 @@ def _rejection(what: str, answer: FlowResponse, *secrets: str) -> AuthorizationS
     match answer.body:
         case {"error_description": str(text)} if text.isprintable() and not any(s and s in text for s in secrets):
             about = f" ({text[:MAX_DESCRIPTION_CHARS]})"
-    reason = error or (f"status {answer.status}" if answer.status else "no reason that can be shown")
+    reason = error or (f"status {answer.status}" if answer.status else "no printable reason")
     return AuthorizationServerError(f"the authorization server does not {what}: {reason}{about}", error=error)

@@ -1,8 +1,8 @@
-"""Was this token issued for us? A JWT is checked with the keys of its issuer, any other by asking the issuer.
+"""Verification of access tokens: a JWT with the keys of its issuer, any other token by introspection.
 
-Nothing in a token says how it is to be checked. A key is read once into the checks its type, curve, `use` and `alg`
-permit; a token picks one of them by `kid` and `alg`, or is refused. There is no check without a signature, and none
-with a shared secret. Every refusal is None; why goes to the log at debug, without the token.
+A token does not choose how it is checked. A key is loaded once into the checks that its type, curve, `use` and `alg`
+permit; a token selects one of them by `kid` and `alg`, or is refused. There is no check without a signature, and none
+with a shared secret. A refusal returns None; the reason goes to the log at debug, without the token.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Words = str | list[str]
 
 
 class _Verifier:
-    """Whose tokens count, for whom and when. Those that did are remembered, by their hash and for a while."""
+    """The checks of issuer, audience, time and scopes, and a cache of valid tokens by their hash."""
 
     def __init__(
         self, issuer: str, audience: str | Collection[str], scopes: Collection[str], leeway: float, clock: Clock
@@ -88,7 +88,7 @@ class _Verifier:
         await self._single_flight.close()
 
     async def _claims(self, token: str, digest: bytes) -> tuple[_Claims, float]:
-        """What `token` is proven to say, and until when that is good; ValueError says what is wrong with it."""
+        """Return the verified claims of `token`, and until when they may be cached; ValueError if it is invalid."""
         raise NotImplementedError
 
     def _principal(self, claims: _Claims) -> Principal:
@@ -109,12 +109,12 @@ class _Verifier:
 
 
 class JwtVerifier(_Verifier):
-    """Tokens of one issuer, by its public keys: fetched from `jwks_url`, or given as a JWK set in `keys`.
+    """Verifier of the JWTs of one issuer by its public keys, from `jwks_url` or from the JWK set `keys`.
 
     >>> JwtVerifier(issuer="https://id.example", audience="https://api.example/mcp", jwks_url="https://id.example/jwks")
 
-    Keys are fetched again when they are older than `max_age`, and when a token names one that is unknown, but not
-    within `refresh_floor` of the last attempt. If that fails, those at hand stay in use. Times are in seconds.
+    Keys are fetched again when they are older than `max_age`, and when a token names an unknown key, but not within
+    `refresh_floor` of the last attempt. If that fails, the present keys stay in use. Times are in seconds.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class JwtVerifier(_Verifier):
         check = await self._check(json.decode(_decode_base64(parts[1]), type=_Header))
         if not check(f"{parts[1]}.{parts[2]}".encode(), _decode_base64(parts[3])):
             raise ValueError("the signature is wrong")
-        # Not longer than the key is known to be good: a key that is withdrawn takes its tokens with it.
+        # No longer than the keys are fresh: the tokens of a withdrawn key must not outlive it.
         until = math.inf if self._url is None else self._fetched_at + self._max_age
         return json.decode(_decode_base64(parts[2]), type=_JwtClaims), until
 
@@ -173,7 +173,7 @@ class JwtVerifier(_Verifier):
         return check
 
     async def _refresh(self) -> None:
-        # Strangers choose the kid, so they must not choose how often the issuer is asked.
+        # Anyone can choose the kid, so it must not decide how often the issuer is asked.
         if self._url and (self._single_flight or not 0 <= self._clock() - self._attempted_at < self._refresh_floor):
             await self._single_flight.do(b"keys", partial(self._fetch, self._url))
 
@@ -182,17 +182,18 @@ class JwtVerifier(_Verifier):
         try:
             self._keys = _load_keys(await fetch_json(url, _KeySet, self._deadline), self._algorithms)
         except (TransportError, ValueError) as failed:
-            log.warning("the keys of %s were not fetched: %s", self._issuer, failed)
+            log.warning("oauth: keys of %s not fetched: %s", self._issuer, failed)
         else:
             self._fetched_at = self._attempted_at
             self._cache.clear()
 
 
 class Introspection(_Verifier):
-    """Tokens of any form, by asking the authorization server about each (RFC 7662).
+    """Verifier of tokens of any form by introspection at the authorization server (RFC 7662).
 
-    A good answer is remembered for some seconds: so much longer a withdrawn token may count. `exp` may be missing in
-    it, since what is active has not expired; `aud` may not. Without `issuer` the principals' ids begin with `url`.
+    A positive response is cached for `remember` seconds: so much longer a revoked token may be accepted. `exp` may be
+    missing in it, since an active token has not expired; `aud` may not. Without `issuer` the ids of principals begin
+    with `url`.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class Introspection(_Verifier):
 
 
 class _Claims(Struct):
-    """What an authorization server says of a token it was asked about (RFC 7662). Times are seconds since 1970."""
+    """The introspection response (RFC 7662). Times are seconds since 1970."""
 
     active: bool = False
     iss: str | None = None
@@ -242,7 +243,7 @@ class _Claims(Struct):
 
 
 class _JwtClaims(_Claims, kw_only=True):
-    """What a JWT says of itself: there these may not be missing."""
+    """The claims of a JWT, where these are required."""
 
     iss: str
     sub: str
@@ -266,7 +267,7 @@ class _KeySet(Struct):
 
 
 def _load_keys(key_set: _KeySet, algorithms: Sequence[str]) -> Keys:
-    """The keys that can check a signature by one of `algorithms`; the others are left out (RFC 7517, section 5)."""
+    """Return the keys that can check a signature by one of `algorithms`; others are ignored (RFC 7517, section 5)."""
     try:
         from joserfc.errors import JoseError
         from joserfc.jwk import JWKRegistry
@@ -282,7 +283,7 @@ def _load_keys(key_set: _KeySet, algorithms: Sequence[str]) -> Keys:
             key = JWKRegistry.import_key(jwk)
             key.check_key_op("verify")
             for name in algorithms:
-                # Asked for by name and not through the registry, which warns at each use of EdDSA.
+                # By name and not through the registry, which warns at each use of EdDSA.
                 model = JWSRegistry.algorithms[name]
                 with suppress(JoseError):
                     model.check_key(key)
@@ -293,7 +294,7 @@ def _load_keys(key_set: _KeySet, algorithms: Sequence[str]) -> Keys:
 
 
 def _is_good(jwk: Object) -> bool:
-    """Whether it is worth reading: no secret, shared or published, and if RSA neither weak nor a bomb."""
+    """Return whether a JWK is acceptable: no secret or private key; an RSA key neither weak nor oversized."""
     match jwk:
         case {"kty": "RSA", "n": str(n)}:
             return len(n) in RSA_CHARS and "d" not in jwk
@@ -303,7 +304,7 @@ def _is_good(jwk: Object) -> bool:
 
 
 def _matching_check(keys: Keys, header: _Header) -> Check | None:
-    """The one check for a token with `header`. One without a kid gets it only if there is no choice."""
+    """Return the check for a token with `header`; without a kid only if exactly one key fits."""
     fits = [checks[header.alg] for kid, checks in keys if header.alg in checks and header.kid in (None, kid)]
     return fits[0] if len(fits) == 1 else None
 
