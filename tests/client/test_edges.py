@@ -259,6 +259,33 @@ async def test_a_tool_that_is_not_listed_any_more_is_asked_for(open_rig: OpenRig
         await client.call("never_listed", {})
 
 
+async def test_tools_that_change_are_announced_once_until_they_are_listed_again(open_rig: OpenRig) -> None:
+    changed: list[str] = []
+    async with open_rig("ordinary", R4, "memory", on_tools_changed=changed.append) as (client, heard):
+        await client.tools()
+        assert changed == []  # the first list is no change
+        for _ in range(2):
+            heard.rig.notify("notifications/tools/list_changed")
+            heard.rig.notify("notifications/tools/list_changed")
+            await until(lambda: client.servers["rig"].is_stale)
+            await client.call(heard.rig.tools[0]["name"], {})  # comes after both notifications, and lists anew
+        assert changed == ["rig", "rig"]
+
+
+async def test_a_listener_for_changed_tools_that_fails_is_removed(
+    open_rig: OpenRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(server: str) -> None:
+        raise RuntimeError("canary")
+
+    async with open_rig("ordinary", R4, "memory", on_tools_changed=fail) as (client, heard):
+        for _ in range(2):
+            await client.tools()
+            heard.rig.notify("notifications/tools/list_changed")
+            await until(lambda: client.servers["rig"].is_stale)
+    assert caplog.text.count("on_tools_changed failed and was removed") == 1
+
+
 @requirement("P-31")
 async def test_a_list_that_failed_does_not_make_the_old_one_good(open_rig: OpenRig) -> None:
     def script(rig: Rig, message: Object) -> None:

@@ -101,6 +101,8 @@ class Client:
         roots: folders the server may use, or a function that returns them.
         server_asks: ask the server to elicit a confirmation before destructive tools run.
         log: `log(server, entry)` gets each log message; without it they go to the logger `handrail`.
+        on_tools_changed: `on_tools_changed(server)` is called when the tools listed last may have changed, and not
+            again until they are listed anew. It must not block.
 
     What a result becomes:
         raise_on_error: raise `CallFailed` where the tool reports a failure.
@@ -136,6 +138,7 @@ class Client:
         on_stderr: Callable[[str], None] | None = None,
         server_asks: bool = False,
         tap: Tap | None = None,
+        on_tools_changed: Callable[[str], None] | None = None,
         name: str = "handrail",
     ) -> None:
         switches = {"trusted": trusted, "raise_on_error": raise_on_error, "strict": strict, "server_asks": server_asks}
@@ -143,6 +146,7 @@ class Client:
             expect(f"Client: {option}", switch, "True or False", bool)
         handlers: dict[str, Any] = {"confirm": confirm, "elicit": elicit, "elicit_url": elicit_url, "sample": sample}
         handlers |= {"log": log, "agree": agree, "on_stderr": on_stderr, "tap": tap}
+        handlers["on_tools_changed"] = on_tools_changed
         for option, handler in handlers.items():
             if handler is not None and not callable(handler):
                 hint = "; confirm=allow of handrail.client agrees to everything" if option == "confirm" else ""
@@ -179,6 +183,7 @@ class Client:
             tap=tap,
             state=None if state is None else StateDirectory(Path(state)),
             lock=None if lock is None else read_lock(lock),
+            on_tools_changed=on_tools_changed,
             ask_on_change=on_change == "ask",
             strict=strict,
         )

@@ -107,6 +107,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     tap: Callable[[str, bytes], None] | None
     state: StateDirectory | None  # for pins
     lock: dict[str, LockedServer] | None  # by server
+    on_tools_changed: Callable[[str], None] | None
     ask_on_change: bool  # confirm a tool that differs from the lock, instead of refusing it
     strict: bool  # a malformed result is an error
 
@@ -131,10 +132,11 @@ class ServerTools:
         self._settings = settings
         self._recorder = recorder
         self._log = settings.log
+        self._tools_changed_callback = settings.on_tools_changed
         self._tools: Tools | None = None
         self._fresh_until = 0.0
         self._has_ttl = False  # the server limits how long the list is fresh
-        self._stale = False  # by a notification
+        self._stale = True  # not listed yet, or changed since
         self._watched_stream: tuple[ClientTransport, int] | None = None  # carries list_changed for the cached list
         self._pins: ToolPins | LockedPins = (
             ToolPins(target.key or target.name, settings.state)
@@ -153,7 +155,15 @@ class ServerTools:
             raise SchemaError(f"the answer to {method}: {problem}") from None
 
     def on_tools_changed(self) -> None:
+        if self._stale:
+            return
         self._stale = True
+        if self._tools_changed_callback is not None:
+            try:
+                self._tools_changed_callback(self.name)
+            except Exception:
+                log.exception("client: %s: on_tools_changed failed and was removed", self.name)
+                self._tools_changed_callback = None
 
     def on_log_message(self, entry: Log) -> None:
         if self._log is None:
