@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ PLACES = [(revision, transport) for revision in ALL for transport in ("memory", 
 PLACES += [(revision, "sse") for revision in LEGACY]
 T = TypeVar("T")
 _marks = itertools.count()
+ORIGIN: ContextVar[str] = ContextVar("origin", default="unknown")
 
 
 @pytest.fixture(params=PLACES, ids=lambda place: "-".join(place))
@@ -164,6 +166,29 @@ async def test_questions_are_answered(connect: Open, place: tuple[str, str]) -> 
             assert result.is_error and "elicitation" in result.text
         else:
             assert "Ada" in result.text and asked
+
+
+async def test_an_input_handler_has_the_context_variables_of_its_call(connect: Open, place: tuple[str, str]) -> None:
+    origins: list[str] = []
+
+    def elicit(question: Elicitation) -> dict[str, Any]:
+        origins.append(ORIGIN.get())
+        return {"name": "Ada"}
+
+    async with connect(elicit=elicit) as client:
+
+        async def call(origin: str) -> None:
+            ORIGIN.set(origin)
+            await client.call("asks", {})
+
+        await asyncio.create_task(call("first"))
+        if place[0] in (R0, R1, R2):
+            assert not origins
+            return
+        assert origins == ["first"]
+        if place[1] == "http" or place[0] == R5:  # elsewhere a request does not tell to which call it belongs
+            await asyncio.gather(call("second"), call("third"))
+            assert sorted(origins[1:]) == ["second", "third"]
 
 
 @requirement("CLI-01", "CLI-27")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -293,6 +294,8 @@ class ClientConnection:
             total_deadline=deadline,
             on_event=on_event,
         )
+        if self.handler.capabilities:  # the server may send input requests
+            pending.context = copy_context()
         wire_revision = revision or self.revision
         if wire_revision is not None and wire_revision.stateless:
             meta: Object = {**self._request_meta} if revision is None else self.request_meta(wire_revision)
@@ -397,7 +400,7 @@ class ClientConnection:
         elif isinstance(message, Request):
             if about is not None:
                 self.on_activity(about)
-            self._server_requests.handle(message)
+            self._server_requests.handle(message, about or self._pending.only())
         elif about is not None:
             sent = Sent.UNKNOWN if message.id is UNSET else Sent.FAILED  # without an id it may come from a proxy
             self._pending.fail(about, RemoteProtocolError(f"the answer is not a message: {message.text}", sent=sent))
@@ -475,7 +478,8 @@ class ServerRequests:
     def is_busy(self) -> bool:
         return bool(self.tasks)
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: Request, origin: PendingRequest | None) -> None:
+        """Answer a request, in the context variables of the call it belongs to, where that is known."""
         connection, revision = self._connection, self._connection.revision
         if connection.transport is None:  # closed: no response can be sent, and nothing would cancel the task
             return
@@ -488,7 +492,9 @@ class ServerRequests:
             text = f"{MAX_SERVER_REQUESTS} questions are being answered already"
             connection.send_message(jsonrpc.error(request.id, 429, text))
         else:
-            task = self.tasks[request.id] = asyncio.create_task(self._respond(request))
+            context = origin.context if isinstance(origin, InFlightRequest) else None
+            task = asyncio.create_task(self._respond(request), context=None if context is None else context.copy())
+            self.tasks[request.id] = task
             task.add_done_callback(lambda _: self.tasks.pop(request.id, None))  # also if the task never started
 
     def cancel(self, request_id: Id) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import Context
 
 from msgspec import Struct
 
@@ -77,6 +78,7 @@ class InFlightRequest(PendingRequest, kw_only=True):
     has_activity: bool = False
     progress: Progress | None = None
     on_event: Callable[[Progress | Log], None] | None = None
+    context: Context | None = None  # of the task that sent the request, for input handlers
 
 
 class PendingRequests:

@@ -59,7 +59,11 @@ class Sampling(Struct, frozen=True):
 
 
 class InputHandlers:
-    """The input handlers of a client, and the capabilities that it declares for them."""
+    """The input handlers of a client, and the capabilities that it declares for them.
+
+    A handler runs with the context variables of the call that asks, so that a gateway can route it to its own caller.
+    Over stdio that is unknown while several calls are pending; then the handler has those of the connection.
+    """
 
     def __init__(
         self,
