@@ -219,7 +219,7 @@ class Server:
     def add(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Tool:
         """Add a function or a method as a tool, also while the server runs: `@server.tool` as a plain call."""
         if not self.engine.has_tools:
-            raise SchemaError(f"server {self.name!r} was made with tools=False")
+            raise SchemaError(f"server {self.name!r} has tools=False")
         name = options.get("name", _name_of(function))
         where = f"tool {name!r}"
         check_options(where, options, ToolOptions.__annotations__)
@@ -228,13 +228,11 @@ class Server:
         for option, (expected, kind) in _OPTION_TYPES.items():
             if option in options:
                 expect(f"{where}: {option}", options.get(option), expected, kind)
-        if options.get("extra", "forbid") not in ("forbid", "allow"):
-            raise SchemaError(
-                f"{where}: extra: expected 'forbid' or 'allow', got {describe_value(options.get('extra'))}"
-            )
-        signature = derive(
-            function, call_type=Call, input_schema=options.get("input_schema"), extra=options.get("extra", "forbid")
-        )
+        input_schema = options.get("input_schema")
+        extra = options.get("extra", "forbid")
+        if extra not in ("forbid", "allow"):
+            raise SchemaError(f"{where}: extra: expected 'forbid' or 'allow', got {describe_value(extra)}")
+        signature = derive(function, call_type=Call, input_schema=input_schema, extra=extra)
         hints = {key: value for key, value in options.items() if key in HINTS}
         listed: Object = {key: value for key, value in options.items() if key in ("title", "meta")}
         if "icons" in options:
@@ -250,11 +248,10 @@ class Server:
         idle, total = _parse_timeout(options.get("timeout"), f"{where}: timeout")
         runs_async = inspect.iscoroutinefunction(function)
         if options.get("inline") and runs_async:
-            raise SchemaError(f"tool {name!r}: inline=True is for `def` functions; this one is async")
+            raise SchemaError(f"{where}: inline=True is for `def` functions; this one is async")
         preview = None
         if "preview" in options:
-            shape, extra = options.get("input_schema"), options.get("extra", "forbid")
-            preview = make_preview(options["preview"], function, f"tool {name!r}", input_schema=shape, extra=extra)
+            preview = make_preview(options["preview"], function, where, input_schema=input_schema, extra=extra)
         entry = make_entry(
             tool,
             invoke=signature.invoke,

@@ -232,7 +232,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "tools on a server without": (
         lambda server: Server("bare", tools=False).add(_nothing),
         SchemaError,
-        "server 'bare' was made with tools=False",
+        "server 'bare' has tools=False",
     ),
     "limit": (lambda server: handrail.Limits(max_calls=0), ValueError, "max_calls: 0 is not more than 0"),
     "include itself": (lambda server: server.include(server), ValueError, "it is, or includes, this one"),
