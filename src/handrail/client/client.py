@@ -149,7 +149,7 @@ class Client:
         handlers["on_tools_changed"] = on_tools_changed
         for option, handler in handlers.items():
             if handler is not None and not callable(handler):
-                hint = "; confirm=allow of handrail.client agrees to everything" if option == "confirm" else ""
+                hint = "; confirm=handrail.allow agrees to everything" if option == "confirm" else ""
                 raise TypeError(f"Client: {option}: expected a function, got {describe_value(handler)}{hint}")
         if auth is not None and not hasattr(auth, "challenged"):
             hint = 'a token goes into headers={"Authorization": "Bearer …"}'
