@@ -22,7 +22,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from msgspec import DecodeError, Struct
-from msgspec.json import Decoder, encode
+from msgspec.json import Decoder
 
 from handrail.errors import HandrailError
 
@@ -43,7 +43,6 @@ __all__ += [
     "VerifyReport",
     "authentic_records",
     "frame",
-    "notice",
     "position_of",
     "records_in",
     "time_of",
@@ -79,7 +78,7 @@ ORIGIN = ChainPosition(0, b"0" * 64)
 
 
 class Retention(Struct, frozen=True, omit_defaults=True):
-    """How much of a trail is kept; 0 is without a limit."""
+    """How much of a trail is stored; 0 is no limit."""
 
     keep_days: int = 0
     max_megabytes: int = 0
@@ -91,7 +90,7 @@ class Retention(Struct, frozen=True, omit_defaults=True):
 
 
 class NotedHead(Struct, frozen=True):
-    """The end of a trail as it is noted elsewhere: `HASH@first..last`, then what is kept (`,365d,64MB`)."""
+    """The end of a trail as it is noted elsewhere: `HASH@first..last`, then its limits (`,365d,64MB`)."""
 
     hash: str
     first: int = 0  # 0: only the hash was noted
@@ -127,11 +126,6 @@ def frame(bodies: Iterable[bytes], writer: bytes, now: float, last: ChainPositio
         prev = sha256(rest).hexdigest().encode()
         lines.append(b'{"length":%8d,"hash":"%b",%b' % (len(rest), prev, rest))
     return lines, ChainPosition(number, prev)
-
-
-def notice(event: str, **more: Any) -> bytes:
-    """The body of a record of the trail's own affairs."""
-    return encode({"event": event, **more})
 
 
 def digest(encoded: bytes) -> str:
@@ -195,7 +189,7 @@ class Defect(Struct, frozen=True):
 
 
 class VerifyReport(Struct, frozen=True, kw_only=True):
-    """What was found. Torn bytes and unfinished calls are signs of a crash, not of tampering."""
+    """The result of a check. Torn bytes and unfinished calls are signs of a crash, not of tampering."""
 
     records: int  # that are as they were written
     first: int = 0

@@ -23,8 +23,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec.structs import asdict
-
 from handrail.audit.format import (
     DAY_SECONDS,
     ORIGIN,
@@ -33,10 +31,10 @@ from handrail.audit.format import (
     Retention,
     TrailError,
     frame,
-    notice,
     position_of,
     time_of,
 )
+from handrail.audit.records import notice, replaced, trimmed
 from handrail.stores import DoneCallback
 
 if sys.platform != "win32":
@@ -105,8 +103,7 @@ class JsonlFile:
                 notices = self._catch_up(self._lock_current())
                 surplus = self._files_to_delete()
             # A record of each before it is deleted: wherever that is interrupted, one says where the rest begins.
-            limits = asdict(self._limits)
-            notices += [notice("trimmed", to=end.number, digest=end.hash.decode(), **limits) for _, end in surplus]
+            notices += [trimmed(end, self._limits) for _, end in surplus]
             self._write([*notices, *bodies], writer)
             for path, _ in surplus:
                 path.unlink(missing_ok=True)
@@ -172,7 +169,7 @@ class JsonlFile:
             log.error(
                 "audit: %s was deleted or replaced: records up to %d are gone", self.name, self._last_written.number
             )
-            notices.insert(0, notice("replaced", to=self._last_written.number, digest=self._last_written.hash.decode()))
+            notices.insert(0, replaced(self._last_written))
             last = last if self._end else self._last_written
         self._last = last
         return notices

@@ -31,10 +31,9 @@ from handrail.audit.format import (
     RESERVED_MEMBERS,
     Retention,
     TrailError,
-    notice,
 )
 from handrail.audit.jsonl import JsonlFile
-from handrail.audit.records import AuditRecord
+from handrail.audit.records import AuditRecord, notice
 from handrail.audit.sqlite import SqliteTable
 from handrail.model import Object
 from handrail.stores import Delete, DoneCallback, Put, Store
@@ -45,7 +44,7 @@ log = logging.getLogger("handrail")
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
 MAX_NOTES = 1000
-NOTE_DELAY_SECONDS = 0.05  # a record that nobody waits for may wait for others to share the way with
+NOTE_DELAY_SECONDS = 0.05  # a note waits for other records, to share their write
 GATHER_SECONDS, GATHER_RECORDS = 0.002, 256
 RESERVED_MEGABYTES = 4  # of a disk that is nearly full: for what becomes of the calls that have begun
 
@@ -62,7 +61,7 @@ Callback = Callable[[TrailError | None], None]
 
 
 class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a trail is kept."""
+    """Settings of a trail."""
 
     sync: Annotated[
         Sync, Meta(description="When records reach the disk: before a call goes on, or when the system gets to it.")
@@ -114,7 +113,7 @@ class Trail(Protocol):
 
 
 class Sink(Protocol):
-    """Where lines are kept. Nobody appends while another append is on its way."""
+    """Where lines are stored. There is one append at a time."""
 
     name: str
     path: str
@@ -181,7 +180,7 @@ class _Trail:
         self._fail_open = settings.fail_open
         self._limits = settings.limits
         self._free_bytes = free_bytes
-        self._has_disk_space = False  # as far as is known since something was written
+        self._has_disk_space = False  # checked since the last write
         self._writer = secrets.token_hex(8).encode()
         self._is_opened = self._is_closed = False
         self._bodies: list[bytes] = []  # of the records that wait
@@ -196,7 +195,7 @@ class _Trail:
             GATHER_RECORDS,
             0.0,
         )  # how many are gathered, and until when
-        self._flush_timer: asyncio.TimerHandle | None = None  # when notes are flushed that nobody else takes along
+        self._flush_timer: asyncio.TimerHandle | None = None  # flushes the notes that no other record took along
         self._loop: asyncio.AbstractEventLoop  # while it is busy
 
     async def write(self, record: RecordBody, changes: Sequence[Put | Delete] = ()) -> bool:
@@ -237,7 +236,7 @@ class _Trail:
             return
         if (record.event if isinstance(record, AuditRecord) else record["event"]) != "intent":
             return
-        with suppress(OSError):  # whoever writes will hear of it
+        with suppress(OSError):  # the write itself will report it
             free = self._free_bytes(os.path.dirname(self._sink.path))
             if free < RESERVED_MEGABYTES * 1_000_000:
                 least = f"less than the {RESERVED_MEGABYTES} MB kept for calls that have begun"
@@ -338,9 +337,9 @@ class _Trail:
                 try:
                     callback(failure)
                 except BaseException:  # the others have to hear of it too
-                    log.exception("whoever waited for a record could not go on")
+                    log.exception("audit: the callback of a record failed")
         self._batch_size = len(callbacks)
-        if len(self._bodies) == self._notes:  # nobody waits
+        if len(self._bodies) == self._notes:  # only notes are left
             self._on_idle()
         elif len(self._bodies) >= self._batch_size:  # all those who have just gone on are back
             self._send()

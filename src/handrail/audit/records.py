@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.json import encode
+from msgspec.structs import asdict
 
-from handrail.audit.format import digest
+from handrail.audit.format import ChainPosition, Retention, digest
 from handrail.jsonrpc import encode_sorted
 from handrail.model import Json
 
@@ -23,6 +25,9 @@ __all__ = [
     "OutgoingCallRecord",
     "RejectionRecord",
     "measure_arguments",
+    "notice",
+    "replaced",
+    "trimmed",
 ]
 
 
@@ -36,6 +41,21 @@ class AuditRecord(Struct):
     """One event in an audit log."""
 
     event: str
+
+
+def notice(event: str, **members: Json) -> bytes:
+    """Return the encoded record of an event of the log itself: `opened`, `gap`, `recovered` or `rotated`."""
+    return encode({"event": event, **members})
+
+
+def trimmed(last: ChainPosition, limits: Retention) -> bytes:
+    """Return the encoded record of a deletion: the last record deleted, and the limits."""
+    return notice("trimmed", to=last.number, digest=last.hash.decode(), **asdict(limits))
+
+
+def replaced(last: ChainPosition) -> bytes:
+    """Return the encoded record of a file that was deleted or replaced: the last record written to it."""
+    return notice("replaced", to=last.number, digest=last.hash.decode())
 
 
 class CallRecord(AuditRecord, omit_defaults=True):

@@ -12,9 +12,8 @@ from itertools import takewhile
 from pathlib import Path
 from sqlite3 import Connection
 
-from msgspec.structs import asdict
-
-from handrail.audit.format import DAY_SECONDS, ORIGIN, ChainPosition, Retention, frame, notice, position_of
+from handrail.audit.format import DAY_SECONDS, ORIGIN, ChainPosition, Retention, frame, position_of
+from handrail.audit.records import replaced, trimmed
 from handrail.stores import Delete, DoneCallback, Put, Store
 from handrail.stores.sqlite import MAX_BATCH_ROWS, commit
 
@@ -78,7 +77,7 @@ class SqliteTable:
             bodies = [body for at, body in enumerate(bodies) if at not in unmet]
         if db is not self._db and self._last != ORIGIN and not _has_position(self._last, db):
             log.error("audit: %s was deleted or replaced: records up to %d are not in it", self.path, self._last.number)
-            bodies = [notice("replaced", to=self._last.number, digest=self._last.hash.decode()), *bodies]
+            bodies = [replaced(self._last), *bodies]
         if self._limits != Retention() and not 0 <= now - self._trimmed_at < TRIM_INTERVAL_SECONDS:
             bodies = [*bodies, *_trim(self._limits, db, now)]
             self._trimmed_at = now
@@ -101,7 +100,7 @@ class SqliteTable:
 
 
 def _last_position(number: int, lines: bytes) -> ChainPosition:
-    """The last record of a row."""
+    """Return the position of the last record of a row."""
     position = position_of(lines[lines.rfind(b"\n") + 1 :])
     return ChainPosition(number, position.hash if position else ORIGIN.hash)
 
@@ -118,7 +117,7 @@ def _trim(limits: Retention, db: Connection, now: float) -> list[bytes]:
         return []
     (lines,) = db.execute("SELECT line FROM audit WHERE number = ?", (to,)).fetchone()
     db.execute("DELETE FROM audit WHERE number <= ?", (to,))
-    return [notice("trimmed", to=to, digest=_last_position(to, lines).hash.decode(), **asdict(limits))]
+    return [trimmed(_last_position(to, lines), limits)]
 
 
 def _too_old(keep_seconds: float, db: Connection, now: float) -> int:

@@ -73,7 +73,7 @@ class GuardSet:
         self.name = name
         self.clock = clock
         self.options: GuardOptions = {}
-        self.served_file = ""  # the file the server is served from, if a command was given one
+        self.served_file = ""  # the file that a command serves the server from
         self.next_serial: Callable[[], str] = lambda: ""  # the id of the next call in the audit log
         self._cleaning_pool = ThreadPool(_CLEANING_THREADS)
         self._preview_pool = ThreadPool(_PREVIEW_THREADS)

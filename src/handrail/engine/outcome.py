@@ -74,7 +74,7 @@ def end_of(call: CallState, result: ToolResult | BaseException) -> CallEnd:
 
 def outcome_of(call: CallState, result: ToolResult | BaseException) -> str:
     """`ok`, `tool_error`, `cancelled`, `timeout`, `input_required`, or the kind of a refusal."""
-    if call.cancelled:  # whatever the tool made of it, its caller was told this
+    if call.cancelled:  # the caller got this reply, whatever the tool returned
         return "timeout" if call.timed_out else "cancelled"
     if isinstance(result, ToolResult):
         return "tool_error" if result.is_error else "ok"

@@ -296,7 +296,7 @@ class RunningCall:
         self.feed.notify()
 
     def record_progress(self, done: float, total: float | None, message: str | None) -> None:
-        """Record progress as far as it can be shown, also if the client did not ask for it."""
+        """Record progress as far as it can be shown, also for a client that did not ask for it."""
         text = None if message is None else str(message)[:FLUSH_BYTES].encode(errors="replace").decode()
         if self.snapshot is None:
             entry = (self.feed.clock(), float(done), None if total is None else float(total), text)

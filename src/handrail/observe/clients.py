@@ -98,7 +98,7 @@ class ClientRegistry:
     def connected(
         self, streams: set[Connection], busy: Counter[ConnectedClient], now: float
     ) -> list[tuple[ConnectedClient, int, bool]]:
-        """Who is there now, how many calls they made, and whether a stream is open, or one of those calls: `busy`."""
+        """Return each client, the number of its calls, and whether it has a stream or one of the `busy` calls open."""
         rows = [
             (peer, peer.calls + busy[peer], peer in busy or not streams.isdisjoint(peer.connections))
             for peer in self._clients.values()
