@@ -1,4 +1,4 @@
-"""`handrail audit`: list the calls made from here, or with `served` the calls answered here, a line each (APP-13).
+"""`handrail audit`: list the calls from here, or with `served` the calls answered here, a line each (APP-13).
 
 `verify` checks the audit logs themselves, and `export` copies their records unchanged (P-16).
 """

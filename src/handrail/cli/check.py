@@ -14,7 +14,7 @@ from handrail.cli.arguments import parse_arguments, parse_document, unknown_tool
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.guarded_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
-from handrail.config import SECTIONS, Config
+from handrail.config import SECTIONS
 from handrail.engine.catalog import ToolEntry
 from handrail.guards.identity import ApiKeys
 from handrail.guards.limits import ANONYMOUS, LOCAL, CallerSlots, Plans, Rates
@@ -46,35 +46,24 @@ def run_check(args: Namespace, screen: Screen) -> int:
         policy = server.engine.guard_set.policy
         warnings = command_config.warnings(server, server.engine.catalog)
     if screen.as_json:
-        own = {name: _displayable(value) for name, value in server_guards.items()}
+        over_http, over_stdio = command_config.approvers(server)
         report = {
             "file": str(command_config.path or ""),
             "config": to_builtins(config),
-            "server": own,
+            "server": {name: _displayable(value) for name, value in server_guards.items()},
             "warnings": warnings,
+            "approved_by": {"http": over_http, "stdio": over_stdio},
         }
-        over_http, over_stdio = command_config.approvers(server)
-        screen.data({**report, "approved_by": {"http": over_http, "stdio": over_stdio}})
+        screen.data(report)
         return ExitCode.OK
-    screen.write(
-        f"{command_config.path}: all right" if command_config.path else "no handrail.toml: what is built in is in force"
-    )
-    rows = _settings(
-        config, command_config, {section for name in server_guards for section in SECTIONS.get(name, {name})}
-    )
+    path = command_config.path
+    screen.write(f"{path}: all right" if path else "no handrail.toml: what is built in is in force")
+    rows = _settings(command_config, {section for name in server_guards for section in SECTIONS.get(name, {name})})
     rows += [
         (name, source, json_text(_displayable(value))) for name, value in server_guards.items() if name != "policy"
     ]
-    over_http, over_stdio = command_config.approvers(server)
-    set_in = (
-        source
-        if "approvals" in server_guards
-        else str(command_config.path)
-        if command_config.mentions("approvals")
-        else "built in"
-    )
-    rows.append(("calls are approved by", set_in, f"{over_http} over HTTP, {over_stdio} over standard input"))
-    whose = source if "policy" in server_guards else str(command_config.path)
+    rows.append(_approvers_row(command_config, server, source if "approvals" in server_guards else ""))
+    whose = source if "policy" in server_guards else str(path)
     for number, rule in enumerate(policy.decisions, 1):
         rows.append((f"rules[{number}]", whose, f"{rule.rule}: {rule.verdict} if {rule.why}"))
     screen.table(rows, indent="  ", styles=("bold", "dim"))
@@ -83,9 +72,16 @@ def run_check(args: Namespace, screen: Screen) -> int:
     return ExitCode.OK
 
 
-def _settings(config: Config, command_config: CommandConfig, others: set[str]) -> list[Row]:
+def _approvers_row(command_config: CommandConfig, server: Server | None, source: str) -> Row:
+    over_http, over_stdio = command_config.approvers(server)
+    set_in = source or (str(command_config.path) if command_config.mentions("approvals") else "built in")
+    return "calls are approved by", set_in, f"{over_http} over HTTP, {over_stdio} over standard input"
+
+
+def _settings(command_config: CommandConfig, others: set[str]) -> list[Row]:
     """Return name, origin and value of each setting; the sections in `others` are not in force."""
     rows: list[Row] = []
+    config = command_config.config
     for section in config.__struct_fields__:
         value, written = getattr(config, section), command_config.raw.get(section)
         if section == "rules" or section in others:

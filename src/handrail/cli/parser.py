@@ -207,7 +207,7 @@ def _add_host_verbs(verb: _AddVerb) -> None:
 def _add_audit_verb(verb: _AddVerb) -> None:
     audit = verb(
         "audit",
-        "list the tool calls that were made from here",
+        "list the tool calls from here",
         "handrail audit                          the last 20 calls",
         "handrail audit -f --server 'weather*'   and new ones",
         "handrail audit --since 2h --outcome denied",

@@ -171,7 +171,7 @@ async def cancel_all(runs: dict[str, PendingRun]) -> None:
 
 
 class _InMemoryTarget(Struct):
-    """The server in this process, as a target of a client with a given principal."""
+    """The server in this process, as a target of a client with its own principal."""
 
     server: Server
     principal: Principal

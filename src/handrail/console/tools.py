@@ -63,7 +63,7 @@ CHANGE_LABELS = {
 
 
 class _Viewer(Struct):
-    """The caller whose view of the tools is shown."""
+    """The caller whose view of the tools is on the page."""
 
     principal: Principal
     revision: Revision
