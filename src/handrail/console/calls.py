@@ -38,7 +38,7 @@ def call_row(context: ConsoleContext, snapshot: CallSnapshot) -> Object:
         "state": snapshot.state,
         "stage": snapshot.stage,
         "began": snapshot.started_at,
-        "seconds": round(snapshot.seconds or context.clock() - snapshot.started_at, 6),
+        "seconds": round(snapshot.seconds if snapshot.ended_ns else context.clock() - snapshot.started_at, 6),
         "worker": context.worker,
         "first": argument_preview(context, snapshot),
     }
