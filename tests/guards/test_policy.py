@@ -19,7 +19,7 @@ from msgspec import convert
 
 from handrail.guards.config_lint import LintedTool, lint_rules, lint_settings
 from handrail.guards.limits import Rates, ToolRate
-from handrail.guards.policy import MAX_PLANS, Decision, Facts, Policy, Rule, Verdict
+from handrail.guards.policy import MAX_PLANS, Decision, Policy, Rule, Subject, Verdict
 from handrail.guards.predicates import Predicate
 from handrail.guards.sanitize import Sanitize, ToolSanitize
 from handrail.model import Object, Principal
@@ -30,10 +30,12 @@ ALICE = Principal("alice", frozenset({"orders:read", "orders:write"}))
 BOB = Principal("bob", frozenset({"orders:read"}))
 EVE = Principal("https://other.example#alice")
 ANYBODY = Principal("anonymous")
-LIST = Facts("list_orders", frozenset({"orders", "safe"}), {"readOnlyHint": True})
-CANCEL = Facts("cancel_order", frozenset({"orders"}), {"destructiveHint": True})
-REFUND = Facts("refund", frozenset({"money"}))
-FAR = Facts("far_read", annotations={"readOnlyHint": True, "destructiveHint": False}, trusted=False, server="far")
+LIST = Subject("tool", "list_orders", frozenset({"orders", "safe"}), {"readOnlyHint": True})
+CANCEL = Subject("tool", "cancel_order", frozenset({"orders"}), {"destructiveHint": True})
+REFUND = Subject("tool", "refund", frozenset({"money"}))
+FAR = Subject(
+    "tool", "far_read", annotations={"readOnlyHint": True, "destructiveHint": False}, trusted=False, server="far"
+)
 GROUPS = {"staff": ["alice", "bob"], "robots": ["bot-*"], "nobody": []}
 
 
@@ -42,7 +44,7 @@ def no_clock() -> float:
 
 
 def decide(
-    rules: Sequence[Rule], who: Principal = ALICE, tool: Facts = REFUND, revision: str = NOW, /, **arguments: Any
+    rules: Sequence[Rule], who: Principal = ALICE, tool: Subject = REFUND, revision: str = NOW, /, **arguments: Any
 ) -> tuple[str, str]:
     found = Policy(rules, groups=GROUPS, clock=no_clock).decide(who, tool, arguments, revision)
     return found.verdict, found.rule
@@ -117,7 +119,7 @@ def rule(verdict: Any, name: str = "", **rest: Any) -> Rule:
 )
 @pytest.mark.parametrize("verdict", ["allow", "deny", "ask", "hide"])
 def test_a_rule_matches_when_all_its_conditions_do(
-    verdict: str, conditions: dict[str, Any], who: Principal, tool: Facts, matches: bool
+    verdict: str, conditions: dict[str, Any], who: Principal, tool: Subject, matches: bool
 ) -> None:
     found = decide([rule(verdict, "it", **conditions)], who, tool)
     assert (found == (verdict, "it")) is matches
@@ -148,7 +150,7 @@ def test_a_rule_matches_when_all_its_conditions_do(
         ("deny hide", FAR, ("hide", "rule 2")),
     ],
 )
-def test_hide_wins_then_deny_then_the_first(verdicts: str, tool: Facts, expected: tuple[str, str]) -> None:
+def test_hide_wins_then_deny_then_the_first(verdicts: str, tool: Subject, expected: tuple[str, str]) -> None:
     assert decide([rule(each) for each in verdicts.split()], ALICE, tool) == expected
 
 
@@ -168,7 +170,7 @@ def test_hide_wins_then_deny_then_the_first(verdicts: str, tool: Facts, expected
     ],
 )
 def test_without_a_rule_the_strictest_that_applies(
-    settings: dict[str, Any], tool: Facts, expected: tuple[str, str]
+    settings: dict[str, Any], tool: Subject, expected: tuple[str, str]
 ) -> None:
     found = Policy(**settings).decide(ALICE, tool, {}, NOW)
     assert (found.verdict, found.rule) == expected
@@ -193,9 +195,9 @@ def test_hints_count_only_from_those_who_are_trusted(
 ) -> None:
     policy = Policy()
     tools = [
-        Facts("x", annotations=annotations),
-        Facts("x", annotations=annotations, server="far"),
-        Facts("x", annotations=annotations, server="far", trusted=False),
+        Subject("tool", "x", annotations=annotations),
+        Subject("tool", "x", annotations=annotations, server="far"),
+        Subject("tool", "x", annotations=annotations, server="far", trusted=False),
     ]
     assert [policy.decide(ALICE, tool, {}, NOW).verdict for tool in tools] == [own, trusted, foreign]
 
@@ -363,9 +365,9 @@ def test_a_rule_that_perhaps_asks_softens_no_refusal() -> None:
 def test_patterns_take_linear_time() -> None:
     # Engines that go back would not finish within the age of the universe.
     rules = [rule("deny", arguments={"text": {"matches": "^(a+)+$"}}), rule("deny", tools=["*".join("a" * 40)])]
-    tool = Facts("a" * 100_000 + "b")
+    tool = Subject("tool", "a" * 100_000 + "b")
     assert decide(rules, ALICE, tool, text="a" * 100_000 + "!")[0] == "allow"
-    assert decide(rules, ALICE, Facts("a" * 100_000), text="")[0] == "deny"
+    assert decide(rules, ALICE, Subject("tool", "a" * 100_000), text="")[0] == "deny"
 
 
 # Time of day
@@ -478,8 +480,8 @@ TOOLS = [
     CANCEL,
     REFUND,
     FAR,
-    Facts("near_write", frozenset({"money"}), {"readOnlyHint": False}, server="near"),
-    Facts("near_read", annotations={"readOnlyHint": True}, server="near"),
+    Subject("tool", "near_write", frozenset({"money"}), {"readOnlyHint": False}, server="near"),
+    Subject("tool", "near_read", annotations={"readOnlyHint": True}, server="near"),
 ]
 SPOKEN = [NOW, "2026-07-28"]
 texts = st.text("ao/*.~\\\n\0é\ud800\U0001f600", max_size=5)
@@ -547,7 +549,7 @@ def one_rule(draw: st.DrawFn, verdicts: Sequence[Verdict] = ("allow", "deny", "a
     return Rule(verdict=verdict, **given)
 
 
-Call = tuple[Principal, Facts, dict[str, Any], str]
+Call = tuple[Principal, Subject, dict[str, Any], str]
 rule_lists = st.lists(one_rule(), max_size=5)
 every_call: st.SearchStrategy[Call] = st.tuples(
     st.sampled_from(WHO), st.sampled_from(TOOLS), calls, st.sampled_from(SPOKEN)
@@ -587,7 +589,7 @@ class Naive:
             return "allow", "default"
         return "ask", f"built in: {'destructive' if call[1].trusted else 'untrusted'} tools ask"
 
-    def hint(self, tool: Facts, name: str) -> bool:
+    def hint(self, tool: Subject, name: str) -> bool:
         absent = {"destructiveHint": True, "readOnlyHint": False}[name]
         if not tool.trusted:
             return absent
@@ -766,7 +768,7 @@ pieces = st.text("ab*", min_size=1, max_size=8)
 @example("*a*a*", "a")
 @example("aa*aa", "aaa")
 def test_a_star_is_any_characters(glob: str, name: str) -> None:
-    assert (decide([rule("deny", tools=[glob])], ALICE, Facts(name))[0] == "deny") is fnmatchcase(name, glob)
+    assert (decide([rule("deny", tools=[glob])], ALICE, Subject("tool", name))[0] == "deny") is fnmatchcase(name, glob)
 
 
 # What is remembered
@@ -785,13 +787,15 @@ def test_callers_of_one_name_do_not_share_decisions() -> None:
 def test_a_tool_that_takes_the_place_of_another_is_judged_anew() -> None:
     policy = Policy()
     for _ in range(3):
-        assert policy.decide(ALICE, Facts("x"), {}, NOW).verdict == "allow"
-        assert policy.decide(ALICE, Facts("x", annotations={"destructiveHint": True}), {}, NOW).verdict == "ask"
-        assert policy.decide(ALICE, Facts("x", trusted=False), {}, NOW).verdict == "ask"
+        assert policy.decide(ALICE, Subject("tool", "x"), {}, NOW).verdict == "allow"
+        assert (
+            policy.decide(ALICE, Subject("tool", "x", annotations={"destructiveHint": True}), {}, NOW).verdict == "ask"
+        )
+        assert policy.decide(ALICE, Subject("tool", "x", trusted=False), {}, NOW).verdict == "ask"
 
 
 def test_memory_is_bounded() -> None:
-    policy, tool = Policy(), Facts("x")
+    policy, tool = Policy(), Subject("tool", "x")
     before = sys.getrefcount(tool)
     for number in range(2 * MAX_PLANS + 10):
         policy.decide(Principal(f"user-{number}"), tool, {}, NOW)

@@ -384,7 +384,7 @@ ELSEWHERE = {
     # Values that come from others: a tool's answer, and what clients and callers read. What a tool gives is checked
     # when it has given it, see below.
     *"Text Image Audio ResourceLink EmbeddedResource ToolResult Tool ClientInfo Answer".split(),
-    *"Elicitation Sampling Confirmation CallResult Finding Approval ApprovalRequest Facts Decision".split(),
+    *"Elicitation Sampling Confirmation CallResult Finding Approval ApprovalRequest Subject Decision".split(),
     *"Tools ListedTool ServerEntry ApprovalQueue Sanitizer BlockingClient".split(),
     *"Call Console ToolError Refused RemoteProtocolError TrailError open_trail".split(),
     *"Trail Verifier Store MemoryStore SqliteStore PeerChannel ApprovalGrant".split(),

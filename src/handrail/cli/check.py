@@ -157,7 +157,7 @@ def _stages(
     server: Server, entry: ToolEntry, principal: Principal, call_arguments: Object, revision: str, approver: str
 ) -> tuple[list[Row], bool]:
     gate, policy = server.engine.guard_set, server.engine.guard_set.policy
-    hide_decision = policy.hides(principal, entry.facts, revision)
+    hide_decision = policy.hides(principal, entry.subject, revision)
     stages: list[Row] = []
     if hide_decision is not None:
         return [("find", "hidden", f"answered as an unknown tool by {hide_decision.rule}: {hide_decision.why}")], False
@@ -176,9 +176,9 @@ def _stages(
             return stages, False
         call_arguments = repair_result[0]
         stages.append(("validate", "repaired", ", ".join(each.path for each in repair_result[1])))
-    for name, matched, why in policy.explain(principal, entry.facts, call_arguments, revision):
+    for name, matched, why in policy.explain(principal, entry.subject, call_arguments, revision):
         stages.append((f"rule {name}", "matches" if matched else "does not", why))
-    decision = policy.decide(principal, entry.facts, call_arguments, revision)
+    decision = policy.decide(principal, entry.subject, call_arguments, revision)
     stages.append(("decide", decision.verdict, f"by {decision.rule}: {decision.why}"))
     if decision.verdict == "deny":
         return stages, False

@@ -233,7 +233,9 @@ class ServerTools:
         visible = []
         for tool in tools_by_name.values():
             decision = (
-                None if policy is None or tool.is_blocked else policy.hides(LOCAL_PRINCIPAL, tool.facts, revision_name)
+                None
+                if policy is None or tool.is_blocked
+                else policy.hides(LOCAL_PRINCIPAL, tool.subject, revision_name)
             )
             if decision is not None:
                 why = "a rule hides it" if decision.verdict == "hide" else f"no rule allows it: {decision.rule}"
@@ -404,7 +406,7 @@ class ServerTools:
         """Return why the call needs confirmation, empty if it does not; Denied if a rule denies it."""
         policy, decision = self._settings.policy, None
         if policy is not None:
-            decision = policy.decide(LOCAL_PRINCIPAL, call.tool.facts, call.arguments, call.revision)
+            decision = policy.decide(LOCAL_PRINCIPAL, call.tool.subject, call.arguments, call.revision)
             call.rule = decision.rule
             if decision.verdict in ("deny", "hide"):
                 raise Denied(f"{decision.rule}: {decision.why}")

@@ -19,7 +19,7 @@ from handrail.text.controls import strip_invisible
 from handrail.text.media import check_media
 
 if TYPE_CHECKING:
-    from handrail.guards.policy import Facts
+    from handrail.guards.policy import Subject
 
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
@@ -79,11 +79,11 @@ class ListedTool:
         return claims if type(claims) is dict else {}
 
     @cached_property
-    def facts(self) -> Facts:
+    def subject(self) -> Subject:
         """The tool as rules see it."""
-        from handrail.guards.policy import Facts  # few clients have rules
+        from handrail.guards.policy import Subject  # few clients have rules
 
-        return Facts(self.own_name, annotations=self.annotations, trusted=self.trusted, server=self.server)
+        return Subject("tool", self.own_name, annotations=self.annotations, trusted=self.trusted, server=self.server)
 
     @property
     def icons(self) -> list[Object]:

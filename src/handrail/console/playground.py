@@ -68,7 +68,7 @@ async def check(context: ConsoleContext, request: ApiRequest) -> Object:
     if not entry.scopes <= principal.scopes:
         verdict, rule = "deny", f"needs the scope {' '.join(sorted(entry.scopes - principal.scopes))}"
     elif not problems:
-        decision = context.guards.policy.decide(principal, entry.facts, params.arguments, revision.name)
+        decision = context.guards.policy.decide(principal, entry.subject, params.arguments, revision.name)
         verdict, rule = decision.verdict, decision.rule
     return {"valid": not problems, "problems": problems, "verdict": verdict, "rule": rule}
 

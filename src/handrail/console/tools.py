@@ -285,7 +285,7 @@ def _hidden_because(context: ConsoleContext, viewer: _Viewer, entry: ToolEntry) 
     if not entry.is_visible_to(viewer.principal.scopes):
         missing = " ".join(sorted(entry.scopes - viewer.principal.scopes))
         return f"Its author shows it only to callers with the scope {missing}"
-    hiding = context.guards.policy.hides(viewer.principal, entry.facts, viewer.revision.name)
+    hiding = context.guards.policy.hides(viewer.principal, entry.subject, viewer.revision.name)
     return "This server lists no tools" if hiding is None else f"Hidden by {hiding.rule}: {hiding.why}"
 
 
@@ -297,7 +297,7 @@ def _verdict(context: ConsoleContext, viewer: _Viewer, entry: ToolEntry) -> Obje
             "rule": "scopes",
             "why": f"its author wants the scope {' '.join(sorted(missing_scopes))}",
         }
-    outcomes = context.guards.policy.possible_decisions(viewer.principal, entry.facts, viewer.revision.name)
+    outcomes = context.guards.policy.possible_decisions(viewer.principal, entry.subject, viewer.revision.name)
     if len({each.verdict for each in outcomes}) == 1:
         return {"verdict": outcomes[0].verdict, "rule": outcomes[0].rule, "why": outcomes[0].why}
     reasons = "; ".join(f"{each.verdict} by {each.rule} ({each.why})" for each in outcomes[:-1])

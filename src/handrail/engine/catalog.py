@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.guards.fingerprint import fingerprint
-from handrail.guards.policy import Facts
+from handrail.guards.policy import Subject
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool
 from handrail.revisions import Revision
@@ -73,7 +73,7 @@ class ToolEntry(Struct, kw_only=True):
     position: int = 0
     origin: ToolEntry | None = None
     via: tuple[Any, ...] = ()  # the servers that brought it here; their middleware is around it too
-    facts: Facts = Facts(name="")  # the facts that policy rules match
+    subject: Subject = Subject(kind="tool", name="")  # what policy rules match
     fingerprint: str = ""
     source: str = ""  # the file its function is in
     preview: Preview | None = None  # describes what a call would do
@@ -89,7 +89,7 @@ class ToolEntry(Struct, kw_only=True):
     def prepare(self) -> None:
         """Compute what follows from the definition, which may have been renamed since it was compiled."""
         hints = {} if self.tool.annotations is UNSET else self.tool.annotations
-        self.facts = Facts(name=self.tool.name, tags=self.tags, annotations=hints)
+        self.subject = Subject(kind="tool", name=self.tool.name, tags=self.tags, annotations=hints)
         self.fingerprint = fingerprint(self.tool)
 
     def definition(self, revision: Revision) -> Any:

@@ -123,18 +123,18 @@ class GuardSet:
 
     def must_decide(self, entry: ToolEntry) -> bool:
         """Return whether the policy has to decide about the calls of a tool."""
-        return self._has_policy or entry.facts.annotations.get("destructiveHint") is True
+        return self._has_policy or entry.subject.annotations.get("destructiveHint") is True
 
     def hides(self, entry: ToolEntry, principal: Principal, revision: Revision) -> bool:
         policy = self.policy
-        return policy.hides_anything and policy.hides(principal, entry.facts, revision.name) is not None
+        return policy.hides_anything and policy.hides(principal, entry.subject, revision.name) is not None
 
     def hidden(self, catalog: ToolCatalog, principal: Principal, revision: Revision) -> frozenset[str]:
         """Return the names of the tools that this caller must not see."""
         if not self.policy.hides_anything:
             return frozenset()
         hides = self.policy.hides
-        return frozenset(each.tool.name for each in catalog if hides(principal, each.facts, revision.name))
+        return frozenset(each.tool.name for each in catalog if hides(principal, each.subject, revision.name))
 
     def charge_request(
         self, principal: Principal, address: str, *, is_list: bool = False
@@ -219,14 +219,14 @@ class GuardSet:
 
     def needs_approval(self, call: CallState) -> bool:
         """Return whether a person has to approve the call; refuse it if the policy denies it."""
-        who, facts = call.principal, call.entry.facts
-        call.decision = decision = self.policy.decide(who, facts, call.arguments, call.revision.name)
+        who, subject = call.principal, call.entry.subject
+        call.decision = decision = self.policy.decide(who, subject, call.arguments, call.revision.name)
         if decision.verdict == "deny":
-            allowed = self.policy.denial_hint(who, facts, decision, call.revision.name)
+            allowed = self.policy.denial_hint(who, subject, decision, call.revision.name)
             raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed {allowed}", readable=True)
         if (
             decision.verdict == "allow"
-            and facts.annotations.get("destructiveHint") is True
+            and subject.annotations.get("destructiveHint") is True
             and self.promises_to_ask(call.revision, call.client, call.is_identified)
         ):
             call.decision = decision = _PROMISED  # the client relies on the server, and has not asked its user

@@ -38,10 +38,10 @@ from handrail.suggest import collection, describe_value, expect, mapping, texts
 __all__ = [
     "CompiledRule",
     "Decision",
-    "Facts",
     "Fallback",
     "Policy",
     "Rule",
+    "Subject",
     "Verdict",
     "any_glob",
     "compile_rule",
@@ -51,6 +51,7 @@ __all__ = [
 
 Verdict = Literal["allow", "deny", "ask", "hide"]
 Fallback = Literal["allow", "deny", "ask"]
+SubjectKind = Literal["tool"]
 MAX_PLANS = 4_096
 MAX_HINT_CHARACTERS = 500  # characters of what would be allowed
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -98,14 +99,18 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             mapping(f"Rule: {name}", getattr(self, name), "conditions")
 
 
-class Facts(Struct, frozen=True, eq=False):
-    """What the rules see of a tool. Made once per tool and not changed: decisions are remembered by its identity."""
+class Subject(Struct, frozen=True, eq=False):
+    """What a request is about, as far as rules are concerned: today a tool.
 
+    Made once for each tool and not changed: a policy caches its plans by the identity of the subject.
+    """
+
+    kind: SubjectKind
     name: str
     tags: frozenset[str] = frozenset()
     annotations: Mapping[str, Any] = {}
     trusted: bool = True
-    server: str = ""  # the upstream it came from; empty: one's own
+    server: str = ""  # the upstream server; empty: a tool of this server
 
 
 class Decision(Struct, frozen=True):
@@ -116,7 +121,7 @@ class Decision(Struct, frozen=True):
     why: str
 
 
-CallerTest = Callable[[Principal, Facts, str], bool]
+CallerTest = Callable[[Principal, Subject, str], bool]
 
 
 class CompiledRule(Struct, frozen=True):
@@ -129,13 +134,13 @@ class CompiledRule(Struct, frozen=True):
     argument_tests: list[tuple[str, Callable[[Object], TriState]]]  # of the arguments
 
 
-def hints(facts: Facts) -> Mapping[str, Any]:
+def hints(subject: Subject) -> Mapping[str, Any]:
     """What the hints of a tool say to rules."""
-    if not facts.trusted:
+    if not subject.trusted:
         return _PESSIMISTIC
-    if not facts.server:
-        return facts.annotations
-    declared = {name: value for name, value in facts.annotations.items() if type(value) is bool}
+    if not subject.server:
+        return subject.annotations
+    declared = {name: value for name, value in subject.annotations.items() if type(value) is bool}
     is_writing = not declared.get("readOnlyHint")  # or its destructiveHint means nothing
     return {**_PESSIMISTIC, "destructiveHint": is_writing, **declared}
 
@@ -160,12 +165,12 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
             caller_tests.append((f"{key.replace('_', ' ')} {', '.join(values)}", test))
 
     if "*" not in rule.tools:
-        condition("tools", lambda _, facts, __: tools(facts.name))
-    condition("tags", lambda _, facts, __: not facts.tags.isdisjoint(rule.tags))
+        condition("tools", lambda _, subject, __: tools(subject.name))
+    condition("tags", lambda _, subject, __: not subject.tags.isdisjoint(rule.tags))
     caller_tests += [
         (f"{hint} {str(expected).lower()}", _hint_test(hint, expected)) for hint, expected in rule.annotations.items()
     ]
-    condition("servers", lambda _, facts, __: bool(facts.server) and servers(facts.server))
+    condition("servers", lambda _, subject, __: bool(subject.server) and servers(subject.server))
     if "*" not in rule.principals:
         condition("principals", lambda principal, *_: principals(principal.id))
     condition("groups", lambda principal, *_: any(groups[group](principal.id) for group in rule.groups))
@@ -206,7 +211,7 @@ def _validate(rule: Rule, where: str) -> Rule:
 
 
 def _hint_test(hint: str, expected: bool) -> CallerTest:
-    return lambda _, facts, __: (hints(facts).get(hint) is True) is expected
+    return lambda _, subject, __: (hints(subject).get(hint) is True) is expected
 
 
 def _compile_time(rule: Rule, where: str) -> tuple[str, Callable[[float], bool]]:
@@ -309,7 +314,7 @@ class Policy:
         self._untrusted = Decision(
             "ask", "built in: untrusted tools ask", "no rule matches, and nobody trusts its server"
         )
-        self._plans: dict[tuple[Principal, Facts, str], _Plan] = {}
+        self._plans: dict[tuple[Principal, Subject, str], _Plan] = {}
         # Else no list is filtered.
         self.hides_anything = default == "deny" or any(rule.decision.verdict == "hide" for rule in self.compiled_rules)
 
@@ -332,19 +337,19 @@ class Policy:
         content = [rules, self._default.verdict, self._destructive.verdict, groups]
         return sha256(encode(content, order="sorted")).hexdigest()[:16]
 
-    def decide(self, principal: Principal, facts: Facts, arguments: Object, revision: str) -> Decision:
+    def decide(self, principal: Principal, subject: Subject, arguments: Object, revision: str) -> Decision:
         """The verdict on a call whose arguments are valid."""
-        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        plan = self._plans.get((principal, subject, revision)) or self._plan(principal, subject, revision)
         if not plan.steps:
             return plan.fallback
         return _decide(plan, arguments, self._clock() if plan.timed else 0.0)
 
-    def hides(self, principal: Principal, facts: Facts, revision: str) -> Decision | None:
+    def hides(self, principal: Principal, subject: Subject, revision: str) -> Decision | None:
         """The decision that hides a tool, if there is one: it is not listed, and a call finds nothing.
 
         With `default="deny"`, that is also so for a tool that no rule could ever allow this caller.
         """
-        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        plan = self._plans.get((principal, subject, revision)) or self._plan(principal, subject, revision)
         if plan.always_denies:
             return plan.fallback
         if not plan.hides:
@@ -352,12 +357,12 @@ class Policy:
         decision = _decide(plan, {}, self._clock() if plan.timed else 0.0)  # hiding comes first, whatever the arguments
         return decision if decision.verdict == "hide" else None
 
-    def denial_hint(self, principal: Principal, facts: Facts, denial: Decision, revision: str) -> str:
+    def denial_hint(self, principal: Principal, subject: Subject, denial: Decision, revision: str) -> str:
         """What a caller is told of a denial, after "is not allowed": what would be, as far as that is up to the call.
 
         Only conditions on arguments and time are told, of rules that are about this caller and this tool.
         """
-        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        plan = self._plans.get((principal, subject, revision)) or self._plan(principal, subject, revision)
         against = [step.words for step in plan.steps if step.decision is denial]
         others = {"allow": "", "ask": " (after approval)"}
         offers = [step.words + others[step.decision.verdict] for step in plan.steps if step.decision.verdict in others]
@@ -368,9 +373,9 @@ class Policy:
             f"{text}; allowed is: {' or '.join(offers)}"[:MAX_HINT_CHARACTERS] if offers else text[:MAX_HINT_CHARACTERS]
         )
 
-    def possible_decisions(self, principal: Principal, facts: Facts, revision: str) -> list[Decision]:
+    def possible_decisions(self, principal: Principal, subject: Subject, revision: str) -> list[Decision]:
         """Every decision a call could meet now, in the order of the rules. If it is one, no argument changes it."""
-        plan = self._plans.get((principal, facts, revision)) or self._plan(principal, facts, revision)
+        plan = self._plans.get((principal, subject, revision)) or self._plan(principal, subject, revision)
         decisions, now = [], self._clock()
         for decision, time_test, argument_test, _ in plan.steps:
             if time_test is None or time_test(now):
@@ -380,11 +385,11 @@ class Policy:
         return [*decisions, plan.fallback]
 
     def explain(
-        self, principal: Principal, facts: Facts, arguments: Object, revision: str
+        self, principal: Principal, subject: Subject, arguments: Object, revision: str
     ) -> list[tuple[str, bool, str]]:
         """Each rule as written, whether it matches and the condition that says so."""
         now = self._clock()
-        return [_explain(rule, principal, facts, arguments, revision, now) for rule in self.compiled_rules]
+        return [_explain(rule, principal, subject, arguments, revision, now) for rule in self.compiled_rules]
 
     @property
     def warnings(self) -> list[str]:
@@ -400,11 +405,11 @@ class Policy:
                 catch_all = name
         return warnings
 
-    def _plan(self, principal: Principal, facts: Facts, revision: str) -> _Plan:
+    def _plan(self, principal: Principal, subject: Subject, revision: str) -> _Plan:
         steps: list[_Step] = []
-        fallback = self._fallback(facts)
+        fallback = self._fallback(subject)
         for rule in self._ranked:
-            if all(test(principal, facts, revision) for _, test in rule.caller_tests):
+            if all(test(principal, subject, revision) for _, test in rule.caller_tests):
                 if not rule.time_tests and not rule.argument_tests:
                     fallback = rule.decision
                     break
@@ -417,14 +422,14 @@ class Policy:
         verdicts = {fallback.verdict, *(step.decision.verdict for step in steps)}
         always_denies = self._default.verdict == "deny" and verdicts == {"deny"}
         plan = _Plan(steps, fallback, any(step.time_test for step in steps), "hide" in verdicts, always_denies)
-        self._plans[principal, facts, revision] = plan
+        self._plans[principal, subject, revision] = plan
         return plan
 
-    def _fallback(self, facts: Facts) -> Decision:
+    def _fallback(self, subject: Subject) -> Decision:
         candidates = [self._default]
-        if not facts.trusted:
+        if not subject.trusted:
             candidates.append(self._untrusted)
-        if hints(facts).get("destructiveHint") is True:
+        if hints(subject).get("destructiveHint") is True:
             candidates.append(self._destructive)
         return min(candidates, key=lambda each: _STRICTNESS[each.verdict])
 
@@ -459,11 +464,11 @@ def _decide(plan: _Plan, arguments: Object, now: float) -> Decision:
 
 
 def _explain(
-    rule: CompiledRule, principal: Principal, facts: Facts, arguments: Object, revision: str, now: float
+    rule: CompiledRule, principal: Principal, subject: Subject, arguments: Object, revision: str, now: float
 ) -> tuple[str, bool, str]:
     decision = rule.decision
     answers: list[tuple[str, TriState]] = [
-        (words, test(principal, facts, revision)) for words, test in rule.caller_tests
+        (words, test(principal, subject, revision)) for words, test in rule.caller_tests
     ]
     answers += [(words, holds(now)) for words, holds in rule.time_tests]
     answers += [(words, test(arguments)) for words, test in rule.argument_tests]
