@@ -1,15 +1,15 @@
-"""Calls that wait for a person: filed, shown, decided once, used once (P-19).
+"""Calls that wait for the decision of a person: filed, shown, decided once, used once (P-19).
 
 An approval is bound to who calls, the tool, its fingerprint and the file it is in, the arguments, the policy in force
 and who may decide, by one digest over all of them, and to a time. Who may decide is kept with the question and checked
 where it is decided, whatever the settings of the process that decides. Arguments are kept with their secrets masked:
 the caller brings them again. It goes `pending → approved → consumed`, or ends as `denied`, `expired` or `cancelled`.
 Every step is a compare-and-set on the store, made in one transaction with the record of it where the trail is in the
-same database; whoever comes second is told so. The step to `consumed` is handed to whoever writes the intent of the
-call, for the same reason: a call runs at most once for one approval, and never without a record.
+same database; the second of two decisions is an error. The step to `consumed` is part of the transaction that writes
+the intent of the call, for the same reason: a call runs at most once for one approval, and never without a record.
 
-What a person wants remembered becomes a `Grant`: this caller, this tool as it is now, these arguments, under the rules
-in force, until then.
+A decision that is remembered becomes a grant: for this caller, this tool as it is now and these arguments, under the
+rules in force, for a limited time.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ OPEN_STATES: frozenset[ApprovalState] = frozenset({"pending", "approved"})
 
 CLOSED_TTL_SECONDS = 24 * 3600.0  # how long what is over can still be looked up
 HISTORY_TTL_SECONDS = 30 * CLOSED_TTL_SECONDS  # and what was last allowed
-RETURN_SECONDS = 5.0  # within which a client comes back that was told to
+RETURN_SECONDS = 5.0  # a client that was asked to retry comes back within this time
 MAX_OPEN = 1000  # questions of one server
 MAX_OPEN_EACH = 100  # of one caller of it
 RESERVED_OPEN_EACH = 5  # that each caller has room for, also where others have filled the server's
 MAX_HISTORY = 5  # calls that were allowed, by which a new one is judged
 MAX_RECENT = 200  # that can be looked back at
-MAX_ARGUMENTS_BYTES = 100_000  # bytes of them as JSON: nobody reads more before saying yes
+MAX_ARGUMENTS_BYTES = 100_000  # as JSON: a person reads no more before deciding
 
 
 class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ class Approvals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"approvals.{name}: {getattr(self, name)!r} is not a number of seconds above 0")
 
     def deciders(self, is_identified: bool) -> str:
-        """Return who may decide, as `by` names them: where callers have names, not the caller, unless that was said."""
+        """Return who may decide, as `by` names them. Where callers have identities, `auto` excludes the caller."""
         return self.by if self.by != "auto" else "another" if is_identified else "anyone"
 
 
@@ -121,12 +121,12 @@ class ApprovalQueue:
         redact: Callable[[Object], Object] = mask_secrets,
     ) -> None:
         self.options = options or Approvals()
-        self.shared = shared  # somebody outside of this process can see it, and decide
+        self.shared = shared  # an operator outside of this process can decide
         self._store = store
         self._trail = trail
         self._clock = clock
-        self._redact = redact  # the secrets of arguments that are kept
-        self.on_created: Callable[[Approval], None] | None = None  # is told of each question that is new, and our own
+        self._redact = redact  # removes the secrets from stored arguments
+        self.on_created: Callable[[Approval], None] | None = None  # called for each new request of this process
 
     def enable_operators(self) -> None:
         """Let calls wait for an operator, also where the store is in memory: a console of this process shows them."""
@@ -148,14 +148,14 @@ class ApprovalQueue:
         raise ApprovalError("too many identical calls wait for the same approval at once")
 
     async def _find_reusable(self, digest: str) -> tuple[bytes | None, Approval | None]:
-        """What was last filed for this very call: its name as it is kept, and the approval itself if that holds."""
+        """Return what was last filed for the same call: the stored id, and the approval if it is reusable."""
         index = await self._store.get(f"approval-for:{digest}")
         approval = await self.get(index.decode()) if index is not None else None
         if approval is None or not self.is_current(approval):
             return index, None
         is_binding_denial = (
             approval.state == "denied" and approval.by != approval.asked.principal
-        )  # one's own no binds nobody later
+        )  # a denial by the caller does not bind later calls
         is_reusable = (
             approval.state in OPEN_STATES and not approval.ticket
         )  # with one it belongs to a call that goes on
@@ -214,7 +214,7 @@ class ApprovalQueue:
         return approval
 
     def _mask_request(self, request: ApprovalRequest) -> ApprovalRequest:
-        """A call as it is kept: without the secrets in its arguments."""
+        """Return a call as it is stored: without the secrets in its arguments."""
         masked = self._redact(request.arguments)
         if len(masked) != len(request.arguments):  # two names with a secret in them became one
             return replace(request, arguments=masked, hidden=dict.fromkeys(masked, ""))
@@ -256,7 +256,7 @@ class ApprovalQueue:
         if reason := self.refusal_reason(approval, who or by, role):
             raise ApprovalError(f"{approval_id}: {reason}")
         if not yes:
-            edited = matching = None  # a no is a no, whatever else was said with it
+            edited = matching = None  # a denial has no other effect
             remember = 0.0
         request = approval.asked
         if remember > 0 and not request.remember:
@@ -298,7 +298,7 @@ class ApprovalQueue:
         return decided
 
     def _restore_masks(self, edited: Object | None, request: ApprovalRequest) -> Object | None:
-        """Edited arguments, masked where they repeat what is kept masked; a webhook was sent the secrets."""
+        """Mask edited arguments where they repeat a stored mask; a webhook has received the secrets."""
         if not request.hidden or type(edited) is not dict:
             return edited
         same = {
@@ -309,7 +309,7 @@ class ApprovalQueue:
         return {name: request.arguments[name] if name in same else value for name, value in edited.items()}
 
     async def _updated_history(self, request: ApprovalRequest, edited: Object | None) -> list[ApprovalRequest]:
-        """What is known of the last calls that were allowed, with this one first."""
+        """Return the last calls that were allowed, this one first."""
         arguments = request.arguments if edited is None else edited
         hidden = {name: seal for name, seal in request.hidden.items() if arguments.get(name) == request.arguments[name]}
         allowed = replace(request, arguments=self._redact(arguments), hidden=hidden, schema={}, description="")
@@ -331,7 +331,7 @@ class ApprovalQueue:
         """Note for others that the caller waits, for `seconds` at most; if it `returns`, also a while afterwards."""
         prefix = f"approval-caller:{approval.id}:"
         key = prefix + secrets.token_hex(4)
-        with suppress(StoreError):  # it is only shown
+        with suppress(StoreError):  # only the display depends on it
             await self._store.commit([Put(key, b"", seconds + RETURN_SECONDS), Delete(prefix)])
         try:
             yield
@@ -345,21 +345,21 @@ class ApprovalQueue:
         return bool(await self._store.scan(f"approval-caller:{approval.id}:", limit=1))
 
     def consume_op(self, approval: Approval) -> Put:
-        """The step that uses a yes up: for whoever writes the intent, to be made with it or not at all."""
+        """Return the change that consumes an approval: to be made in the transaction that writes the intent."""
         consumed = replace(approval, state="consumed")
         return Put(
             f"approval:{approval.id}", encode_sorted(consumed), CLOSED_TTL_SECONDS, if_equals=encode_sorted(approval)
         )
 
     async def reissue(self, approval: Approval) -> str:
-        """The tool has asked something: the yes is good once more, for whoever brings this back with the answer."""
+        """Make an approval valid once more, after the tool asked something. Return the ticket that the retry needs."""
         consumed, ticket = replace(approval, state="consumed"), secrets.token_urlsafe(16)
-        # Twice its time, however often it goes on: else whoever never answers has a yes for ever.
+        # At most twice its time, however often: a client that never answers must not have an approval for ever.
         reissued = replace(approval, state="approved", ticket=ticket, expires=approval.at + 2 * self.options.expires)
         return ticket if await self._transition(encode_sorted(consumed), reissued, "continued") else ""
 
     async def cancel(self, approval: Approval) -> None:
-        """Nobody wants it any more, or it cannot be used; unless it is not what it was when that was found."""
+        """Cancel an approval, unless it has changed since it was read."""
         row = await self._read(approval.id)
         if row is not None and row[1].state == approval.state in OPEN_STATES:
             await self._transition(row[0], replace(row[1], state="cancelled", at=self.now()), "cancelled")
@@ -368,7 +368,7 @@ class ApprovalQueue:
         return float(self._clock())  # an approval is compared as it is written, and 1 is not 1.0
 
     def refusal_reason(self, approval: Approval, who: str, role: DeciderRole = "operator") -> str:
-        """Why this one may not decide, by what the server said when it asked; nothing if it may."""
+        """Return why a person may not decide, by the settings of the request; empty if they may."""
         by, caller = approval.asked.by, approval.asked.principal
         if not by:
             return "an earlier version asked, and did not say who may decide; it is asked again with the next such call"
@@ -410,7 +410,7 @@ class ApprovalQueue:
         raw = await self._store.get(_history_key(request))
         if raw is None:
             return []
-        if raw.startswith(b"{"):  # of a version that kept only one, and its secrets
+        if raw.startswith(b"{"):  # of a version that stored only one, with its secrets
             return [self._mask_request(decode(raw, type=ApprovalRequest))]
         return decode(raw, type=list[ApprovalRequest])
 
@@ -474,7 +474,7 @@ class ApprovalQueue:
             remaining + CLOSED_TTL_SECONDS if is_final else remaining,
             if_equals=before,
         )
-        # The second is where versions before kept it.
+        # The second key is that of earlier versions.
         keys = (f"{_open_prefix(after.asked.server, after.asked.principal)}{after.id}", f"approval-open:{after.id}")
         deletes = [Delete(key) for key in keys] if is_final else []
         done = await self._commit(after, step, put, *deletes, *more)
@@ -484,11 +484,11 @@ class ApprovalQueue:
         return done
 
     async def publish_change(self, approval: Approval) -> None:
-        """Whoever looks, that it is not what it was."""
+        """Notify the readers of a changed approval."""
         await self._publish("approvals", approval.id.encode())
 
     async def _publish(self, topic: str, message: bytes) -> None:
-        """What is done is done, whether that can be told or not: who waits for it looks by himself, now and then."""
+        """Publish a message. If the store is down it is lost: those who wait also poll."""
         with suppress(StoreError):
             await self._store.publish(topic, message)
 
