@@ -23,7 +23,7 @@ from handrail.client.tools import MAX_DESCRIPTION, safe_icons
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
-from handrail.engine.dispatcher import Dispatcher
+from handrail.engine.dispatcher import Dispatcher, list_tools
 from handrail.engine.reply_channel import NullChannel
 from handrail.errors import PeerError
 from handrail.guards.fingerprint import comparable, definition, fingerprint
@@ -185,7 +185,7 @@ def _list_responses(context: ConsoleContext, viewer: _Viewer) -> list[bytes]:
     responses: list[bytes] = []
     params = _Cursor()
     while True:
-        responses.append(conversation._list(len(responses) + 1, viewer.revision, params, None).body)
+        responses.append(list_tools(conversation, len(responses) + 1, viewer.revision, params, None).body)
         cursor = decode(responses[-1])["result"].get("nextCursor")
         if not cursor:
             return responses

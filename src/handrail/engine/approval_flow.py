@@ -137,7 +137,7 @@ class ApprovalFlow:
 
         It stays open while the endpoint is stopping: the client is still there, and will call again.
         """
-        if not self._call.peer.stopping:
+        if not self._call.reply_channel.stopping:
             with suppress(StoreError, TrailError, ApprovalError):
                 await self._queue.cancel(approval)  # only if it is still pending: a decision made meanwhile counts
 

@@ -39,7 +39,7 @@ def _notification_method(method: Callable[P, Coroutine[Any, Any, None]]) -> Call
     @wraps(method)
     def notify(*args: P.args, **options: P.kwargs) -> Awaitable[None]:
         call, coroutine = cast(Call, args[0]), method(*args, **options)
-        running, loop = asyncio._get_running_loop(), call._state.peer.loop
+        running, loop = asyncio._get_running_loop(), call._state.calls.loop
         if running is loop:
             return _Notification(call, coroutine)
         if running is not None:  # an event loop that the tool runs in a worker thread
@@ -221,7 +221,7 @@ class Call(Struct, eq=False):
             if done <= state.progress:  # a later one was sent meanwhile
                 return
         state.progress = done
-        await state.peer.notify(state, jsonrpc.notification("notifications/progress", params))
+        await state.calls.notify(state, jsonrpc.notification("notifications/progress", params))
 
     @_notification_method
     async def log(self, level: str, data: Json, *, logger: str | None = None) -> None:
@@ -231,12 +231,12 @@ class Call(Struct, eq=False):
         state = self._state
         if state.activity is not None:
             state.activity.record_log(level, data)
-        if state.closed or LEVELS.index(level) < state.peer.log_floor(state):
+        if state.closed or LEVELS.index(level) < state.log_floor:
             return
         params: Object = {"level": level, "data": to_jsonable(data)}
         if logger is not None:
             params["logger"] = logger
-        await state.peer.notify(
+        await state.calls.notify(
             state, jsonrpc.notification("notifications/message", await self._sanitize_params(params))
         )
 
@@ -300,11 +300,11 @@ class Call(Struct, eq=False):
     @_waiting_method
     async def close_stream(self) -> None:
         """Close the response stream, if the transport has one; the client fetches the rest later."""
-        await self._state.peer.close_stream(self._state)
+        self._state.calls.close_stream(self._state)
 
     def _send_unawaited(self, notification: Coroutine[Any, Any, None]) -> None:
         """Send a notification that the tool did not await: in order, and before the response."""
-        state, loop = self._state, self._state.peer.loop
+        state, loop = self._state, self._state.calls.loop
         if asyncio._get_running_loop() is not loop:  # garbage collection runs in any thread
             try:
                 loop.call_soon_threadsafe(self._send_unawaited, notification)
@@ -313,7 +313,7 @@ class Call(Struct, eq=False):
             return
         if state.unsent:
             notification = _send_after(state.unsent, notification)
-        task = state.peer.start_task(notification)
+        task = state.calls.start_task(notification)
         if not task.done():
             state.unsent |= {task}
         task.add_done_callback(partial(_on_unawaited_sent, state))
@@ -337,7 +337,7 @@ class Call(Struct, eq=False):
         """Return the params of a message sanitized; their `_meta` names the changes."""
         state = self._state
         cleaned: Object
-        cleaned, findings = await state.peer.sanitize_message(params)
+        cleaned, findings = await state.calls.sanitize_message(params)
         if findings:
             state.message_findings = merge_findings([*state.message_findings, *findings])
             if changed := changes(findings):
@@ -349,7 +349,7 @@ class Call(Struct, eq=False):
         sanitized = await self._input_request(question)
         state.waiting += 1
         try:
-            answer = await state.peer.request_input(state, sanitized)
+            answer = await state.calls.request_input(state, sanitized)
         except RemoteProtocolError as problem:
             if request.method == "elicitation/create":
                 return Answer("cancel")
@@ -412,7 +412,7 @@ class Blocking:
             coroutine.close()
             raise LocalProtocolError("call.blocking is for `def` tools in a worker thread; here, await the method")
         call = self._call._state
-        future = asyncio.run_coroutine_threadsafe(coroutine, call.peer.loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, call.calls.loop)
         call.blocking_futures |= {future}
         if call.cancelled:
             future.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -13,7 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from handrail.approvals.queue import Approval
 from handrail.engine.catalog import ToolEntry
-from handrail.engine.reply_channel import ReplyCallback
+from handrail.engine.eager import Start
+from handrail.engine.reply_channel import ReplyCallback, ReplyChannel
 from handrail.guards.policy import Decision
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id
@@ -37,31 +38,22 @@ ResultOrError = ToolResult | BaseException
 
 
 class CallPeer(Protocol):
-    """What a call needs of the peer that sent it."""
+    """The peer that sent a call."""
 
-    loop: asyncio.AbstractEventLoop
     connection: Connection
-    raw_message: bytes | bytearray  # the message it is at, as it came
+    raw_message: bytes | bytearray  # the message that is handled now, as it came
     principal: Principal
     address: str  # an IP address, `unix`, `stdio` or `memory`
     is_identified: bool  # the transport has verified who the peer is
     trace_headers: Headers | None  # over HTTP, the headers that name a trace
 
-    @property
-    def two_way(self) -> bool:
-        """Whether the peer accepts more than the response to its request."""
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the endpoint that the peer talks to is stopping."""
+class CallOwner(Protocol):
+    """What a call needs of the engine, which owns it."""
 
-    @property
-    def server_name(self) -> str: ...
-    def log_floor(self, call: CallState) -> int:
-        """Return the lowest log level that the peer wants, as an index of LEVELS."""
-
-    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a coroutine in a task that runs at once."""
+    loop: asyncio.AbstractEventLoop
+    start_task: Start
+    engine: Any
 
     async def sanitize_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
         """Return the params of a message as they may leave, and what was changed in them."""
@@ -72,11 +64,8 @@ class CallPeer(Protocol):
     async def request_input(self, call: CallState, request: InputRequest) -> Object:
         """Send a request of a call, and wait for its result."""
 
-    async def close_stream(self, call: CallState) -> None:
+    def close_stream(self, call: CallState) -> None:
         """Close the response stream of a call; the client fetches the rest later."""
-
-    def set_timer(self, call: CallState) -> None:
-        """Start the timer of a call's timeouts."""
 
     def abandon(self, call: CallState) -> None:
         """Cancel a call without a reply."""
@@ -98,6 +87,8 @@ class CallState(Struct, eq=False):
     """One `tools/call` in flight, from its request to its reply."""
 
     peer: CallPeer
+    calls: CallOwner
+    reply_channel: ReplyChannel  # may be replaced: a call can outlive the request that made it
     id: Id
     entry: ToolEntry
     arguments: Object
@@ -191,7 +182,8 @@ class CallState(Struct, eq=False):
 
     @property
     def server(self) -> str:
-        return self.peer.server_name
+        name: str = self.calls.engine.guard_set.name
+        return name
 
     @property
     def address(self) -> str:
@@ -207,7 +199,7 @@ class CallState(Struct, eq=False):
 
     def now(self) -> float:
         """Return the time of the event loop."""
-        return self.peer.loop.time()
+        return self.calls.loop.time()
 
     def accepts(self, method: str, capability: str) -> bool:
         """Whether the client declared that it answers requests of this method and kind."""
@@ -215,12 +207,17 @@ class CallState(Struct, eq=False):
 
     def can_ask(self, capability: str) -> bool:
         """Whether the user can be asked, by `"elicitation.form"` or `"elicitation.url"`."""
-        reachable = self.revision.input_mode == "retry" or self.peer.two_way
+        reachable = self.revision.input_mode == "retry" or self.reply_channel.two_way
         return reachable and self.accepts("elicitation/create", capability)
 
     def cancel(self) -> None:
         """Cancel the call on behalf of an operator, and tell its caller."""
-        self.peer.cancel(self)
+        self.calls.cancel(self)
+
+    @property
+    def log_floor(self) -> int:
+        """The lowest log level that the client wants, as an index of LEVELS."""
+        return self.peer.connection.level if self.level is None else self.level
 
     def release_slot(self) -> None:
         """Give the concurrency slot back, if the call has one."""

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from handrail.engine.call_state import CallState
+from handrail import jsonrpc
 from handrail.engine.catalog import ToolCatalog, ToolEntry
-from handrail.engine.eager import Start, starter
 from handrail.engine.guard_options import GuardOptions, check_guard_options
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
-from handrail.engine.reply_channel import OpenStream
+from handrail.engine.reply_channel import OpenStream, Reply
+from handrail.engine.results import error_result
 from handrail.engine.thread_pool import ThreadPool
-from handrail.errors import Kind
-from handrail.jsonrpc import Request
-from handrail.model import SERVER_ASKS, Object
+from handrail.errors import Kind, Refused
+from handrail.jsonrpc import Id, Request
+from handrail.model import REFUSED, SERVER_ASKS, Object
 from handrail.protocol.seal import KEY_HINT, Seal, key_problem
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import ErrorMapping, Identity, ServerDescription
 from handrail.suggest import check_options, collection, expect
 
+if TYPE_CHECKING:
+    from handrail.engine.inflight import InFlightCalls
+
 DEFAULT_PAGE = 1_000
+
+_RESULT = ErrorMapping(0)  # a refusal as the result of the tool
 
 _FORMS = {
     "by_revision": {},
@@ -142,11 +146,8 @@ class Engine:
         self.seal = Seal(keys or [key_from_environment()])
         self.clock: Callable[[], float] = time.time
         self.catalog = ToolCatalog("tool")
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._start: Start
-        self._untimed_calls: set[CallState | None] = set()
+        self.in_flight: InFlightCalls | None = None  # of the event loop that serves, as a rule there is one
         self.thread_pool = ThreadPool(options.get("workers", 16))
-        self.blocking_warnings: dict[str, float] = {}  # by tool: when it last held up the event loop
         self.open_streams: set[OpenStream] = set()
         self.middleware: list[Middleware] = []
         self.sinks: tuple[CallSink, ...] = ()
@@ -186,17 +187,6 @@ class Engine:
         theirs = [each for server in entry.via for each in server.engine.middleware]
         return compose([*self.middleware, *theirs], self.pipeline, self.guard_set)
 
-    def task_starter(self, loop: asyncio.AbstractEventLoop) -> Start:
-        """Return the function that starts calls on a loop. One loop at a time is the rule."""
-        if self._loop is not loop:
-            self._loop, self._start, self._untimed_calls = loop, starter(loop), set()
-        return self._start
-
-    def untimed_calls(self, loop: asyncio.AbstractEventLoop) -> set[CallState | None]:
-        """Return the calls on a loop that have no timer yet; None is among them when their timer is scheduled."""
-        self.task_starter(loop)
-        return self._untimed_calls
-
     def page_size_for(self, revision: Revision) -> int:
         """Return how many tools a page has; 0: all."""
         return self.page_size or (DEFAULT_PAGE if revision.pages else 0)
@@ -212,6 +202,26 @@ class Engine:
         return revision.opening_result(
             ServerDescription(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
+
+    def encode_response(self, revision: Revision, request_id: Id, result: Object) -> Reply:
+        if revision.add_server_info is not None and self.identify:
+            result = revision.add_server_info(result, self.identity)
+        return Reply(jsonrpc.response(request_id, result))
+
+    def encode_refusal(self, revision: Revision, request_id: Id | UnsetType, refused: Refused) -> Reply:
+        """Return a refusal in the form that the revision, or the option `invalid_arguments`, gives its kind."""
+        sanitizer = self.guard_set.sanitizer
+        if sanitizer is not None:
+            refused.text = sanitizer.text(refused.text)
+            refused.data = None if refused.data is None else sanitizer.value(refused.data)
+        form = _RESULT if refused.readable else self.forms.get(refused.kind) or revision.error_mappings[refused.kind]
+        if form.code:
+            body = revision.error(request_id, form.code, refused)
+            return Reply(body, form.status, refused.retry_after, refused.needed_scopes)
+        result = error_result(refused.prefix + refused.text)
+        if refused.readable:
+            result.meta = {REFUSED: refused.kind.value}
+        return self.encode_response(revision, "" if request_id is UNSET else request_id, revision.result(result, False))
 
 
 def key_from_environment() -> bytes:

@@ -6,22 +6,24 @@ is answered later, through the outlet.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, NoReturn
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.call_state import CallState
-from handrail.engine.inflight import InFlightCalls, Subscription
+from handrail.engine.core import Engine
+from handrail.engine.inflight import InFlightCalls, state_purpose
 from handrail.engine.outcome import RefusedCall, refusal_record
-from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback
-from handrail.errors import Kind, Refused, RemoteProtocolError
+from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback, ReplyChannel
+from handrail.errors import Kind, Refused, RemoteProtocolError, TransportError
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode
-from handrail.model import ClientInfo, Json, Object
-from handrail.protocol.connection import CANCELLED, names_version
+from handrail.model import ClientInfo, Json, Object, Principal
+from handrail.protocol.connection import CANCELLED, Connection, names_version
 from handrail.protocol.http_rules import Headers, check_param_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS, SUBSCRIPTION
@@ -31,13 +33,37 @@ log = logging.getLogger("handrail")
 CHANGED = "notifications/tools/list_changed"
 MAX_BATCH = 256
 CURSOR_SECONDS = 24 * 3600
+CLEANUP_SECONDS = 0.3  # at the end, for tools that were cancelled
 
 
-class Dispatcher(InFlightCalls):
-    """One peer: its messages in, our messages out."""
+class Subscription(Struct):
+    """A `subscriptions/listen` request that is still open."""
 
+    id: Id
+    revision: Revision
+    tools: bool
+    reply: ReplyCallback
+
+
+class Dispatcher:
+    """One peer: takes its messages, and has each answered by the handler of its method."""
+
+    address = ""  # an IP address, `unix`, `stdio` or `memory`
+    is_identified = False  # the transport has verified who the peer is
+    trace_headers: Headers | None = None  # over HTTP, the headers that name a trace
+    raw_message: bytes | bytearray = b""  # the message that is handled now, as it came
+    _request_tasks: set[asyncio.Task[None]] | None = None  # of requests other than calls that are answered later
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
     _announcement_pending = False
+
+    def __init__(
+        self, engine: Engine, reply_channel: ReplyChannel, principal: Principal, connection: Connection | None = None
+    ) -> None:
+        self.engine = engine
+        self.calls = InFlightCalls.of(engine)
+        self.reply_channel = reply_channel
+        self.principal = principal
+        self.connection = connection or Connection(engine.offer, engine.hidden)
 
     def unwatch_tools(self) -> None:
         self.engine.catalog.watchers.discard(self.tools_changed)
@@ -51,7 +77,7 @@ class Dispatcher(InFlightCalls):
     def receive(self, data: bytes | bytearray) -> bytes:
         """Handle one message as it came. Return the response; empty if there is none, or if it is sent later."""
         self.raw_message = data
-        reply = self.handle(decode(data), self.send_reply)
+        reply = self.handle(decode(data), self._send_reply)
         return b"" if reply is None else reply.body
 
     def receive_and_reply(self, data: bytes) -> None:
@@ -98,13 +124,13 @@ class Dispatcher(InFlightCalls):
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
             if request.method != "tools/call":
-                is_list = request.method in _LISTS
+                is_list = request.method in METHODS and METHODS[request.method].counts_as == "list"
                 waits = self.engine.guard_set.charge_request(self.principal, self.address, is_list=is_list)
                 if waits is not None:
-                    self.start_request(self._list_when_charged(request, revision, waits, respond))
+                    self._start_request(self._list_when_charged(request, revision, waits, respond))
                     return None
             params = connection.parse_params(request, revision)
-            return _METHODS[request.method](self, request.id, revision, params, respond)
+            return METHODS[request.method].handler(self, request.id, revision, params, respond)
         except Refused as refused:
             return self._refuse(request, revision, refused)
         except Exception:
@@ -112,7 +138,7 @@ class Dispatcher(InFlightCalls):
             return self._refuse(request, revision, Refused(Kind.INTERNAL, "Internal error"))
 
     def _refuse(self, request: Request, revision: Revision, refused: Refused) -> Reply:
-        reply = self.encode_refusal(revision, request.id, refused)
+        reply = self.engine.encode_refusal(revision, request.id, refused)
         self.record_refusal(request, revision, refused, reply.body)
         return reply
 
@@ -124,12 +150,12 @@ class Dispatcher(InFlightCalls):
         try:
             await await_charge(waits)
             params = self.connection.parse_params(request, revision)
-            reply = _METHODS[request.method](self, request.id, revision, params, respond)
+            reply = METHODS[request.method].handler(self, request.id, revision, params, respond)
         except Refused as refused:
-            reply = self.encode_refusal(revision, request.id, refused)
+            reply = self.engine.encode_refusal(revision, request.id, refused)
         except Exception:
             log.exception("%s failed", request.method)
-            reply = self.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
+            reply = self.engine.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
         if reply is not None:
             respond(reply)
 
@@ -164,7 +190,7 @@ class Dispatcher(InFlightCalls):
             )
             # Whether a request can be cancelled is up to the revision it was made in.
             if request is not None and CANCELLED in request.revision.notifications:
-                self.cancel_without_reply(request)
+                self._cancel_without_reply(request)
         elif message.method == "notifications/initialized":
             self.connection.ready = self.connection.revision is not None
 
@@ -192,7 +218,7 @@ class Dispatcher(InFlightCalls):
             message = jsonrpc.read(item)
             if type(message) is Request and (message.method == "initialize" or names_version(message)):
                 refused = Refused(Kind.INVALID_REQUEST, f"{message.method}: not inside a batch")
-                batch.add(self.encode_refusal(voice, message.id, refused))
+                batch.add(self.engine.encode_refusal(voice, message.id, refused))
                 continue
             reply = self.handle(message, batch.add)
             if reply is not None:
@@ -200,98 +226,9 @@ class Dispatcher(InFlightCalls):
         return None
 
     def _unreadable(self, refusal: InvalidMessage) -> Reply:
-        return self.encode_refusal(self.connection.fallback_revision, refusal.id, Refused(refusal.kind, refusal.text))
-
-    # Methods
-
-    def _initialize(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-        negotiated = self.connection.initialize(params)
-        asks = self._asks_user(negotiated, self.connection.client)
-        return self.encode_response(
-            negotiated,
-            request_id,
-            {"protocolVersion": negotiated.name, **self.engine.handshake_result(negotiated, asks_user=asks)},
+        return self.engine.encode_refusal(
+            self.connection.fallback_revision, refusal.id, Refused(refusal.kind, refusal.text)
         )
-
-    def _ping(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-        return self.encode_response(revision, request_id, {})
-
-    def _set_level(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-        self.connection.level = LEVELS.index(params.level)
-        return self.encode_response(revision, request_id, {})
-
-    def _discover(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-        asks = revision.sender is not None and self._asks_user(revision, revision.sender(params))
-        return self.encode_response(revision, request_id, self.engine.handshake_result(revision, asks_user=asks))
-
-    def _asks_user(self, revision: Revision, client: ClientInfo) -> bool:
-        """Whether this client's user is asked here before a destructive tool runs, and the client leaves that to us."""
-        # The id of a session over HTTP does not hold what is experimental: its calls would not be known for such.
-        has_capabilities = revision.stateless or self.headers is None
-        return has_capabilities and self.engine.guard_set.promises_to_ask(revision, client, self.is_identified)
-
-    def _list(self, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-        engine = self.engine
-        after: Json = 0
-        if params.cursor is not UNSET:
-            after = engine.seal.open("tools/list", self.principal.id, params.cursor, engine.clock())
-            if type(after) is not int:
-                raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
-        hidden = engine.guard_set.hidden(engine.catalog, self.principal, revision)
-        size, sanitizer = engine.page_size_for(revision), engine.guard_set.sanitizer
-        clean = None if sanitizer is None else sanitizer.value
-        tools, last = engine.catalog.page(revision, after, size, self.principal.scopes, hidden, clean)
-        cursor: str | UnsetType = UNSET
-        if last is not None:
-            expires = int(engine.clock()) + CURSOR_SECONDS
-            cursor = engine.seal.seal("tools/list", self.principal.id, last, expires)
-        scope = "private" if engine.catalog.hiding or engine.guard_set.policy.hides_anything else "public"
-        return self.encode_response(revision, request_id, revision.page(tools, cursor, engine.ttl_ms, scope))
-
-    def _call(self, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> Reply | None:
-        engine, guards = self.engine, self.engine.guard_set
-        entry = engine.catalog.get(params.name)
-        if (
-            entry is None
-            or not entry.is_visible_to(self.principal.scopes)
-            or guards.hides(entry, self.principal, revision)
-        ):
-            guards.charge_request(self.principal, self.address)  # there is no tool whose limit would hold
-            hidden = guards.hidden(engine.catalog, self.principal, revision)
-            near = engine.catalog.closest(params.name, self.principal.scopes, hidden)
-            hint = {"didYouMean": near} if near else None
-            raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {params.name[:200]}", hint)
-        if not entry.scopes <= self.principal.scopes:
-            guards.charge_request(self.principal, self.address)
-            text = f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}"
-            raise Refused(Kind.FORBIDDEN, text, needed_scopes=entry.scopes)
-        if len(self.connection.in_flight) >= engine.limits.max_calls:
-            self._refuse_overload()
-        if entry.input.headers and self.headers is not None and revision.stateless:
-            check_param_headers(entry.input.headers, params.arguments, self.headers)
-        client = self.connection.client if revision.sender is None else revision.sender(params)
-        call = CallState(
-            self, request_id, entry, params.arguments, revision, client, self.principal, params.meta, respond
-        )
-        if revision.stateless:
-            call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
-            if params.request_state is not UNSET or params.input_responses is not UNSET:
-                call.answers = self.retry_answers(params)
-        begun = self.begin(call)
-        return begun if begun is None or isinstance(begun, Reply) else self.run(call, begun)
-
-    def _listen(self, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
-        if len(self.connection.in_flight) >= self.engine.limits.max_calls:
-            self._refuse_overload()
-        tools = params.notifications.tools_list_changed and self.engine.list_changed and self.engine.has_tools
-        self.connection.in_flight[request_id] = Subscription(request_id, revision, tools, respond)
-        self.watch_tools()
-        honoured = {"toolsListChanged": True} if tools else {}
-        self._notify_subscriber("notifications/subscriptions/acknowledged", request_id, {"notifications": honoured})
-
-    def _refuse_overload(self) -> NoReturn:
-        most = self.engine.limits.max_calls
-        raise Refused(Kind.OVERLOADED, f"{most} requests are in flight, no more are taken; wait for some to end")
 
     # Change notices
 
@@ -300,7 +237,7 @@ class Dispatcher(InFlightCalls):
         if not self._announcement_pending:
             self._announcement_pending = True
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
-                self.loop.call_soon_threadsafe(self._announce)
+                self.calls.loop.call_soon_threadsafe(self._announce)
 
     def _announce(self) -> None:
         self._announcement_pending = False
@@ -309,26 +246,65 @@ class Dispatcher(InFlightCalls):
             self.reply_channel.send(jsonrpc.notification(CHANGED))
         for request in list(self.connection.in_flight.values()):
             if isinstance(request, Subscription) and request.tools:
-                self._notify_subscriber(CHANGED, request.id, {})
+                self.notify_subscriber(CHANGED, request.id, {})
 
-    def _notify_subscriber(self, method: str, request_id: Id, params: Object) -> None:
+    def notify_subscriber(self, method: str, request_id: Id, params: Object) -> None:
         self.reply_channel.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: request_id}}))
 
+    def _start_request(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Answer a request that is no call later, and before the end."""
+        self._request_tasks = self._request_tasks or set()
+        self._request_tasks.add(task := self.calls.loop.create_task(coroutine))
+        task.add_done_callback(self._request_tasks.discard)
+
+    def _cancel_without_reply(self, request: CallState | Subscription) -> None:
+        """Cancel a request at the wish of its peer, which gets no reply."""
+        if isinstance(request, CallState):
+            request.calls.abandon(request)
+        else:
+            del self.connection.in_flight[request.id]
+            request.reply(NO_REPLY)
+
+    def _send_reply(self, reply: Reply) -> None:
+        if reply.body:
+            self.reply_channel.send(reply.body)
+
+    async def close(self, grace: float) -> None:
+        """Let calls that were accepted end, for as long as `grace`; then give them up."""
+        for waiter in self.connection.pending.values():
+            if not waiter.done():
+                waiter.set_exception(TransportError("the client has gone"))
+        self.close_subscriptions()
+        if landings := self.pending_replies():
+            await asyncio.wait(landings, timeout=grace)
+        self.cancel_all()
+        tasks = [task for task, call in self.calls.tasks.items() if call.peer is self]
+        if tasks:  # their clean-up may need what the lifespan is about to close
+            await asyncio.wait(tasks, timeout=CLEANUP_SECONDS)
+
+    def pending_replies(self) -> list[asyncio.Future[None]]:
+        """Of each request that is in flight: done when it is answered."""
+        calls = [request for request in self.connection.in_flight.values() if isinstance(request, CallState)]
+        for call in calls:
+            call.reply_future = call.reply_future or self.calls.loop.create_future()
+        return [*(call.reply_future for call in calls if call.reply_future is not None), *(self._request_tasks or ())]
+
+    def close_subscriptions(self) -> None:
+        """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
+        for subscription in list(self.connection.in_flight.values()):
+            if isinstance(subscription, Subscription):
+                del self.connection.in_flight[subscription.id]
+                result = {"resultType": "complete", "_meta": {SUBSCRIPTION: subscription.id}}
+                subscription.reply(self.engine.encode_response(subscription.revision, subscription.id, result))
+                self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": subscription.id}))
+
     def cancel_all(self) -> None:
+        """Give up whatever is still running; the peer hears nothing more."""
         self.unwatch_tools()
-        super().cancel_all()
-
-
-_LISTS = frozenset({"tools/list", "server/discover"})  # handshakes and pings are counted by each process
-_METHODS: dict[str, Callable[..., Reply | None]] = {
-    "initialize": Dispatcher._initialize,
-    "ping": Dispatcher._ping,
-    "logging/setLevel": Dispatcher._set_level,
-    "server/discover": Dispatcher._discover,
-    "tools/list": Dispatcher._list,
-    "tools/call": Dispatcher._call,
-    "subscriptions/listen": Dispatcher._listen,
-}
+        for request in list(self.connection.in_flight.values()):
+            self._cancel_without_reply(request)
+        for task in self._request_tasks or ():
+            task.cancel()
 
 
 class _Batch:
@@ -353,3 +329,143 @@ class _Batch:
             for each in self._bodies:
                 self._send(each)
         self._respond(Reply(whole) if self._bodies and len(whole) <= self._limit else NO_REPLY)
+
+
+# Methods of the protocol. `Revision.requests` has the parameters of each method that a revision has.
+
+
+def initialize(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
+    negotiated = peer.connection.initialize(params)
+    asks = _asks_user(peer, negotiated, peer.connection.client)
+    return peer.engine.encode_response(
+        negotiated,
+        request_id,
+        {"protocolVersion": negotiated.name, **peer.engine.handshake_result(negotiated, asks_user=asks)},
+    )
+
+
+def ping(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
+    return peer.engine.encode_response(revision, request_id, {})
+
+
+def set_level(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
+    peer.connection.level = LEVELS.index(params.level)
+    return peer.engine.encode_response(revision, request_id, {})
+
+
+def discover(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
+    asks = revision.sender is not None and _asks_user(peer, revision, revision.sender(params))
+    return peer.engine.encode_response(revision, request_id, peer.engine.handshake_result(revision, asks_user=asks))
+
+
+def _asks_user(peer: Dispatcher, revision: Revision, client: ClientInfo) -> bool:
+    """Whether this client's user is asked here before a destructive tool runs, and the client leaves that to us."""
+    # The id of a session over HTTP does not hold what is experimental: its calls would not be known for such.
+    has_capabilities = revision.stateless or peer.headers is None
+    return has_capabilities and peer.engine.guard_set.promises_to_ask(revision, client, peer.is_identified)
+
+
+def list_tools(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
+    engine = peer.engine
+    after: Json = 0
+    if params.cursor is not UNSET:
+        after = engine.seal.open("tools/list", peer.principal.id, params.cursor, engine.clock())
+        if type(after) is not int:
+            raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
+    hidden = engine.guard_set.hidden(engine.catalog, peer.principal, revision)
+    size, sanitizer = engine.page_size_for(revision), engine.guard_set.sanitizer
+    clean = None if sanitizer is None else sanitizer.value
+    tools, last = engine.catalog.page(revision, after, size, peer.principal.scopes, hidden, clean)
+    cursor: str | UnsetType = UNSET
+    if last is not None:
+        expires = int(engine.clock()) + CURSOR_SECONDS
+        cursor = engine.seal.seal("tools/list", peer.principal.id, last, expires)
+    scope = "private" if engine.catalog.hiding or engine.guard_set.policy.hides_anything else "public"
+    return peer.engine.encode_response(revision, request_id, revision.page(tools, cursor, engine.ttl_ms, scope))
+
+
+def call_tool(
+    peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
+) -> Reply | None:
+    engine, guards = peer.engine, peer.engine.guard_set
+    entry = engine.catalog.get(params.name)
+    if entry is None or not entry.is_visible_to(peer.principal.scopes) or guards.hides(entry, peer.principal, revision):
+        guards.charge_request(peer.principal, peer.address)  # there is no tool whose limit would hold
+        hidden = guards.hidden(engine.catalog, peer.principal, revision)
+        near = engine.catalog.closest(params.name, peer.principal.scopes, hidden)
+        hint = {"didYouMean": near} if near else None
+        raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {params.name[:200]}", hint)
+    if not entry.scopes <= peer.principal.scopes:
+        guards.charge_request(peer.principal, peer.address)
+        text = f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}"
+        raise Refused(Kind.FORBIDDEN, text, needed_scopes=entry.scopes)
+    if len(peer.connection.in_flight) >= engine.limits.max_calls:
+        _refuse_overload(peer)
+    if entry.input.headers and peer.headers is not None and revision.stateless:
+        check_param_headers(entry.input.headers, params.arguments, peer.headers)
+    client = peer.connection.client if revision.sender is None else revision.sender(params)
+    call = CallState(
+        peer,
+        peer.calls,
+        peer.reply_channel,
+        request_id,
+        entry,
+        params.arguments,
+        revision,
+        client,
+        peer.principal,
+        params.meta,
+        respond,
+    )
+    if revision.stateless:
+        call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
+        if params.request_state is not UNSET or params.input_responses is not UNSET:
+            call.answers = _retry_answers(peer, params)
+    begun = peer.calls.begin(call)
+    return begun if begun is None or isinstance(begun, Reply) else peer.calls.run(call, begun)
+
+
+def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
+    if len(peer.connection.in_flight) >= peer.engine.limits.max_calls:
+        _refuse_overload(peer)
+    tools = params.notifications.tools_list_changed and peer.engine.list_changed and peer.engine.has_tools
+    peer.connection.in_flight[request_id] = Subscription(request_id, revision, tools, respond)
+    peer.watch_tools()
+    honoured = {"toolsListChanged": True} if tools else {}
+    peer.notify_subscriber("notifications/subscriptions/acknowledged", request_id, {"notifications": honoured})
+
+
+def _refuse_overload(peer: Dispatcher) -> NoReturn:
+    most = peer.engine.limits.max_calls
+    raise Refused(Kind.OVERLOADED, f"{most} requests are in flight, no more are taken; wait for some to end")
+
+
+def _retry_answers(peer: Dispatcher, params: Any) -> Object:
+    """All answers given so far: those sealed in the state, and those of this round."""
+    answers: Object = {} if params.input_responses is UNSET else params.input_responses
+    if params.request_state is UNSET:
+        return answers
+    purpose = state_purpose(params.name, params.arguments)
+    before = peer.engine.seal.open(purpose, peer.principal.id, params.request_state, peer.engine.clock())
+    if type(before) is not dict:
+        raise Refused(Kind.BAD_PARAMS, "requestState: not ours, not for this call, or too old; call again without")
+    return {**answers, **before}
+
+
+class Method(Struct, frozen=True):
+    """One method: its handler, and what a request counts as for the rate limits."""
+
+    handler: Callable[..., Reply | None]
+    counts_as: Literal["call", "list", "request"] = "request"
+    """`call`: the pipeline charges it. `list`: all processes charge it together. `request`: each process does."""
+
+
+METHODS: dict[str, Method] = {
+    "initialize": Method(initialize),
+    "ping": Method(ping),
+    "logging/setLevel": Method(set_level),
+    "server/discover": Method(discover, counts_as="list"),
+    "tools/list": Method(list_tools, counts_as="list"),
+    "tools/call": Method(call_tool, counts_as="call"),
+    "subscriptions/listen": Method(listen),
+}

@@ -11,30 +11,27 @@ from hashlib import blake2b
 from time import perf_counter_ns
 from typing import Any
 
-from msgspec import UNSET, MsgspecError, Struct, UnsetType
+from msgspec import MsgspecError
 
 from handrail import jsonrpc
 from handrail.audit.format import TrailError
 from handrail.engine.call import Call
 from handrail.engine.call_state import STAGES, CallState, ResultOrError
 from handrail.engine.core import Engine
+from handrail.engine.eager import Start, starter
 from handrail.engine.input_requests import questions_in
 from handrail.engine.outcome import CallEnd, end_of, outcome_record
-from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback, ReplyChannel
+from handrail.engine.reply_channel import NO_REPLY, Reply
 from handrail.engine.results import error_result, failure_result
-from handrail.errors import Kind, Refused, ToolError, TransportError
+from handrail.errors import Kind, Refused, ToolError
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id, encode_sorted
-from handrail.model import REFUSED, InputRequest, Json, Object, Principal, ToolResult
-from handrail.protocol.connection import CANCELLED, Connection
-from handrail.protocol.http_rules import Headers
-from handrail.revisions import Revision
-from handrail.revisions.base import SUBSCRIPTION, ErrorMapping
+from handrail.model import InputRequest, Json, Object, ToolResult
+from handrail.protocol.connection import CANCELLED
 
 log = logging.getLogger("handrail")
 
 STATE_SECONDS = 3600
-CLEANUP_SECONDS = 0.3
 TIMER_DELAY_SECONDS = 0.02  # most calls have ended by then
 SLOW_SECONDS = 0.5  # without a turn of the event loop
 WARN_AGAIN_SECONDS = 60.0
@@ -43,37 +40,25 @@ UNRECORDED = "%s was carried out, but what came of it could not be recorded and 
 
 _MARKS_WHEN_RUNNING = STAGES.index("run") + 1  # marks of a call whose tool runs
 
-RESULT = ErrorMapping(0)  # told as the result of the tool
-
-
-class Subscription(Struct):
-    """A `subscriptions/listen` request that is still open."""
-
-    id: Id
-    revision: Revision
-    tools: bool
-    reply: ReplyCallback
-
 
 class InFlightCalls:
-    """What is going on between one peer and us."""
+    """The calls of all peers of a server: timeouts, exactly one reply each, cancellation."""
 
-    address = ""  # where the peer is
-    is_identified = False  # the transport has verified who the peer is
-    trace_headers: Headers | None = None  # over HTTP, what the headers say of the trace
-    raw_message: bytes | bytearray = b""  # the message it is at, as it came
-    _tasks: set[asyncio.Task[Any]] | None = None  # of calls that wait, also of those given up
-    _untimed_calls: set[CallState | None] | None = None  # calls that have no timer yet
-    _request_tasks: set[asyncio.Task[None]] | None = None  # other requests that are answered later
-
-    def __init__(
-        self, engine: Engine, reply_channel: ReplyChannel, principal: Principal, connection: Connection | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
-        self.reply_channel = reply_channel
-        self.principal = principal
-        self.loop = asyncio.get_running_loop()
-        self.connection = connection or Connection(engine.offer, engine.hidden)
+        self.loop = loop
+        self.tasks: dict[asyncio.Task[Any], CallState] = {}  # calls that wait, and cancelled ones that clean up
+        self.start_task: Start = starter(loop)
+        self._untimed_calls: set[CallState | None] = set()  # without a timer yet; None: they get theirs soon
+        self._blocking_warnings: dict[str, float] = {}  # time of the last warning, by tool
+
+    @classmethod
+    def of(cls, engine: Engine) -> InFlightCalls:
+        """Return the calls of a server on the running event loop."""
+        calls, loop = engine.in_flight, asyncio.get_running_loop()
+        if calls is None or calls.loop is not loop:
+            calls = engine.in_flight = cls(engine, loop)
+        return calls
 
     def begin(self, call: CallState) -> Reply | Coroutine[Any, Any, ToolResult] | None:
         """Admit a call. Return its reply, the coroutine that runs it, or None: `call.reply` gets the reply later."""
@@ -126,15 +111,13 @@ class InFlightCalls:
         """Run a call in a task of its own. Return its reply, or None if `call.reply` gets that later."""
         loop = self.loop
         began = loop.time()
-        task = self.engine.task_starter(loop)(coroutine, call.context)
+        task = self.start_task(coroutine, call.context)
         if loop.time() - began > SLOW_SECONDS:
             self._warn_of_blocking(call, loop.time() - began)
         if task.done():
             return self.finish_call(call, _result_of(task))
         call.task = task
-        if self._tasks is None:
-            self._tasks = set()
-        self._tasks.add(task)
+        self.tasks[task] = call
         task.add_done_callback(partial(self._on_task_done, call))
         self.register(call)
         return None
@@ -144,9 +127,9 @@ class InFlightCalls:
         now = self.loop.time()
         if (
             call.entry.mode == "async"
-            and now - self.engine.blocking_warnings.get(call.name, -WARN_AGAIN_SECONDS) >= WARN_AGAIN_SECONDS
+            and now - self._blocking_warnings.get(call.name, -WARN_AGAIN_SECONDS) >= WARN_AGAIN_SECONDS
         ):
-            self.engine.blocking_warnings[call.name] = now
+            self._blocking_warnings[call.name] = now
             log.warning(
                 "tool %r held the event loop for %.1f s, and no other call went on: await what takes long"
                 " (asyncio.sleep in place of time.sleep), or make it `def`, which runs in a thread",
@@ -154,43 +137,23 @@ class InFlightCalls:
                 seconds,
             )
 
-    def start_request(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Answer a request that is no call later, and before the end."""
-        self._request_tasks = self._request_tasks or set()
-        self._request_tasks.add(task := self.loop.create_task(coroutine))
-        task.add_done_callback(self._request_tasks.discard)
-
     # The way back to the peer
-
-    @property
-    def two_way(self) -> bool:
-        """Whether the peer accepts more than the reply to its request."""
-        return self.reply_channel.two_way
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the server stops while the peer stays and can repeat its request."""
-        return self.reply_channel.stopping
-
-    def send_reply(self, reply: Reply) -> None:
-        if reply.body:
-            self.reply_channel.send(reply.body)
 
     async def notify(self, call: CallState, message: bytes) -> None:
         if not call.closed:
             if call.activity is not None:
                 call.activity.record_message("out", message)
-            self.reply_channel.send(message)
-            await self.reply_channel.drain()
+            call.reply_channel.send(message)
+            await call.reply_channel.drain()
 
     async def request_input(self, call: CallState, request: InputRequest) -> Object:
         if call.closed:
             raise asyncio.CancelledError
-        if not self.two_way:
+        if not call.reply_channel.two_way:
             raise Refused(Kind.NEEDS_CAPABILITY, "The client cannot be asked: it does not accept text/event-stream")
         waiter: asyncio.Future[Object] = self.loop.create_future()
-        request_id, message = self.connection.create_request(request.method, request.params, waiter)
-        self.reply_channel.send(message)
+        request_id, message = call.peer.connection.create_request(request.method, request.params, waiter)
+        call.reply_channel.send(message)
         call.questions |= {request_id}
         if call.activity is not None:
             call.activity.record_message("out", message)
@@ -201,22 +164,20 @@ class InFlightCalls:
 
     def cancel_input_request(self, call: CallState, request_id: Id) -> None:
         """Tell the client that a question need not be answered any more, if it was not."""
-        if self.connection.pending.pop(request_id, None) is not None and CANCELLED in call.revision.notifications:
-            self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": request_id}))
+        pending = call.peer.connection.pending
+        if pending.pop(request_id, None) is not None and CANCELLED in call.revision.notifications:
+            call.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": request_id}))
 
-    def log_floor(self, call: CallState) -> int:
-        return self.connection.level if call.level is None else call.level
-
-    async def close_stream(self, call: CallState) -> None:
+    def close_stream(self, call: CallState) -> None:
         """Where a call has a stream of its own, the client is to come back for the rest of it."""
         if call.revision.priming_event:  # without a first event there is nothing to come back by
-            self.reply_channel.pause()
+            call.reply_channel.pause()
 
     # The clocks
 
     def register(self, call: CallState) -> None:
         """Count a call among those in flight. Its clocks begin now; a timer it gets if it is still there soon."""
-        in_flight, entry = self.connection.in_flight, call.entry
+        in_flight, entry = call.peer.connection.in_flight, call.entry
         if in_flight.get(call.id) is call:
             return
         in_flight[call.id] = call
@@ -224,15 +185,21 @@ class InFlightCalls:
         if call.deadline_at is None:
             call.deadline_at = now + entry.total
         if entry.idle <= TIMER_DELAY_SECONDS or entry.total <= TIMER_DELAY_SECONDS:
-            self.set_timer(call)
+            self._set_timer(call)
             return
-        untimed_calls = self._untimed_calls = self._untimed_calls or self.engine.untimed_calls(self.loop)
+        untimed_calls = self._untimed_calls
         if not untimed_calls:
-            self.loop.call_later(TIMER_DELAY_SECONDS, _set_timers, untimed_calls)
+            self.loop.call_later(TIMER_DELAY_SECONDS, self._set_timers)
             untimed_calls.add(None)
         untimed_calls.add(call)
 
-    def set_timer(self, call: CallState) -> None:
+    def _set_timers(self) -> None:
+        for call in self._untimed_calls:
+            if call is not None:
+                self._set_timer(call)
+        self._untimed_calls.clear()
+
+    def _set_timer(self, call: CallState) -> None:
         since = self.loop.time() if call.waiting else call.last_activity
         call.timer = self.loop.call_at(min(since + call.entry.idle, call.deadline), self._on_timer, call)
 
@@ -243,7 +210,7 @@ class InFlightCalls:
         elif not call.waiting and now - call.last_activity >= call.entry.idle:
             self._time_out(call, f"gave no sign of life for {call.entry.idle:g} s")
         else:
-            self.set_timer(call)
+            self._set_timer(call)
 
     def _time_out(self, call: CallState, reason: str) -> None:
         log.warning("tool %r %s; given up", call.name, reason)
@@ -251,7 +218,8 @@ class InFlightCalls:
             self._on_recorded(call, None, TrailError("it takes too long"))
             return
         call.timed_out = call.cancelled = True
-        reply = self.encode_refusal(call.revision, call.id, Refused(Kind.TIMEOUT, f"The tool {call.name} {reason}."))
+        refused = Refused(Kind.TIMEOUT, f"The tool {call.name} {reason}.")
+        reply = self.engine.encode_refusal(call.revision, call.id, refused)
         self._reply_early(call, TimeoutError(), reply)
         if not call.is_answered:  # it waits for the disk, which may be what was late all along
             timeout_error = TrailError("it takes too long")
@@ -290,8 +258,7 @@ class InFlightCalls:
     # The end of a call
 
     def _on_task_done(self, call: CallState, task: asyncio.Task[ToolResult]) -> None:
-        if self._tasks is not None:
-            self._tasks.discard(task)
+        del self.tasks[task]
         self.reply(call, self.finish_call(call, _result_of(task)))
 
     def finish_call(self, call: CallState, result: ResultOrError) -> Reply | None:
@@ -333,10 +300,10 @@ class InFlightCalls:
         if call.is_answered or reply is None:
             return
         call.is_answered = True
-        self.connection.in_flight.pop(call.id, None)
+        call.peer.connection.in_flight.pop(call.id, None)
         if call.timer is not None:
             call.timer.cancel()
-        elif self._untimed_calls is not None:
+        elif self._untimed_calls:
             self._untimed_calls.discard(call)
         if call.reply_future is not None:
             call.reply_future.set_result(None)
@@ -351,7 +318,7 @@ class InFlightCalls:
         if isinstance(result, BaseException):
             if isinstance(result, Refused):
                 result.__traceback__ = None  # which would lead back to here, and only the garbage collector out again
-                return self.encode_refusal(revision, call.id, result)
+                return self.engine.encode_refusal(revision, call.id, result)
             if (questions := questions_in(result)) is not None:
                 return self._input_required(call, questions)
             if isinstance(result, ToolError):  # from middleware; from the tool itself it has become a result already
@@ -360,9 +327,9 @@ class InFlightCalls:
                 result = error_result(f"The tool {call.name} was cancelled.")
             else:
                 log.error("tools/call %r failed outside the tool", call.name, exc_info=result)
-                return self.encode_refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
+                return self.engine.encode_refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
         try:
-            reply = self.encode_response(revision, call.id, revision.result(result, call.entry.wraps))
+            reply = self.engine.encode_response(revision, call.id, revision.result(result, call.entry.wraps))
         except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
             log.error("tool %r returned what cannot be sent: %s", call.name, problem)
             reply = self._encode_failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
@@ -375,29 +342,12 @@ class InFlightCalls:
         return reply
 
     def _encode_failure(self, call: CallState, text: str) -> Reply:
-        return self.encode_response(call.revision, call.id, call.revision.result(error_result(text), False))
-
-    def cancel_without_reply(self, request: CallState | Subscription) -> None:
-        """Cancel a request at the wish of its peer, which gets no reply."""
-        if isinstance(request, CallState):
-            request.peer.abandon(request)  # over HTTP the call came in another HTTP request than its cancellation
-        else:
-            del self.connection.in_flight[request.id]
-            request.reply(NO_REPLY)
+        return self.engine.encode_response(call.revision, call.id, call.revision.result(error_result(text), False))
 
     def abandon(self, call: CallState) -> None:
         """Cancel a call of this peer without a reply."""
         self._cancel_work(call)
         self.reply(call, NO_REPLY)
-
-    # What a call needs of its peer
-
-    @property
-    def server_name(self) -> str:
-        return self.engine.guard_set.name
-
-    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        return self.engine.task_starter(self.loop)(coroutine)
 
     async def sanitize_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
         return await self.engine.guard_set.sanitize_message(params)
@@ -407,88 +357,10 @@ class InFlightCalls:
     def _input_required(self, call: CallState, questions: dict[str, InputRequest]) -> Reply:
         expires = int(self.engine.clock()) + STATE_SECONDS
         sent = call.arguments if call.sent is None else call.sent  # what the retry will bring again
-        state = self.engine.seal.seal(_purpose(call.name, sent), self.principal.id, call.answered, expires)
+        state = self.engine.seal.seal(state_purpose(call.name, sent), call.principal.id, call.answered, expires)
         asked: Object = {"inputRequests": questions} if questions else {}
         result = {"resultType": "input_required", **asked, "requestState": state}
-        return self.encode_response(call.revision, call.id, result)
-
-    def retry_answers(self, params: Any) -> Object:
-        """All answers given so far: those sealed in the state, and those of this round."""
-        answers: Object = {} if params.input_responses is UNSET else params.input_responses
-        if params.request_state is UNSET:
-            return answers
-        purpose = _purpose(params.name, params.arguments)
-        before = self.engine.seal.open(purpose, self.principal.id, params.request_state, self.engine.clock())
-        if type(before) is not dict:
-            raise Refused(Kind.BAD_PARAMS, "requestState: not ours, not for this call, or too old; call again without")
-        return {**answers, **before}
-
-    # The end of everything
-
-    async def close(self, grace: float) -> None:
-        """Let calls that were accepted end, for as long as `grace`; then give them up."""
-        for waiter in self.connection.pending.values():
-            if not waiter.done():
-                waiter.set_exception(TransportError("the client has gone"))
-        self.close_subscriptions()
-        if landings := self.pending_replies():
-            await asyncio.wait(landings, timeout=grace)
-        self.cancel_all()
-        if self._tasks:  # whose own clean-up may need what the lifespan is about to close
-            await asyncio.wait(self._tasks, timeout=CLEANUP_SECONDS)
-
-    def pending_replies(self) -> list[asyncio.Future[None]]:
-        """Of each request that is in flight: done when it is answered."""
-        calls = [request for request in self.connection.in_flight.values() if isinstance(request, CallState)]
-        for call in calls:
-            call.reply_future = call.reply_future or self.loop.create_future()
-        return [*(call.reply_future for call in calls if call.reply_future is not None), *(self._request_tasks or ())]
-
-    def close_subscriptions(self) -> None:
-        """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
-        for subscription in list(self.connection.in_flight.values()):
-            if isinstance(subscription, Subscription):
-                del self.connection.in_flight[subscription.id]
-                result = {"resultType": "complete", "_meta": {SUBSCRIPTION: subscription.id}}
-                subscription.reply(self.encode_response(subscription.revision, subscription.id, result))
-                self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": subscription.id}))
-
-    def cancel_all(self) -> None:
-        """Give up whatever is still running; the peer hears nothing more."""
-        for request in list(self.connection.in_flight.values()):
-            self.cancel_without_reply(request)
-        for task in self._request_tasks or ():
-            task.cancel()
-
-    # Answers
-
-    def encode_response(self, revision: Revision, request_id: Id, result: Object) -> Reply:
-        if revision.add_server_info is not None and self.engine.identify:
-            result = revision.add_server_info(result, self.engine.identity)
-        return Reply(jsonrpc.response(request_id, result))
-
-    def encode_refusal(self, revision: Revision, request_id: Id | UnsetType, refused: Refused) -> Reply:
-        sanitizer = self.engine.guard_set.sanitizer
-        if sanitizer is not None:
-            refused.text = sanitizer.text(refused.text)
-            refused.data = None if refused.data is None else sanitizer.value(refused.data)
-        form = (
-            RESULT if refused.readable else self.engine.forms.get(refused.kind) or revision.error_mappings[refused.kind]
-        )
-        if form.code:
-            body = revision.error(request_id, form.code, refused)
-            return Reply(body, form.status, refused.retry_after, refused.needed_scopes)
-        result = error_result(refused.prefix + refused.text)
-        if refused.readable:
-            result.meta = {REFUSED: refused.kind.value}
-        return self.encode_response(revision, "" if request_id is UNSET else request_id, revision.result(result, False))
-
-
-def _set_timers(untimed_calls: set[CallState | None]) -> None:
-    for call in untimed_calls:
-        if call is not None:
-            call.peer.set_timer(call)
-    untimed_calls.clear()
+        return self.engine.encode_response(call.revision, call.id, result)
 
 
 def _result_of(task: asyncio.Task[ToolResult]) -> ResultOrError:
@@ -498,6 +370,6 @@ def _result_of(task: asyncio.Task[ToolResult]) -> ResultOrError:
         return problem
 
 
-def _purpose(name: str, arguments: Object) -> str:
+def state_purpose(name: str, arguments: Object) -> str:
     """What a request state is good for: this call, with these arguments."""
     return f"tools/call {blake2b(encode_sorted([name, arguments]), digest_size=16).hexdigest()}"

@@ -236,7 +236,7 @@ def _refuse(exchange: Exchange, request_id: Id | UnsetType, refused: Refused) ->
     connection = conversation.connection
     if type(exchange.message) is Request:
         conversation.record_refusal(exchange.message, connection.fallback_revision_for(exchange.message), refused)
-    return _respond(exchange, conversation.encode_refusal(connection.fallback_revision, request_id, refused))
+    return _respond(exchange, conversation.engine.encode_refusal(connection.fallback_revision, request_id, refused))
 
 
 def _answer(exchange: Exchange, conversation: Dispatcher, message: Message | list[Json]) -> Continuation:
@@ -272,7 +272,7 @@ def _deliver(exchange: Exchange, conversation: Dispatcher, reply: Reply | None) 
     if exchange.cycle is None or stream.ended or stream.unsent or stream.paused:
         return _continuation(exchange, WATCH_DELAY_SECONDS)
     exchange.cycle.is_deferred = True
-    endpoint.deferred.add(exchange, _resume, conversation.loop)
+    endpoint.deferred.add(exchange, _resume, conversation.calls.loop)
     return None
 
 
