@@ -1,4 +1,4 @@
-"""The error tree, and the kinds of failure a peer can be told about.
+"""The error tree, and the kinds of failure that are reported to a peer.
 
 HandrailError
 ├── PeerError                something between us and a peer failed; `.kind`, `.sent`, `.server`, `.phase`, `.hint`
@@ -9,7 +9,7 @@ HandrailError
 │   │   └── InvalidResult    it answered what it has promised not to; `.result`
 │   ├── CallFailed           the tool said that it failed, and an exception was asked for; `.result`
 │   ├── Denied               a person, or a rule, said no: nothing was sent
-│   │   └── ConfirmationRequired   nobody was there to be asked
+│   │   └── ConfirmationRequired   no user could be asked
 │   ├── Unrecorded           the call could not be written down: nothing was sent, or what came of it is withheld
 │   └── AuthorizationError   the server wants to know who is calling
 ├── LocalProtocolError       the calling code tried to send what the peer's revision does not allow
@@ -47,7 +47,7 @@ def missing_extra(extra: str, text: str, name: str | None = None) -> ModuleNotFo
 
 
 class Kind(StrEnum):
-    """What went wrong. Each revision decides how the kind is told (`Revision.faults`)."""
+    """What went wrong. Each revision decides how the kind is reported (`Revision.faults`)."""
 
     PARSE = "parse"
     INVALID_REQUEST = "invalid_request"
@@ -66,8 +66,8 @@ class Kind(StrEnum):
     ENVELOPE = "envelope"  # over HTTP: what every request must say is missing or wrong
     MISMATCH = "mismatch"  # a header and the body differ
     NO_SESSION = "no_session"
-    PENDING = "pending"  # somebody has yet to agree
-    DENIED = "denied"  # somebody did not agree
+    PENDING = "pending"  # waits for an approval
+    DENIED = "denied"  # the approval was denied
     UNRECORDED = "unrecorded"  # what cannot be written down is not done
 
 
@@ -131,11 +131,11 @@ class HttpRefused(TransportError):
         super().__init__(text, **more)
         self.status = status
         self.body = body
-        self.retry_after = retry_after  # seconds, if the server said so
+        self.retry_after = retry_after  # seconds, if the server sent it
 
 
 class CallTimeout(PeerError):
-    """A clock ran out: `connect`, `first` (nothing was heard), `idle` (nothing more was heard) or `total`."""
+    """A timeout: `connect`, `first` (no message came), `idle` (no further message came) or `total`."""
 
     kind = "timeout"
 
@@ -167,7 +167,7 @@ class InvalidResult(RemoteProtocolError):
 
 
 class CallFailed(PeerError):
-    """A tool said that it failed; `result` is all it said."""
+    """A tool reported a failure; `result` is its whole result."""
 
     kind = "tool"
 
@@ -177,13 +177,13 @@ class CallFailed(PeerError):
 
 
 class Denied(PeerError):
-    """A person, or a rule, said no: nothing was sent."""
+    """A person or a rule denied the call: nothing was sent."""
 
     kind = "denied"
 
 
 class ConfirmationRequired(Denied):
-    """Somebody has to be asked, and nobody is there: nothing was sent."""
+    """The call needs a confirmation, and no user can be asked: nothing was sent."""
 
     kind = "confirmation"
 

@@ -212,7 +212,7 @@ def _read_other(value: Object) -> Message:
         return InvalidMessage(Kind.INVALID_REQUEST, "A message has a method, a result or an error", message_id)
     if message_id is UNSET and (value.get("id") is not None or "result" in value):
         return InvalidMessage(Kind.INVALID_REQUEST, "id must be a string or an integer")
-    # An error without an id is about something of ours that could not be read; nobody waits for it.
+    # An error without an id is about something of ours that could not be read; no request waits for it.
     return Response("" if message_id is UNSET else message_id, value.get("result", UNSET), value.get("error", UNSET))
 
 

@@ -30,7 +30,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
 
 
 def check_options(where: str, options: Iterable[str], allowed: Collection[str]) -> None:
-    """Refuse an option that is not known: one that is misspelt must not be passed over."""
+    """Refuse an unknown option: a misspelt one must not be ignored."""
     for option in options:
         if option not in allowed:
             near = closest(option, allowed)

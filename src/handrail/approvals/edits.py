@@ -1,4 +1,4 @@
-"""Arguments that a person was shown with masks, and edited: a secret stays where it stood, and goes nowhere else."""
+"""Edited arguments whose secrets were masked for the editor: a secret stays at its place, and moves to no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MaskProblem = tuple[str, str]
 
 
 def unmask(real: Json, masked: Json, edited: Json, path: str, problems: list[MaskProblem]) -> Json:
-    """What stands where it stood, as it was shown, is what it was; a mask that stands anywhere else is nobody's."""
+    """Return the edited value with the secrets back at their own places. A mask at any other place is a problem."""
     if type(edited) is dict:
         is_same_shape = type(real) is type(masked) is dict and len(real) == len(masked)
         names = dict(zip(masked, real, strict=True)) if is_same_shape else {}
@@ -42,7 +42,7 @@ def unmask(real: Json, masked: Json, edited: Json, path: str, problems: list[Mas
 
 
 def edit_problems(masked: Object, hidden: set[str], edited: Object, checker: Checker | None) -> list[MaskProblem]:
-    """What is wrong with edited arguments, as far as can be told without the secrets in those named by `hidden`.
+    """Return the problems of edited arguments, as far as they show without the secrets in those named by `hidden`.
 
     Whether a secret that was left in place fits is asked again when the call runs: it is there then.
     """

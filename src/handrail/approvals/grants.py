@@ -1,4 +1,4 @@
-"""A yes that is remembered: what it covers, and which narrow ones can be offered to whoever decides."""
+"""Remembered approvals: which requests a grant covers, and which narrow conditions a decider is offered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDENTIFIER_NAME = re.compile(r"(?:^|_|-)(?:id|no|number|nr|key|code|index|pid|p
 
 
 class ApprovalGrant(Struct, frozen=True, kw_only=True):
-    """A yes that was to be remembered."""
+    """A remembered approval."""
 
     id: str
     principal: str
@@ -37,7 +37,7 @@ class ApprovalGrant(Struct, frozen=True, kw_only=True):
     until: float
     by: str
     made: float
-    hidden: dict[str, str] = {}  # arguments that are kept masked: a digest of each
+    hidden: dict[str, str] = {}  # digests of the arguments that are stored masked
     source: str = ""  # the file it was served from
     role: str = ""  # as what it was decided: by the caller, or by an operator
     allowed_by: str = ""  # the setting that let them; empty: of a version that did not say, and never good
@@ -81,7 +81,7 @@ class ApprovalGrant(Struct, frozen=True, kw_only=True):
 
 
 def argument_digest(request: ApprovalRequest, name: str, value: Json) -> str:
-    """What tells whether an argument is the same, where it is not kept itself."""
+    """Return the digest by which a masked argument is compared."""
     return sha256(encode_sorted([request.server, request.principal, request.tool, name, value])).hexdigest()
 
 

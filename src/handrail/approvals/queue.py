@@ -1,8 +1,8 @@
 """Calls that wait for the decision of a person: filed, shown, decided once, used once (P-19).
 
 An approval is bound to who calls, the tool, its fingerprint and the file it is in, the arguments, the policy in force
-and who may decide, by one digest over all of them, and to a time. Who may decide is kept with the question and checked
-where it is decided, whatever the settings of the process that decides. Arguments are kept with their secrets masked:
+and who may decide, by one digest over all of them, and to a time. Who may decide is stored with the request and checked
+by the process that decides, whatever its own settings are. Arguments are stored with their secrets masked:
 the caller brings them again. It goes `pending → approved → consumed`, or ends as `denied`, `expired` or `cancelled`.
 Every step is a compare-and-set on the store, made in one transaction with the record of it where the trail is in the
 same database; the second of two decisions is an error. The step to `consumed` is part of the transaction that writes

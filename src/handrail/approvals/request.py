@@ -35,7 +35,7 @@ class ApprovalRequest(Struct, frozen=True):
     by: str = ""  # who may decide, as in `Approvals`; empty: asked by a version that did not say
     remember: float = 0.0  # seconds the longest remembered yes may live
     source: str = ""  # the file it is served from, and the one of the tool
-    hidden: dict[str, str] = {}  # arguments that are kept masked: a digest of each
+    hidden: dict[str, str] = {}  # digests of the arguments that are stored masked
 
     def digest(self, arguments: Object | None = None) -> str:
         members = [self.server, self.principal, self.tool, self.fingerprint, self.policy, self.by, self.source]
@@ -74,7 +74,7 @@ def unusual_arguments(history: Sequence[ApprovalRequest], request: ApprovalReque
 
 
 def describe_differences(history: Sequence[ApprovalRequest], request: ApprovalRequest) -> list[str]:
-    """What is unusual, in words. It may be shown to whoever asks now: what was a secret then is masked (P-34)."""
+    """Return the unusual arguments, in words. The caller of now may read it: earlier secrets are masked (P-34)."""
     previous = history[0]
     lines = [] if previous.fingerprint == request.fingerprint else ["the tool itself has changed"]
     for name in unusual_arguments(history, request):
@@ -94,7 +94,7 @@ def _varies(history: Sequence[ApprovalRequest], name: str) -> bool:
 
 
 def _argument_key(request: ApprovalRequest, name: str) -> bytes:
-    """What tells two values apart, also those that are kept masked."""
+    """Return the bytes by which two values of an argument are compared, also masked ones."""
     if name in request.hidden:
         return request.hidden[name].encode()
     return encode_sorted([request.arguments[name]]) if name in request.arguments else b""

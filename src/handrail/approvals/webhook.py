@@ -3,7 +3,7 @@
 Each new question is posted as JSON with two headers: `Handrail-Timestamp`, in seconds since 1970, and
 `Handrail-Signature`, `v1=` and the HMAC-SHA256 in hex of the timestamp, a full stop and the body. The receiver answers
 200 with `{"id": …, "digest": …, "decision": "approve" or "deny"}`, the first two as they came, a `note` and `edited`
-arguments if it likes, under the same headers for its own time and body; or 202, if somebody else is to decide. What is
+arguments if it likes, under the same headers for its own time and body; or 202, to leave it to others. What is
 not rightly signed, not fresh, or not about this very question changes nothing: the question stays open.
 """
 
@@ -44,7 +44,7 @@ HttpPost = Callable[[str, bytes, Mapping[str, str]], Awaitable[tuple[int, Mappin
 
 
 class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where new questions are posted to; whoever is there may decide them."""
+    """The webhook that new approval requests are posted to. Its receiver may decide them."""
 
     url: Annotated[str, Meta(description="An https address, or http on this machine; empty: none.")] = ""
     secret_variable: Annotated[
@@ -81,7 +81,7 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class WebhookReply(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the receiver says. A member that is misspelled must not be one that is not there."""
+    """The receiver's reply. Unknown members are refused: a misspelled one must not count as absent."""
 
     id: str
     digest: str
@@ -106,7 +106,7 @@ class WebhookSender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, approval: Approval) -> None:
-        """Begin to; does not wait, and does not fail."""
+        """Start to send the request. This neither waits nor fails."""
         if len(self._tasks) >= MAX_PENDING_REQUESTS:
             self._warn(approval, f"was not asked: {MAX_PENDING_REQUESTS} questions are there already")
             return
@@ -130,7 +130,7 @@ class WebhookSender:
             self._warn(approval, f"has not decided: {problem}")
 
     async def _request_decision(self, approval: Approval) -> WebhookReply | None:
-        """What was answered; None: somebody else decides, or has decided meanwhile."""
+        """Return the verified reply; None if the decision is made elsewhere."""
         request, timestamp = approval.asked, str(int(self._queue.now()))
         payload = {
             "id": approval.id,

@@ -3,7 +3,7 @@
     {"length":     412,"hash":"<SHA-256>","number":17,"prev":"<hash of 16>","writer":"<16 digits>",…the record…}
 
 `length` and `hash` are those of all that follows the hash's comma, up to the closing brace: so they cover `prev`, and
-by it everything before. There is one chain a file: whoever appends holds the file meanwhile, other processes included.
+by it everything before. There is one chain a file: an append locks the file, also against other processes.
 
 `verify` notices a byte that was changed, a record that was taken out, put in or moved, and a beginning that is gone
 without a `trimmed` record. There is no secret in the chain, so by itself it cannot notice whole records cut off the
@@ -159,10 +159,10 @@ def records_in(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def authentic_records(candidates: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Of records found in remains, those that were written to the trail, in order.
+    """Return the records that were written to the audit log, in order, from what remains of a file.
 
-    A record is given with whether it stands where the trail writes records. Any other may be a text that looks like
-    one, such as a result that was kept for a caller: it counts only if a record that counts follows from it.
+    Each candidate comes with whether it stands where the trail writes records. Any other may be a text that looks like
+    one, such as a result stored for a caller: it counts only if a record that counts follows from it.
     """
     records: dict[int, bytes] = {}
     loose: dict[bytes, bytes] = {}

@@ -96,7 +96,7 @@ class Trail(Protocol):
     store: Store | None  # in which it makes changes
 
     async def write(self, record: RecordBody, changes: Sequence[Put | Delete] = ()) -> bool:
-        """Whether it was written, and the changes made: it is on the disk then.
+        """Return whether the record is on the disk and the changes are made.
 
         False: a condition of theirs did not hold, and nothing was written. A TrailError: it could not be written. A
         call that is cancelled may still be carried out.
@@ -184,7 +184,7 @@ class _Trail:
         self._writer = secrets.token_hex(8).encode()
         self._is_opened = self._is_closed = False
         self._bodies: list[bytes] = []  # of the records that wait
-        self._callbacks: list[Callback | None] = []  # who is told of each
+        self._callbacks: list[Callback | None] = []  # of each record
         self._changes: dict[int, Changes] = {}
         self._notes = 0
         self._lost: Counter[str] = Counter()
@@ -357,7 +357,7 @@ class _Trail:
     def _write_failure(
         self, callback: Callback | None, changes: bool, problem: BaseException | None
     ) -> TrailError | None:
-        """What is said of a record that could not be written."""
+        """Return the error of a record that could not be written; None if the call may go on."""
         if callback is None:
             self._lost["refusals"] += 1
             return None

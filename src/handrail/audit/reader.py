@@ -36,7 +36,7 @@ class TrailFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.damage = ""  # what made `lines` end before the trail did
+        self.damage = ""  # why `lines` ended before the audit log did
         self._is_database = path.suffix != ".jsonl"
         try:
             path.stat()
@@ -91,7 +91,7 @@ class TrailFile:
                     yield number, line
 
     def salvage(self) -> Iterator[bytes]:
-        """All whole records that can still be found, in order, whatever has become of the file.
+        """Yield all whole records that are left in the file, in order, however damaged it is.
 
         Not what only looks like a record: a store keeps what callers sent and were sent in the same file.
         """

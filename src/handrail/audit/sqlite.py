@@ -148,7 +148,7 @@ def _settled_time(now: float, slack: float, db: Connection) -> float:
     """
     low, high = db.execute("SELECT min(number), max(number) FROM audit").fetchone()
     settled = float("-inf")
-    while low <= high:  # they are in the order of their times, or something is kept for longer
+    while low <= high:  # they are in the order of their times, or some records stay for longer
         middle = (low + high) // 2
         number, row_time = db.execute(SELECT_AT_OR_AFTER, (middle,)).fetchone()
         if row_time <= now - slack:

@@ -1,7 +1,7 @@
 """Settings that meet nothing: a rule, a limit or a cleaning that names what the server does not have is not in force.
 
-Said, not refused: tools may come later. What is not known is not doubted: an argument below the first level, or one of
-a schema that does not list them in one place.
+A warning, no error: tools may be added later. Arguments below the first level, and those of a schema that does not
+list them in one place, are not checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tools as somebody has agreed to them: a fingerprint of each, and what a difference means (P-31).
+"""Pinned tools: a fingerprint of each definition, and what a difference means (P-31).
 
 The fingerprint is SHA-256 over the canonical JSON of all that a model or a person is told of a tool: name, title,
 description, schemas, annotations. The order of members does not count, nor whether a whole number is written 1 or 1.0
@@ -64,7 +64,7 @@ def _file_digest(path: Path, changed: int, size: int) -> str:
 
 
 def fingerprint(tool: Tool | Mapping[str, Json]) -> str:
-    """SHA-256 in hexadecimal; it changes with anything a model or a person is told of the tool."""
+    """Return a SHA-256 in hexadecimal. It changes with everything of the tool that a model or a person reads."""
     return sha256(canonical(definition(tool))).hexdigest()
 
 

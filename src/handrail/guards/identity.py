@@ -40,14 +40,14 @@ class Verifier(Protocol):
     """What the protected-resource metadata document (RFC 9728) says beside `resource`; None: there is none."""
 
     async def verify(self, token: str) -> Principal | None:
-        """Whose token this is; None if it is not valid, for whatever reason. The reason is never told."""
+        """Return the principal of a token; None if it is not valid. The reason is never reported."""
 
     async def close(self) -> None:
-        """End what is under way; nobody new is verified afterwards."""
+        """End what is under way; no token is verified afterwards."""
 
 
 class ApiKeys:
-    """Keys given out by hand, one for each principal.
+    """API keys, one for each principal.
 
     >>> key, hashed = ApiKeys.new()
     >>> verifier = ApiKeys({"alice": hashed}, scopes={"alice": {"orders:write"}})
@@ -117,7 +117,7 @@ class ApiKeys:
         digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
         principal_match = None
         for key_digest, principal in self._principals.items():
-            # To the end, whichever it is: time tells neither whether nor where a key was found.
+            # To the end, whichever it is: the time shows neither whether nor where a key matched.
             if compare_digest(key_digest, digest):
                 principal_match = principal
         return principal_match

@@ -4,7 +4,7 @@ A bucket is one number: the time at which it will be full again. To take a token
 token needs to grow back; a bucket whose time is past is full, which is the same as no bucket at all. Times are whole
 nanoseconds, so that nothing is lost to rounding: a rate of 10 lets ten through, not nine.
 
-A call is charged to all its buckets or, if one of them says no, to none: whoever is refused loses nothing by it.
+A call is charged to all its buckets or, if one of them says no, to none: a refused caller loses nothing by it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """What each process counts by itself, and what they count together.
 
         To count together takes a look at a file. What is built in is only there against floods, which each process can
-        tell by itself; what somebody has set holds as it is set.
+        tell by itself; a configured limit holds as it is configured.
         """
         if self.shared is False:
             return self, None
@@ -164,25 +164,25 @@ def _parse_rate(name: str, text: str) -> Rate | None:
 
 ANONYMOUS, LOCAL = RESERVED_NAMES
 MAX_BUCKETS = 10_000
-"""For principals; and as many for addresses, which anybody can make up, and which must not take their place."""
+"""For principals, and as many for addresses: a client can make addresses up, and must not displace principals."""
 MAX_TOOLS = 10_000  # that are counted one by one; all further ones that a pattern fits are counted as one
 SWEEP_BUCKETS = 4  # buckets looked at when a call adds some: more than it adds, so that full ones cannot pile up
 OVERFLOW_BUCKET = ""
-BUSY_SECONDS = 1.0  # in place of the time until a slot is free, which nobody knows
+BUSY_SECONDS = 1.0  # in place of the unknown time until a slot is free
 
 Scope = Literal["principal", "address", "lists", "tool", "concurrency"]
 _Ring = deque[tuple[dict[str, int], str]]  # the buckets of one sort of callers, in the order they are looked at
 
 
 class Throttled(Struct, frozen=True):
-    """Too many. The same call is allowed after `retry_after` seconds, if nobody else comes first."""
+    """Too many. The same call is allowed after `retry_after` seconds, if no other caller comes first."""
 
     retry_after: float
     limit: str
     scope: Scope
 
     def refusal(self) -> Refused:
-        """What the caller is told. Of a tool's limit its model is told, as of anything else the tool could not do."""
+        """Return the error for the caller. A tool's limit is an error of the tool, which its model reads."""
         kind = Kind.THROTTLED if self.scope in ("tool", "concurrency") else Kind.OVERLOADED
         text = f"Too many requests: the limit is {self.limit}; retry after {math.ceil(self.retry_after)} s"
         return Refused(kind, text, {"retryAfter": self.retry_after}, retry_after=self.retry_after)
@@ -239,7 +239,7 @@ class Limiter(Protocol):
         """
 
     def take_slot(self, tool: str) -> Admission | Awaitable[Admission]:
-        """Only a slot, if the tool has any: for a call that was counted before, and had to wait elsewhere."""
+        """Take a concurrency slot without charging the rate again, after an approval."""
 
 
 class MemoryLimiter:
@@ -274,8 +274,8 @@ class MemoryLimiter:
             end = charge.full_at.get(bucket)
             if end is None:
                 is_new = True
-                # When there are too many, those who come late share one. None is dropped to make room: else whoever
-                # makes up enough callers gets rid of a bucket that is empty.
+                # When there are too many, those who come late share one. None is dropped to make room: else a
+                # client that makes up enough callers gets rid of an empty bucket.
                 if len(ring) >= self._max_buckets:
                     bucket = OVERFLOW_BUCKET
                 end = charge.full_at.get(bucket, now)
@@ -337,7 +337,7 @@ class Plan(Struct, eq=False):
     """What a request is charged to, depending on who makes it."""
 
     principal_charges: list[Charge]
-    address_charges: list[Charge]  # whoever has an address and no name
+    address_charges: list[Charge]  # callers with an address and no name
     local_charges: list[Charge]
     slots: int | None = None
 
@@ -403,7 +403,7 @@ def _charges(
 
 
 def busy(slots: int) -> Throttled:
-    """All slots are taken."""
+    """Return the refusal of a call whose tool has no free slot."""
     return Throttled(BUSY_SECONDS, f"{slots} of this tool at once", "concurrency")
 
 

@@ -1,8 +1,8 @@
-"""`tools.lock`: the tools of servers as somebody has agreed to them, in a file that people read, compare and commit.
+"""`tools.lock`: the accepted tools of servers, in a file that people read, compare and commit.
 
 JSON, everything sorted, one member a line, so that a difference of two files shows what changed. A description of
-several lines is an array of them. What is not seen, or acts on a screen, is written as an escape. The fingerprint
-beside each tool has to fit its text: whoever edits one by hand and not the other is found out.
+several lines is an array of them. Invisible characters and terminal controls are written as escapes. The fingerprint
+beside each tool has to fit its text: an edit of only one of them is detected.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 _PESSIMISTIC = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24(?=:00)):([0-5]\d)", re.ASCII)
-_RANK = {"hide": 0, "deny": 1, "ask": 2, "allow": 2}  # those of one rank are taken in the order written
+_RANK = {"hide": 0, "deny": 1, "ask": 2, "allow": 2}  # rules of one rank apply in the order written
 _STRICTNESS = {"deny": 1, "ask": 2, "allow": 3}
 _UNSUPPORTED_WILDCARDS = "?[]{}"
 _LIST_FIELDS = "principals groups scopes without_scopes tools tags days revisions servers".split()
@@ -201,7 +201,7 @@ def any_glob(globs: Sequence[str], where: str, forbidden: str = "") -> Callable[
 
 
 def _validate(rule: Rule, where: str) -> Rule:
-    """The rule, read as a file would be: whoever writes Python gets the same errors."""
+    """Return the rule, read as from a file: code in Python gets the same errors."""
     check_choice(f"{where}: verdict", rule.verdict, get_args(Verdict))
     try:
         return convert(to_builtins(rule), Rule)
@@ -325,7 +325,7 @@ class Policy:
 
     @property
     def is_open(self) -> bool:
-        """Whether every tool that is not destructive may be called by anybody."""
+        """Whether every caller may call every tool that is not destructive."""
         return not self.compiled_rules and self._default.verdict == "allow"
 
     @cached_property
@@ -358,9 +358,9 @@ class Policy:
         return decision if decision.verdict == "hide" else None
 
     def denial_hint(self, principal: Principal, subject: Subject, denial: Decision, revision: str) -> str:
-        """What a caller is told of a denial, after "is not allowed": what would be, as far as that is up to the call.
+        """Return the text after "is not allowed" in a denial: which calls would be allowed.
 
-        Only conditions on arguments and time are told, of rules that are about this caller and this tool.
+        It has only conditions on arguments and time, of rules that match this caller and this tool.
         """
         plan = self._plans.get((principal, subject, revision)) or self._plan(principal, subject, revision)
         against = [step.words for step in plan.steps if step.decision is denial]
@@ -435,7 +435,7 @@ class Policy:
 
 
 def policy_of(policy: Any, where: str) -> Policy | None:
-    """Return a policy, of one that is given or of its rules; TypeError where it is neither."""
+    """Return the policy, made of its rules if it is a list of them; TypeError where it is neither."""
     if policy is None or isinstance(policy, Policy):
         return policy
     if isinstance(policy, Rule):

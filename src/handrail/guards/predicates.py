@@ -35,7 +35,7 @@ from handrail.suggest import closest
 __all__ = ["Predicate", "TriState", "all_of", "check_choice", "compile_condition", "first_step"]
 
 TriState = bool | None
-"""Yes, no, or None: it cannot be told."""
+"""Yes, no, or None: unknown."""
 Test = Callable[[Json], TriState]
 
 _Number = int | float | UnsetType

@@ -50,15 +50,15 @@ __all__ = [
 DANGEROUS_RULES = frozenset(
     {"escape sequence", "tag character", "bidirectional control", "private_key", "mismatch", "scripts"}
 )
-_MAX_FINDINGS = 64  # findings told one by one
-_NOTICE_CHARACTERS = 200  # characters kept free for it
+_MAX_FINDINGS = 64  # findings listed one by one
+_NOTICE_CHARACTERS = 200  # characters reserved for the notice
 _JOINING_CHARACTERS = "\u200c\u200d\ufe0e\ufe0f\u20e3" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
 
 FindingKind = Literal["control", "secret", "media", "size", "inspector"]
 
 
 class Finding(Struct, frozen=True):
-    """Something that was found in a result. Of a secret only the rule that found it is told."""
+    """One finding in a result. Of a secret it has only the rule that matched."""
 
     kind: FindingKind
     where: str  # "content/0/text", "structuredContent/user/name", "message"
@@ -185,7 +185,7 @@ def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 class ResultCleaner:
-    """One result on its way, and what has been found in it.
+    """The cleaning of one result, and its findings.
 
     `copies`: the result is looked at in another thread. Code of its author may change its lists and objects meanwhile,
     so that what leaves are the copies that were looked at.
@@ -198,13 +198,13 @@ class ResultCleaner:
         self._options = options
         self._copies = copies
         self.findings: list[Finding] = []
-        self._merged_at: dict[tuple[str, str, str], int] = {}  # where findings are that are told together
+        self._merged_at: dict[tuple[str, str, str], int] = {}  # indices of merged findings
 
     def result(self, result: ToolResult) -> ToolResult:
         """All of it but its size; the same object when nothing had to be done."""
         structured = self.value(result.structured, "structuredContent")
         content = [*result.content] if self._copies else result.content
-        if any(each.changed for each in self.findings):  # the same as text would give it back to whoever parses that
+        if any(each.changed for each in self.findings):  # a client that parses the text would get it back
             json_text = encode(structured).decode()
             content = [Text(json_text) if _is_json_of(each, result.structured) else each for each in content]
         parts: Object = {
@@ -234,7 +234,7 @@ class ResultCleaner:
                 name = plain = self.string(key, where)
                 new = self.value(inner, self._member_path(where, name))
                 same = same and name is key and new is inner
-                while name in cleaned:  # two keys differed only in what was taken out
+                while name in cleaned:  # two keys differed only in removed characters
                     name = f"{plain}_{next(suffixes)}"
                 cleaned[name] = new
             return value if same and not self._copies else cleaned
@@ -374,7 +374,7 @@ class ResultCleaner:
 
     def _cut(self, block: Block, end: int, later: str, store_remainder: Callable[[str], str] | None) -> Block:
         text = _text(block)
-        for _ in range(32):  # not inside of what is seen as one character
+        for _ in range(32):  # not inside of one visible character
             if end == 0 or not (text[end] in _JOINING_CHARACTERS or text[end - 1] == "\u200d" or combining(text[end])):
                 break
             end -= 1
@@ -419,10 +419,10 @@ class Sanitizer:
     def clean(
         self, tool: str, result: ToolResult, *, is_prefiltered: bool = False
     ) -> tuple[ToolResult, tuple[Finding, ...]]:
-        """The result as it may leave, and what was found; the same object when nothing had to be done.
+        """Return the cleaned result and the findings; the same object when nothing had to be done.
 
         A result that may not leave becomes an error that says so. Whatever fails here, the result does not leave.
-        `is_doubtful`: a quick look was taken, and was not enough.
+        `is_prefiltered`: the prefilter has run, and the result is not clean by it.
         """
         if not is_prefiltered and self.is_clean(tool, result):
             return result, ()
@@ -439,7 +439,7 @@ class Sanitizer:
             return Scan(cleaner, problem)
 
     def finish(self, tool: str, scan: Scan) -> tuple[ToolResult, tuple[Finding, ...]]:
-        """The rest of `clean`, with what a walk has made: inspectors, and sizes."""
+        """Do the rest of `clean` after `scan`: inspectors and sizes."""
         cleaner, outcome = scan.cleaner, scan.outcome
         try:
             if isinstance(outcome, Exception):
@@ -454,7 +454,7 @@ class Sanitizer:
         except RecursionError:
             why = "it is nested too deeply"
         except Exception:
-            log.exception("the result of tool %r could not be looked at", tool)
+            log.exception("sanitize: result of tool %r withheld: it could not be scanned", tool)
             why = "it could not be looked at; the server's log has the details"
         notice = Text(f"The result of {tool} was withheld: {why}.")
         return ToolResult([notice], is_error=True), tuple(cleaner.findings)
@@ -468,7 +468,7 @@ class Sanitizer:
         return self.message(value)[0]
 
     def message(self, value: Json, *, copies: bool = False) -> tuple[Json, list[Finding]]:
-        """As `value`, with what was found. With `copies`, in any thread."""
+        """Return the same as `value`, and the findings. With `copies`, in any thread."""
         cleaner = ResultCleaner(self._prefilter, self._options, copies=copies)
         return cleaner.value(value, "message"), cleaner.findings
 

@@ -1,7 +1,7 @@
 """The limits of `limits.py`, kept in a store: processes that share it share them.
 
 One exchange with the store is under way at a time. Whatever comes meanwhile (calls, slots given back, leases to renew)
-is settled together by the next: read, decide, write if nobody else has written in between, else begin again.
+is settled together by the next: read, decide, write if no other process has written in between, else begin again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StoreLimiter:
         if not charges and plan.slots is None:
             return None
         caller, tool = self._prefix + caller, self._prefix + tool
-        # Nobody puts tokens back, so a refusal stands until its time has come: a flood does not reach the store.
+        # No token is put back, so a refusal stands until its time has come: a flood does not reach the store.
         refusals = self._refusals.get((kind, caller))
         if refusals is not None and tool in refusals:
             since, until, throttled = refusals[tool]
@@ -183,7 +183,7 @@ class StoreLimiter:
         else:
             admissions = [CONTENDED] * len(group)
         for each, admission in zip(group, admissions, strict=True):
-            if each.admission.done():  # cancelled meanwhile: nobody holds its slot
+            if each.admission.done():  # cancelled meanwhile: its slot is free
                 self._stale |= tools & {each.tool}
             elif admission is None and each.slots is not None:
                 each.admission.set_result(self._grant_slot(each.tool))
@@ -202,7 +202,7 @@ class StoreLimiter:
 
 
 async def await_charge(pending: Awaitable[Admission]) -> None:
-    """Until a request that takes no slot was counted; `Refused` if there were too many, or nobody can tell."""
+    """Until a request that takes no slot was counted; `Refused` if there were too many, or the store fails."""
     try:
         async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
             admission = await pending
@@ -306,9 +306,9 @@ def _slots(tool: str) -> str:
 
 
 def _key(pending: _PendingTake, charge: Charge, salt: bytes) -> str:
-    """Where a bucket is kept. Addresses, of which anybody can make up any number, share 65,536 of each sort.
+    """Where a bucket is kept. Addresses, of which a client can make up any number, share 65,536 of each sort.
 
-    Who shares with whom is a secret: nobody can choose an address to use up the bucket of another.
+    Which addresses share one is a secret: no client can choose an address to use up the bucket of another.
     """
     caller = pending.caller
     if pending.kind == "address":

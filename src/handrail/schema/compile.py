@@ -90,7 +90,7 @@ def compile_schema(schema: Object, where: str, *, any_root: bool = False, format
 
 
 def header_map(schema: Object) -> Headers:
-    """The `x-mcp-header` annotations of somebody else's schema; SchemaError if they cannot be mirrored."""
+    """The `x-mcp-header` annotations of a foreign schema; SchemaError if they cannot be mirrored."""
     try:
         return _headers(_subschemas(schema))
     except (ValueError, RecursionError) as error:
@@ -232,7 +232,7 @@ def _in_place_subschemas(node: Object, targets: Targets) -> list[Object]:
 
 
 def _names(node: Object, keyword: str) -> Object:
-    """A keyword's map of names; nothing where it is none, for nobody has checked the schema yet."""
+    """A keyword's map of names; nothing where it is none: the schema is not checked yet."""
     return node[keyword] if type(node.get(keyword)) is dict else {}
 
 

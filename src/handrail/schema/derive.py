@@ -179,7 +179,7 @@ def _hints(function: Callable[..., Any], call_type: type, where: str) -> Object:
     scope, names = inner.__globals__, {}
     if call_type.__name__ not in scope:  # it may be imported for type checkers only
         names[call_type.__name__] = call_type
-    # String hints may name what the functions around a local one define, and nobody else can tell.
+    # String hints may name what the functions around a local one define, and no other module can tell.
     frame = inspect.currentframe() if "<locals>" in inner.__qualname__ else None
     while frame is not None:
         names = {**frame.f_locals, **names} if frame.f_globals is scope else names
@@ -209,7 +209,7 @@ def _read_parameters(function: Callable[..., Any], hints: Object, call_type: typ
 
 
 def _defaults_binder(parameters: _Parameters, schema: Object, where: str) -> Callable[[Object], Object]:
-    """Under a schema somebody wrote arguments stay as they come, absent ones as its defaults say.
+    """Under a hand-written schema arguments stay as they come, absent ones as its defaults say.
 
     Refuses a schema that lets through what the function cannot be called with.
     """

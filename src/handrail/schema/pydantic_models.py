@@ -1,6 +1,6 @@
 """Signatures with pydantic in them: pydantic makes their schema and binds their arguments.
 
-pydantic is never imported here. Whoever uses it in a signature has imported it, so it is found in `sys.modules`.
+pydantic is never imported here. A signature that uses it has imported it, so it is in `sys.modules`.
 """
 
 from __future__ import annotations

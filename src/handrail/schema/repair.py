@@ -10,7 +10,7 @@ A reading says the same in another JSON type. Nothing is guessed, wrapped, split
 - Null, objects and arrays have no reading, and one value does not become an array of one.
 
 Where to read anew is what the schema complains about, in every branch of `anyOf` and `oneOf`; whether it helps is
-judged by the validator, on the whole. What nobody complains about stays as it came.
+judged by the validator, on the whole. Values without a problem stay as they came.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_VALUES = 20_000  # in everything that is tried, together
 MAX_TEXT = 1024 * 1024
 
 _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
-_UNDECIDABLE_KEYWORDS = frozenset({"not", "oneOf", "contains"})  # whether a reading would answer it, nobody knows
+_UNDECIDABLE_KEYWORDS = frozenset({"not", "oneOf", "contains"})  # whether a reading would answer it is unknown
 _UNREPAIRABLE_KEYWORDS = frozenset({"additionalProperties", "false"})  # no reading answers it
 _INTEGER_BOUND = 10**jsonrpc.MAX_DIGITS
 

@@ -1,4 +1,4 @@
-"""Where state is kept: values that expire, counters, logs and topics, behind one protocol of ten verbs.
+"""Stores of state: values that expire, counters, logs and topics, behind one protocol of ten verbs.
 
 Keys are text, `kind:id`, and sort by code point. A counter is a value too, its digits in ASCII. Logs have names of
 their own and end by their time to live. Times to live are in seconds.
@@ -26,7 +26,7 @@ _URL = re.compile(r"([a-z][a-z0-9+]*)://(/?)(.*)", re.DOTALL)
 
 
 class StoreError(HandrailError):
-    """The store cannot do it: it is closed, not ours to use, or what is kept there does not fit the request."""
+    """The store cannot do it: it is closed, belongs to another process, or its value does not fit the request."""
 
 
 class Put(Struct, frozen=True):
@@ -96,7 +96,7 @@ class Store(Protocol):
         """The counter's new value. It begins at 0, and `ttl` with it: a later one changes nothing."""
 
     async def append(self, log: str, value: bytes, *, keep: int, ttl: float | None = None) -> int:
-        """Its number: from 1, and never given twice while the log lives."""
+        """Return the number of the entry: from 1, and never used twice while the log lives."""
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]: ...
     async def publish(self, topic: str, message: bytes) -> None: ...
@@ -110,7 +110,7 @@ class Store(Protocol):
 
 
 def condition_holds(change: Put | Delete, current: bytes | None) -> bool:
-    """Whether the condition of `change` holds where `current` is kept. All backends ask here."""
+    """Return whether the condition of `change` holds for the value `current`. All backends use this."""
     if isinstance(change, Put) and change.if_absent and current is not None:
         return False
     return change.if_equals in (None, current)

@@ -110,7 +110,7 @@ class _Log(Struct, eq=False):
 
 
 class _Expiring(Generic[T]):
-    """A dict whose items end at their time. Nobody sees one after it, and writes remove them, a few at a time."""
+    """A dict whose items expire. An expired item is never returned, and writes remove a few of them at a time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

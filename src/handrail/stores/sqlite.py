@@ -112,7 +112,7 @@ def _switch_to_wal(db: Connection) -> None:
             db.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as problem:
-            # Of several who open a new file at once, some are told at once that it is locked, whatever the timeout.
+            # Of several processes that open a new file at once, some get "locked" at once, whatever the timeout.
             if problem.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
@@ -173,7 +173,7 @@ class _Job(Struct, eq=False):
 
 
 class SqliteThread:
-    """Only reads, unless it is given a `sweep`, which joins a transaction now and then, and says if there is more."""
+    """A thread with a connection. It only reads unless it has a `sweep`, which returns whether more is left."""
 
     def __init__(self, connect: DatabaseOpener, clock: Callable[[], float], sweep: Work[bool] | None = None) -> None:
         self._clock = clock
@@ -183,13 +183,13 @@ class SqliteThread:
         self._closed = False
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as long as there are callers waiting, no longer
         opened: Future[None] = Future()
-        # A daemon: a store nobody closed must not keep the process alive.
+        # A daemon: a store that was not closed must not keep the process alive.
         self._thread = Thread(target=self._run, args=(connect, opened), name="handrail-sqlite", daemon=True)
         self._thread.start()
         opened.result()
 
     async def run(self, work: Work[T]) -> T:
-        """What `work` gives. It is carried out even if nobody waits for it any more."""
+        """Return the result of `work`. It is carried out even if the caller is cancelled."""
         self._check_process()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.submit(work, partial(_set_future, done))
@@ -286,7 +286,7 @@ def _deliver_outcomes(group: list[_Job], outcomes: list[Outcome]) -> None:
     for job, (value, failed) in zip(group, outcomes, strict=True):
         outcomes_by_loop[job.loop].append((job.on_done, value, failed))
     for loop, settled in outcomes_by_loop.items():
-        with suppress(RuntimeError):  # the loop has closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop has closed, with all that waited in it
             loop.call_soon_threadsafe(_run_callbacks, settled)
 
 

@@ -23,7 +23,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def skeleton(text: str) -> str:
-    """The same for texts that look the same: without what nobody sees, in Latin letters where others are like them."""
+    """Return the same text for texts that look the same: visible characters only, in Latin letters where possible."""
     return (
         text
         if text.isascii() and text.isprintable()

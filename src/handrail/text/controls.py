@@ -350,7 +350,7 @@ def secret_words(variable: str) -> list[bool]:
 
 
 def mask(text: str, secrets: Collection[str] = ()) -> str:
-    """The text without what looks like a secret, and without those that are known."""
+    """Return the text without known secrets, and without what looks like one."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= 4:  # shorter ones would take half of every text with them
             text = text.replace(secret, MASK)

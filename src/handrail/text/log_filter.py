@@ -21,7 +21,7 @@ _formatter = logging.Formatter()
 
 
 class _EscapeFilter(logging.Filter):
-    """Makes a record's text and traceback inert, without what looks like a secret."""
+    """A filter that escapes a record's text and traceback, and masks what looks like a secret."""
 
     mask_text: Callable[[str], str] = staticmethod(mask)
 
@@ -49,7 +49,7 @@ class _ProcessSecrets:
     def __init__(self) -> None:
         self.values: set[str] = set()
         self.patterns: dict[str, str] = {}
-        self.secrets: Secrets | None = None  # made of both, when there is something to say
+        self.secrets: Secrets | None = None  # compiled at the first record
 
     def mask_text(self, text: str) -> str:
         if self.secrets is None:

@@ -172,9 +172,9 @@ def _is_ordinary(value: str) -> bool:
 
 
 class Secrets:
-    """What is to be masked: known values, also as JSON, HTML, addresses and base64 write them, tokens, and patterns.
+    """The secrets to mask: known values, also as JSON, HTML, addresses and base64 write them, tokens, and patterns.
 
-    A known value of less than 4 characters is ignored: it would take half of every text with it.
+    A known value of less than 4 characters is ignored: it would mask half of every text.
     """
 
     def __init__(self, values: Iterable[str] = (), patterns: Mapping[str, str] | None = None) -> None:
