@@ -29,7 +29,7 @@ from handrail.errors import (
     TransportError,
 )
 from handrail.transports.base import PendingRequest
-from handrail.transports.inside import MemoryTransport
+from handrail.transports.memory import MemoryTransport
 from patience import PATIENCE
 from requirements import requirement
 from rigs import HttpRig, Object, Rig, ordinary

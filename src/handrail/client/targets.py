@@ -18,7 +18,6 @@ from handrail.client.mcp_config import EntryError, ServerEntry, read_entries
 from handrail.errors import ConfirmationRequired, Denied
 from handrail.transports.base import ClientTransport
 from handrail.transports.http_client import Authorizer, HttpClientTransport
-from handrail.transports.inside import MemoryTransport
 from handrail.transports.subprocess import SubprocessTransport
 
 Transport = Literal["auto", "streamable", "sse"]
@@ -52,6 +51,8 @@ class ConnectOptions(Struct):
 def targets(thing: Any, options: ConnectOptions) -> list[ServerTarget]:
     """Return the servers of a target: several for a configuration with several."""
     if hasattr(thing, "connect") and hasattr(thing, "serving"):
+        from handrail.transports.memory import MemoryTransport  # loads the engine, which other targets do without
+
         return [ServerTarget(getattr(thing, "name", "server"), partial(MemoryTransport, thing))]
     if isinstance(thing, ServerEntry):
         return [_entry(thing, options)]
