@@ -32,7 +32,7 @@ _CLIENT_INFO = {"name": "handrail-testing", "version": "0"}
 
 
 class PeerChannel(Protocol):
-    """What a `Peer` talks through: a server's own, or one of yours."""
+    """The channel of a `Peer`: of a server, or one of yours."""
 
     async def deliver(self, message: bytes) -> None: ...
     async def receive(self) -> bytes: ...
@@ -149,7 +149,7 @@ class Peer:
         raise RemoteProtocolError(f"tools/call: still asking after {MAX_ROUNDS} rounds")
 
     async def request(self, method: str, params: Object | None = None, meta: Object | None = None) -> Object:
-        """Send a request and give back the whole answer as it came: a mapping with `result` or `error`."""
+        """Send a request; return the whole response: a mapping with `result` or `error`."""
         request_id = next(self._ids)
         waiter: asyncio.Future[Object] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = waiter
@@ -168,7 +168,7 @@ class Peer:
         await self._channel.deliver(message)
 
     async def notice(self, method: str) -> Object:
-        """The first notification of a method, waiting for it if need be."""
+        """Return the first notification of a method; wait for it if none has come."""
         async with asyncio.timeout(self._timeout):
             while True:
                 for each in self.notices:
@@ -216,7 +216,7 @@ class Peer:
             answer = jsonrpc.response(message["id"], await self._reply(message["method"], message.get("params", {})))
         except RemoteProtocolError as problem:
             answer = jsonrpc.error(message["id"], problem.code, str(problem))
-        except Exception as problem:  # of the test's own `answers`: whoever waits is to hear of it
+        except Exception as problem:  # of the test's own `answers`: the waiting request raises it
             for waiter in self._pending.values():
                 if not waiter.done():
                     waiter.set_exception(problem)

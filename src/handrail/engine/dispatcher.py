@@ -1,7 +1,6 @@
-"""Method to answer, for every revision: one conversation with one peer.
+"""One conversation with one peer: takes its messages, of any revision, and has them answered.
 
-`receive` takes a message and gives back the answer if there is one at once, which is the usual case. What takes longer
-is answered later, through the outlet.
+Most messages have their reply when the method returns. A later reply goes to a callback, or over the reply channel.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Dispatcher:
         self.engine.open_streams.discard(self)
 
     def watch_tools(self) -> None:
-        """From now on, tell the peer when the tools change."""
+        """Notify the peer when the tools change."""
         self.engine.catalog.watchers.add(self.tools_changed)
         self.engine.open_streams.add(self)
 
@@ -108,7 +107,7 @@ class Dispatcher:
         return NO_REPLY
 
     def refuse(self, kind: Kind, text: str) -> Reply:
-        """The answer to something that was not even a message."""
+        """Return the reply to bytes that are no message."""
         return self._unreadable(InvalidMessage(kind, text))
 
     # What arrives
@@ -162,7 +161,7 @@ class Dispatcher:
     def record_refusal(
         self, request: Request, revision: Revision, refused: Refused, answer: bytes | None = None
     ) -> None:
-        """Count and record a call that never became one."""
+        """Record a request for a call that was refused before it became one."""
         engine, guards = self.engine, self.engine.guard_set
         if request.method != "tools/call" or not (engine.sinks or guards.trail is not None):
             return
@@ -188,7 +187,7 @@ class Dispatcher:
                 if type(request_id) is int or type(request_id) is str
                 else None
             )
-            # Whether a request can be cancelled is up to the revision it was made in.
+            # The revision of the request says whether it can be cancelled.
             if request is not None and CANCELLED in request.revision.notifications:
                 self._cancel_without_reply(request)
         elif message.method == "notifications/initialized":
@@ -233,10 +232,10 @@ class Dispatcher:
     # Change notices
 
     def tools_changed(self) -> None:
-        """From any thread. Changes in one turn of the loop are announced together."""
+        """Notify the peer, from any thread. Changes in one turn of the loop are announced together."""
         if not self._announcement_pending:
             self._announcement_pending = True
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and the connection with it
                 self.calls.loop.call_soon_threadsafe(self._announce)
 
     def _announce(self) -> None:
@@ -252,7 +251,7 @@ class Dispatcher:
         self.reply_channel.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: request_id}}))
 
     def _start_request(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Answer a request that is no call later, and before the end."""
+        """Answer a request that is no call in a task, which `close` waits for."""
         self._request_tasks = self._request_tasks or set()
         self._request_tasks.add(task := self.calls.loop.create_task(coroutine))
         task.add_done_callback(self._request_tasks.discard)
@@ -270,7 +269,7 @@ class Dispatcher:
             self.reply_channel.send(reply.body)
 
     async def close(self, grace: float) -> None:
-        """Let calls that were accepted end, for as long as `grace`; then give them up."""
+        """Wait up to `grace` seconds for the calls in flight, then cancel them."""
         for waiter in self.connection.pending.values():
             if not waiter.done():
                 waiter.set_exception(TransportError("the client has gone"))
@@ -283,14 +282,14 @@ class Dispatcher:
             await asyncio.wait(tasks, timeout=CLEANUP_SECONDS)
 
     def pending_replies(self) -> list[asyncio.Future[None]]:
-        """Of each request that is in flight: done when it is answered."""
+        """Return a future for each request in flight, done when it has its reply."""
         calls = [request for request in self.connection.in_flight.values() if isinstance(request, CallState)]
         for call in calls:
             call.reply_future = call.reply_future or self.calls.loop.create_future()
         return [*(call.reply_future for call in calls if call.reply_future is not None), *(self._request_tasks or ())]
 
     def close_subscriptions(self) -> None:
-        """Tell every listener that no more will come: by result, and by notification for those who wait for that."""
+        """End every subscription: by its result, and by a notification for clients that wait for one."""
         for subscription in list(self.connection.in_flight.values()):
             if isinstance(subscription, Subscription):
                 del self.connection.in_flight[subscription.id]
@@ -299,7 +298,7 @@ class Dispatcher:
                 self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": subscription.id}))
 
     def cancel_all(self) -> None:
-        """Give up whatever is still running; the peer hears nothing more."""
+        """Cancel all requests of this peer without replies."""
         self.unwatch_tools()
         for request in list(self.connection.in_flight.values()):
             self._cancel_without_reply(request)
@@ -359,8 +358,8 @@ def discover(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, 
 
 
 def _asks_user(peer: Dispatcher, revision: Revision, client: ClientInfo) -> bool:
-    """Whether this client's user is asked here before a destructive tool runs, and the client leaves that to us."""
-    # The id of a session over HTTP does not hold what is experimental: its calls would not be known for such.
+    """Return whether the server asks this client's user before a destructive tool runs, in place of the client."""
+    # The id of a session over HTTP holds no experimental capabilities: later calls could not be recognised.
     has_capabilities = revision.stateless or peer.headers is None
     return has_capabilities and peer.engine.guard_set.promises_to_ask(revision, client, peer.is_identified)
 
@@ -390,7 +389,7 @@ def call_tool(
     engine, guards = peer.engine, peer.engine.guard_set
     entry = engine.catalog.get(params.name)
     if entry is None or not entry.is_visible_to(peer.principal.scopes) or guards.hides(entry, peer.principal, revision):
-        guards.charge_request(peer.principal, peer.address)  # there is no tool whose limit would hold
+        guards.charge_request(peer.principal, peer.address)  # there is no tool with a limit of its own
         hidden = guards.hidden(engine.catalog, peer.principal, revision)
         near = engine.catalog.closest(params.name, peer.principal.scopes, hidden)
         hint = {"didYouMean": near} if near else None
@@ -441,7 +440,7 @@ def _refuse_overload(peer: Dispatcher) -> NoReturn:
 
 
 def _retry_answers(peer: Dispatcher, params: Any) -> Object:
-    """All answers given so far: those sealed in the state, and those of this round."""
+    """Return all answers so far: those sealed in the state, and those of this round."""
     answers: Object = {} if params.input_responses is UNSET else params.input_responses
     if params.request_state is UNSET:
         return answers

@@ -2,10 +2,10 @@
 
 Most calls never wait. A task that starts at the next turn of the loop would cost them a queue and a callback; one that
 starts here costs an object, and inside it `asyncio.current_task`, `asyncio.timeout` and context variables behave as
-everywhere. Python 3.12 can do this itself. On 3.11 a task asks its loop for one thing when it is made: to call its
-first step soon. `_EagerStarter311` takes that step out of the loop's hands and calls it now.
+everywhere. Python 3.12 can do this itself. On 3.11 a new task asks its loop for one thing: to call its first step soon.
+`_EagerStarter311` intercepts that step and calls it now.
 
-Inside of another task that one steps aside for a moment: a loop runs one task at a time.
+A task that starts another one this way is suspended for that moment: a loop runs one task at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 Start = Callable[..., "asyncio.Task[Any]"]
 """Starts a coroutine, or goes on with one, in a copy of the current context or in one that is named."""
 
-_NAME = "tools/call"  # given, so that none has to be made up
+_NAME = "tools/call"  # a name of its own would be generated for each task
 
 
 def starter(loop: asyncio.AbstractEventLoop) -> Start:
@@ -41,7 +41,7 @@ class _EagerStarter311:
         self._steps: list[tuple[Callable[[], object], Context]] = []
 
     def _capture_step(self, step: Callable[..., object], *args: object, context: Context | None = None) -> object:
-        # Memory is asked for meanwhile, so destructors may run, and call the loop too.
+        # Memory is allocated meanwhile, so destructors may run and call the loop too.
         if args or context is None:
             return self._call_soon(step, *args, context=context)
         self._steps.append((step, context))
@@ -67,7 +67,7 @@ class _EagerStarter311:
 
     def _first_step(self, task: asyncio.Task[Any]) -> tuple[Callable[[], object], Context]:
         first = self._steps.pop()
-        while self._steps:  # of tasks that destructors made
+        while self._steps:  # of tasks that destructors started
             other = self._steps.pop()
             if getattr(other[0], "__self__", None) is task:
                 first, other = other, first

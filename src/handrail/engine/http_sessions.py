@@ -1,8 +1,8 @@
-"""Sessions of handshake revisions over HTTP, without memory of them.
+"""Sessions of handshake revisions over HTTP.
 
-A session id is sealed and holds what was agreed: any process that has the key can serve any request of the session.
-Only what must live lives here: calls in flight, open questions, and in the store the sessions that were ended, log
-levels, and the events of streams a client may come back for.
+A session id is sealed and holds the result of the handshake: any process with the key can serve any request of the
+session. A process keeps only calls in flight and open questions. The store keeps sessions that were ended, log levels,
+and the events of streams that a client may resume.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ END = b""  # the last record of a stream that is complete
 
 _PURPOSE, _PIPE = "session", "pipe"
 _ENDED = b"ended"
-# Of what a client declares, what a server may ever look at; the rest would only make the id longer.
+# The declared capabilities that a server reads; the rest would only make the id longer.
 _CAPABILITIES = ("elicitation", "sampling", "roots")
 
 
 class HttpSession(Struct, frozen=True):
-    """One session for as long as something of it is going on here."""
+    """One session while this process serves requests of it."""
 
     name: str  # random, and the same in every process
     connection: Connection
@@ -56,7 +56,7 @@ class HttpSessions:
         self._live: WeakValueDictionary[str, Connection] = WeakValueDictionary()
 
     def issue_id(self, connection: Connection, principal: Principal) -> str:
-        """The id of a session that has just shaken hands."""
+        """Return the id of a new session."""
         assert connection.revision is not None
         client = connection.client
         declared = {name: _names(client.capabilities[name]) for name in _CAPABILITIES if name in client.capabilities}
@@ -71,12 +71,12 @@ class HttpSessions:
         return self.engine.seal.seal(_PURPOSE, principal.id, payload, expires)
 
     async def find(self, session_id: bytes, principal: Principal) -> HttpSession | None:
-        """The session of an id; None if it is not ours, not this caller's, too old, or was ended."""
+        """Return the session of an id; None if it is forged, of another caller, expired or ended."""
         session = self._recall(session_id, principal)
         return session and self._unless_ended(session, await self.store.get(session.key))
 
     def find_at_once(self, session_id: bytes, principal: Principal) -> HttpSession | None:
-        """The same, with a store that needs no waiting."""
+        """Do as `find`, with a store that needs no waiting."""
         session = self._recall(session_id, principal)
         if session is not None and self.peek is not None:
             stored = self.peek(session.key)
@@ -96,7 +96,7 @@ class HttpSessions:
         return session if self.engine.clock() < session.expires else None
 
     def _unless_ended(self, session: HttpSession, stored: bytes | None) -> HttpSession | None:
-        """A session, unless it was ended."""
+        """Return the session, unless it was ended."""
         if stored == _ENDED:
             return None
         if stored is not None:
@@ -116,7 +116,7 @@ class HttpSessions:
             connection.revision = REVISIONS[revision]
             connection.client = ClientInfo(client, version, UNSET, declared)
             connection.ready = True
-            # Another process may ask in the same session: its questions must not be taken for ours.
+            # Another process may send requests in the same session: their ids must differ.
             connection.last_request_id = secrets.randbelow(2**32) << 16
             self._live[name] = connection
         return HttpSession(name, connection, expires, revision.encode(), f"session:{name}")
@@ -125,11 +125,11 @@ class HttpSessions:
         return self._live.get(name)
 
     async def publish(self, name: str, body: bytes | None) -> None:
-        """Let the process in which a session or pipe has something going on hear a message, or (None) of its end."""
+        """Publish a message, or the end (None), to the process that serves the session or the 2024 stream."""
         await self.store.publish(TOPIC, encode([name, body]))
 
     def issue_pipe_id(self, principal: Principal) -> str:
-        """The id of a pipe of the transport of 2024, which lives in one process and is known to all."""
+        """Return the id of a 2024 stream. The stream lives in one process; any process can check the id."""
         expires = int(self.engine.clock()) + SESSION_SECONDS
         return self.engine.seal.seal(_PIPE, principal.id, secrets.token_urlsafe(12), expires)
 
@@ -146,9 +146,9 @@ class HttpSessions:
 
 
 class EventLog:
-    """The events of one stream, kept for a client that lost its connection."""
+    """The events of one stream, for a client that lost its connection."""
 
-    LISTENER: ClassVar = "l-"  # begins the name of a stream for what the server says unasked
+    LISTENER: ClassVar = "l-"  # prefix of the name of a stream that no request opened
 
     def __init__(self, store: Store, session: HttpSession, stream: str) -> None:
         self.stream = stream
@@ -156,7 +156,7 @@ class EventLog:
         self._key = f"events:{session.name}:{self.stream}"
 
     async def add(self, message: bytes) -> str:
-        """Keep a message; the id of its event."""
+        """Store a message; return the id of its event."""
         number = await self._store.append(self._key, message, keep=MAX_EVENTS, ttl=EVENT_SECONDS)
         return self.event_id(number)
 
@@ -168,11 +168,11 @@ class EventLog:
 
 
 def parse_event_id(text: str) -> tuple[str, int] | None:
-    """The stream and the number an event id stands for."""
+    """Return the stream and the number of an event id."""
     stream, _, number = text.rpartition(".")
     return (stream, int(number)) if stream and number.isascii() and number.isdigit() and len(number) < 10 else None
 
 
 def _names(value: Json) -> Object:
-    """The names an object has, two levels deep, without what they hold."""
+    """Return the names of an object and, one level down, of its members, without other values."""
     return {str(name)[:40]: {} for name in list(value)[:10]} if type(value) is dict else {}

@@ -1,4 +1,4 @@
-"""Calls in flight: begun at once, watched by two clocks, answered exactly once, given up when nobody wants them."""
+"""In-flight calls: idle and total timeouts, exactly one reply, cancellation."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from handrail.protocol.connection import CANCELLED
 log = logging.getLogger("handrail")
 
 STATE_SECONDS = 3600
-TIMER_DELAY_SECONDS = 0.02  # most calls have ended by then
-SLOW_SECONDS = 0.5  # without a turn of the event loop
+TIMER_DELAY_SECONDS = 0.02  # before a call gets a timer; most have ended by then
+SLOW_SECONDS = 0.5  # in one step of a tool, while the event loop does nothing else
 WARN_AGAIN_SECONDS = 60.0
-RECORD_SECONDS = 5.0  # for the record of a call that took too long already
+RECORD_SECONDS = 5.0  # for the audit record of a call that timed out
 UNRECORDED = "%s was carried out, but what came of it could not be recorded and is withheld. Do not simply repeat it."
 
 _MARKS_WHEN_RUNNING = STAGES.index("run") + 1  # marks of a call whose tool runs
@@ -123,7 +123,7 @@ class InFlightCalls:
         return None
 
     def _warn_of_blocking(self, call: CallState, seconds: float) -> None:
-        """Name the tool that kept the event loop from everything else; each tool once a minute."""
+        """Log the name of a tool that held the event loop; once a minute for each tool."""
         now = self.loop.time()
         if (
             call.entry.mode == "async"
@@ -137,7 +137,7 @@ class InFlightCalls:
                 seconds,
             )
 
-    # The way back to the peer
+    # Messages to the peer
 
     async def notify(self, call: CallState, message: bytes) -> None:
         if not call.closed:
@@ -163,20 +163,20 @@ class InFlightCalls:
             self.cancel_input_request(call, request_id)
 
     def cancel_input_request(self, call: CallState, request_id: Id) -> None:
-        """Tell the client that a question need not be answered any more, if it was not."""
+        """Cancel a request to the client that has no response yet."""
         pending = call.peer.connection.pending
         if pending.pop(request_id, None) is not None and CANCELLED in call.revision.notifications:
             call.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": request_id}))
 
     def close_stream(self, call: CallState) -> None:
-        """Where a call has a stream of its own, the client is to come back for the rest of it."""
-        if call.revision.priming_event:  # without a first event there is nothing to come back by
+        """Close the response stream of a call, if it has one; the client resumes it for the rest."""
+        if call.revision.priming_event:  # without an event id the client could not resume
             call.reply_channel.pause()
 
-    # The clocks
+    # Timeouts
 
     def register(self, call: CallState) -> None:
-        """Count a call among those in flight. Its clocks begin now; a timer it gets if it is still there soon."""
+        """Add a call to those in flight. Its timeouts begin now; it gets a timer if it runs longer than a moment."""
         in_flight, entry = call.peer.connection.in_flight, call.entry
         if in_flight.get(call.id) is call:
             return
@@ -214,26 +214,26 @@ class InFlightCalls:
 
     def _time_out(self, call: CallState, reason: str) -> None:
         log.warning("tool %r %s; given up", call.name, reason)
-        if call.recorded:  # or about to be: what is late is the disk
+        if call.recorded:  # or the record is being written: the disk is late
             self._on_recorded(call, None, TrailError("it takes too long"))
             return
         call.timed_out = call.cancelled = True
         refused = Refused(Kind.TIMEOUT, f"The tool {call.name} {reason}.")
         reply = self.engine.encode_refusal(call.revision, call.id, refused)
         self._reply_early(call, TimeoutError(), reply)
-        if not call.is_answered:  # it waits for the disk, which may be what was late all along
+        if not call.is_answered:  # it waits for the audit record; the disk may be late
             timeout_error = TrailError("it takes too long")
             call.timer = self.loop.call_later(RECORD_SECONDS, self._on_recorded, call, None, timeout_error)
 
     def cancel(self, call: CallState) -> None:
-        """Somebody at the server has had enough of a call. Its caller, who has not, is told so."""
+        """Cancel a call on behalf of an operator, and tell its caller."""
         if not call.closed and not call.recorded:
             call.cancelled = True
             reply = self._encode_failure(call, f"The tool {call.name} was cancelled by an operator.")
             self._reply_early(call, asyncio.CancelledError(), reply, at_once=False)
 
     def _cancel_work(self, call: CallState, *, at_once: bool = True) -> None:
-        """End the work of a call whose result is not wanted any more.
+        """End the work of a call that was cancelled.
 
         Not `at_once`: a thread that runs the tool is waited for, so that its outcome is recorded.
         """
@@ -278,7 +278,7 @@ class InFlightCalls:
         return reply
 
     def _record_outcome(self, call: CallState, end: CallEnd, reply: Reply | None) -> Reply | None:
-        """What became of a call is on the disk before anybody hears of it (P-15); unless nothing has happened."""
+        """Record the outcome of a call. The reply waits until it is on disk (P-15), unless the tool did not run."""
         assert call.trail is not None
         record = outcome_record(call, end)
         call.recorded = True
@@ -312,16 +312,16 @@ class InFlightCalls:
         call.reply(reply)
 
     def _encode_outcome(self, call: CallState, result: ResultOrError) -> Reply:
-        """Return the reply to a call that has ended, however it ended."""
+        """Return the reply to a call that has ended in a result or an exception."""
         revision = call.revision
         call.closed = True
         if isinstance(result, BaseException):
             if isinstance(result, Refused):
-                result.__traceback__ = None  # which would lead back to here, and only the garbage collector out again
+                result.__traceback__ = None  # it refers to this frame: a cycle for the garbage collector
                 return self.engine.encode_refusal(revision, call.id, result)
             if (questions := questions_in(result)) is not None:
                 return self._input_required(call, questions)
-            if isinstance(result, ToolError):  # from middleware; from the tool itself it has become a result already
+            if isinstance(result, ToolError):  # raised by middleware; one of the tool is a result by now
                 result = failure_result(call.name, result)
             elif isinstance(result, asyncio.CancelledError):
                 result = error_result(f"The tool {call.name} was cancelled.")
@@ -352,11 +352,11 @@ class InFlightCalls:
     async def sanitize_message(self, params: Object) -> tuple[Json, Sequence[Finding]]:
         return await self.engine.guard_set.sanitize_message(params)
 
-    # Input asked for by answer and retry
+    # Input by reply and retry
 
     def _input_required(self, call: CallState, questions: dict[str, InputRequest]) -> Reply:
         expires = int(self.engine.clock()) + STATE_SECONDS
-        sent = call.arguments if call.sent is None else call.sent  # what the retry will bring again
+        sent = call.arguments if call.sent is None else call.sent  # the retry brings these again
         state = self.engine.seal.seal(state_purpose(call.name, sent), call.principal.id, call.answered, expires)
         asked: Object = {"inputRequests": questions} if questions else {}
         result = {"resultType": "input_required", **asked, "requestState": state}
@@ -371,5 +371,5 @@ def _result_of(task: asyncio.Task[ToolResult]) -> ResultOrError:
 
 
 def state_purpose(name: str, arguments: Object) -> str:
-    """What a request state is good for: this call, with these arguments."""
+    """Return what a request state is bound to: this tool with these arguments."""
     return f"tools/call {blake2b(encode_sorted([name, arguments]), digest_size=16).hexdigest()}"

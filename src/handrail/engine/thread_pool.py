@@ -1,7 +1,7 @@
 """Threads for tools that block. Bounded, our own, and never waited for at exit.
 
 The standard pool joins its threads when the interpreter ends, so one tool that hangs would keep the process alive.
-A thread cannot be stopped: when its call is given up, it keeps its place until the tool returns, and is counted.
+A thread cannot be stopped: after its call was cancelled it keeps its place until the tool returns, and is counted.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class ThreadPool:
             raise ValueError(f"workers: {size} is less than 1")
         self.size = size
         self.busy = 0
-        self.abandoned = 0  # given up, still running
+        self.abandoned = 0  # cancelled, still running
         self._threads = 0
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
 
     async def run(self, function: Callable[..., Any], *args: Any, ended: Callable[[], None] | None = None) -> Any:
-        """What the function gives. `ended` is called when it has returned, also if nobody waits for it any more."""
+        """Return the result of the function. `ended` is called when it has returned, also after a cancellation."""
         work = partial(copy_context().run, function, *args)
         job = _Job(work, asyncio.get_running_loop().create_future(), ended=ended)
         with self._lock:
@@ -74,12 +74,12 @@ class ThreadPool:
         value, problem = None, None
         try:
             value = job.work()
-        except BaseException as raised:  # whatever it is, the loop has to hear of it
+        except BaseException as raised:  # of any kind: the caller waits for it in the loop
             problem = raised
         with self._lock:
             job.running = False
             self.abandoned -= job.abandoned
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and its calls with it
             loop = job.done.get_loop()
             loop.call_soon_threadsafe(_settle, job.done, value, problem)
             if job.abandoned and job.ended is not None:

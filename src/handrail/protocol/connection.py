@@ -1,7 +1,7 @@
-"""One peer's protocol state: which revision it agreed on, who it is, what is in flight both ways.
+"""The protocol state of one peer: its revision, its client, and the requests in flight in both directions.
 
 A revision belongs to a message, not to a connection: a request that names a stateless revision is read by that one,
-any other by the one the last handshake agreed on. So old and new clients can share one pipe.
+any other by the revision of the last handshake. So old and new clients can share one pipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _METHODS_BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 
 
 def names_version(request: Request) -> bool:
-    """Whether a request names its own revision, as those of stateless revisions do."""
+    """Return whether a request names its own revision, as those of stateless revisions do."""
     meta = request.params.get("_meta")
     return type(meta) is dict and VERSION in meta
 
@@ -30,30 +30,32 @@ def names_version(request: Request) -> bool:
 class Connection:
     """The server's side of a conversation."""
 
-    revision: Revision | None = None  # agreed by the last handshake
+    revision: Revision | None = None  # of the last handshake
     client = ClientInfo()
-    ready = False  # the client has confirmed the handshake; only then may we speak unasked
+    ready = False  # the client has confirmed the handshake; notifications may be sent only then
     level = LEVELS.index("info")
-    last_request_id = 0  # of what we asked
+    last_request_id = 0  # of the server's own requests
 
     def __init__(self, offer: Offer, hidden: frozenset[str] = frozenset()) -> None:
         self.offer = offer
         self._hidden = hidden  # methods behind a capability that is not declared
         self.in_flight: dict[Id, Any] = {}
         self.pending: dict[Id, Any] = {}
-        self.listeners: list[Any] = []  # streams open for what we say unasked; the first hears it
+        self.listeners: list[
+            Any
+        ] = []  # open streams that no request opened; the first one gets notifications and requests
 
     @property
     def fallback_revision(self) -> Revision:
-        """The revision in which to answer what names none and could not be read."""
+        """The revision in which to answer a message that could not be read."""
         return self.revision or self.offer.newest
 
     def fallback_revision_for(self, request: Request) -> Revision:
-        """The revision in which to refuse a request whose own revision could not be settled."""
+        """Return the revision in which to refuse a request whose own revision is unclear."""
         return self.offer.newest if names_version(request) else self.fallback_revision
 
     def revision_of(self, request: Request) -> Revision:
-        """The revision a request is to be read by."""
+        """Return the revision of a request."""
         if self.offer.stateless and names_version(request):
             named = request.params["_meta"][VERSION]
             if type(named) is not str:
@@ -75,7 +77,7 @@ class Connection:
         )
 
     def parse_params(self, request: Request, revision: Revision) -> Any:
-        """The parameters of a request, as its revision reads them."""
+        """Return the parameters of a request, decoded by its revision."""
         kind = None if request.method in self._hidden else revision.requests.get(request.method)
         if kind is None:
             self.check_envelope(request, revision)
@@ -87,7 +89,7 @@ class Connection:
             raise _invalid_params(Kind.BAD_PARAMS, request, problem) from None
 
     def check_envelope(self, request: Request, revision: Revision) -> None:
-        """Refuse a request that does not say what every request of its revision has to."""
+        """Refuse a request that lacks what every request of its revision has to hold."""
         try:
             if revision.envelope is not None:
                 convert(request.params, revision.envelope)
@@ -95,7 +97,7 @@ class Connection:
             raise _invalid_params(Kind.ENVELOPE, request, problem) from None
 
     def initialize(self, params: InitializeParams) -> Revision:
-        """Begin, or begin again, the handshake half of the conversation."""
+        """Accept a handshake, the first or a later one; return the revision."""
         revision = self.offer.handshake.get(params.protocol_version) or self.offer.newest_handshake
         assert revision is not None  # `revision_of` has refused a handshake where there is none
         client_info = params.client_info
@@ -106,7 +108,7 @@ class Connection:
         return revision
 
     def expects(self, message: Message | list[Json]) -> bool:
-        """Whether a message is for us here, and not for another process in which its call runs."""
+        """Return whether a message belongs to a request in this process, and not in another worker."""
         if isinstance(message, Response):
             return message.id in self.pending
         if isinstance(message, Notification) and message.method == CANCELLED:
@@ -115,7 +117,7 @@ class Connection:
         return True
 
     def create_request(self, method: str, params: Object, waiter: object) -> tuple[Id, bytes]:
-        """A request of ours, and its bytes; the answer will find `waiter` in `pending`."""
+        """Return the id and the bytes of a request of the server. `waiter` is in `pending` until the response comes."""
         self.last_request_id = request_id = self.last_request_id + 1
         self.pending[request_id] = waiter
         return request_id, jsonrpc.request(request_id, method, params if params else UNSET)

@@ -1,7 +1,7 @@
-"""The rules of HTTP, without I/O: who may come in, and what headers must repeat of a request, written and checked.
+"""The rules of HTTP, without I/O: allowed hosts and origins, and the headers that mirror a message.
 
-The body decides which revision a request is read by; headers are cross-checks, and the session comes second. They
-repeat what a request says in its body for those on the way who do not read bodies.
+The body decides the revision of a request; headers are cross-checks, and the session comes second. They mirror members
+of the body for proxies, which do not read bodies.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ SESSION = b"mcp-session-id"
 PROTOCOL = b"mcp-protocol-version"
 ORIGIN = b"origin"
 
-# What must not stand twice: two readers of one request could see two different ones.
+# Headers that must not occur twice: two readers of one request could read two different values.
 _SINGLE_HEADERS = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
 _LIST_HEADERS = frozenset((b"accept", b"tracestate", b"baggage"))
 _CORS_HEADERS = (b"authorization", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", PROTOCOL, SESSION)
 _HOST = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?"
-_MAX_CACHED_KEYS, _MAX_KEY_CHARS = 1_000, 512  # what is remembered of strangers' words: how many, and how long
+_MAX_CACHED_KEYS, _MAX_KEY_CHARS = 1_000, 512  # of the cache of accepted requests: entries, and length of one
 _HOST_PORT = re.compile(_HOST)
 _ORIGIN = re.compile(r"(https?)://" + _HOST)
 _PORTS = {"http": "80", "https": "443"}
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 _SENTINEL = "=?base64?"
 _BASE64_VALUE = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
-# No blanks at the edges: they are lost on the way.
+# No blanks at the edges: HTTP drops them.
 _SAFE_VALUE = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
 # Exactly that: a web page may send other types without asking first.
 _JSON = re.compile(rb'(?i)\s*application/json\s*(;\s*(charset=(utf-8|"utf-8")\s*)?)?')
@@ -51,7 +51,7 @@ NAME_PARAMS = {"tools/call": "name", "resources/read": "uri", "prompts/get": "na
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` names this machine, by an address or as localhost: other names say what their owner likes."""
+    """Return whether `url` names this machine, by an address or as localhost: a DNS name can point anywhere."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback
@@ -60,14 +60,14 @@ def is_local(url: str) -> bool:
 
 
 def is_secure_url(url: str) -> bool:
-    """Whether nobody on the way to `url` reads or changes anything, and it holds no password: https, or http here."""
+    """Return whether `url` is safe from eavesdropping and holds no password: https, or http on this machine."""
     parts = urlsplit(url)
     is_http_here = parts.scheme == "http" and is_local(url)
     return bool(parts.hostname) and parts.username is None and (parts.scheme == "https" or is_http_here)
 
 
 def headers_of(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Headers, str]:
-    """The headers by name, and the name of one that stands twice and must not."""
+    """Return the headers by name, and the name of one that occurs twice and must not."""
     headers = dict(pairs)
     if len(headers) != len(pairs):
         names: set[bytes] = set()
@@ -83,10 +83,10 @@ def headers_of(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Headers, str]:
 
 
 class HostOriginCheck:
-    """Who may come in: which names we answer to, and which web pages may talk to us (P-22).
+    """The check of the `Host` and `Origin` headers against DNS rebinding and foreign web pages (P-22).
 
-    Without a list of names only those of the local machine count, so that no other name can be made to point here. A
-    page may talk to us if it came from the very address it talks to, or is listed.
+    Without a list of hosts only names of the local machine are accepted, so that no DNS name can be pointed here. A web
+    page may call the server if it was loaded from the same address, or its origin is listed.
     """
 
     def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
@@ -94,7 +94,7 @@ class HostOriginCheck:
         self.allows_any_host = "*" in hosts
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(filter(None, map(_origin_parts, origins)))
-        self._accepted_keys: set[tuple[str, bytes | None, bytes | None]] = set()  # have come in before
+        self._accepted_keys: set[tuple[str, bytes | None, bytes | None]] = set()  # accepted before
         for host in self._hosts - {"*"}:
             if not _HOST_PORT.fullmatch(host):
                 raise ValueError(f"hosts: {host!r} is not a name such as 'example.org', with or without a port")
@@ -103,7 +103,7 @@ class HostOriginCheck:
                 raise ValueError(f"origins: {origin!r} is not an address such as 'https://example.org'")
 
     def refusal(self, scheme: str, headers: Headers) -> str:
-        """Why a request may not come in; empty if it may."""
+        """Return why a request is refused; empty if it is accepted."""
         key = (scheme, headers.get(b"host"), headers.get(ORIGIN))
         if key in self._accepted_keys:
             return ""
@@ -133,32 +133,32 @@ class HostOriginCheck:
 
 
 def _origin_parts(text: str) -> tuple[str, str, str] | None:
-    """Scheme, host and port of a server as a web page names it; compared whole, never by prefix."""
+    """Return scheme, host and port of an origin, to be compared whole, never by prefix."""
     match = _ORIGIN.fullmatch(text.lower())
     return (match[1], match[2], match[3] or _PORTS[match[1]]) if match else None
 
 
 def preflight_headers(headers: Headers) -> bytes:
-    """Which headers an allowed web page may send: ours, and arguments mirrored into headers."""
+    """Return the headers that an allowed web page may send: those of the protocol, and mirrored arguments."""
     requested = headers.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
     return b", ".join([*_CORS_HEADERS, *(name for name in requested if name.startswith(b"mcp-param-"))])
 
 
 def bearer(headers: Headers) -> str:
-    """The token of a request; only the header counts, an address ends up in logs."""
+    """Return the token of a request. Only the header counts: a URL ends up in logs."""
     scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def challenge(parts: Mapping[str, str]) -> tuple[bytes, bytes]:
-    """What a caller without a good token is told."""
+    """Return the `WWW-Authenticate` header for a caller without a valid token."""
     text = ", ".join(f'{name}="{value}"' for name, value in parts.items())
     return b"www-authenticate", f"Bearer {text}".strip().encode("latin-1", "replace")
 
 
 @lru_cache(64)
 def negotiate_content(kind: bytes, content_encoding: bytes | None, accept: bytes) -> tuple[bool, bool, str]:
-    """Whether JSON, and whether an event stream, may be answered; and what speaks against the body."""
+    """Return whether the client accepts JSON, whether it accepts events, and why the body is refused, if it is."""
     problem = "" if content_encoding in (None, b"identity") else "Compressed bodies are not taken"
     if not _JSON.fullmatch(kind):
         problem = "Content-Type must be application/json"
@@ -169,13 +169,13 @@ def negotiate_content(kind: bytes, content_encoding: bytes | None, accept: bytes
             accepted[name] = not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
 
     def has(*names: str) -> bool:
-        return next((accepted[each] for each in names if each in accepted), not accepted)  # nothing said means both
+        return next((accepted[each] for each in names if each in accepted), not accepted)  # no Accept header means both
 
     return has("application/json", "application/*", "*/*"), has("text/event-stream", "text/*", "*/*"), problem
 
 
 def check_version(request: Request, headers: Headers) -> None:
-    """The version a stateless request names in its body must stand in its header too."""
+    """Refuse a stateless request whose header names another version than its body."""
     named = request.params["_meta"][VERSION]
     header = headers.get(PROTOCOL)
     if header is None or not _header_equals(header, named):
@@ -183,7 +183,7 @@ def check_version(request: Request, headers: Headers) -> None:
 
 
 def check_mirrored_headers(request: Request, headers: Headers) -> None:
-    """`Mcp-Method`, and `Mcp-Name` where a method has a name, say what the body says (P-05)."""
+    """Refuse a request whose `Mcp-Method` or `Mcp-Name` differs from its body (P-05)."""
     method = headers.get(b"mcp-method")
     if method is None or not _header_equals(method, request.method):
         raise _mismatch("Mcp-Method", method, "method", request.method)
@@ -198,7 +198,7 @@ def check_mirrored_headers(request: Request, headers: Headers) -> None:
 
 
 def check_param_headers(header_map: Mapping[str, tuple[str, ...]], arguments: Object, headers: Headers) -> None:
-    """The arguments a tool has mirrored into headers are the same in both."""
+    """Refuse arguments that differ from the headers a tool mirrors them into."""
     for suffix, path in header_map.items():
         value: Json = arguments
         for member in path:
@@ -211,7 +211,7 @@ def check_param_headers(header_map: Mapping[str, tuple[str, ...]], arguments: Ob
 
 
 def encode_header(text: str) -> str:
-    """A text as the value of a header: as it is if that comes through whole, else as base64."""
+    """Return a text as the value of a header: unchanged where HTTP keeps it whole, else as base64."""
     if _SAFE_VALUE.fullmatch(text) and not text.lower().startswith(_SENTINEL):
         return text
     return f"{_SENTINEL}{b64encode(text.encode()).decode()}?="
@@ -220,7 +220,7 @@ def encode_header(text: str) -> str:
 def mirrored_headers(
     method: str, params: Mapping[str, Any], header_map: Mapping[str, tuple[str, ...]]
 ) -> dict[str, str]:
-    """The headers of a stateless request; `header_map` has the path of an argument for each `Mcp-Param-…` of a tool."""
+    """Return the headers of a stateless request; `header_map`: the path of the argument for each `Mcp-Param-…`."""
     out = {"Mcp-Method": encode_header(method)}
     name = params.get(NAME_PARAMS.get(method, ""))
     if type(name) is str:

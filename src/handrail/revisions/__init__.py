@@ -1,4 +1,4 @@
-"""The table of revisions: the only door to them."""
+"""The table of revisions. Other packages import no single revision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REVISIONS: dict[str, Revision] = {
 
 
 class Offer:
-    """The revisions one server speaks."""
+    """The revisions that one server offers."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
         requested_names = list(REVISIONS) if names is None else texts("revisions", names)
@@ -33,7 +33,7 @@ class Offer:
         self.stateless = {each.name: each for each in chosen if each.stateless}
         self.supported = [each.name for each in reversed(offered)]
         self.supported_stateless = [name for name in self.supported if name in self.stateless]
-        self.newest = offered[-1]  # speaks for us before a peer has said which revision it speaks
+        self.newest = offered[-1]  # for replies to a peer whose revision is not clear yet
         self.newest_handshake = next((each for each in reversed(offered) if not each.stateless), None)
         self.http_default = next((each for each in chosen if each.http_default), self.newest_handshake)
         self.methods = frozenset(method for each in chosen for method in each.requests)

@@ -25,7 +25,7 @@ LEVELS = get_args(Level)
 
 
 class Meta(Struct):
-    """What is read from a request's `_meta`. A trace may be of any type: what is wrong with it is nobody's error."""
+    """What is read from a request's `_meta`. A trace may be of any type: a bad one is ignored, not refused."""
 
     traceparent: Json = UNSET
     tracestate: Json = UNSET
@@ -61,14 +61,14 @@ class InitializeParams(Struct, rename="camel"):
 
 
 class ErrorMapping(Struct, frozen=True):
-    """How a kind of failure is told: as a JSON-RPC error with this code, or (0) as the result of the tool."""
+    """The form of a kind of failure: a JSON-RPC error with this code, or (0) a result of the tool."""
 
     code: int
     status: int = 200
 
 
 class Identity(Struct, frozen=True, rename="camel"):
-    """What a server says of itself."""
+    """The name, version and description of a server."""
 
     name: str
     version: str
@@ -79,7 +79,7 @@ class Identity(Struct, frozen=True, rename="camel"):
 
 
 class ServerDescription(Struct, frozen=True):
-    """Everything an opening answer may contain; a revision writes its part of it."""
+    """Everything that the result of `initialize` or `server/discover` may contain; a revision encodes its part."""
 
     identity: Identity
     capabilities: Object
@@ -89,7 +89,7 @@ class ServerDescription(Struct, frozen=True):
 
 
 class Revision(Struct, frozen=True, kw_only=True):
-    """One dated dialect of the protocol, as data: what may be said, and how it is written."""
+    """One dated dialect of the protocol, as data: its methods, and how messages are encoded and decoded."""
 
     name: str
     stateless: bool = False  # each request names its own revision
@@ -106,9 +106,11 @@ class Revision(Struct, frozen=True, kw_only=True):
     input_mode: Literal["request", "retry"] = "request"
     input_methods: frozenset[str] = frozenset({"sampling/createMessage", "roots/list"})
     requests: Mapping[str, Any]  # method -> its parameters; absent: unknown method
-    envelope: type | None = None  # what the parameters of every request must hold, its method known or not
+    envelope: type | None = None  # what the parameters of every request must hold, of any method too
     notifications: frozenset[str]
-    sender: Callable[[Any], ClientInfo] | None = None  # who a request says it is from; None: whoever shook hands
+    sender: Callable[[Any], ClientInfo] | None = (
+        None  # the client that a request names; None: the client of the handshake
+    )
     opening_result: Callable[[ServerDescription], Object]
     tool: Callable[[Tool], Object]
     page: Callable[[Json, str | UnsetType, int, str], Object]  # (tools, cursor, time to live in ms, for whom)
@@ -127,14 +129,14 @@ class Revision(Struct, frozen=True, kw_only=True):
     )
 
     def error(self, request_id: Id | UnsetType, code: int, refused: Refused) -> bytes:
-        """The JSON-RPC error that tells of a refusal."""
+        """Return the JSON-RPC error for a refusal."""
         return jsonrpc.error(None if request_id is UNSET and self.null_id else request_id, code, *self.explain(refused))
 
 
 def initialize_result(
     server: ServerDescription, *, info: Collection[str] = ("name", "version"), with_instructions: bool = True
 ) -> Object:
-    """The answer to `initialize`, with these members of what the server says of itself."""
+    """Return the result of `initialize`, with these members of `serverInfo`."""
     server_info = {name: value for name, value in to_builtins(server.identity).items() if name in info}
     out: Object = {"capabilities": server.capabilities, "serverInfo": server_info}
     if with_instructions and server.instructions is not UNSET:
@@ -146,7 +148,7 @@ def explain(refused: Refused) -> tuple[str, Json]:
     return refused.prefix + refused.text, refused.data if refused.data is not None else UNSET
 
 
-# A kind not named here is told as the result of the tool.
+# A kind that is missing here becomes a result of the tool.
 ERROR_MAPPINGS: Mapping[Kind, ErrorMapping] = {
     **dict.fromkeys(Kind, ErrorMapping(0)),
     Kind.PARSE: ErrorMapping(-32700, 400),

@@ -18,7 +18,7 @@ _BLOCKS = {
 
 
 def read(result: Object) -> ToolResult:
-    """A result with content blocks, or the bare `toolResult` of the first draft, whoever sends it."""
+    """Return a result with content blocks, or the bare `toolResult` of the first draft, in any revision."""
     meta = result.get("_meta", UNSET)
     if "toolResult" in result and "content" not in result:
         return _read_bare(result["toolResult"], meta)
@@ -106,7 +106,7 @@ def _read_bare(value: Json, meta: Json) -> ToolResult:
 
 
 def _block(block: Json) -> Block:
-    """A block of a known type and shape, or the value as it came."""
+    """Return a block, or the value as it came if its type or shape is not of the protocol."""
     try:
         if block["type"] == "text" and len(block) == 2:  # the usual one
             return Text(block["text"])

@@ -1,4 +1,4 @@
-"""Down-levelling: what an older revision cannot say, said in the closest way it can."""
+"""Down-levelling: messages in the closest form that an older revision has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BlockRules(Struct, frozen=True):
 
 
 def blocks(content: list[Block], rules: BlockRules) -> list[Json]:
-    """Content blocks in the words of a revision."""
+    """Return content blocks as a revision encodes them."""
     for block in content:
         if type(block) is not Text or block.annotations is not UNSET or block.meta is not UNSET:
             return [
@@ -44,7 +44,7 @@ def blocks(content: list[Block], rules: BlockRules) -> list[Json]:
 
 
 def _supported_blocks(block: Object, rules: BlockRules) -> list[Object]:
-    """The block, or what says the same with the types there are."""
+    """Return the block, or its closest form in the types of the revision."""
     kind, mime = block.get("type"), block.get("mimeType", "")
     if rules.types is None or kind in rules.types:
         return [block]

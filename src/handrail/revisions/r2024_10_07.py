@@ -1,4 +1,4 @@
-"""2024-10-07: the first draft. A call is answered with `toolResult`, any JSON value; failures are told inside it."""
+"""2024-10-07: the first draft. A call is answered with `toolResult`, any JSON value; failures stand inside it."""
 
 from __future__ import annotations
 

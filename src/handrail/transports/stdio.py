@@ -1,6 +1,6 @@
-"""One client over standard input and output, in a way that cannot be broken from inside.
+"""One client over standard input and output, safe from prints of the tools.
 
-The server keeps private copies of descriptors 0 and 1. What else writes to standard output (`print`, a C library, a
+The server keeps private copies of descriptors 0 and 1. Any other output to standard output (`print`, a C library, a
 child process) reaches standard error; what reads standard input finds it empty.
 """
 
@@ -37,7 +37,7 @@ LAST_WRITE_SECONDS = 0.5
 
 
 def take_descriptors() -> tuple[int, int]:
-    """Copies of descriptors 0 and 1 that nobody else knows; from now on the public ones are harmless."""
+    """Return private copies of descriptors 0 and 1, and point the public ones at /dev/null and standard error."""
     source, sink = os.dup(0), os.dup(1)
     if sys.platform == "linux":
         for descriptor in (source, sink):
@@ -45,7 +45,7 @@ def take_descriptors() -> tuple[int, int]:
                 fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    # Started without standard error, descriptor 2 is somebody else's file by now.
+    # In a process without standard error, descriptor 2 may be any file by now.
     os.dup2(nothing if sys.__stderr__ is None else 2, 1)
     os.close(nothing)
     _flush_prints()
@@ -54,7 +54,7 @@ def take_descriptors() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def private_descriptors() -> Iterator[tuple[int, int]]:
-    """As `take_descriptors`, and given back at the end."""
+    """Take the descriptors, and restore them at the end."""
     source, sink = take_descriptors()
     try:
         yield source, sink
@@ -94,7 +94,7 @@ def _flush_prints() -> None:
 
 
 class StdioConnection:
-    """The server's end of a pair of descriptors: lines in, lines out."""
+    """The server's end of a pair of descriptors, with one message a line."""
 
     two_way = True
     stopping = disconnected = False
@@ -123,7 +123,7 @@ class StdioConnection:
         self._stop_reason: asyncio.Future[str] = self._loop.create_future()
 
     async def serve(self) -> None:
-        """Until the input ends, the peer stops reading, or `stop` is called; accepted calls are answered first."""
+        """Serve until the input ends, the peer stops reading, or `stop` is called; accepted calls get their replies."""
         blocking = self._sink_watchable and os.get_blocking(self._sink)
         try:
             if blocking:
@@ -146,11 +146,11 @@ class StdioConnection:
             self._stop_reason.set_result(why)
 
     def input_closed(self) -> None:
-        """Nothing more will come; what is there has only so long to be handled, whether the peer reads or not."""
+        """Handle what was read within the grace time, whether the peer reads or not."""
         self._loop.call_later(self._time_left(), self.stop, "the input has been closed")
 
     def _time_left(self) -> float:
-        """What is left of the time to end in, which begins when this is first asked."""
+        """Return what is left of the grace time, which begins at the first call."""
         now = self._loop.time()
         if self._stop_deadline is None:
             self._stop_deadline = now + self._limits.grace_seconds
@@ -178,7 +178,7 @@ class StdioConnection:
         """There is one stream for all calls; it stays open."""
 
     def _flush(self) -> None:
-        """Write what there is, as far as the peer takes it."""
+        """Write unsent messages, as far as the peer reads them."""
         self._flushing = False
         while self._unsent:
             try:
@@ -201,11 +201,11 @@ class StdioConnection:
         self._on_drained()
 
     def _write_large(self, message: memoryview) -> int:
-        """With what follows it, at least the end of its line, or the peer would be woken for that once more."""
+        """Write it together with what follows, at least its newline: else the peer would be woken twice."""
         return os.writev(self._sink, [message, self._unsent]) if _GATHERS else os.write(self._sink, message)
 
     def _on_drained(self) -> None:
-        """Nothing is left to write."""
+        """Resume reading: all messages are written."""
         if self._write_timer is not None:
             self._loop.remove_writer(self._sink)
             self._write_timer.cancel()
@@ -236,7 +236,7 @@ class StdioConnection:
         self.stop(why)
 
     async def _flush_all(self, seconds: float) -> None:
-        """Wait until all is written, or the peer has had its time."""
+        """Wait until all is written, for at most `seconds`."""
         self._flush()
         if self._unsent:
             self._room.clear()
@@ -269,7 +269,7 @@ class StdioConnection:
         self._on_data(data)
 
     def _read_in_thread(self) -> None:
-        """One read in a thread, of a file or whatever else the loop cannot watch."""
+        """Read once, in a thread, from a file or another source that the loop cannot watch."""
         try:
             data = os.read(self._source, _CHUNK_BYTES)
         except OSError:
@@ -290,7 +290,7 @@ class StdioConnection:
         self._process_lines()
 
     def _process_lines(self) -> None:
-        """Handle lines until there are none, or too much is unsent: then the peer has to read first."""
+        """Handle the lines that were read, until too much is unsent: then the peer has to read first."""
         unhandled, unsent = self._unhandled, self._unsent
         self._flushing = True
         while unhandled and self._room.is_set() and not self._stop_reason.done():
@@ -314,6 +314,6 @@ class StdioConnection:
 
 
 def _watchable(descriptor: int) -> bool:
-    """Whether the loop can tell when it is ready; files never are, and a terminal is not ours to make unblocking."""
+    """Return whether the loop can watch it: not a file, nor a terminal, which must stay in blocking mode."""
     mode = os.fstat(descriptor).st_mode
     return os.name == "posix" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))

@@ -1,8 +1,8 @@
-"""The HTTP endpoint: one URL for every revision, as a plain ASGI application.
+"""The HTTP endpoint: one URL for every revision, for any ASGI server and for the own listener.
 
-The body of a request decides who is speaking: it names a stateless revision, or shakes hands, or belongs to a session.
-A request is answered as JSON when its answer is all there is to say, and with events as soon as there is more:
-progress, a question, or two quiet seconds.
+The body of a request decides its revision: it names a stateless one, or is a handshake, or belongs to a session. The
+response is JSON if the reply is all there is to send, and an event stream if there is more: progress, a question, or
+no reply within two seconds.
 """
 
 from __future__ import annotations
@@ -184,18 +184,18 @@ class Endpoint:
             exchange.response.respond_text(405, "Method not allowed", [(b"allow", ", ".join(self._handlers).encode())])
 
     async def startup(self) -> None:
-        """Enter the server's lifespan: by the lifespan of the application around us, or at the first request."""
+        """Enter the server's lifespan, at the ASGI lifespan event or at the first request."""
         async with self._startup_lock:
             if self._stack is not None:
                 return
             async with AsyncExitStack() as stack:
                 store = self._store
-                if callable(store):  # opened here, in the process and the loop that will use it
+                if callable(store):  # opened here, in the process and event loop that use it
                     store = store()
                     stack.push_async_callback(store.close)
                 if self.auth is not None:
                     stack.push_async_callback(self.auth.close)
-                if not self.engine.owner.is_serving:  # else whoever serves it decides when that ends
+                if not self.engine.owner.is_serving:  # else it was entered elsewhere, and ends there
                     await stack.enter_async_context(self.engine.owner.serving(store=store))
                 if self.monitor is not None:
                     await stack.enter_async_context(self.monitor.sharing(store))
@@ -205,7 +205,7 @@ class Endpoint:
                 self._stack = stack.pop_all()
 
     async def stop(self) -> None:
-        """Tell every stream that no more will come, let calls end, and leave the lifespan."""
+        """End every stream, wait for calls up to the grace time, and leave the lifespan."""
         self.state.stopping = True
         conversations = self.state.conversations()
         for conversation in conversations:
@@ -218,7 +218,7 @@ class Endpoint:
         for exchange in list(self.state.open):
             exchange.stream.finish()
         tasks = {each.task for each in self.state.open if each.task is not None}
-        if tasks:  # what they have to say last
+        if tasks:  # to write their last events
             await asyncio.wait(tasks, timeout=FINAL_WRITE_SECONDS)
         if self._stack is not None:
             stack, self._stack = self._stack, AsyncExitStack()
@@ -241,7 +241,7 @@ class Endpoint:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _receive_session_messages(self) -> None:
-        """Messages that reached another process than the one in which somebody waits for them."""
+        """Handle messages that other workers received for requests in this one."""
         while True:
             try:
                 async with self.state.sessions.store.subscribe(TOPIC) as messages:

@@ -1,7 +1,7 @@
-"""Every request as it is seen from outside: counted, told to the access log, and the numbers as a page for Prometheus.
+"""The access log, counts of HTTP requests, and `/metrics` for Prometheus.
 
-Workers share a port, so whichever is asked answers for all: each keeps its numbers in the store, every few seconds and
-whenever it is asked itself, so that no number goes back between two answers.
+Workers share a port, so any of them answers for all: each writes its numbers to the store every few seconds and before
+it answers itself, so that no number decreases between two responses.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RequestRecord(Struct, eq=False):
 
 
 class RequestMonitor:
-    """Stands between the listener and an endpoint; its page is part of that only if it has a token."""
+    """A layer around the endpoint that counts and logs. It serves `/metrics` itself only if there is a token."""
 
     def __init__(
         self, engine: Engine, page: MetricsPage | None, *, serves_page: bool = False, logs: bool = False
@@ -80,7 +80,7 @@ class RequestMonitor:
         return cls(engine, page, serves_page=token is not None, logs=logs) if page is not None or logs else None
 
     def sharing(self, store: Store) -> AbstractAsyncContextManager[None]:
-        """Where workers tell each other of their numbers, if there are any."""
+        """Share the numbers of this worker with the others, if there are any, while entered."""
         return nullcontext() if self.page is None or not self.page.shared else self.page.sharing(store)
 
     def attach(self, exchange: Any) -> None:
@@ -178,7 +178,7 @@ class MetricsPage:
 
     @asynccontextmanager
     async def sharing(self, store: Store) -> AsyncIterator[None]:
-        """Tell the other workers, for as long as this is entered."""
+        """Share the numbers with the other workers while entered."""
         self._store = store
         task = asyncio.create_task(self._keep_sharing(store))
         try:

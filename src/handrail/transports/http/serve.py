@@ -1,4 +1,4 @@
-"""A server on an address of its own: the endpoint behind the listener, in one process or several."""
+"""Serving on an address: the endpoint behind the own listener, in one process or several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from handrail.transports.http1.listen import HttpLimits
 
 
 def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal ends it."""
     from handrail.transports.http1.server import run_http  # raises ModuleNotFoundError without the extra "http"
 
     check_options("run", options, HttpOptions.__annotations__)
@@ -28,14 +28,14 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
     expect("run: workers", workers, "a number of processes", int)
     ready, metrics = options.get("ready", _print), options.get("metrics")
     with ExitStack() as stack:
-        if store is None and workers > 1:  # they must know of each other's sessions
+        if store is None and workers > 1:  # the workers share sessions
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
         endpoint = Endpoint(
             engine,
             partial(stores.open, "memory:" if store is None else store, durable=False),
             **cast(EndpointOptions, options),
         )
-        if options.get("access_log") and not access.hasHandlers():  # nobody has said where lines go
+        if options.get("access_log") and not access.hasHandlers():  # no handler is configured
             access.addHandler(logging.StreamHandler())
         run_http(
             endpoint,

@@ -1,4 +1,4 @@
-"""Streams a client opens by itself, and the end of a session: GET and DELETE."""
+"""GET and DELETE: streams that a client opens by itself, and the end of a session."""
 
 from __future__ import annotations
 
