@@ -201,7 +201,7 @@ async def test_content_is_said_in_the_closest_way_the_revision_has(open_wire: Op
 @pytest.mark.parametrize("revision", ALL)
 def test_content_of_an_unknown_type_is_passed_on_or_replaced_by_a_note(revision: str) -> None:
     strange: Object = {"type": "hologram", "light": [1, 2]}
-    result = json.loads(jsonrpc.encode(REVISIONS[revision].result(ToolResult([strange]), False)))
+    result = json.loads(jsonrpc.encode(REVISIONS[revision].encoders["tools/call"](ToolResult([strange]), False)))
     if revision in (R1, R2):
         assert result["content"] == [text("[unsupported content: hologram]")]
     elif revision == R0:
@@ -212,7 +212,7 @@ def test_content_of_an_unknown_type_is_passed_on_or_replaced_by_a_note(revision:
 
 def test_a_result_moved_down_does_not_grow_beyond_twice_its_size() -> None:
     large = ToolResult([Audio(bytes(100_000), "audio/wav"), ResourceLink("file:///" + "a" * 5_000, "name")])
-    sizes = {name: len(jsonrpc.encode(each.result(large, False))) for name, each in REVISIONS.items()}
+    sizes = {name: len(jsonrpc.encode(each.encoders["tools/call"](large, False))) for name, each in REVISIONS.items()}
     assert max(sizes.values()) < 2 * sizes[R5]
 
 
@@ -380,7 +380,7 @@ def test_what_a_revision_can_say_comes_back_the_same(revision: str) -> None:
 
     @given(results(revision))
     def there_and_back(result: ToolResult) -> None:
-        message = strict_json(jsonrpc.response(1, dialect.result(result, False)))
+        message = strict_json(jsonrpc.response(1, dialect.encoders["tools/call"](result, False)))
         if revision != R0:
             check_message(_named(message), revision, "tools/call")
         assert dialect.read(message["result"]) == result
@@ -401,7 +401,7 @@ def _named(message: Object) -> Object:
 def test_a_value_wrapped_for_an_older_revision_is_not_unwrapped_by_guessing(value: Json) -> None:
     result = ToolResult([], value)
     for name in (R3, R4, P):
-        message = strict_json(jsonrpc.response(1, REVISIONS[name].result(result, True)))
+        message = strict_json(jsonrpc.response(1, REVISIONS[name].encoders["tools/call"](result, True)))
         assert REVISIONS[name].read(message["result"]).structured == {"result": value}
 
 
@@ -410,7 +410,7 @@ def test_the_nothing_of_pocket_is_kept_both_ways() -> None:
     empty = {"content": [text("")], "structuredContent": {}, "isError": False}
     model = pocket.read(empty)
     assert model == ToolResult([])
-    assert json.loads(jsonrpc.encode(pocket.result(model, False))) == empty
+    assert json.loads(jsonrpc.encode(pocket.encoders["tools/call"](model, False))) == empty
 
 
 # Helpers

@@ -191,7 +191,7 @@ class Engine:
         """Return how many tools a page has; 0: all."""
         return self.page_size or (DEFAULT_PAGE if revision.pages else 0)
 
-    def handshake_result(self, revision: Revision, *, asks_user: bool = False) -> Object:
+    def handshake_result(self, method: str, revision: Revision, *, asks_user: bool = False) -> Object:
         """Return the result of the handshake; `asks_user`: the server asks the user before a destructive tool runs."""
         capabilities: Object = {"logging": {}}
         if asks_user:
@@ -199,7 +199,7 @@ class Engine:
         if self.has_tools:
             announces = self.list_changed or revision.always_announces
             capabilities["tools"] = {"listChanged": True} if announces else {}
-        return revision.opening_result(
+        return revision.encoders[method](
             ServerDescription(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
 
@@ -221,7 +221,9 @@ class Engine:
         result = error_result(refused.prefix + refused.text)
         if refused.readable:
             result.meta = {REFUSED: refused.kind.value}
-        return self.encode_response(revision, "" if request_id is UNSET else request_id, revision.result(result, False))
+        return self.encode_response(
+            revision, "" if request_id is UNSET else request_id, revision.encoders["tools/call"](result, False)
+        )
 
 
 def key_from_environment() -> bytes:

@@ -339,7 +339,7 @@ def initialize(peer: Dispatcher, request_id: Id, revision: Revision, params: Any
     return peer.engine.encode_response(
         negotiated,
         request_id,
-        {"protocolVersion": negotiated.name, **peer.engine.handshake_result(negotiated, asks_user=asks)},
+        {"protocolVersion": negotiated.name, **peer.engine.handshake_result("initialize", negotiated, asks_user=asks)},
     )
 
 
@@ -354,7 +354,9 @@ def set_level(peer: Dispatcher, request_id: Id, revision: Revision, params: Any,
 
 def discover(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
     asks = revision.sender is not None and _asks_user(peer, revision, revision.sender(params))
-    return peer.engine.encode_response(revision, request_id, peer.engine.handshake_result(revision, asks_user=asks))
+    return peer.engine.encode_response(
+        revision, request_id, peer.engine.handshake_result("server/discover", revision, asks_user=asks)
+    )
 
 
 def _asks_user(peer: Dispatcher, revision: Revision, client: ClientInfo) -> bool:
@@ -380,7 +382,9 @@ def list_tools(peer: Dispatcher, request_id: Id, revision: Revision, params: Any
         expires = int(engine.clock()) + CURSOR_SECONDS
         cursor = engine.seal.seal("tools/list", peer.principal.id, last, expires)
     scope = "private" if engine.catalog.hiding or engine.guard_set.policy.hides_anything else "public"
-    return peer.engine.encode_response(revision, request_id, revision.page(tools, cursor, engine.ttl_ms, scope))
+    return peer.engine.encode_response(
+        revision, request_id, revision.encoders["tools/list"](tools, cursor, engine.ttl_ms, scope)
+    )
 
 
 def call_tool(

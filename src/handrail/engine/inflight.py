@@ -329,7 +329,9 @@ class InFlightCalls:
                 log.error("tools/call %r failed outside the tool", call.name, exc_info=result)
                 return self.engine.encode_refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
         try:
-            reply = self.engine.encode_response(revision, call.id, revision.result(result, call.entry.wraps))
+            reply = self.engine.encode_response(
+                revision, call.id, revision.encoders["tools/call"](result, call.entry.wraps)
+            )
         except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
             log.error("tool %r returned what cannot be sent: %s", call.name, problem)
             reply = self._encode_failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
@@ -342,7 +344,9 @@ class InFlightCalls:
         return reply
 
     def _encode_failure(self, call: CallState, text: str) -> Reply:
-        return self.engine.encode_response(call.revision, call.id, call.revision.result(error_result(text), False))
+        return self.engine.encode_response(
+            call.revision, call.id, call.revision.encoders["tools/call"](error_result(text), False)
+        )
 
     def abandon(self, call: CallState) -> None:
         """Cancel a call of this peer without a reply."""

@@ -111,10 +111,13 @@ class Revision(Struct, frozen=True, kw_only=True):
     sender: Callable[[Any], ClientInfo] | None = (
         None  # the client that a request names; None: the client of the handshake
     )
-    opening_result: Callable[[ServerDescription], Object]
     tool: Callable[[Tool], Object]
-    page: Callable[[Json, str | UnsetType, int, str], Object]  # (tools, cursor, time to live in ms, for whom)
-    result: Callable[[ToolResult, bool], Object]
+    encoders: Mapping[str, Callable[..., Object]]
+    """By method, what encodes its result.
+
+    `initialize`, `server/discover`: of a ServerDescription. `tools/list`: of (tools, cursor, time to live in ms, cache
+    scope). `tools/call`: of (ToolResult, whether a value of any type is wrapped in an object).
+    """
     read: Callable[[Object], ToolResult]  # the inverse, for clients
     result_problems: Callable[[Object], list[str]]  # what is wrong with the members of a result that came
     declare: Callable[[Object], Object]  # a client's capabilities, in the words of this revision

@@ -45,7 +45,10 @@ REVISION = replace(
     always_announces=True,
     no_optional_members=True,
     tool=tool,
-    page=page,
-    result=result,
+    encoders={
+        **r2025_06_18.REVISION.encoders,
+        "tools/list": page,
+        "tools/call": result,
+    },
     read=read_empty_as_unset,
 )

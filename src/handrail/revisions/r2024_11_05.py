@@ -33,7 +33,10 @@ REVISION = replace(
     name="2024-11-05",
     pages=True,
     notifications=r2024_10_07.REVISION.notifications | {"notifications/cancelled"},
-    opening_result=initialize_result,
-    result=partial(result, BLOCKS),
+    encoders={
+        **r2024_10_07.REVISION.encoders,
+        "initialize": initialize_result,
+        "tools/call": partial(result, BLOCKS),
+    },
     explain=explain,
 )

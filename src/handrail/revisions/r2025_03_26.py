@@ -26,5 +26,10 @@ REVISION = replace(
     http_default=True,
     progress_message=True,
     tool=tool,
-    result=partial(r2024_11_05.result, replace(BLOCKS, types=frozenset({"text", "image", "audio", "resource"}))),
+    encoders={
+        **r2024_11_05.REVISION.encoders,
+        "tools/call": partial(
+            r2024_11_05.result, replace(BLOCKS, types=frozenset({"text", "image", "audio", "resource"}))
+        ),
+    },
 )

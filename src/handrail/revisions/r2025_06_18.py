@@ -31,8 +31,11 @@ REVISION = replace(
     version_header=True,
     result_problems=partial(result_problems, structured="object"),
     input_methods=r2025_03_26.REVISION.input_methods | {"elicitation/create"},
-    opening_result=partial(base.initialize_result, info=("name", "version", "title")),
+    encoders={
+        **r2025_03_26.REVISION.encoders,
+        "initialize": partial(base.initialize_result, info=("name", "version", "title")),
+        "tools/call": partial(result, BlockRules(drops=frozenset({"icons"}))),
+    },
     tool=partial(levels.tool, members=TOOL),
-    result=partial(result, BlockRules(drops=frozenset({"icons"}))),
     declare=partial(levels.declare, elicits=True),
 )

@@ -99,10 +99,12 @@ REVISION = replace(
     envelope=StatelessParams,
     sender=sender,
     notifications=frozenset({"notifications/cancelled"}),
-    opening_result=discover_result,
+    encoders={
+        "server/discover": discover_result,
+        "tools/list": page,
+        "tools/call": result,
+    },
     tool=to_builtins,
-    page=page,
-    result=result,
     error_mappings={
         **r2025_11_25.REVISION.error_mappings,
         Kind.UNKNOWN_METHOD: ErrorMapping(-32601, 404),
