@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from time import perf_counter_ns
 from typing import Any, Literal, NoReturn
 
 from msgspec import UNSET, Struct, UnsetType
@@ -113,12 +114,12 @@ class Dispatcher:
     # What arrives
 
     def respond(self, request: Request, respond: ReplyCallback) -> Reply | None:
-        connection = self.connection
+        connection, started_ns = self.connection, perf_counter_ns()
         try:
             revision = connection.revision_of(request)
         except Refused as refused:
             voice = connection.fallback_revision_for(request)
-            return self._refuse(request, voice, refused)
+            return self._refuse(request, voice, refused, started_ns)
         try:
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
@@ -131,14 +132,14 @@ class Dispatcher:
             params = connection.parse_params(request, revision)
             return METHODS[request.method].handler(self, request.id, revision, params, respond)
         except Refused as refused:
-            return self._refuse(request, revision, refused)
+            return self._refuse(request, revision, refused, started_ns)
         except Exception:
             log.exception("%s failed", request.method)
-            return self._refuse(request, revision, Refused(Kind.INTERNAL, "Internal error"))
+            return self._refuse(request, revision, Refused(Kind.INTERNAL, "Internal error"), started_ns)
 
-    def _refuse(self, request: Request, revision: Revision, refused: Refused) -> Reply:
+    def _refuse(self, request: Request, revision: Revision, refused: Refused, started_ns: int) -> Reply:
         reply = self.engine.encode_refusal(revision, request.id, refused)
-        self.record_refusal(request, revision, refused, reply.body)
+        self.record_refusal(request, revision, refused, reply.body, started_ns)
         return reply
 
     async def _list_when_charged(
@@ -159,16 +160,27 @@ class Dispatcher:
             respond(reply)
 
     def record_refusal(
-        self, request: Request, revision: Revision, refused: Refused, answer: bytes | None = None
+        self,
+        request: Request,
+        revision: Revision,
+        refused: Refused,
+        answer: bytes | None = None,
+        started_ns: int | None = None,
     ) -> None:
-        """Record a request for a call that was refused before it became one."""
+        """Record a request for a call that was refused before it became one. `started_ns`: now, if it is not given."""
         engine, guards = self.engine, self.engine.guard_set
         if request.method != "tools/call" or not (engine.sinks or guards.trail is not None):
             return
         name = request.params.get("name")
         is_tool = type(name) is str and engine.catalog.get(name) is not None
         refusal = RefusedCall(
-            origin=self, request=request, revision=revision, refused=refused, is_tool=is_tool, answer=answer
+            origin=self,
+            request=request,
+            revision=revision,
+            refused=refused,
+            is_tool=is_tool,
+            answer=answer,
+            started_ns=perf_counter_ns() if started_ns is None else started_ns,
         )
         for sink in engine.sinks:
             try:

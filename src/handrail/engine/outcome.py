@@ -55,6 +55,7 @@ class RefusedCall(Struct, kw_only=True):
     refused: Refused
     is_tool: bool  # whether there is a tool of this name
     answer: bytes | None
+    started_ns: int  # when handling of the request began, by the performance counter
     call_id: str = ""  # in the audit log; a sink that names calls sets it
 
 

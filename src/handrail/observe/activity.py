@@ -381,7 +381,7 @@ class ActivityFeed:
     def on_refusal(self, refusal: RefusedCall) -> None:
         self._count = number = self._count + 1
         origin, request, refused = refusal.origin, refusal.request, refusal.refused
-        name, now, now_ns = request.params.get("name"), self.clock(), perf_counter_ns()
+        name, now = request.params.get("name"), self.clock()
         snapshot = CallSnapshot(
             self._prefix,
             number,
@@ -392,8 +392,8 @@ class ActivityFeed:
             origin.raw_message,
             refusal.answer,
             now,
-            now_ns,
-            now_ns,
+            refusal.started_ns,
+            perf_counter_ns(),
             refused.kind.value,
             None,
             (refused.kind.value, refused.prefix + refused.text),
