@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -970,6 +970,34 @@ async def test_srv603_a_list_that_cannot_be_counted_is_refused(tmp_path: Path) -
     async with Peer(server) as peer:
         refused = await peer.request("tools/list", {})
     assert "cannot be counted now" in refused["error"]["message"] and "gone" not in str(refused)
+
+
+class Verbs:
+    """A store that does not inherit from `Store`: it has the verbs, and no features."""
+
+    def __init__(self) -> None:
+        inner = MemoryStore()
+        self.get, self.put, self.delete, self.scan, self.add = inner.get, inner.put, inner.delete, inner.scan, inner.add
+        self.append, self.read, self.publish, self.subscribe = inner.append, inner.read, inner.publish, inner.subscribe
+        self.commit, self.close = inner.commit, inner.close
+
+
+async def test_limits_are_shared_in_a_store_that_has_the_verbs_alone() -> None:
+    server = shop("shop", rates=Rates(lists="5/hour", local=True), store=cast(Any, Verbs()))
+    async with Peer(server) as peer:
+        said = [await peer.request("tools/list", {}) for _ in range(6)]
+    assert ["error" in each for each in said] == [False] * 4 + [True] * 2  # the handshake counts too
+    endpoint = shop("shop").asgi(store=cast(Any, Verbs()))
+    async with served(endpoint) as url:
+        client = await Client(url, "2025-06-18").open()
+        assert (await client.post(client.message(1, "tools/list"))).status == 200
+
+
+async def test_limits_are_shared_in_memory_where_the_store_is_a_url() -> None:
+    server = shop("shop", rates=Rates(lists="5/hour", local=True, shared=True), store="memory:")
+    async with Peer(server) as peer:
+        said = [await peer.request("tools/list", {}) for _ in range(6)]
+    assert ["error" in each for each in said] == [False] * 4 + [True] * 2  # the handshake counts too
 
 
 @requirement("SRV-603", "P-30", everywhere=True)

@@ -145,7 +145,7 @@ def open_trail(
     settings = settings or TrailSettings()
     durable = settings.sync == "every-call"
     if not isinstance(where, str | Path):
-        if "transaction" not in where.supports:
+        if not stores.supports(where, "transaction"):
             raise ValueError("audit: this store has no transactions for records; write them to a file of lines")
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")

@@ -23,7 +23,7 @@ from handrail.model import Json, Object
 from handrail.observe.activity import ActivityFeed
 from handrail.revisions import Revision
 from handrail.server import Server
-from handrail.stores import Store
+from handrail.stores import Store, supports
 
 __all__ = ["ConsoleContext", "PendingRun"]
 
@@ -83,7 +83,7 @@ class ConsoleContext:
         self.topics = topics
         self.stopping, self.verify_lock = asyncio.Event(), asyncio.Lock()
         store = self.guards.store
-        self.store = topics if self.workers > 1 and "processes" not in store.supports else store
+        self.store = topics if self.workers > 1 and not supports(store, "processes") else store
         self.sessions = SessionStore(self.store, self.server.name, self.clock, self.settings.roles)
 
     def clock(self) -> float:

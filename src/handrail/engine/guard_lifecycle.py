@@ -114,11 +114,11 @@ class _GuardOpening:
             return
         if store is None and rates.shared:
             raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
-        if store is None or ("processes" not in store.supports and not rates.shared):
+        if store is None or (not stores.supports(store, "processes") and not rates.shared):
             return
         from handrail.guards.store_limits import StoreLimiter
 
-        if self._own_store is not None and store is self._own_store:  # counts need not wait for the disk
+        if self._own_store is not None and store is self._own_store and store.path:  # counts need not wait for the disk
             store = stores.open(self._own_store.path, durable=False, clock=guards.clock)
             self._stack.push_async_callback(store.close)
         limiter = StoreLimiter(store, together, name=guards.name, local_limiter=MemoryLimiter(alone))

@@ -19,7 +19,7 @@ from handrail.model import ClientInfo, Json, Object, Principal
 from handrail.protocol.connection import Connection
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import LEVELS
-from handrail.stores import Store
+from handrail.stores import Store, supports
 
 SESSION_SECONDS = 24 * 3600
 EVENT_SECONDS = 300
@@ -50,7 +50,7 @@ class HttpSessions:
     def __init__(self, engine: Engine, store: Store) -> None:
         self.engine = engine
         self.store = store
-        self.peek = store.peek if "peek" in store.supports else None
+        self.peek = store.peek if supports(store, "peek") else None
         # Reading an id again for every request would cost a third of a call.
         self._recent: dict[tuple[bytes, str], HttpSession] = {}
         self._live: WeakValueDictionary[str, Connection] = WeakValueDictionary()

@@ -109,6 +109,11 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
+def supports(store: Store, feature: StoreFeature) -> bool:
+    """Return whether a store has a feature. A class that does not inherit from `Store` need not have `supports`."""
+    return feature in getattr(store, "supports", Store.supports)
+
+
 def condition_holds(change: Put | Delete, current: bytes | None) -> bool:
     """Return whether the condition of `change` holds for the value `current`. All backends use this."""
     if isinstance(change, Put) and change.if_absent and current is not None:
