@@ -13,13 +13,12 @@ from handrail.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from handrail.client.blocking import BlockingClient as BlockingClient
-    from handrail.client.client import Client as Client
-    from handrail.client.consent import Confirmation as Confirmation, allow as allow
+    from handrail.client.client import BlockingClient as BlockingClient, Client as Client
     from handrail.client.inflight import Clocks as Clocks, Log as Log, Progress as Progress
     from handrail.client.input_handlers import Elicitation as Elicitation, Sampling as Sampling
     from handrail.client.mcp_config import ServerEntry as ServerEntry
     from handrail.client.results import CallResult as CallResult
+    from handrail.client.state_dir import Confirmation as Confirmation, allow as allow
     from handrail.client.tools import ListedTool as ListedTool, Tools as Tools
     from handrail.config import ConfigError as ConfigError, load_config as load_config
     from handrail.console import Console as Console
@@ -73,9 +72,8 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "client.blocking": "BlockingClient",
-            "client.client": "Client",
-            "client.consent": "Confirmation allow",
+            "client.client": "BlockingClient Client",
+            "client.state_dir": "Confirmation allow",
             "client.inflight": "Clocks Log Progress",
             "client.input_handlers": "Elicitation Sampling",
             "client.mcp_config": "ServerEntry",

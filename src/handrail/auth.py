@@ -12,16 +12,14 @@ from handrail.lazy import lazy_names
 
 if TYPE_CHECKING:
     from handrail.guards.identity import ApiKeys as ApiKeys, Verifier as Verifier
-    from handrail.oauth.callback import open_browser as open_browser
-    from handrail.oauth.client import OAuth as OAuth
+    from handrail.oauth.client import OAuth as OAuth, open_browser as open_browser
     from handrail.oauth.resource_server import Introspection as Introspection, JwtVerifier as JwtVerifier
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "guards.identity": "ApiKeys Verifier",
-            "oauth.callback": "open_browser",
-            "oauth.client": "OAuth",
+            "oauth.client": "open_browser OAuth",
             "oauth.resource_server": "Introspection JwtVerifier",
         },
     )

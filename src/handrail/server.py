@@ -23,15 +23,15 @@ from handrail.engine.outcome import CallSink
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
 from handrail.errors import Kind, SchemaError, missing_extra
-from handrail.guards.fingerprint import source_of
+from handrail.guards.tool_diff import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.revisions.base import ErrorMapping
 from handrail.schema.derive import derive
 from handrail.suggest import NOT_HERE, check_options, collection, describe_value, expect, seconds, suggest_names, texts
 from handrail.transports.http.options import EndpointOptions, HttpOptions
 from handrail.transports.memory import MemoryChannel
-from handrail.transports.process.supervisor import Ready, run_until_exit
 from handrail.transports.stdio import StdioConnection, explain_terminal, private_descriptors, script, take_descriptors
+from handrail.transports.supervisor import Ready, run_until_exit
 
 if TYPE_CHECKING:
     from handrail.approvals.queue import ApprovalQueue

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from handrail.cli.arguments import parse_arguments, parse_document
 from handrail.cli.exit_codes import UsageError
-from handrail.client.signature import describe, signature
+from handrail.client.tools import describe, signature
 from handrail.model import Json, Object
 from handrail.text.controls import escape
 from requirements import requirement

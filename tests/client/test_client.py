@@ -807,7 +807,7 @@ async def test_only_harmless_icons_are_shown(open_rig: OpenRig, revision: str, t
 async def test_a_server_that_will_not_go_is_ended(
     open_rig: OpenRig, revision: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.client.targets.SubprocessTransport", partial(SubprocessTransport, grace=0.05))
+    monkeypatch.setattr("handrail.client.mcp_config.SubprocessTransport", partial(SubprocessTransport, grace=0.05))
     monkeypatch.setattr("handrail.transports.subprocess.TERM_SECONDS", 0.05)
     async with open_rig("ignores_the_end", revision, transport) as (client, _):
         await client.tools()

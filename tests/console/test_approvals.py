@@ -13,9 +13,8 @@ from hypothesis import given, strategies as st
 
 from cli_runs import handrail
 from handrail import Server, ToolResult
-from handrail.approvals.edits import unmask
-from handrail.approvals.grants import meets_condition, suggest_conditions
 from handrail.approvals.queue import ApprovalError, Approvals
+from handrail.approvals.request import meets_condition, suggest_conditions, unmask
 from handrail.console import approvals as approving, events as streaming
 from handrail.console.access import ConsoleSession
 from handrail.console.context import ConsoleContext

@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from consoles import Served, chromium as chromium, fetched, ident, people, serving, signed_context, window
-from handrail.client.blocking import BlockingClient
+from handrail.client.client import BlockingClient
 from patience import PATIENCE
 from requirements import requirement
 

@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from cli_runs import handrail
 from consoles import Served, chromium as chromium, fetched, ident, people, serving, signed_context, until, window
-from handrail.client.blocking import BlockingClient
+from handrail.client.client import BlockingClient
 from patience import PATIENCE
 from requirements import requirement
 

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from consoles import HERE, Served, chromium as chromium, fetched, people, serving, until
-from handrail.client.blocking import BlockingClient
+from consoles import Served, chromium as chromium, fetched, people, serving, until
+from handrail.client.client import BlockingClient
+from paths import ROOT
 from patience import PATIENCE, in_time
 from requirements import requirement
 from rigs_browser import Watched, window
 
-ROOT = HERE.parent
 IMAGES = ROOT / "docs" / "images"
 PICTURES = os.environ.get("HANDRAIL_SCREENSHOTS") == "1"
 SETTINGS = (

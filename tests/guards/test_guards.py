@@ -21,9 +21,9 @@ from handrail import Principal, Server
 from handrail.audit.format import verify
 from handrail.audit.log import Callback, RecordBody
 from handrail.audit.reader import TrailFile
-from handrail.guards.fingerprint import fingerprint
 from handrail.guards.limits import Rates
 from handrail.guards.policy import Policy, Rule
+from handrail.guards.tool_diff import fingerprint
 from handrail.observe.metrics import MAX_LABEL_SETS, Metrics
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore

@@ -17,14 +17,20 @@ from msgspec import UNSET, convert
 from clients import ALL, R1, R2, R3, R4, R5, OpenRig, P, open_rig
 from handrail import Client, Confirmation, ListedTool
 from handrail.errors import ConfirmationRequired, Denied, Sent
-from handrail.guards.fingerprint import comparable, definition, fingerprint
 from handrail.guards.lockfile import LockedServer, LockError, lock_text, read_lock
-from handrail.guards.tool_diff import Change, change_kinds, compare_definitions, format_changes
+from handrail.guards.tool_diff import (
+    Change,
+    change_kinds,
+    comparable,
+    compare_definitions,
+    definition,
+    fingerprint,
+    format_changes,
+)
 from handrail.model import Tool
 from handrail.revisions import REVISIONS
 from handrail.schema.compile import compile_schema
-from handrail.text.confusables import confusable_names, skeleton
-from handrail.text.controls import escape
+from handrail.text.controls import confusable_names, escape, skeleton
 from patience import PATIENCE
 from requirements import requirement
 from rigs import Object, Rig, ordinary

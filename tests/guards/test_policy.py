@@ -17,9 +17,18 @@ import pytest
 from hypothesis import example, given, strategies as st
 from msgspec import convert
 
-from handrail.guards.config_lint import LintedTool, lint_rules, lint_settings
 from handrail.guards.limits import Rates, ToolRate
-from handrail.guards.policy import MAX_PLANS, Decision, Policy, Rule, Subject, Verdict
+from handrail.guards.policy import (
+    MAX_PLANS,
+    Decision,
+    LintedTool,
+    Policy,
+    Rule,
+    Subject,
+    Verdict,
+    lint_rules,
+    lint_settings,
+)
 from handrail.guards.predicates import Predicate
 from handrail.guards.sanitize import Sanitize, ToolSanitize
 from handrail.model import Object, Principal

@@ -184,6 +184,61 @@ def test_what_is_allowed_is_not_complained_about(module: str, source: str) -> No
     assert problems(module, source) == []
 
 
+def cycles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other in a circle, whatever the way."""
+    reached = {module: _reachable(module, imports) for module in imports}
+    circles = {module: frozenset(other for other in reached[module] if module in reached[other]) for module in imports}
+    return sorted(sorted(circle) for circle in set(circles.values()) if len(circle) > 1)
+
+
+def _reachable(module: str, imports: dict[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = [module]
+    while waiting:
+        for other in imports.get(waiting.pop(), ()):
+            if other not in reached:
+                reached.add(other)
+                waiting.append(other)
+    return reached
+
+
+def _imports_in_folder(modules: list[tuple[str, str]]) -> dict[str, set[str]]:
+    """What each module imports of its own folder, in functions and under TYPE_CHECKING too."""
+    names = {module for module, _ in modules}
+    return {
+        module: {
+            imported
+            for _, imported in _imports(ast.parse(source), module)
+            if imported in names and imported != module and imported.rpartition(".")[0] == module.rpartition(".")[0]
+        }
+        for module, source in modules
+    }
+
+
+def test_no_more_than_two_modules_of_a_folder_import_each_other_in_a_circle() -> None:
+    imports = _imports_in_folder([(module, path.read_text("utf-8")) for module, path in _modules()])
+    assert [circle for circle in cycles(imports) if len(circle) > 2] == []
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "from handrail.a.one import x",
+        "def f():\n    from handrail.a.one import x",
+        "if TYPE_CHECKING:\n    import handrail.a.one",
+    ],
+    ids=["plain", "deferred", "for types"],
+)
+def test_a_planted_circle_of_three_is_found(last: str) -> None:
+    modules = [
+        ("handrail.a.one", "from handrail.a.two import x"),
+        ("handrail.a.two", "from handrail.a.three import x\nfrom handrail.b.four import y"),
+        ("handrail.a.three", last),
+        ("handrail.b.four", "from handrail.a.one import x"),
+    ]
+    assert cycles(_imports_in_folder(modules)) == [["handrail.a.one", "handrail.a.three", "handrail.a.two"]]
+
+
 UNIMPORTED = {"uvloop"}
 """A loop that an application may choose to run on; we run on any."""
 

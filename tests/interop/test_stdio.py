@@ -22,7 +22,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from paths import ROOT
+from paths import ROOT, SUPPORT
 from patience import PATIENCE
 from requirements import requirement
 
@@ -33,7 +33,7 @@ InstalledPeer = Callable[[str], Path]
 
 
 EXAMPLE = [str(ROOT / "examples" / "everyday.py")]
-SUBJECT = [str(ROOT / "tests" / "subject.py"), "default"]
+SUBJECT = [str(SUPPORT / "subject.py"), "default"]
 CLIENTS = ROOT / "tests" / "peers" / "clients"
 
 pytestmark = pytest.mark.peers

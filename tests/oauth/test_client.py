@@ -18,9 +18,8 @@ from joserfc.jwk import ECKey
 
 from authorization_server import Home
 from handrail.errors import AuthorizationError
-from handrail.oauth import callback
-from handrail.oauth.callback import RedirectListener
-from handrail.oauth.client import OAuth, open_browser
+from handrail.oauth import client as callback
+from handrail.oauth.client import OAuth, RedirectListener, open_browser
 from patience import PATIENCE
 from requirements import requirement
 

@@ -20,18 +20,22 @@ from msgspec.structs import replace
 
 from handrail.errors import AuthorizationError
 from handrail.model import Object
-from handrail.oauth.discovery import (
+from handrail.oauth.flow import (
     AuthorizationRequest,
+    AuthorizationServerError,
     Challenge,
+    ClientRegistration,
     Discovered,
     FlowRequest,
     FlowResponse,
+    OAuthClient,
     ServerMetadata,
+    Token,
+    TokenGrant,
     discover,
     read_challenge,
     validate_url,
 )
-from handrail.oauth.flow import AuthorizationServerError, ClientRegistration, OAuthClient, Token, TokenGrant
 from requirements import requirement
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from handrail.errors import AuthorizationError
-from handrail.oauth.discovery import FlowRequest, FlowResponse
+from handrail.oauth.flow import FlowRequest, FlowResponse
 from handrail.oauth.http import Outbound, Resolve, address_kind
 from requirements import requirement
 

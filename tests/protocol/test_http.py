@@ -463,7 +463,7 @@ async def test_an_endpoint_that_heard_too_late_listens_again(
         events = (await client.post(client.call(1, "asks"))).events()
         ident = data((await take(events))[0])["id"]
         with monkeypatch.context() as patched:
-            patched.setattr("handrail.stores.topics.MAX_QUEUED_MESSAGES", 0)
+            patched.setattr("handrail.stores.memory.MAX_QUEUED_MESSAGES", 0)
             await store.publish(await listening.get(), b"one too many")
         await asyncio.wait_for(asyncio.gather(*(listening.get() for _ in range(3))), PATIENCE)
         client.url = second

@@ -427,7 +427,7 @@ def collections_in(thing: Callable[..., Any]) -> list[str]:
     function = getattr(thing, "__init__") if inspect.isclass(thing) else thing  # noqa: B009  # which types do not allow
     struct = inspect.isclass(thing) and hasattr(thing, "__struct_fields__")
     spaces = {**vars(typing), **vars(abc), "Path": Path}
-    for module in ("handrail.transports.http.endpoint", "handrail.client.blocking", *MODULES):
+    for module in ("handrail.transports.http.endpoint", "handrail.client.client", *MODULES):
         home = importlib.import_module(module)
         spaces |= vars(home) | {name: getattr(home, name) for name in vars(home).get("__all__", ())}
     hints = get_type_hints(thing if struct else function, localns=spaces, include_extras=True)

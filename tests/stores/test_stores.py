@@ -29,9 +29,8 @@ from faults import put_away, until
 from handrail import stores
 from handrail.audit.log import open_trail
 from handrail.stores import Append, Delete, Put, Store, StoreError
-from handrail.stores.memory import MemoryStore
+from handrail.stores.memory import MAX_QUEUED_MESSAGES, MemoryStore
 from handrail.stores.sqlite import SqliteStore
-from handrail.stores.topics import MAX_QUEUED_MESSAGES
 from patience import PATIENCE
 
 DEADLINE = 5 * int(PATIENCE)

@@ -23,8 +23,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from cli_runs import COMMAND, environment
-from handrail.client.blocking import BlockingClient
-from handrail.client.client import Client
+from handrail.client.client import BlockingClient, Client
 from handrail.console.access import SessionStore, new_code
 from handrail.guards.identity import ApiKeys
 from handrail.stores.sqlite import SqliteStore

@@ -26,11 +26,19 @@ from msgspec import UNSET, Meta, Struct, ValidationError
 from msgspec.json import decode
 from msgspec.structs import replace
 
-from handrail.approvals.edits import edit_problems
-from handrail.approvals.grants import CLOCK_SKEW_SECONDS, ApprovalGrant, argument_digest, meets_condition
-from handrail.approvals.request import Approval, ApprovalRequest, ApprovalState, describe_differences
+from handrail.approvals.request import (
+    CLOCK_SKEW_SECONDS,
+    Approval,
+    ApprovalGrant,
+    ApprovalRequest,
+    ApprovalState,
+    argument_digest,
+    describe_differences,
+    edit_problems,
+    meets_condition,
+)
 from handrail.approvals.webhook import Webhook
-from handrail.audit.records import ApprovalRecord
+from handrail.audit.format import ApprovalRecord
 from handrail.errors import HandrailError
 from handrail.guards.limits import ANONYMOUS
 from handrail.jsonrpc import encode_sorted

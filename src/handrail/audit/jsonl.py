@@ -31,10 +31,12 @@ from handrail.audit.format import (
     Retention,
     TrailError,
     frame,
+    notice,
     position_of,
+    replaced,
     time_of,
+    trimmed,
 )
-from handrail.audit.records import notice, replaced, trimmed
 from handrail.stores import DoneCallback
 
 if sys.platform != "win32":

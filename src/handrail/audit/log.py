@@ -29,11 +29,12 @@ from handrail.audit.format import (
     DAY_SECONDS,
     MAX_RECORD_BYTES,
     RESERVED_MEMBERS,
+    AuditRecord,
     Retention,
     TrailError,
+    notice,
 )
 from handrail.audit.jsonl import JsonlFile
-from handrail.audit.records import AuditRecord, notice
 from handrail.audit.sqlite import SqliteTable
 from handrail.model import Object
 from handrail.stores import Delete, DoneCallback, Put, Store

@@ -12,8 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from sqlite3 import Connection
 
-from handrail.audit.format import DAY_SECONDS, ORIGIN, ChainPosition, Retention, frame, position_of
-from handrail.audit.records import replaced, trimmed
+from handrail.audit.format import DAY_SECONDS, ORIGIN, ChainPosition, Retention, frame, position_of, replaced, trimmed
 from handrail.stores import Delete, DoneCallback, Put, Store
 from handrail.stores.sqlite import MAX_BATCH_ROWS, commit
 

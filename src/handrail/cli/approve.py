@@ -18,7 +18,7 @@ from handrail.approvals.queue import Approval, ApprovalError, ApprovalQueue
 from handrail.audit.log import DATABASES, open_trail
 from handrail.cli.arguments import parse_document, parse_seconds
 from handrail.cli.exit_codes import ExitCode, UsageError
-from handrail.cli.guarded_server import CommandConfig
+from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen, run_in_daemon_thread
 from handrail.client.state_dir import state_folder
 from handrail.guards.limits import LOCAL

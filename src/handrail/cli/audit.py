@@ -21,8 +21,7 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from handrail.audit.format import BEGINNING, verify
-from handrail.audit.query import csv_cell, parse_record, record_time
-from handrail.audit.reader import TrailFile
+from handrail.audit.reader import TrailFile, csv_cell, parse_record, record_time
 from handrail.cli.arguments import parse_seconds
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen, json_text
@@ -88,7 +87,7 @@ def _paths(args: Namespace) -> list[Path]:
     client_file = state / CALLS_FILE
     if not args.what or args.files:
         return [Path(each) for each in args.files] or [client_file]
-    from handrail.cli.guarded_server import CommandConfig  # it imports a whole server
+    from handrail.cli.load_server import CommandConfig  # it imports a whole server
 
     server_file = CommandConfig(args).config.audit_file(state)
     if args.what == "verify" and not args.head and client_file.exists():

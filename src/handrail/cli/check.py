@@ -12,7 +12,7 @@ from msgspec import Struct, to_builtins
 
 from handrail.cli.arguments import parse_arguments, parse_document, unknown_tool
 from handrail.cli.exit_codes import ExitCode, UsageError
-from handrail.cli.guarded_server import CommandConfig
+from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
 from handrail.config import SECTIONS
 from handrail.engine.catalog import ToolEntry

@@ -16,10 +16,9 @@ from handrail.cli.arguments import read_text, typed_value
 from handrail.cli.exit_codes import UsageError
 from handrail.cli.terminal import Screen, json_text, run_in_daemon_thread
 from handrail.client.client import Client
-from handrail.client.consent import Confirm, allow, needs_confirmation
 from handrail.client.input_handlers import Elicitation
 from handrail.client.mcp_config import EntryError, ServerEntry, host_config_files, load
-from handrail.client.state_dir import Consents, StateDirectory, state_folder
+from handrail.client.state_dir import Confirm, Consents, StateDirectory, allow, needs_confirmation, state_folder
 from handrail.client.tools import ListedTool
 from handrail.guards.tool_diff import format_changes
 from handrail.model import SERVER_ASKS, Object

@@ -110,8 +110,10 @@ def _quote_word(word: str) -> str:
 
 
 def run_install(args: Namespace, screen: Screen) -> int:
-    from handrail.cli.guarded_server import settings_for
-    from handrail.cli.load_server import ServerFile  # they import a whole server
+    from handrail.cli.load_server import (
+        ServerFile,  # they import a whole server
+        settings_for,
+    )
 
     path = Path(args.file).resolve() if args.file else _host_file(args.host)
     source = ServerFile(args.target)

@@ -12,12 +12,10 @@ from handrail.cli.connect import client_for
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen
 from handrail.client.state_dir import write_file
-from handrail.guards.fingerprint import comparable, definition
 from handrail.guards.lockfile import LockedServer, lock_text, read_lock
-from handrail.guards.tool_diff import Change, change_kinds, compare_definitions, format_changes
+from handrail.guards.tool_diff import Change, change_kinds, comparable, compare_definitions, definition, format_changes
 from handrail.model import Object
-from handrail.text.confusables import confusable_names
-from handrail.text.controls import mask_words, one_line
+from handrail.text.controls import confusable_names, mask_words, one_line
 
 __all__ = ["run_lock"]
 

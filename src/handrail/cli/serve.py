@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.json import decode
 
 from handrail.cli.exit_codes import ExitCode, UsageError
-from handrail.cli.guarded_server import CommandConfig
-from handrail.cli.load_server import ServerFile, reloading_server
+from handrail.cli.load_server import CommandConfig, ServerFile, reloading_server
 from handrail.cli.terminal import Screen
 from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError

@@ -27,9 +27,8 @@ from handrail.cli.exit_codes import ExitCode, exit_code_for
 from handrail.cli.terminal import Screen, json_text
 from handrail.client.mcp_config import EntryError, ServerEntry
 from handrail.client.results import CallResult
-from handrail.client.signature import describe
 from handrail.client.state_dir import CALLS_FILE, state_folder
-from handrail.client.tools import ListedTool, Tools
+from handrail.client.tools import ListedTool, Tools, describe
 from handrail.errors import HandrailError, PeerError
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
 from handrail.text.controls import escape, mask, mask_secrets, one_line

@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
 from handrail import __version__
 from handrail.client.connection import Tap
-from handrail.client.consent import Confirm
 from handrail.client.inflight import Clocks, Log, Progress, add_context
 from handrail.client.input_handlers import Elicitation, InputHandlers, Sampling
-from handrail.client.mcp_config import ServerEntry
+from handrail.client.mcp_config import ConnectOptions, ServerEntry, Transport, targets
 from handrail.client.results import CallResult
 from handrail.client.server_tools import ClientSettings, ServerTools
-from handrail.client.state_dir import StateDirectory
-from handrail.client.targets import ConnectOptions, Transport, targets
+from handrail.client.state_dir import Confirm, StateDirectory
 from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.lockfile import read_lock
@@ -37,8 +37,7 @@ from handrail.transports.http_client import Authorizer
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.client.blocking import BlockingClient
-    from handrail.client.recording import Recorder
+    from handrail.client.server_tools import Recorder
     from handrail.guards.policy import Policy, Rule
 
 log = logging.getLogger("handrail")
@@ -204,7 +203,7 @@ class Client:
     async def _open(self) -> None:
         several = len(self._targets) > 1
         if self._audit is not None:
-            from handrail.client.recording import Recorder  # deferred: it needs SQLite
+            from handrail.client.server_tools import Recorder  # deferred: it needs SQLite
 
             self._recorder = Recorder(self._audit)
         for target in self._targets:
@@ -226,7 +225,6 @@ class Client:
         await self.close()
 
     def __enter__(self) -> BlockingClient:
-        from handrail.client.blocking import BlockingClient
 
         self._blocking = BlockingClient(self)
         return self._blocking
@@ -421,3 +419,118 @@ class Client:
                 return self._servers[server], name[len(server) + 1 :]
         hint = f"Names begin with the server's: {', '.join(self._servers)}"
         raise RemoteProtocolError(f"no server for the tool {name!r:.100}", sent=Sent.NO, hint=hint)
+
+
+@suggest_names(OTHER_NAMES)
+class BlockingClient:
+    """A client on an event loop and a thread of its own. Any thread may use and close it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="handrail-client", daemon=True)
+        self._thread.start()
+        try:
+            self._run(client.__aenter__())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> BlockingClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def tools(self, *, fresh: bool = False) -> Tools:
+        return self._run(self._client.tools(fresh=fresh))
+
+    @overload
+    def call(self, name: str, arguments: Object | None = None, *, into: type[T], **options: Any) -> T: ...
+    @overload
+    def call(self, name: str, arguments: Object | None = None, *, into: None = None, **options: Any) -> CallResult: ...
+    def call(self, name: str, arguments: Object | None = None, *, into: Any = None, **options: Any) -> Any:
+        """Call a tool; the options are those of `Client.call`."""
+        return self._run(self._client.call(name, arguments, into=into, **options))
+
+    def events(self, name: str, arguments: Object | None = None, **options: Any) -> Iterator[Any]:
+        """Call a tool and yield progress, log messages and the result; the options are those of `Client.events`."""
+        events = self._client.events(name, arguments, **options)
+        try:
+            while (event := self._run(_next(events))) is not None:
+                yield event
+        finally:
+            if not self._closed:  # else closing the client has ended the events, and its error says more
+                self._run(_close(events))
+
+    @property
+    def revision(self) -> str:
+        return self._client.revision
+
+    @property
+    def welcome(self) -> Object:
+        return self._client.welcome
+
+    @property
+    def identity(self) -> Object:
+        return self._client.identity
+
+    @property
+    def instructions(self) -> str:
+        return self._client.instructions
+
+    @property
+    def problems(self) -> Any:
+        return self._client.problems
+
+    def close(self) -> None:
+        """Close the client; calls that wait in other threads fail with TransportError."""
+        if self._closed:
+            return
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the client's own thread cannot close it")
+        self._closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._close_client(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _close_client(self) -> None:
+        """Close the client, then cancel the work of other threads that still waits."""
+        await self._client.close()
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(left, timeout=0.1)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed or threading.current_thread() is self._thread:
+            work.close()
+            why = "the client is closed" if self._closed else "the client's own thread cannot wait for it"
+            raise TransportError(why)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise TransportError("the client was closed", sent=Sent.UNKNOWN) from None
+        except BaseException:  # also Ctrl-C: the call is cancelled at the server too
+            future.cancel()
+            raise
+
+
+async def _next(events: AsyncIterator[Any]) -> Any:
+    return await anext(events, None)
+
+
+async def _close(events: Any) -> None:
+    while True:
+        try:
+            await events.aclose()
+            return
+        except RuntimeError:  # interrupted, and its cancellation is still under way
+            await asyncio.sleep(0)

@@ -25,8 +25,8 @@ from handrail.client.inflight import (
     add_context,
     deadline_at,
 )
+from handrail.client.mcp_config import ServerTarget
 from handrail.client.negotiation import Negotiation
-from handrail.client.targets import ServerTarget
 from handrail.errors import CallTimeout, HttpRefused, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode_response, encode, read
 from handrail.model import Json, Object

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, ValidationError, convert
 
-from handrail.approvals.edits import edit_problems, unmask
-from handrail.approvals.grants import suggest_conditions
 from handrail.approvals.queue import Approval, ApprovalError, ApprovalGrant, ApprovalQueue, ApprovalRequest
-from handrail.approvals.request import unusual_arguments
+from handrail.approvals.request import edit_problems, suggest_conditions, unmask, unusual_arguments
 from handrail.console.access import ApiError, ApiRequest, ConsoleSession
 from handrail.console.context import ConsoleContext
 from handrail.console.redact import Redactor

@@ -22,8 +22,7 @@ from msgspec import to_builtins
 
 from handrail.audit.format import TrailError, position_of, verify as verify_chain
 from handrail.audit.jsonl import rotated_files
-from handrail.audit.query import RecordRow, csv_cell, record_row
-from handrail.audit.reader import TrailFile
+from handrail.audit.reader import RecordRow, TrailFile, csv_cell, record_row
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.model import Object

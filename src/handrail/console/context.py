@@ -12,8 +12,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from handrail.audit.format import TrailError
-from handrail.audit.records import ConsoleRecord
+from handrail.audit.format import ConsoleRecord, TrailError
 from handrail.config import ConsoleSettings
 from handrail.console.access import ApiError, ConsoleSession, SessionStore
 from handrail.console.redact import Redactor

@@ -20,10 +20,10 @@ from msgspec import Struct, ValidationError, convert
 from msgspec.json import decode
 
 from handrail.client.client import Client
-from handrail.client.consent import allow
 from handrail.client.inflight import Clocks, Log, Progress
 from handrail.client.input_handlers import Elicitation
 from handrail.client.results import CallResult
+from handrail.client.state_dir import allow
 from handrail.console.access import MAX_SESSION_SECONDS, ApiError, ApiRequest
 from handrail.console.context import ConsoleContext, PendingRun
 from handrail.errors import CallTimeout, InvalidResult, Kind, PeerError, RemoteProtocolError, Sent, TransportError
@@ -34,7 +34,7 @@ from handrail.revisions.base import LOG_LEVEL
 from handrail.schema.compile import compile_schema
 from handrail.server import Server
 from handrail.stores import StoreError
-from handrail.text.confusables import confusable_names
+from handrail.text.controls import confusable_names
 from handrail.transports.memory import MemoryChannel
 
 if TYPE_CHECKING:

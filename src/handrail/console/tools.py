@@ -18,26 +18,23 @@ from hashlib import sha256
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import decode
 
-from handrail.client.signature import signature
-from handrail.client.tools import MAX_DESCRIPTION, safe_icons
+from handrail.client.tools import MAX_DESCRIPTION, safe_icons, signature
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
 from handrail.engine.dispatcher import Dispatcher, list_tools
 from handrail.engine.reply_channel import NullChannel
 from handrail.errors import PeerError
-from handrail.guards.fingerprint import comparable, definition, fingerprint
 from handrail.guards.limits import ANONYMOUS, LOCAL, Rate, Rates
 from handrail.guards.lockfile import LockedServer, LockError, read_lock
-from handrail.guards.tool_diff import Change, compare_definitions
+from handrail.guards.tool_diff import Change, comparable, compare_definitions, definition, fingerprint
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
 from handrail.observe.activity import Tally
 from handrail.revisions import Revision
 from handrail.stores import Put
 from handrail.suggest import closest
-from handrail.text.confusables import confusable_names
-from handrail.text.controls import escape, texts_in
+from handrail.text.controls import confusable_names, escape, texts_in
 from handrail.text.media import check_media
 
 __all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "restore_switches", "switch", "view", "wire"]

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from handrail import jsonrpc
 from handrail.engine.catalog import ToolCatalog, ToolEntry
+from handrail.engine.eager import ThreadPool
 from handrail.engine.guard_options import GuardOptions, check_guard_options
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
 from handrail.engine.reply_channel import OpenStream, Reply
 from handrail.engine.results import error_result
-from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Kind, Refused
 from handrail.jsonrpc import Id, Request
 from handrail.model import REFUSED, SERVER_ASKS, Object

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import UNSET, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
-from handrail.approvals.edits import unmask
 from handrail.approvals.queue import ApprovalQueue, ApprovalRequest, Approvals
+from handrail.approvals.request import unmask
 from handrail.audit.format import TrailError
 from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call_state import CallState
 from handrail.engine.catalog import ToolCatalog, ToolEntry, title_of
+from handrail.engine.eager import ThreadPool
 from handrail.engine.guard_options import GuardOptions, configured_store
 from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
-from handrail.engine.thread_pool import ThreadPool
 from handrail.engine.truncation import TruncatedResults
 from handrail.errors import Kind, Refused
 from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Rates, Throttled, network

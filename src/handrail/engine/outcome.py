@@ -9,8 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct, defstruct
 
-from handrail.audit.format import digest
-from handrail.audit.records import CallRecord, measure_arguments
+from handrail.audit.format import CallRecord, digest, measure_arguments
 from handrail.engine.call_state import STAGES, CallState
 from handrail.engine.input_requests import questions_in
 from handrail.errors import Kind, Refused, ToolError

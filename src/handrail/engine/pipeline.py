@@ -18,10 +18,10 @@ from msgspec import UNSET
 
 from handrail.engine.call import Call
 from handrail.engine.call_state import CallState
+from handrail.engine.eager import ThreadPool
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.input_requests import questions_in
 from handrail.engine.results import error_result, failure_result, mark_dangerous, to_result
-from handrail.engine.thread_pool import ThreadPool
 from handrail.errors import Refused, ToolError
 from handrail.model import ToolResult
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from handrail.engine.call import Call
 from handrail.engine.call_state import CallState
 from handrail.engine.catalog import Preview
-from handrail.engine.thread_pool import ThreadPool
+from handrail.engine.eager import ThreadPool
 from handrail.errors import Refused, SchemaError, ToolError
 from handrail.model import Object
 from handrail.schema.derive import derive

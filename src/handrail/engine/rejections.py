@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from secrets import token_hex
 
-from handrail.audit.records import RejectionRecord
+from handrail.audit.format import RejectionRecord
 from handrail.engine.guard_set import GuardSet
 from handrail.guards.limits import ANONYMOUS, MemoryLimiter, Rates
 

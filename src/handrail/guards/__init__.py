@@ -11,13 +11,13 @@ from handrail.lazy import lazy_names
 from handrail.text import log_filter as log_filter  # cleans log lines from the first import of any guard
 
 if TYPE_CHECKING:
-    from handrail.approvals.grants import ApprovalGrant as ApprovalGrant
     from handrail.approvals.queue import (
         Approval as Approval,
         ApprovalError as ApprovalError,
         ApprovalQueue as ApprovalQueue,
         Approvals as Approvals,
     )
+    from handrail.approvals.request import ApprovalGrant as ApprovalGrant
     from handrail.approvals.webhook import Webhook as Webhook
     from handrail.audit.format import TrailError as TrailError
     from handrail.audit.log import Trail as Trail, TrailSettings as TrailSettings, open_trail as open_trail
@@ -35,7 +35,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "approvals.grants": "ApprovalGrant",
+            "approvals.request": "ApprovalGrant",
             "approvals.queue": "Approval ApprovalError ApprovalQueue Approvals",
             "approvals.webhook": "Webhook",
             "audit.format": "TrailError",

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from handrail.errors import HandrailError
-from handrail.guards.fingerprint import canonical, definition, fingerprint
+from handrail.guards.tool_diff import canonical, definition, fingerprint
 from handrail.model import Json, Object
 from handrail.text.controls import escape, one_line
 

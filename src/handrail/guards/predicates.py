@@ -261,7 +261,7 @@ def _not(test: Test) -> Test:
 
 
 _TESTS: dict[str, Callable[[Any, str], Test]] = {
-    "present": lambda wanted, _: lambda value: None if value is _UNREACHABLE else (value is not _MISSING) is wanted,
+    "present": lambda present, _: lambda value: None if value is _UNREACHABLE else (value is not _MISSING) is present,
     "is_": lambda value, where: _equal([value], where),
     "is_not": lambda value, where: _not(_equal([value], where)),
     "in_": _equal,

@@ -2,21 +2,107 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
 from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from msgspec import UNSET, Struct
-from msgspec.structs import replace
+from msgspec import UNSET, Struct, ValidationError, convert
+from msgspec.structs import fields, replace
 
-from handrail.guards.fingerprint import FIELDS, canonical
-from handrail.model import Json, Object
-from handrail.text.confusables import skeleton
-from handrail.text.controls import escape, one_line, strip_invisible, texts_in
+from handrail.jsonrpc import encode_sorted
+from handrail.model import Json, Object, Tool
+from handrail.revisions import REVISIONS
+from handrail.text.controls import escape, one_line, skeleton, strip_invisible, texts_in
 
-__all__ = ["Change", "change_kinds", "compare_definitions", "format_changes"]
+__all__ = [
+    "FIELDS",
+    "Change",
+    "canonical",
+    "change_kinds",
+    "comparable",
+    "compare_definitions",
+    "definition",
+    "fingerprint",
+    "format_changes",
+    "source_of",
+]
+
+FIELDS = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_ATTRIBUTES = {each.encode_name: each.name for each in fields(Tool) if each.encode_name in FIELDS}
+
+
+def definition(tool: Tool | Mapping[str, Json]) -> Object:
+    """What counts of a tool: one of a server's own, or one as it was listed."""
+    if isinstance(tool, Tool):
+        members = {name: getattr(tool, attribute) for name, attribute in _ATTRIBUTES.items()}
+        return {name: value for name, value in members.items() if value is not UNSET}
+    return {name: tool[name] for name in FIELDS if name in tool}
+
+
+def canonical(value: Json) -> bytes:
+    encoded = encode_sorted(value)
+    return encode_sorted(_normalize_numbers(value)) if b".0" in encoded else encoded
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """Which file the code of a function is in, and what the file says; empty where there is none, as at a prompt."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    try:
+        path = Path(code.co_filename).resolve() if code is not None else Path()
+        file_stat = path.stat()
+        return f"{path} {_file_digest(path, file_stat.st_mtime_ns, file_stat.st_size)}" if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, changed: int, size: int) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def fingerprint(tool: Tool | Mapping[str, Json]) -> str:
+    """Return a SHA-256 in hexadecimal. It changes with everything of the tool that a model or a person reads."""
+    return sha256(canonical(definition(tool))).hexdigest()
+
+
+def comparable(old: Object, old_revision: str, new: Object, new_revision: str) -> tuple[Object, Object]:
+    """Two definitions of a tool, in words that both of their revisions have."""
+    if old_revision == new_revision or not {old_revision, new_revision} <= REVISIONS.keys():
+        return old, new
+    old_members, new_members = (_translate(each, old_revision, new_revision) for each in (old, new))
+    hints = new_members.get("annotations")
+    for name in (old.keys() | new.keys()) - old_members.keys() - new_members.keys():
+        if name == "title" and type(hints) is dict and new.get(name, UNSET) == hints.get(name):
+            continue  # 2025-03-26 has it there
+        if name in new or name == "annotations":
+            old_members |= {name: old[name]} if name in old else {}
+            new_members |= {name: new[name]} if name in new else {}
+    return old_members, new_members
+
+
+def _normalize_numbers(value: Json) -> Json:
+    if type(value) is float:
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if type(value) is dict:
+        return {name: _normalize_numbers(inner) for name, inner in value.items()}
+    return [_normalize_numbers(inner) for inner in value] if type(value) is list else value
+
+
+def _translate(members: Object, *revisions: str) -> Object:
+    """A definition as these revisions would have it listed; as it is, if they would not."""
+    try:
+        for each in revisions:
+            members = definition(REVISIONS[each].tool(convert(members, Tool)))
+    except ValidationError:
+        pass
+    return dict(members)
+
 
 ChangeKind = Literal["wording", "widened", "narrowed", "schema", "hint", "invisible", "new", "gone"]
 

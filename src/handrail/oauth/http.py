@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from msgspec import json
 
 from handrail.errors import AuthorizationError, TransportError, missing_extra
-from handrail.oauth.discovery import FlowRequest, FlowResponse, validate_url
+from handrail.oauth.flow import FlowRequest, FlowResponse, validate_url
 from handrail.protocol.http_rules import is_local, is_secure_url
 
 if TYPE_CHECKING:  # aiohttp is optional, and imported where it is used

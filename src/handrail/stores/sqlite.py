@@ -35,7 +35,7 @@ from handrail.stores import (
     condition_holds,
     parse_counter,
 )
-from handrail.stores.topics import Topics
+from handrail.stores.memory import Topics
 
 if sys.platform != "win32":
     import fcntl

@@ -1,6 +1,6 @@
 """Foreign text that can be looked at without harm: shown in a terminal, a page or a log, never obeyed (P-33).
 
-What acts on a screen, or is there without being seen, is written out: control characters as `\\x1b`, others as
+What acts on a screen, or is there without being seen, is written out: control characters as `\x1b`, others as
 `<U+202E>`. That is C0, DEL and C1 (so every escape sequence), bidirectional controls, line and paragraph separators,
 zero-width and other default-ignorable characters, tags, variation selectors, private use, noncharacters, half
 surrogates. Two decisions about ordinary text:
@@ -12,7 +12,7 @@ surrogates. Two decisions about ordinary text:
 Results of tools (`strip_controls`) keep more, because a model and a program read them as data: line and paragraph
 separators, form feeds and private use are written out for display only. All others are removed and counted by class.
 
-The result is for eyes: a text that already contains `\\x1b` in so many letters cannot be told apart afterwards. Doing
+The result is for eyes: a text that already contains `\x1b` in so many letters cannot be told apart afterwards. Doing
 it twice changes nothing.
 
 The second half hides secrets, by the name of what they stand under and by what they look like (P-34). It is for wires
@@ -26,6 +26,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
+from unicodedata import name as unicode_name, normalize
+
+__all__ = ["confusable_names", "skeleton"]
 
 MASK = "****"
 CONTINUATION = "  | "
@@ -418,3 +421,43 @@ def _member(name: str, value: Any, secrets: Collection[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_member(name, inner, secrets) for inner in value]
     return MASK if type(value) in (int, float) else value
+
+
+_LATIN_EQUIVALENTS = str.maketrans(
+    "АВЕЅІЈКМНОРСТУХԌԚԜавеѕіјкморсухһԁԛԝӏɡΑΒΕΖΗΙΚΜΝΟΡΤΥΧαιουκνρχγ\u00a0\u2007\u202f\u2002\u2003\u2009",
+    "ABESIJKMHOPCTYXGQWabesijkmopcyxhdqwlgABEZHIKMNOPTYXaioukvpxy      ",
+)
+_NAME_EQUIVALENTS = str.maketrans("01i5", "olls", "-_. ")
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def skeleton(text: str) -> str:
+    """Return the same text for texts that look the same: visible characters only, in Latin letters where possible."""
+    return (
+        text
+        if text.isascii() and text.isprintable()
+        else normalize("NFC", strip_invisible(text)).translate(_LATIN_EQUIVALENTS)
+    )
+
+
+def confusable_names(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Names that can be taken for another: each with that other, or with what it reads as if there is none.
+
+    >>> look_alikes(["read_file", "readFile", "write"])
+    [('readFile', 'read_file')]
+    """
+    names_by_skeleton: dict[str, str] = {}
+    confusables: list[tuple[str, str]] = []
+    for name in sorted(set(names), key=lambda each: (not each.isascii(), each.lower(), each)):
+        reading = normalize("NFKC", skeleton(name))
+        other = names_by_skeleton.setdefault(reading.lower().translate(_NAME_EQUIVALENTS), name)
+        if other != name:
+            confusables.append((name, other))
+        elif reading != name and (reading.isascii() or any(map(_is_mixed, _WORD.findall(name)))):
+            confusables.append((name, reading))
+    return confusables
+
+
+def _is_mixed(word: str) -> bool:
+    """Whether letters of several scripts stand in one word."""
+    return not word.isascii() and len({unicode_name(letter, "?").split()[0] for letter in word}) > 1

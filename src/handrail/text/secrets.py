@@ -57,7 +57,7 @@ _TOKENS = {
     "service": (rf"{_EDGE}(?:SG\.|ATATT3|lin_api_|ntn_|glsa_|figd_|tskey-|NRAK-|nvapi-)", r"[\w.=-]{24,}"),
     "handrail": (rf"{_EDGE}(?:hk_|AGE-SECRET-KEY-1)", r"[\w-]{40,}"),
 }
-_LINEAR = {rule: f"{shown}(?:{hidden})".replace(_EDGE, "") for rule, (shown, hidden) in _TOKENS.items()}
+_LINEAR = {rule: f"{prefix}(?:{secret})".replace(_EDGE, "") for rule, (prefix, secret) in _TOKENS.items()}
 _LINEAR["private_key"] = _TOKENS["private_key"][0]  # of that the beginning will do
 # Together are those that the engine takes no longer to look for than for one.
 _EXACT = [

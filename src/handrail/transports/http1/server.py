@@ -25,8 +25,8 @@ except ModuleNotFoundError as missing:
     raise
 
 from handrail.transports.http1.listen import Address, HttpLimits, tls_context
-from handrail.transports.process.prefork import WorkerPool
-from handrail.transports.process.supervisor import run_process
+from handrail.transports.prefork import WorkerPool
+from handrail.transports.supervisor import run_process
 
 log = logging.getLogger("handrail")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from handrail.errors import NotStarted
-from handrail.transports.process.supervisor import SHUTDOWN_EXTRA_SECONDS, Serve, exit_now, exit_signals, run_process
+from handrail.transports.supervisor import SHUTDOWN_EXTRA_SECONDS, Serve, exit_now, exit_signals, run_process
 
 log = logging.getLogger("handrail")
 

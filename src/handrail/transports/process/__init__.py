@@ -1,1 +1,0 @@
-"""Processes that serve: signals, parents, several workers."""
