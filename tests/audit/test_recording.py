@@ -19,9 +19,10 @@ from handrail.approvals.queue import Approval, Approvals
 from handrail.audit.log import Callback, RecordBody, Trail, TrailError, open_trail
 from handrail.audit.reader import TrailFile
 from handrail.engine import inflight as flight
+from handrail.engine.pipeline import Handler, Middleware
 from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
-from handrail.model import Object, Principal
+from handrail.model import Object, Principal, ToolResult
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -130,6 +131,37 @@ async def test_p15_a_tool_waits_for_its_intent_and_an_answer_for_its_outcome(mod
         assert (await call).text == "done"
     assert bench.disk.told == [("intent", ""), ("outcome", "ok")]
     assert seen.get() == "outside"  # what a tool sets is its own
+
+
+async def again(call: Call, inner: Handler) -> ToolResult:
+    await inner(call)
+    return await inner(call)
+
+
+async def twice_at_once(call: Call, inner: Handler) -> ToolResult:
+    results = await asyncio.gather(inner(call), inner(call))
+    return results[0]
+
+
+@requirement("P-15")
+@pytest.mark.parametrize("middleware", [again, twice_at_once])
+async def test_p15_a_call_that_middleware_runs_twice_has_an_outcome_and_an_answer(
+    tmp_path: Path, middleware: Middleware
+) -> None:
+    path = tmp_path / "calls.jsonl"
+    server = Server("twice", audit=path)
+    server.middleware(middleware)
+
+    @server.tool
+    async def works() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    async with Peer(server, revision=LATEST) as peer:
+        assert (await peer.call("works")).text == "done"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [each["event"] for each in records[1:]] == ["intent", "intent", "outcome"]
+    assert records[-1]["outcome"] == "ok"
 
 
 @requirement("P-17")

@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from handrail import Server
+from handrail import Call, Server
+from handrail.engine.pipeline import Handler
 from handrail.guards.limits import Rates, ToolRate
-from handrail.model import Principal
+from handrail.model import Principal, ToolResult
 from handrail.testing import Peer
 
 
@@ -98,3 +99,20 @@ async def test_a_share_that_was_set_holds_over_standard_input_too(limit: ToolRat
         begun.cancel()
         gate.set()
         assert (await first).text == "done"
+
+
+async def test_runs_of_a_call_side_by_side_all_give_their_slots_back() -> None:
+    server = Server("slots", rates=Rates(tools={"works": ToolRate(concurrent=3, each=3)}))
+
+    @server.tool
+    async def works() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    @server.middleware
+    async def twice_at_once(call: Call, inner: Handler) -> ToolResult:
+        return (await asyncio.gather(inner(call), inner(call)))[0]
+
+    async with Peer(server, timeout=60) as peer:
+        for _ in range(4):
+            assert (await peer.call("works")).text == "done"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from handrail.audit.log import Trail
     from handrail.engine.outcome import CallSink
 
-__all__ = ["STAGES", "CallActivity", "CallPeer", "CallState", "ResultOrError"]
+__all__ = ["STAGES", "CallActivity", "CallPeer", "CallState", "ResultOrError", "SlotHolder"]
 
 STAGES = ("middleware", "limit", "validate", "approve", "intent", "run", "sanitize")
 """Stages of the pipeline, in its order."""
@@ -83,7 +83,19 @@ class CallActivity(Protocol):
     def record_answer(self, answer: bytes | None) -> None: ...
 
 
-class CallState(Struct, eq=False):
+class SlotHolder(Struct, eq=False, kw_only=True):
+    """The concurrency slot of one run of a tool."""
+
+    release: Callable[[], None] | None = None  # gives the slot back
+
+    def release_slot(self) -> None:
+        """Give the slot back, if there is one."""
+        release, self.release = self.release, None
+        if release is not None:
+            release()
+
+
+class CallState(SlotHolder, eq=False):
     """One `tools/call` in flight, from its request to its reply."""
 
     peer: CallPeer
@@ -108,7 +120,6 @@ class CallState(Struct, eq=False):
     recorded: bool = False  # the outcome was handed to the audit log
     context: Context | None = None  # in which the call runs
     task: asyncio.Task[Any] | None = None
-    release: Callable[[], None] | None = None  # gives the concurrency slot back
     reply_future: asyncio.Future[None] | None = None  # set when the reply was sent, for shutdown
     sinks: tuple[CallSink, ...] = ()  # observers that were there when the call began
     marks: list[int] | None = None  # begin and end of each stage in nanoseconds; None: not measured
@@ -218,9 +229,3 @@ class CallState(Struct, eq=False):
     def log_floor(self) -> int:
         """The lowest log level that the client wants, as an index of LEVELS."""
         return self.peer.connection.level if self.level is None else self.level
-
-    def release_slot(self) -> None:
-        """Give the concurrency slot back, if the call has one."""
-        release, self.release = self.release, None
-        if release is not None:
-            release()

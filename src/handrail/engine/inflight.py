@@ -73,15 +73,15 @@ class InFlightCalls:
         if engine.middleware or call.entry.via:
             return engine.handler_of(call.entry)(Call(call))
         try:
-            admission = context.run(pipeline.admit, call)
+            admission = context.run(pipeline.admit, call, call)
             if admission is not None:
-                return pipeline.complete(call, admission)
+                return pipeline.complete(call, call, admission)
             if call.trail is not None:
                 engine.guard_set.submit_intent(call, partial(self._on_intent_written, call))
         except BaseException as problem:
             return self.finish_call(call, problem)
         if call.trail is None:
-            return self._execute_inline(call) if call.entry.mode == "inline" else pipeline.execute(call)
+            return self._execute_inline(call) if call.entry.mode == "inline" else pipeline.execute(call, call)
         if not call.is_answered:
             self.register(call)
         return None
@@ -104,7 +104,7 @@ class InFlightCalls:
             self.reply(call, self.finish_call(call, self.engine.guard_set.intent_failed(call, problem)))
             return
         is_inline = call.entry.mode == "inline"
-        begun = self._execute_inline(call) if is_inline else self.engine.pipeline.execute(call)
+        begun = self._execute_inline(call) if is_inline else self.engine.pipeline.execute(call, call)
         self.reply(call, begun if begun is None or isinstance(begun, Reply) else self.run(call, begun))
 
     def run(self, call: CallState, coroutine: Coroutine[Any, Any, ToolResult]) -> Reply | None:

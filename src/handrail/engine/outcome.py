@@ -109,7 +109,7 @@ def outcome_record(call: CallState, end: CallEnd) -> CallRecord:
         record = _call_record(call, event, outcome)
     if marks := call.marks:
         record.seconds = (end.ended_ns - marks[0]) // 1000 / 1e6
-        record.stages_ns = StageTimes(*map(sub, marks[1:], marks))
+        record.stages_ns = StageTimes(*map(sub, marks[1 : len(STAGES) + 1], marks))  # more: runs side by side
     if isinstance(result, ToolResult):
         record.characters = sum([len(each.text) for each in result.content if isinstance(each, Text)])
     if call.findings:

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import UNSET
 
 from handrail.engine.call import Call
-from handrail.engine.call_state import CallState
+from handrail.engine.call_state import CallState, SlotHolder
 from handrail.engine.eager import ThreadPool
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.input_requests import questions_in
@@ -38,7 +38,9 @@ class Pipeline:
         self._thread_pool = thread_pool
         self._guards = guards
 
-    def admit(self, call: CallState, *, is_charged: bool = False) -> Coroutine[Any, Any, None] | None:
+    def admit(
+        self, call: CallState, holder: SlotHolder, *, is_charged: bool = False
+    ) -> Coroutine[Any, Any, None] | None:
         """Admit a call, or raise what refuses it; the rest of the admission as a coroutine, if it has to wait."""
         entry, guards, marks = call.entry, self._guards, call.marks
         if marks is not None and not is_charged:
@@ -53,8 +55,8 @@ class Pipeline:
                 slot = None if charge is None else guards.take_charged(call, charge)
             if slot is not None:
                 if isinstance(slot, Awaitable):
-                    return self._admit_when_charged(call, slot)
-                call.release = slot
+                    return self._admit_when_charged(call, holder, slot)
+                holder.release = slot
         if marks is not None:
             marks.append(perf_counter_ns())
         if not entry.input.valid(call.arguments):
@@ -62,42 +64,48 @@ class Pipeline:
         if marks is not None:
             marks.append(perf_counter_ns())
         if guards.must_decide(entry) and guards.needs_approval(call):
-            return self._obtain_approval(call)
+            return self._obtain_approval(call, holder)
         if marks is not None:
             marks.append(perf_counter_ns())
         return None
 
-    async def _admit_when_charged(self, call: CallState, slot: Awaitable[Callable[[], None] | None]) -> None:
-        call.release = await slot
-        approval = self.admit(call, is_charged=True)
+    async def _admit_when_charged(
+        self, call: CallState, holder: SlotHolder, slot: Awaitable[Callable[[], None] | None]
+    ) -> None:
+        holder.release = await slot
+        approval = self.admit(call, holder, is_charged=True)
         if approval is not None:
             await approval
 
-    async def _obtain_approval(self, call: CallState) -> None:
+    async def _obtain_approval(self, call: CallState, holder: SlotHolder) -> None:
         """Wait for a person, without a concurrency slot meanwhile."""
-        call.release_slot()
+        holder.release_slot()
         await self._guards.obtain_approval(call)
-        call.release = await self._guards.reenter(call)
+        holder.release = await self._guards.reenter(call)
         if call.marks is not None:
             call.marks.append(perf_counter_ns())
 
-    async def complete(self, call: CallState, admission: Coroutine[Any, Any, None] | None) -> ToolResult:
+    async def complete(
+        self, call: CallState, holder: SlotHolder, admission: Coroutine[Any, Any, None] | None
+    ) -> ToolResult:
         """Go on after `admit` in one coroutine: for a call whose admission waits, and inside middleware."""
         if admission is not None:
             await admission
         if call.trail is not None or call.approval is not None:
             await self._guards.record_intent(call)
-        return await self.execute(call)
+        return await self.execute(call, holder)
 
     async def handle(self, call: Call) -> ToolResult:
-        """Admit and execute: what the innermost middleware calls."""
-        state = call._state
+        """Admit and execute: what the innermost middleware calls, once or several times, also side by side."""
+        state, holder = call._state, SlotHolder()
+        if state.marks is not None:
+            del state.marks[1:]  # of an earlier run, which counts as middleware
         try:
-            return await self.complete(state, self.admit(state))
+            return await self.complete(state, holder, self.admit(state, holder))
         finally:
-            state.release_slot()
+            holder.release_slot()
 
-    async def execute(self, call: CallState) -> ToolResult:
+    async def execute(self, call: CallState, holder: SlotHolder) -> ToolResult:
         """Run the tool of an admitted call, and return its result as it may leave."""
         entry = call.entry
         if call.marks is not None:
@@ -110,7 +118,7 @@ class Pipeline:
                 elif entry.mode == "inline":
                     value = entry.invoke(call.arguments, Call(call))
                 else:
-                    ended, call.release = call.release, None  # a thread keeps the slot until the tool returns
+                    ended, holder.release = holder.release, None  # a thread keeps the slot until the tool returns
                     value = await self._thread_pool.run(_invoke_in_thread, call, ended=ended)
                 result = to_result(entry, value)
             except BaseException as problem:
@@ -120,8 +128,8 @@ class Pipeline:
             settled = self._settle(call, value, result)
             return settled if isinstance(settled, ToolResult) else await settled
         finally:
-            if call.release is not None:
-                call.release_slot()
+            if holder.release is not None:
+                holder.release_slot()
 
     def execute_inline(self, call: CallState) -> ToolResult | Coroutine[Any, Any, ToolResult]:
         """Run an `inline` tool without a task; a coroutine if its result has to wait."""
