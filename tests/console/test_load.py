@@ -6,10 +6,13 @@ import asyncio
 import json
 
 from handrail import Server
+from handrail.engine.call_state import CallState
 from handrail.engine.dispatcher import Dispatcher
+from handrail.engine.outcome import CallEnd, RefusedCall
 from handrail.engine.reply_channel import NullChannel
 from handrail.model import Principal
 from handrail.observe.activity import ActivityFeed
+from handrail.observe.metrics import Metrics
 from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
@@ -44,6 +47,36 @@ async def test_a_flood_is_counted_exactly_and_told_in_few_events() -> None:
         assert events < CALLS / 20, "ten a second, however many calls there are"
         assert shown <= 20 * events and found["minute"]["calls"] <= CALLS
         assert len(rig.console.context.feed.recent) == 500
+
+
+class Failing:
+    """A sink that fails whenever it is told of a call."""
+
+    def on_start(self, call: CallState) -> None:
+        raise RuntimeError("start")
+
+    def on_end(self, call: CallState, end: CallEnd, answer: bytes | None) -> None:
+        raise RuntimeError("end")
+
+    def on_refusal(self, refusal: RefusedCall) -> None:
+        raise RuntimeError("refusal")
+
+
+async def test_a_sink_that_fails_takes_nothing_from_the_call_and_the_other_sinks() -> None:
+    server = Server("observed")
+    metrics = Metrics.of(server.engine)
+    server.engine.add_sink(Failing())
+    feed = ActivityFeed.of(server.engine)
+
+    @server.tool
+    def number() -> int:
+        return 7
+
+    async with Peer(server) as peer:
+        assert (await peer.call("number", {})).text == "7"
+        assert "error" in await peer.request("tools/call", {"name": "nothing", "arguments": {}})
+    assert feed.totals == (2, 0, 1) and not feed.running
+    assert list(metrics.in_flight.values.values()) == [0]
 
 
 async def test_a_call_made_while_another_is_handled_is_counted_as_well() -> None:

@@ -69,7 +69,10 @@ class InFlightCalls:
         if engine.sinks:
             call.sinks, call.marks = engine.sinks, call.marks or [perf_counter_ns()]
             for sink in call.sinks:
-                context.run(sink.on_start, call)
+                try:
+                    context.run(sink.on_start, call)
+                except Exception:  # an observer must not keep a call from running
+                    log.exception("calls: the start of tool %r was not observed", call.name)
         if engine.middleware or call.entry.via:
             return engine.handler_of(call.entry)(Call(call))
         try:
