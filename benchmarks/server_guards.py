@@ -17,7 +17,7 @@ from benchmarks.scenarios import LONG, STEPS
 from benchmarks.tools import Sum
 from handrail import Server
 from handrail.audit.log import Callback, RecordBody, Trail, open_trail
-from handrail.engine.guard_options import GuardOptions
+from handrail.engine.guard_set import GuardOptions
 from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.sanitize import Sanitize

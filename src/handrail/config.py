@@ -17,7 +17,7 @@ from msgspec.structs import fields, replace
 
 from handrail.approvals.queue import Approvals
 from handrail.audit.log import DATABASES, TrailSettings
-from handrail.engine.guard_options import FILES_READ, GuardOptions
+from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.errors import HandrailError
 from handrail.guards.identity import ApiKeys, Verifier
 from handrail.guards.limits import Rates

@@ -18,12 +18,12 @@ from handrail.engine.call import Call
 from handrail.engine.catalog import HINTS, ToolEntry, annotations_of, make_entry
 from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.guard_lifecycle import offer_read_more, open_guards
-from handrail.engine.guard_options import FILES_READ, GuardOptions
+from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.engine.outcome import CallSink
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
 from handrail.errors import Kind, SchemaError, missing_extra
-from handrail.guards.tool_diff import source_of
+from handrail.guards.tool_definitions import source_of
 from handrail.model import Object, Principal, Tool
 from handrail.revisions.base import ErrorMapping
 from handrail.schema.derive import derive

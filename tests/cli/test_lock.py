@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli_runs import COMMAND, Terminal, handrail
-from handrail.guards.lockfile import read_lock
+from handrail.guards.tool_definitions import read_lock
 from requirements import requirement
 
 # It lists what is in a file beside it, and knows nothing of this package.

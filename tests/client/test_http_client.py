@@ -26,8 +26,8 @@ import pytest
 
 from handrail import Client, Clocks, Server
 from handrail.errors import AuthorizationError, HttpRefused, Sent, TransportError
+from handrail.protocol.framing import ServerSentEvent
 from handrail.protocol.http_rules import mirrored_headers
-from handrail.protocol.sse import ServerSentEvent
 from handrail.revisions import REVISIONS
 from handrail.transports import http_client as web
 from handrail.transports.http_client import HttpClientTransport, ResumableStream

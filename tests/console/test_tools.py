@@ -14,10 +14,9 @@ import pytest
 from handrail import Server
 from handrail.errors import SchemaError, TransportError
 from handrail.guards.limits import Rates, ToolRate
-from handrail.guards.lockfile import LockedServer, lock_text
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.sanitize import Sanitize
-from handrail.guards.tool_diff import definition
+from handrail.guards.tool_definitions import LockedServer, definition, lock_text
 from handrail.model import Principal
 from handrail.oauth import http as oauth_http
 from handrail.revisions import REVISIONS

@@ -23,7 +23,7 @@ from handrail.audit.log import Callback, RecordBody
 from handrail.audit.reader import TrailFile
 from handrail.guards.limits import Rates
 from handrail.guards.policy import Policy, Rule
-from handrail.guards.tool_diff import fingerprint
+from handrail.guards.tool_definitions import fingerprint
 from handrail.observe.metrics import MAX_LABEL_SETS, Metrics
 from handrail.stores import Delete, Put, Store
 from handrail.stores.memory import MemoryStore

@@ -22,8 +22,17 @@ from msgspec.json import decode, encode
 
 from handrail import Server
 from handrail.errors import Kind
-from handrail.guards.limits import Admission, Limiter, MemoryLimiter, Rate, Rates, Throttled, ToolRate, network
-from handrail.guards.store_limits import StoreLimiter
+from handrail.guards.limits import (
+    Admission,
+    Limiter,
+    MemoryLimiter,
+    Rate,
+    Rates,
+    StoreLimiter,
+    Throttled,
+    ToolRate,
+    network,
+)
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore

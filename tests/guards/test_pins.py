@@ -17,15 +17,18 @@ from msgspec import UNSET, convert
 from clients import ALL, R1, R2, R3, R4, R5, OpenRig, P, open_rig
 from handrail import Client, Confirmation, ListedTool
 from handrail.errors import ConfirmationRequired, Denied, Sent
-from handrail.guards.lockfile import LockedServer, LockError, lock_text, read_lock
-from handrail.guards.tool_diff import (
+from handrail.guards.tool_definitions import (
     Change,
+    LockedServer,
+    LockError,
     change_kinds,
     comparable,
     compare_definitions,
     definition,
     fingerprint,
     format_changes,
+    lock_text,
+    read_lock,
 )
 from handrail.model import Tool
 from handrail.revisions import REVISIONS

@@ -917,7 +917,7 @@ async def test_a_call_that_is_quiet_for_long_becomes_a_stream_that_says_it_lives
     client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.transports.http.exchange.KEEP_ALIVE_SECONDS", 0.01)
-    monkeypatch.setattr("handrail.transports.http.post.QUIET_SECONDS", 0.06)
+    monkeypatch.setattr("handrail.transports.http.methods.QUIET_SECONDS", 0.06)
     mark = fresh()
     reply = await client.post(client.call(1, "held", {"mark": mark}))
     assert reply.is_stream and not desk.ended[mark].is_set()
@@ -935,7 +935,7 @@ async def test_a_quiet_call_stays_json_for_whoever_takes_nothing_else(
     client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.transports.http.exchange.KEEP_ALIVE_SECONDS", 0.01)
-    monkeypatch.setattr("handrail.transports.http.post.QUIET_SECONDS", 0.06)
+    monkeypatch.setattr("handrail.transports.http.methods.QUIET_SECONDS", 0.06)
     mark, beside = fresh(), fresh()
     asking = asyncio.create_task(client.post(client.call(1, "held", {"mark": mark}), Accept="application/json"))
     await desk.wait(desk.begun[mark])
@@ -1446,7 +1446,7 @@ async def test_too_many_streams_are_refused_and_those_that_are_open_stay(
     first = await client.get()
     events = first.events()
     await anext(events)
-    monkeypatch.setattr("handrail.transports.http.streams.MAX_STREAMS", len(desk.endpoint.state.open))
+    monkeypatch.setattr("handrail.transports.http.methods.MAX_STREAMS", len(desk.endpoint.state.open))
     reply = await client.get()
     assert reply.status == 503 and reply.headers["retry-after"].isdigit()
     desk.grow(fresh("tool"))

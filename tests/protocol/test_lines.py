@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, strategies as st
 
-from handrail.protocol.lines import LineReader
+from handrail.protocol.framing import LineReader
 from requirements import requirement
 
 Lines = list[bytes | bytearray | None]

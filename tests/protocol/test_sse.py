@@ -12,8 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from handrail.errors import Refused
 from handrail.jsonrpc import Request
+from handrail.protocol.framing import KEEP_ALIVE, EventReader, ServerSentEvent, encode_event
 from handrail.protocol.http_rules import check_mirrored_headers, check_param_headers, encode_header, mirrored_headers
-from handrail.protocol.sse import KEEP_ALIVE, EventReader, ServerSentEvent, encode_event
 from requirements import requirement
 
 BESIDE = 16 * 1024  # what an event may hold beside its data

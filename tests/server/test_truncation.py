@@ -16,7 +16,7 @@ from msgspec.json import decode
 
 from clients import ALL, R5
 from handrail import Call, Principal, Server, Text, ToolResult
-from handrail.engine import truncation as reading_on
+from handrail.engine import results as reading_on
 from handrail.engine.pipeline import Handler
 from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule

@@ -13,9 +13,8 @@ from handrail.approvals.queue import ApprovalError, ApprovalQueue, ApprovalReque
 from handrail.audit.format import verify
 from handrail.audit.log import TrailSettings, open_trail
 from handrail.audit.reader import TrailFile
-from handrail.guards.limits import Rates, Throttled, ToolRate
-from handrail.guards.lockfile import LockedServer, lock_text, read_lock
-from handrail.guards.store_limits import StoreLimiter
+from handrail.guards.limits import Rates, StoreLimiter, Throttled, ToolRate
+from handrail.guards.tool_definitions import LockedServer, lock_text, read_lock
 from handrail.model import Object
 from handrail.oauth.credentials import FileCredentials
 from handrail.oauth.flow import ClientRegistration, Token, TokenGrant

@@ -10,8 +10,7 @@ from msgspec.json import decode
 
 from handrail import Call, Server, ToolResult
 from handrail.engine.pipeline import Handler
-from handrail.guards.limits import MemoryLimiter, Rates, Throttled, ToolRate
-from handrail.guards.store_limits import StoreLimiter
+from handrail.guards.limits import MemoryLimiter, Rates, StoreLimiter, Throttled, ToolRate
 from handrail.stores.sqlite import SqliteStore
 
 HOUR = 3600

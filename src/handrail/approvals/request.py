@@ -1,4 +1,9 @@
-"""A call that needs an approval, the approval itself, and how the call differs from the last ones that were allowed."""
+"""A call that needs an approval, the approval itself, and how the call differs from the last ones that were allowed.
+
+Remembered approvals: which requests a grant covers, and which narrow conditions a decider is offered.
+
+Edited arguments whose secrets were masked for the editor: a secret stays at its place, and moves to no other.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,11 @@ without a `trimmed` record. There is no secret in the chain, so by itself it can
 end, or a trail written anew from some record on, with a `trimmed` record of the attacker's. Both are noticed with a
 noted head (`HASH@first..last,365d`): the hash must be in the chain, and the records since `first` must be there, unless
 what is left shows that those before were too old. To show it, trimming leaves the last record that is too old.
+
+The records that go into an audit log: one form for each kind of event, and the only place that names their members.
+
+The order of the fields is the order of the members in the file. Arguments are recorded as a digest, and masked only on
+request; results are never recorded.
 """
 
 from __future__ import annotations

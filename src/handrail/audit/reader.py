@@ -1,4 +1,7 @@
-"""Reading an audit trail from outside, while it is written or long after: for `handrail audit verify` and `export`."""
+"""Reading an audit trail from outside, while it is written or long after: for `handrail audit verify` and `export`.
+
+Reading the audit log for people: records as rows, outcomes with their intents, times, and cells of a CSV file.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _run(words: list[str]) -> int:
 
 
 def _report_error(problem: BaseException, as_json: bool) -> int:
-    from handrail.cli.lines import message
+    from handrail.cli.exit_codes import message
     from handrail.text.controls import escape_with_continuations
 
     code = exit_code_for(problem)

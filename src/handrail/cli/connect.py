@@ -20,7 +20,7 @@ from handrail.client.input_handlers import Elicitation
 from handrail.client.mcp_config import EntryError, ServerEntry, host_config_files, load
 from handrail.client.state_dir import Confirm, Consents, StateDirectory, allow, needs_confirmation, state_folder
 from handrail.client.tools import ListedTool
-from handrail.guards.tool_diff import format_changes
+from handrail.guards.tool_definitions import format_changes
 from handrail.model import SERVER_ASKS, Object
 from handrail.revisions import REVISIONS
 from handrail.text.controls import escape, one_line

@@ -1,13 +1,20 @@
-"""The exit codes of the command line, and the error for wrong usage."""
+"""The exit codes of the command line, and the error for wrong usage.
+
+Messages of this command on a terminal, and marks on foreign text that could be mistaken for one (P-33).
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from enum import IntEnum
 from typing import Self
 
 from handrail import errors
+from handrail.text.controls import CONTINUATION, escape_with_continuations
 
-__all__ = ["ExitCode", "UsageError", "exit_code_for"]
+__all__ = ["ExitCode", "UsageError", "exit_code_for", "mark_foreign_lines", "message"]
 
 
 class ExitCode(IntEnum):
@@ -63,3 +70,36 @@ def exit_code_for(problem: BaseException) -> ExitCode:
     if isinstance(problem, errors.CallFailed) and problem.result.refused:
         return ExitCode.DENIED
     return next((code for kind, code in _CODES.items() if isinstance(problem, kind)), ExitCode.BUG)
+
+
+NAME = "handrail:"
+COLUMNS = 80  # of a terminal whose size is unknown
+
+_OURS = re.compile(rf"^(?=(?:\x1b\[[0-9;]*m)*{NAME})", re.MULTILINE)
+_INSIDE = re.compile(rf"(?<!^)(?<!^\| )(?={NAME})")
+
+
+def message(text: str) -> str:
+    """Return a message for standard error. Its lines after the first are marked as continued."""
+    text = escape_with_continuations(text)
+    return f"{NAME} " + (_break_lines(text, len(NAME) + 1) if sys.stderr.isatty() else text)
+
+
+def mark_foreign_lines(text: str) -> str:
+    """Mark lines that begin like messages of this command, also in colour, or after the terminal wraps them."""
+    if NAME not in text:
+        return text
+    text = _OURS.sub(CONTINUATION.lstrip(), text)
+    return _break_lines(text, 0) if sys.stdout.isatty() or sys.stderr.isatty() else text
+
+
+def _break_lines(text: str, indent: int) -> str:
+    """Break long lines with our name in them before the terminal wraps them."""
+    if NAME not in text:
+        return text
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+    except (OSError, ValueError):
+        columns = COLUMNS
+    most = columns // 2 - indent  # a character may be two columns wide
+    return "\n".join(_INSIDE.sub(f"\n{CONTINUATION}", line) if len(line) > most else line for line in text.split("\n"))

@@ -4,6 +4,8 @@ With `--reload`, what runs is a server of our own that includes the file's. When
 the lifespan of the new server is entered, the tools are exchanged in one turn of the loop, and the old lifespan is left
 when the last of its calls has ended. The connections belong to our server. Clients notice only that the list has
 changed.
+
+The configuration of a command, and the guards that a server has when it is served with it.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from handrail.client.state_dir import StateDirectory, state_folder
 from handrail.config import FILE_NAME, SECTIONS, document, read
 from handrail.engine.call import Call
 from handrail.engine.catalog import ToolCatalog
-from handrail.engine.guard_options import GuardOptions
+from handrail.engine.guard_set import GuardOptions
 from handrail.engine.pipeline import Handler
-from handrail.engine.truncation import TOOL as READ_MORE, smallest_cap
+from handrail.engine.results import TOOL as READ_MORE, smallest_cap
 from handrail.guards.policy import LintedTool, lint_rules, lint_settings
 from handrail.guards.sanitize import Sanitize
 from handrail.model import Tool, ToolResult

@@ -12,8 +12,17 @@ from handrail.cli.connect import client_for
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen
 from handrail.client.state_dir import write_file
-from handrail.guards.lockfile import LockedServer, lock_text, read_lock
-from handrail.guards.tool_diff import Change, change_kinds, comparable, compare_definitions, definition, format_changes
+from handrail.guards.tool_definitions import (
+    Change,
+    LockedServer,
+    change_kinds,
+    comparable,
+    compare_definitions,
+    definition,
+    format_changes,
+    lock_text,
+    read_lock,
+)
 from handrail.model import Object
 from handrail.text.controls import confusable_names, mask_words, one_line
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from itertools import zip_longest
 from typing import Any, ParamSpec, TextIO, TypeVar
 
-from handrail.cli.lines import mark_foreign_lines, message
+from handrail.cli.exit_codes import mark_foreign_lines, message
 from handrail.text.controls import escape, one_line
 
 __all__ = ["Screen", "Spinner", "json_text", "run_in_daemon_thread", "setup_logs_and_signals"]

@@ -28,7 +28,7 @@ from handrail.client.server_tools import ClientSettings, ServerTools
 from handrail.client.state_dir import Confirm, StateDirectory
 from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
-from handrail.guards.lockfile import read_lock
+from handrail.guards.tool_definitions import read_lock
 from handrail.model import Object
 from handrail.revisions.base import SERVER_INFO
 from handrail.suggest import NOT_HERE, closest, describe_value, expect, mapping, suggest_names

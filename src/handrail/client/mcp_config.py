@@ -3,6 +3,8 @@
 An entry is an argument vector or an address. Nothing here starts a process, and no text ever goes to a shell.
 Relative folders, and commands without one, start from the folder of the file (for `.vscode/` and `.cursor/` the one
 above), so that a consent does not depend on the working folder.
+
+Targets of a client: a URL, a command, a file, a server object, or a configuration.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from hashlib import sha256
 
 from handrail.client.state_dir import StateDirectory
 from handrail.client.tools import ListedTool
-from handrail.guards.lockfile import LockedServer
-from handrail.guards.tool_diff import canonical, comparable, definition, fingerprint
+from handrail.guards.tool_definitions import LockedServer, canonical, comparable, definition, fingerprint
 from handrail.model import Object
 from handrail.text.controls import one_line
 

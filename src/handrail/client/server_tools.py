@@ -1,4 +1,9 @@
-"""The tools of one server: list, check, call, record."""
+"""The tools of one server: list, check, call, record.
+
+The audit log of a client's calls, in the form of a server's (P-15, CLI-26).
+
+Nothing is sent before the intent is on the disk, and no result is returned before the outcome is.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ from handrail.errors import (
     TransportError,
     Unrecorded,
 )
-from handrail.guards.lockfile import LockedServer
+from handrail.guards.tool_definitions import LockedServer
 from handrail.model import Json, Object, Text
 from handrail.revisions import Revision
 from handrail.schema.jsonable import NotJson, to_jsonable

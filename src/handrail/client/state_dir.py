@@ -1,4 +1,7 @@
-"""The private state folder of the user, and the consents stored in it (P-28)."""
+"""The private state folder of the user, and the consents stored in it (P-28).
+
+Confirmation of calls before anything is sent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from msgspec import Struct
 from handrail.client.mcp_config import ServerEntry
 from handrail.client.tools import ListedTool
 from handrail.errors import HandrailError
-from handrail.guards.tool_diff import format_changes
+from handrail.guards.tool_definitions import format_changes
 from handrail.model import Object, Principal
 
 if TYPE_CHECKING:

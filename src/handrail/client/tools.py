@@ -1,4 +1,7 @@
-"""Tools as servers list them, unchanged; accessors validate. Everything a server says of a tool is a claim."""
+"""Tools as servers list them, unchanged; accessors validate. Everything a server says of a tool is a claim.
+
+A tool as the signature of a function with documentation; all texts of the server are escaped.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from handrail.errors import SchemaError
-from handrail.guards.tool_diff import Change, canonical, change_kinds, compare_definitions, definition, fingerprint
+from handrail.guards.sanitize import check_media
+from handrail.guards.tool_definitions import (
+    Change,
+    canonical,
+    change_kinds,
+    compare_definitions,
+    definition,
+    fingerprint,
+)
 from handrail.model import Json, Object, Violation
 from handrail.schema.compile import Checker, compile_schema, header_map
 from handrail.text.controls import escape, one_line, strip_invisible
-from handrail.text.media import check_media
 
 if TYPE_CHECKING:
     from handrail.guards.policy import Subject

@@ -16,7 +16,7 @@ from handrail.audit.format import ConsoleRecord, TrailError
 from handrail.config import ConsoleSettings
 from handrail.console.access import ApiError, ConsoleSession, SessionStore
 from handrail.console.redact import Redactor
-from handrail.guards.lockfile import LockedServer
+from handrail.guards.tool_definitions import LockedServer
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
 from handrail.observe.activity import ActivityFeed

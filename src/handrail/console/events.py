@@ -25,7 +25,7 @@ from handrail.console.statistics import Figures, connections, merge_connections,
 from handrail.jsonrpc import encode
 from handrail.model import Object
 from handrail.observe.activity import NOT_FAILURES, CallSnapshot, Minute, p95
-from handrail.protocol import sse
+from handrail.protocol import framing as sse
 from handrail.stores import StoreError
 
 log = logging.getLogger("handrail")

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, MsgspecError, to_builtins
 from msgspec.json import decode
 
-from handrail.guards.sanitize import Sanitize
+from handrail.guards.sanitize import Sanitize, check_media, size_of
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text, ToolResult
 from handrail.text.controls import mask, mask_secrets
-from handrail.text.media import check_media, size_of
 from handrail.text.secrets import Secrets
 
 if TYPE_CHECKING:

@@ -26,8 +26,17 @@ from handrail.engine.dispatcher import Dispatcher, list_tools
 from handrail.engine.reply_channel import NullChannel
 from handrail.errors import PeerError
 from handrail.guards.limits import ANONYMOUS, LOCAL, Rate, Rates
-from handrail.guards.lockfile import LockedServer, LockError, read_lock
-from handrail.guards.tool_diff import Change, comparable, compare_definitions, definition, fingerprint
+from handrail.guards.sanitize import check_media
+from handrail.guards.tool_definitions import (
+    Change,
+    LockedServer,
+    LockError,
+    comparable,
+    compare_definitions,
+    definition,
+    fingerprint,
+    read_lock,
+)
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
 from handrail.observe.activity import Tally
@@ -35,7 +44,6 @@ from handrail.revisions import Revision
 from handrail.stores import Put
 from handrail.suggest import closest
 from handrail.text.controls import confusable_names, escape, texts_in
-from handrail.text.media import check_media
 
 __all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "restore_switches", "switch", "view", "wire"]
 

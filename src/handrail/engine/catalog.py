@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.guards.policy import Subject
-from handrail.guards.tool_diff import fingerprint
+from handrail.guards.tool_definitions import fingerprint
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool
 from handrail.revisions import Revision

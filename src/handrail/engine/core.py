@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from handrail import jsonrpc
 from handrail.engine.catalog import ToolCatalog, ToolEntry
 from handrail.engine.eager import ThreadPool
-from handrail.engine.guard_options import GuardOptions, check_guard_options
-from handrail.engine.guard_set import GuardSet
+from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
 from handrail.engine.reply_channel import OpenStream, Reply

@@ -145,7 +145,7 @@ class Dispatcher:
     async def _list_when_charged(
         self, request: Request, revision: Revision, waits: Awaitable[Any], respond: ReplyCallback
     ) -> None:
-        from handrail.guards.store_limits import await_charge
+        from handrail.guards.limits import await_charge
 
         try:
             await await_charge(waits)

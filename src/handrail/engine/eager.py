@@ -6,6 +6,11 @@ everywhere. Python 3.12 can do this itself. On 3.11 a new task asks its loop for
 `_EagerStarter311` intercepts that step and calls it now.
 
 A task that starts another one this way is suspended for that moment: a loop runs one task at a time.
+
+Threads for tools that block. Bounded, our own, and never waited for at exit.
+
+The standard pool joins its threads when the interpreter ends, so one tool that hangs would keep the process alive.
+A thread cannot be stopped: after its call was cancelled it keeps its place until the tool returns, and is counted.
 """
 
 from __future__ import annotations

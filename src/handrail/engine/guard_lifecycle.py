@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from handrail import stores
 from handrail.approvals.webhook import HttpPost, WebhookSender
 from handrail.engine.catalog import ToolCatalog
-from handrail.engine.guard_options import configured_store
-from handrail.engine.guard_set import GuardSet
-from handrail.engine.truncation import TOOL_NAME, TruncatedResults, smallest_cap
+from handrail.engine.guard_set import GuardSet, configured_store
+from handrail.engine.results import TOOL_NAME, TruncatedResults, smallest_cap
 from handrail.guards.limits import MemoryLimiter, Rates
 from handrail.guards.sanitize import Sanitize
 from handrail.stores import Store, StoreError
@@ -22,7 +21,7 @@ from handrail.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.guards.store_limits import StoreLimiter
+    from handrail.guards.limits import StoreLimiter
 
 
 @asynccontextmanager
@@ -116,7 +115,7 @@ class _GuardOpening:
             raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
         if store is None or (not stores.supports(store, "processes") and not rates.shared):
             return
-        from handrail.guards.store_limits import StoreLimiter
+        from handrail.guards.limits import StoreLimiter
 
         if self._own_store is not None and store is self._own_store and store.path:  # counts need not wait for the disk
             store = stores.open(self._own_store.path, durable=False, clock=guards.clock)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from msgspec import UNSET, ValidationError, convert, to_builtins
 from msgspec.structs import replace
@@ -19,29 +20,107 @@ from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call_state import CallState
 from handrail.engine.catalog import ToolCatalog, ToolEntry, title_of
 from handrail.engine.eager import ThreadPool
-from handrail.engine.guard_options import GuardOptions, configured_store
 from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
-from handrail.engine.truncation import TruncatedResults
+from handrail.engine.results import TruncatedResults
 from handrail.errors import Kind, Refused
 from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Rates, Throttled, network
-from handrail.guards.policy import Decision, Policy, policy_of
-from handrail.guards.sanitize import Finding, Sanitize, Sanitizer, Scan, changes, is_small, risk, secrets_in
+from handrail.guards.policy import Decision, Policy, Rule, policy_of
+from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, Scan, changes, is_small, risk, secrets_in
 from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
 from handrail.stores import Store, StoreError
 from handrail.stores.memory import MemoryStore
+from handrail.suggest import collection, describe_value, expect, texts
 from handrail.text.controls import escape, mask, mask_secrets, one_line
 from handrail.text.log_filter import keep_out_of_logs
 from handrail.text.secrets import Secrets
 
 if TYPE_CHECKING:
-    from handrail.audit.log import Trail
-    from handrail.guards.store_limits import StoreLimiter
+    from handrail.audit.log import Trail, TrailSettings
+    from handrail.guards.limits import StoreLimiter
 
 log = logging.getLogger("handrail")
+
+FILES_READ: set[str] = set()
+"""Configuration files that this process has read, by their real paths: what lies beside a server and is not here is not
+in force."""
+
+
+class GuardOptions(TypedDict, total=False):
+    """Guards; the defaults are safe.
+
+    policy: a Policy, or a list of Rules: who may call what (destructive tools ask, all others are allowed)
+    rates: rate limits; None: no limit (Rates())
+    sanitize: what may leave; None: whatever a tool returns (Sanitize())
+    inspectors: functions (tool, result) of your own that check each result
+    secrets: further values that must not leave (those of the environment)
+    approvals: who is asked about a call, and for how long (Approvals())
+    repair: read "5" as 5 where only that fits (False)
+    audit: a file for the audit log, .db or .jsonl; or a Trail (no audit log)
+    trail: how that file is kept (TrailSettings())
+    audit_arguments: log arguments, masked; else a digest of them (False)
+    store: where approvals wait, and shared limits are counted: a .db file or a Store (the audit log's, or memory)
+    """
+
+    policy: Policy | Sequence[Rule]
+    rates: Rates | None
+    sanitize: Sanitize | None
+    inspectors: Sequence[Inspector]
+    secrets: Iterable[str]
+    approvals: Approvals
+    repair: bool
+    audit: str | Path | Trail | None
+    trail: TrailSettings
+    audit_arguments: bool
+    store: Store | str | Path
+
+
+_MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
+    "rates": ('Rates(principal="10/second") of handrail.guards, or None for no limits', Rates),
+    "sanitize": ("Sanitize(…) of handrail.guards, or None for none", Sanitize),
+    "approvals": ('Approvals(by="operator") of handrail.guards', Approvals),
+    "repair": ("True or False", bool),
+    "audit_arguments": ("True or False", bool),
+}
+
+
+def check_guard_options(options: GuardOptions, where: str) -> GuardOptions:
+    """Return checked guard options; raise TypeError for a wrong value. A list of rules becomes a policy."""
+    guards: dict[str, Any] = {**options}
+    for name, (meant, *kinds) in _MEANT.items():
+        if guards.get(name) is not None:
+            expect(f"{where}: {name}", guards[name], meant, *kinds)
+    if "policy" in guards:
+        guards["policy"] = policy_of(guards["policy"], f"{where}: policy")
+    if "secrets" in guards:
+        guards["secrets"] = frozenset(texts(f"{where}: secrets", guards["secrets"]))
+    if "inspectors" in guards:
+        guards["inspectors"] = collection(f"{where}: inspectors", guards["inspectors"], "functions (tool, result)")
+        for each in guards["inspectors"]:
+            if not callable(each):
+                raise TypeError(
+                    f"{where}: inspectors: expected functions (tool, result), got {describe_value(each)} among them"
+                )
+    # A trail, its settings and a store are recognised by a method: their classes would import SQLite.
+    for name, verb, meant in (
+        ("audit", "submit", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
+        ("store", "commit", 'a file such as "state.db", or a Store'),
+        ("trail", "keep_days", "TrailSettings(…) of handrail.guards"),
+    ):
+        value = guards.get(name)
+        if value is not None and not hasattr(value, verb) and (name == "trail" or not isinstance(value, str | Path)):
+            raise TypeError(f"{where}: {name}: expected {meant}, got {describe_value(value)}")
+    return cast(GuardOptions, guards)
+
+
+def configured_store(options: GuardOptions) -> Store | None:
+    """Return the store of the options, unless it is a file: that is opened when the server starts."""
+    store = options.get("store")
+    return None if isinstance(store, str | Path) else store
+
 
 REPAIRED = "io.handrail/repaired"
 _CLEANING_THREADS = 2  # threads in which large results are cleaned

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from handrail.approvals.webhook import Webhook as Webhook
     from handrail.audit.format import TrailError as TrailError
     from handrail.audit.log import Trail as Trail, TrailSettings as TrailSettings, open_trail as open_trail
-    from handrail.engine.guard_options import GuardOptions as GuardOptions
+    from handrail.engine.guard_set import GuardOptions as GuardOptions
     from handrail.guards.limits import Rate as Rate, Rates as Rates, ToolRate as ToolRate
     from handrail.guards.policy import Policy as Policy, Rule as Rule
     from handrail.guards.predicates import Predicate as Predicate
@@ -40,7 +40,7 @@ else:
             "approvals.webhook": "Webhook",
             "audit.format": "TrailError",
             "audit.log": "Trail TrailSettings open_trail",
-            "engine.guard_options": "GuardOptions",
+            "engine.guard_set": "GuardOptions",
             "guards.policy": "Policy Rule",
             "guards.predicates": "Predicate",
             "guards.limits": "Rate Rates ToolRate",

@@ -11,6 +11,11 @@ are read as the protocol does, with its pessimistic values for what is absent. T
 are not read at all: its tools have the pessimistic values.
 
 All that is the same for each call of one caller to one tool is decided once; arguments and time of day remain.
+
+Settings that meet nothing: a rule, a limit or a cleaning that names what the server does not have is not in force.
+
+A warning, no error: tools may be added later. Arguments below the first level, and those of a schema that does not
+list them in one place, are not checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""OAuth for a client: the token of each request, and authorization when a server refuses a request."""
+"""OAuth for a client: the token of each request, and authorization when a server refuses a request.
+
+Login in the browser: open the page, and receive the redirect on a local listener, once.
+"""
 
 from __future__ import annotations
 

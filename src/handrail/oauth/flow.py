@@ -6,6 +6,12 @@ production.
 An authorization code goes to a token endpoint only if it arrived at the redirect URL of the request, with its `state`
 and the `iss` of its authorization server (RFC 9207): a code that belongs to another request, or to another server, is
 never sent anywhere.
+
+Discovery of the authorization server: from the challenge of an MCP server to the metadata of its issuer.
+
+Without I/O: the flows here are generators that yield requests and are sent the responses. All responses are untrusted:
+every URL passes `validate_url` before it is yielded, and every document has to name its subject, the resource metadata
+the server and the server metadata the issuer (RFC 9728, section 3.3; RFC 8414, section 3.3).
 """
 
 from __future__ import annotations

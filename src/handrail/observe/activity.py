@@ -2,6 +2,11 @@
 
 The feed does not know who reads it. It masks and sends nothing while a call runs; the console masks what it shows.
 Memory is bounded: a number of calls, and a number of bytes of their messages.
+
+The connected clients: those with a stream or a request open, and those that sent a request in the last minute.
+
+A client that initialized is its connection. A client of a stateless revision is its name, version, principal and
+address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A store in the memory of one process, gone when it ends."""
+"""A store in the memory of one process, gone when it ends.
+
+Listeners inside one process: each has a line of messages of its own, and the line has an end.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,11 @@ it twice changes nothing.
 
 The second half hides secrets, by the name of what they stand under and by what they look like (P-34). It is for wires
 and configurations on display; it may hide too much, and cannot know every secret: name those that are known.
+
+Texts that look the same and are not: which names can be taken for others (P-32).
+
+The table has what looks like a Latin letter in Greek and Cyrillic, the scripts most fonts draw alike; it is a help for
+people who look at names, not a complete list of confusables (Unicode Technical Standard 39 has that).
 """
 
 from __future__ import annotations

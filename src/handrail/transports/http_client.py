@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.errors import HttpRefused, PeerError, Sent, TransportError
 from handrail.jsonrpc import Response, decode_response, error_problem
-from handrail.protocol.sse import EventReader, ServerSentEvent
+from handrail.protocol.framing import EventReader, ServerSentEvent
 from handrail.revisions import Revision
 from handrail.text.controls import one_line
 from handrail.transports.base import MessageHandler, PendingRequest

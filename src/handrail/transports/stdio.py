@@ -21,7 +21,7 @@ from handrail.engine.core import Engine
 from handrail.engine.dispatcher import Dispatcher
 from handrail.errors import Kind
 from handrail.model import Principal
-from handrail.protocol.lines import Line, LineReader
+from handrail.protocol.framing import Line, LineReader
 from handrail.text.controls import escape
 
 if sys.platform == "linux":

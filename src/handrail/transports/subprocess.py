@@ -27,7 +27,7 @@ from typing import IO
 from msgspec import MsgspecError, Raw, json
 
 from handrail.errors import Sent, TransportError
-from handrail.protocol.lines import Line, LineReader
+from handrail.protocol.framing import Line, LineReader
 from handrail.text.controls import escape
 from handrail.transports.base import ClientTransport, MessageHandler, PendingRequest
 

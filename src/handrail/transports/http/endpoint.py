@@ -28,11 +28,11 @@ from handrail.protocol import http_rules as http
 from handrail.protocol.http_rules import Headers, HostOriginCheck
 from handrail.stores import Store, StoreError
 from handrail.suggest import describe_value, expect
-from handrail.transports.http import post, streams
+from handrail.transports.http import methods as post, methods as streams
 from handrail.transports.http.exchange import JSON, METADATA_PATH, EndpointState, Exchange, Fields, Receive, Scope, Send
+from handrail.transports.http.methods import Continuation
 from handrail.transports.http.monitoring import RequestMonitor
 from handrail.transports.http.options import EndpointOptions
-from handrail.transports.http.post import Continuation
 
 if TYPE_CHECKING:
     from handrail.transports.http1.request import RequestResponseCycle

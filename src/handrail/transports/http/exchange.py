@@ -19,7 +19,7 @@ from handrail.errors import Kind, Refused
 from handrail.guards.identity import Verifier
 from handrail.jsonrpc import Message
 from handrail.model import Json, Principal
-from handrail.protocol import http_rules as http, sse
+from handrail.protocol import framing as sse, http_rules as http
 from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import ORIGIN, PROTOCOL, Headers
 from handrail.protocol.trace import NO_TRACE, trace_headers

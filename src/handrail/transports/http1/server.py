@@ -25,8 +25,7 @@ except ModuleNotFoundError as missing:
     raise
 
 from handrail.transports.http1.listen import Address, HttpLimits, tls_context
-from handrail.transports.prefork import WorkerPool
-from handrail.transports.supervisor import run_process
+from handrail.transports.supervisor import WorkerPool, run_process
 
 log = logging.getLogger("handrail")
 
