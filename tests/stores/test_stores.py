@@ -900,6 +900,15 @@ async def test_a_path_or_url_of_a_file_opens_a_store_that_processes_share(form: 
     await again.close()
 
 
+@pytest.mark.parametrize("name", ["c://state.db", "a b/~/state.db", "Sqlite://state.db", "memory"])
+async def test_a_text_that_is_no_url_is_a_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    opened = stores.open(name, durable=False)
+    assert opened.path == str(tmp_path / name)
+    await opened.close()
+
+
 async def test_memory_url_opens_a_store_that_is_read_without_waiting() -> None:
     opened = stores.open("memory:")
     await opened.put("a", b"1")

@@ -22,7 +22,7 @@ StoreFeature = Literal["peek", "processes", "transaction"]
 DoneCallback = Callable[[Any, BaseException | None], None]
 """Receives the result of a job, or the reason why there is none."""
 
-_URL = re.compile(r"([a-z][a-z0-9+]*)://(/?)(.*)", re.DOTALL)
+_URL = re.compile(r"([a-z][a-z0-9+]+)://(/?)(.*)", re.DOTALL)  # `c://…` is a path of Windows
 
 
 class StoreError(HandrailError):
