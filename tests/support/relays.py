@@ -138,7 +138,7 @@ class End:
             self.close_sink()
             self.close_source()
             return
-        if reset:
+        if reset and self._socket.fileno() >= 0:  # the other direction may have closed it
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
