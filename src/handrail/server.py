@@ -378,7 +378,7 @@ class Server:
                 raise SystemExit(f"server {self.name!r}: {problem.strerror or problem}") from None
             return
         if options:
-            raise TypeError(f"run: {min(options)!r} is for HTTP: give an address, http='127.0.0.1:8000'")
+            raise TypeError(f"run: {min(options)!r} is unknown, or for HTTP only: give http='127.0.0.1:8000'")
         explain_terminal(self.name)
         source, sink = take_descriptors()
         grace = self.engine.limits.grace_seconds

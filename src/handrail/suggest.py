@@ -8,10 +8,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import wraps
+from inspect import signature
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 K = TypeVar("K", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 NOT_HERE = "is not here: Handrail is the tools layer of the protocol"
@@ -36,6 +40,23 @@ def check_options(where: str, options: Iterable[str], allowed: Collection[str]) 
             near = closest(option, allowed)
             hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(allowed))}"
             raise TypeError(f"{where}: unknown option {option!r}; {hint}")
+
+
+def suggest_options(where: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: an unknown keyword of the function is refused with the closest one."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        allowed = frozenset(signature(function).parameters) - {"self"}
+
+        @wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            if not options.keys() <= allowed:
+                check_options(where, options, allowed)
+            return function(*args, **options)
+
+        return checked
+
+    return decorate
 
 
 def collection(where: str, values: Iterable[T], of: str) -> list[T]:

@@ -1015,6 +1015,11 @@ async def test_arguments_as_options_are_answered_with_where_they_go() -> None:
             await wrong(client.call, "refund", {"order": "17"}, timout=1)
 
 
+def test_a_client_with_a_misspelt_option_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(TypeError, match="Client: unknown option 'timout'; did you mean 'timeout'"):
+        wrong(Client, Server("shop"), timout=1)
+
+
 def test_a_blocking_client_answers_alike() -> None:
     server = Server("shop")
     server.add(refund)

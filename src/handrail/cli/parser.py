@@ -158,7 +158,9 @@ def _add_call_verbs(verb: _AddVerb) -> None:
     )
     _add_client_options(call)
     call.add_argument("tool", metavar="TOOL")
-    call.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON")
+    call.add_argument(
+        "words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON"
+    )
     call.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON; -: standard input")
     call.add_argument("--save", metavar="FOLDER", help="folder for pictures and sounds (a new temporary one)")
 
@@ -254,7 +256,9 @@ def _add_check_verbs(verb: _AddVerb) -> None:
     )
     explain.add_argument("call", metavar="call", help="the word `call`")
     explain.add_argument("tool", metavar="TOOL")
-    explain.add_argument("words", nargs="*", metavar="KEY=VALUE", help="arguments, typed by the tool's schema")
+    explain.add_argument(
+        "words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments, typed by the tool's schema"
+    )
     explain.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON")
     explain.add_argument("--as", dest="as_", default="local", metavar="WHO", help="the caller (local)")
     explain.add_argument("--scope", action="append", default=[], metavar="SCOPE", help="a scope of the caller")

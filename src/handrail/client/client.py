@@ -31,7 +31,7 @@ from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.tool_definitions import read_lock
 from handrail.model import Object
 from handrail.revisions.base import SERVER_INFO
-from handrail.suggest import NOT_HERE, closest, describe_value, expect, mapping, suggest_names
+from handrail.suggest import NOT_HERE, closest, describe_value, expect, mapping, suggest_names, suggest_options
 from handrail.text.controls import strip_invisible
 from handrail.transports.http_client import Authorizer
 
@@ -64,6 +64,8 @@ OTHER_NAMES = {
 @suggest_names(OTHER_NAMES)
 class Client:
     """A client of one server, or of the several servers of a configuration.
+
+    Use it in `async with`, and await its methods. In a plain `with` it is a `BlockingClient`: nothing is awaited.
 
     `target` is a URL, a command (list or string), a path to a Python file, a `Server`, an `mcpServers` entry, or the
     path of a configuration file. With several servers the name of a tool begins with the server's name and a dot.
@@ -108,6 +110,7 @@ class Client:
         strict: raise `InvalidResult` for a malformed result, instead of listing its `problems`.
     """
 
+    @suggest_options("Client")
     def __init__(
         self,
         target: Any,
