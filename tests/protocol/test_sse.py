@@ -44,7 +44,7 @@ def expected(stream: bytes, limit: int) -> list[ServerSentEvent]:
     *lines, unfinished = re.split(rb"\r\n|\r|\n", stream.removeprefix(b"\xef\xbb\xbf"))
     events: list[ServerSentEvent] = []
     data: list[bytes] = []
-    ident: str | None = None
+    event_id: str | None = None
     name, size, skipping = "", 0, False
     retry: int | None = None
 
@@ -53,9 +53,9 @@ def expected(stream: bytes, limit: int) -> list[ServerSentEvent]:
 
     for line in lines:
         if not line:
-            if not skipping and (data or ident is not None or retry is not None):
-                events.append(ServerSentEvent(b"\n".join(data), ident, name, retry))
-            data, ident, name, retry, size, skipping = [], None, "", None, 0, False
+            if not skipping and (data or event_id is not None or retry is not None):
+                events.append(ServerSentEvent(b"\n".join(data), event_id, name, retry))
+            data, event_id, name, retry, size, skipping = [], None, "", None, 0, False
         if not line or line.startswith(b":") or skipping:
             continue
         size += len(line)
@@ -66,16 +66,16 @@ def expected(stream: bytes, limit: int) -> list[ServerSentEvent]:
         elif field == b"data":
             data.append(value)
         elif field == b"id" and b"\0" not in value:
-            ident = value.decode("utf-8", "replace")
+            event_id = value.decode("utf-8", "replace")
         elif field == b"event":
             name = value.decode("utf-8", "replace")
         elif field == b"retry" and re.fullmatch(rb"[0-9]{1,15}", value):
             retry = int(value)
         if is_too_long():
-            events.append(ServerSentEvent(b"", ident, name, retry, too_long=True))
+            events.append(ServerSentEvent(b"", event_id, name, retry, too_long=True))
             skipping = True
     if not skipping and not unfinished.startswith(b":") and size + len(unfinished) > limit + BESIDE:
-        events.append(ServerSentEvent(b"", ident, name, retry, too_long=True))
+        events.append(ServerSentEvent(b"", event_id, name, retry, too_long=True))
     return events
 
 
@@ -99,7 +99,7 @@ def test_a_stream_gives_the_same_events_however_it_is_cut(pieces: list[bytes], d
 EVENTS = st.builds(
     dict[str, Any],
     data=st.binary(max_size=30).filter(lambda data: not re.search(rb"[\r\n]", data)),
-    ident=st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]), max_size=8),
+    event_id=st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]), max_size=8),
     name=st.sampled_from(["", "message", "endpoint"]),
     retry_ms=st.integers(0, 10**9),
 )

@@ -271,7 +271,7 @@ async def test_p33_what_a_server_says_begins_no_record(log: Log, text: str, serv
             except PeerError as problem:
                 logging.getLogger("handrail").warning("as an application would: %s", problem, exc_info=True)
     shown = log.check()
-    assert "as an application would" in shown and " says: " in shown
+    assert "as an application would" in shown and ": standard error: " in shown
 
 
 @pytest.mark.parametrize(

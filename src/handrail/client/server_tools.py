@@ -22,7 +22,6 @@ from msgspec import UNSET, Struct
 from msgspec.json import encode
 
 from handrail.audit.format import OutgoingCallRecord, TrailError, measure_arguments
-from handrail.audit.log import Trail, open_trail
 from handrail.client.connection import ClientConnection
 from handrail.client.inflight import Clocks, Log, Progress, add_context, deadline_at, keep_sent
 from handrail.client.input_handlers import InputHandlers, call_handler
@@ -52,6 +51,7 @@ from handrail.schema.jsonable import NotJson, to_jsonable
 from handrail.transports.base import ClientTransport
 
 if TYPE_CHECKING:
+    from handrail.audit.log import Trail
     from handrail.guards.policy import Policy
 
 log = logging.getLogger("handrail")
@@ -80,6 +80,8 @@ class Recorder:
     def __init__(self, audit: str | Path | Trail) -> None:
         self._owns_trail = isinstance(audit, str | Path)
         try:
+            from handrail.audit.log import open_trail  # deferred: most clients have no audit log
+
             self._trail = open_trail(audit) if isinstance(audit, str | Path) else audit
         except (OSError, HandrailError) as problem:
             raise Unrecorded(f"calls cannot be recorded in {audit}: {problem}") from problem
