@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from handrail.client.inflight import Clocks as Clocks, Log as Log, Progress as Progress
     from handrail.client.input_handlers import Elicitation as Elicitation, Sampling as Sampling
     from handrail.client.mcp_config import ServerEntry as ServerEntry
+    from handrail.client.prompts import (
+        Completion as Completion,
+        ListedPrompt as ListedPrompt,
+        PromptMessages as PromptMessages,
+    )
+    from handrail.client.resources import (
+        ListedResource as ListedResource,
+        ListedTemplate as ListedTemplate,
+        ReadResult as ReadResult,
+    )
     from handrail.client.results import CallResult as CallResult
     from handrail.client.state_dir import Confirmation as Confirmation, allow as allow
     from handrail.client.tools import ListedTool as ListedTool, Tools as Tools
@@ -45,6 +55,7 @@ if TYPE_CHECKING:
         PeerError as PeerError,
         Refused as Refused,
         RemoteProtocolError as RemoteProtocolError,
+        ResourceNotFound as ResourceNotFound,
         SchemaError as SchemaError,
         Sent as Sent,
         ToolError as ToolError,
@@ -57,12 +68,21 @@ if TYPE_CHECKING:
         EmbeddedResource as EmbeddedResource,
         Image as Image,
         Principal as Principal,
+        Prompt as Prompt,
+        PromptMessage as PromptMessage,
+        Resource as Resource,
         ResourceLink as ResourceLink,
+        ResourceTemplate as ResourceTemplate,
         Text as Text,
         Tool as Tool,
         ToolResult as ToolResult,
     )
-    from handrail.server import Server as Server, ToolOptions as ToolOptions
+    from handrail.server import (
+        PromptOptions as PromptOptions,
+        ResourceOptions as ResourceOptions,
+        Server as Server,
+        ToolOptions as ToolOptions,
+    )
     from handrail.stores import Store as Store, StoreError as StoreError
     from handrail.stores.memory import MemoryStore as MemoryStore
     from handrail.stores.sqlite import SqliteStore as SqliteStore
@@ -77,6 +97,8 @@ else:
             "client.inflight": "Clocks Log Progress",
             "client.input_handlers": "Elicitation Sampling",
             "client.mcp_config": "ServerEntry",
+            "client.prompts": "Completion ListedPrompt PromptMessages",
+            "client.resources": "ListedResource ListedTemplate ReadResult",
             "client.results": "CallResult",
             "client.tools": "ListedTool Tools",
             "config": "ConfigError load_config",
@@ -85,10 +107,11 @@ else:
             "engine.core": "Limits ServerOptions",
             "engine.input_requests": "Answer Form Roots Sample Url",
             "errors": "AuthorizationError CallFailed CallTimeout ConfirmationRequired Denied HandrailError HttpRefused"
-            " InvalidResult Kind LocalProtocolError PeerError Refused RemoteProtocolError SchemaError Sent ToolError"
-            " TransportError Unrecorded",
-            "model": "Audio ClientInfo EmbeddedResource Image Principal ResourceLink Text Tool ToolResult",
-            "server": "Server ToolOptions",
+            " InvalidResult Kind LocalProtocolError PeerError Refused RemoteProtocolError ResourceNotFound SchemaError"
+            " Sent ToolError TransportError Unrecorded",
+            "model": "Audio ClientInfo EmbeddedResource Image Principal Prompt PromptMessage Resource ResourceLink"
+            " ResourceTemplate Text Tool ToolResult",
+            "server": "PromptOptions ResourceOptions Server ToolOptions",
             "stores": "Store StoreError",
             "stores.memory": "MemoryStore",
             "stores.sqlite": "SqliteStore",

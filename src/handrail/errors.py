@@ -14,6 +14,7 @@ HandrailError
 │   └── AuthorizationError   the server wants to know who is calling
 ├── LocalProtocolError       the calling code tried to send what the peer's revision does not allow
 ├── ToolError                the tool failed, and the model should be told why
+│   └── ResourceNotFound     there is no resource of this URI
 ├── Refused                  a guard said no; `.kind` says which
 └── SchemaError              a schema cannot be used; says where and why
 """
@@ -54,6 +55,8 @@ class Kind(StrEnum):
     UNKNOWN_METHOD = "unknown_method"
     BAD_PARAMS = "bad_params"
     UNKNOWN_TOOL = "unknown_tool"
+    UNKNOWN_RESOURCE = "unknown_resource"
+    UNKNOWN_PROMPT = "unknown_prompt"
     BAD_ARGUMENTS = "bad_arguments"
     NEEDS_CAPABILITY = "needs_capability"
     NEEDS_URL = "needs_url"
@@ -68,6 +71,7 @@ class Kind(StrEnum):
     NO_SESSION = "no_session"
     PENDING = "pending"  # waits for an approval
     DENIED = "denied"  # the approval was denied
+    FAILED = "failed"  # a resource or a prompt that could not be given; a tool says so in its result
     UNRECORDED = "unrecorded"  # what cannot be written down is not done
 
 
@@ -214,6 +218,16 @@ class ToolError(HandrailError):
         super().__init__(text)
         self.text = str(text)
         self.data = data
+
+
+class ResourceNotFound(ToolError):
+    """Raise in a function of a resource template where there is no resource of this URI.
+
+    The client gets the same error as for a URI that no template matches.
+    """
+
+    def __init__(self, text: str = "Resource not found") -> None:
+        super().__init__(text)
 
 
 class Refused(HandrailError):

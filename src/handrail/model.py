@@ -11,7 +11,7 @@ import reprlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET as UNSET, Struct, UnsetType, field
 from msgspec.structs import force_setattr
@@ -137,6 +137,70 @@ class Tool(Struct, frozen=True, rename="camel", kw_only=True):
     annotations: Object | UnsetType = UNSET
     icons: list[Object] | UnsetType = UNSET
     meta: Object | UnsetType = field(default=UNSET, name="_meta")
+
+
+class _Listed(Struct, frozen=True, rename="camel", kw_only=True):
+    """What every entry of a list may say of itself."""
+
+    name: str
+    title: str | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    icons: list[Object] | UnsetType = UNSET
+    meta: Object | UnsetType = field(default=UNSET, name="_meta")
+
+
+class Resource(_Listed, frozen=True):
+    """A resource as it is listed."""
+
+    uri: str
+    mime_type: str | UnsetType = UNSET
+    size: int | UnsetType = UNSET
+    annotations: Object | UnsetType = UNSET
+
+
+class ResourceTemplate(_Listed, frozen=True):
+    """A family of resources as it is listed; `uri_template` is one of RFC 6570."""
+
+    uri_template: str
+    mime_type: str | UnsetType = UNSET
+    annotations: Object | UnsetType = UNSET
+
+
+class PromptArgument(Struct, frozen=True, rename="camel"):
+    """An argument of a prompt; on the wire its value is a text."""
+
+    name: str
+    title: str | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    required: bool | UnsetType = UNSET
+
+
+class Prompt(_Listed, frozen=True):
+    """A prompt as it is listed."""
+
+    arguments: list[PromptArgument] | UnsetType = UNSET
+
+
+class PromptMessage(Struct, frozen=True):
+    """One message of a prompt.
+
+    >>> PromptMessage("assistant", "What should the review look at?").role
+    'assistant'
+    """
+
+    role: Literal["user", "assistant"]
+    content: str | Block
+
+    def __post_init__(self) -> None:
+        if self.role not in ("user", "assistant"):
+            raise ValueError(f"PromptMessage.role: {self.role!r} is not 'user' or 'assistant'")
+
+
+class PromptResult(ToolResult):
+    """What a prompt answered: `content` has a block for each message, `roles` says whose it is."""
+
+    roles: list[str] = []
+    description: str | UnsetType = UNSET
 
 
 class InputRequest(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The server: tools from typed functions, and ways to serve them."""
+"""The server: tools, resources and prompts from typed functions, and ways to serve them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from handrail.engine.call import Call
-from handrail.engine.catalog import HINTS, ToolEntry, annotations_of, make_entry
+from handrail.engine.catalog import HINTS, Catalog, annotations_of, make_entry
 from handrail.engine.core import Engine, ServerOptions
 from handrail.engine.guard_lifecycle import offer_read_more, open_guards
 from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.engine.outcome import CallSink
 from handrail.engine.pipeline import Middleware
 from handrail.engine.preview import make_preview
+from handrail.engine.prompts import make_prompt_entry
+from handrail.engine.resources import make_resource_entry
 from handrail.errors import Kind, SchemaError, missing_extra
+from handrail.guards.policy import SubjectKind
 from handrail.guards.tool_definitions import source_of
-from handrail.model import Object, Principal, Tool
+from handrail.model import Object, Principal, Prompt, Resource, ResourceTemplate, Tool
 from handrail.revisions.base import ErrorMapping
-from handrail.schema.derive import derive
-from handrail.suggest import NOT_HERE, check_options, collection, describe_value, expect, seconds, suggest_names, texts
+from handrail.schema.derive import Invoke, derive
+from handrail.suggest import check_options, collection, describe_value, expect, seconds, suggest_names, texts
 from handrail.transports.http.options import EndpointOptions, HttpOptions
 from handrail.transports.memory import MemoryChannel
 from handrail.transports.stdio import StdioConnection, explain_terminal, private_descriptors, script, take_descriptors
@@ -35,6 +39,7 @@ from handrail.transports.supervisor import Ready, run_until_exit
 
 if TYPE_CHECKING:
     from handrail.approvals.queue import ApprovalQueue
+    from handrail.engine.files import FoundFile
     from handrail.stores import Store
     from handrail.transports.http.endpoint import Endpoint
 
@@ -98,6 +103,68 @@ class ToolOptions(TypedDict, total=False):
     preview: Callable[..., Any]
 
 
+class ResourceOptions(TypedDict, total=False):
+    """Options of a resource, or of a template of resources.
+
+    name: the name in lists (the name of the function)
+    title: the name that people read
+    description: what it is, for the model (the docstring)
+    mime_type: the media type of what is read (text/plain, application/json or application/octet-stream)
+    size: bytes of what is read, if they are known; not of a template
+    annotations: as the protocol writes them: audience, priority, lastModified
+    icons: icons as the protocol writes them: src, mimeType, sizes
+    meta: the _meta of the resource
+    complete: functions (value) or (value, context) that return the values a variable of the template may have, by name
+    cache_seconds: how long a client may keep what it read (0)
+    tags: names for groups, for the rules of a policy
+    timeout: seconds, or (idle, total) seconds (60, 600)
+    scopes: scopes that a caller's token must have
+    hide: do not list it for callers without these scopes (False)
+    """
+
+    name: str
+    title: str
+    description: str
+    mime_type: str
+    size: int
+    annotations: Object
+    icons: list[Object]
+    meta: Object
+    complete: Mapping[str, Callable[..., Any]]
+    cache_seconds: float
+    tags: Iterable[str]
+    timeout: float | tuple[float, float]
+    scopes: Iterable[str]
+    hide: bool
+
+
+class PromptOptions(TypedDict, total=False):
+    """Options of a prompt; each overrides what is read from the function.
+
+    name: the name of the prompt (the name of the function)
+    title: the name that people read
+    description: what the prompt is for (the docstring)
+    icons: icons as the protocol writes them: src, mimeType, sizes
+    meta: the _meta of the prompt
+    complete: functions (value) or (value, context) that return the values an argument may have, by name
+    tags: names for groups, for the rules of a policy
+    timeout: seconds, or (idle, total) seconds (60, 600)
+    scopes: scopes that a caller's token must have
+    hide: do not list the prompt for callers without these scopes (False)
+    """
+
+    name: str
+    title: str
+    description: str
+    icons: list[Object]
+    meta: Object
+    complete: Mapping[str, Callable[..., Any]]
+    tags: Iterable[str]
+    timeout: float | tuple[float, float]
+    scopes: Iterable[str]
+    hide: bool
+
+
 class _Default:
     """The default of an option in a signature; its documentation says what it is."""
 
@@ -131,9 +198,14 @@ def _takes_options(*classes: Any) -> Callable[[F], F]:
     return write_out
 
 
+_LISTED = ("name", "title", "description", "icons", "meta")
+_NO_ARGUMENTS: Object = {"type": "object", "additionalProperties": False}
 _OPTION_TYPES = {
     "name": ("a text", str),
     "meta": ("a dict", dict),
+    "mime_type": ("a text such as 'text/plain'", str),
+    "size": ("a number of bytes", int),
+    "complete": ("a dict of functions by argument", Mapping),
     "hide": ("True or False", bool),
     "inline": ("True or False", bool),
     "dangerous": ("the reason as a text", str),
@@ -158,11 +230,15 @@ _OPTION_TYPES = {
         "run_sse_async": "server.run(http=8000), or serve server.asgi()",
         "add_middleware": "server.middleware(function)",
         "get_context": "a parameter of the tool with the type handrail.Call",
-        **dict.fromkeys(("resource", "prompt", "completion", "add_resource", "add_prompt"), NOT_HERE),
+        "completion": "@server.prompt(complete={…}) or @server.resource(uri, complete={…})",
+        "add_resource": "server.resource(uri)(function), or server.add_files(folder)",
+        "add_prompt": "server.prompt(name)(function)",
+        "list_resources": "server.resources",
+        "list_prompts": "server.prompts",
     }
 )
 class Server:
-    """A set of tools, served in every revision of the protocol at once.
+    """A set of tools, resources and prompts, served in every revision of the protocol at once.
 
     >>> server = Server("weather")
     >>> @server.tool
@@ -245,9 +321,7 @@ class Server:
             annotations=annotations_of(options.get("annotations", UNSET), cast(Object, hints), where),
             **listed,
         )
-        idle, total = _parse_timeout(options.get("timeout"), f"{where}: timeout")
-        runs_async = inspect.iscoroutinefunction(function)
-        if options.get("inline") and runs_async:
+        if options.get("inline") and inspect.iscoroutinefunction(function):
             raise SchemaError(f"{where}: inline=True is for `def` functions; this one is async")
         preview = None
         if "preview" in options:
@@ -255,31 +329,188 @@ class Server:
         entry = make_entry(
             tool,
             invoke=signature.invoke,
-            mode="async" if runs_async else "inline" if options.get("inline") else "thread",
-            idle=idle,
-            total=total,
             dangerous=options.get("dangerous", UNSET),
-            tags=frozenset(texts(f"{where}: tags", options.get("tags", ()))),
-            scopes=frozenset(texts(f"{where}: scopes", options.get("scopes", ()))),
-            hide=options.get("hide", False),
-            owner=self,
             preview=preview,
-            source=source_of(function),
+            **self._run_options(function, cast(Object, options), where),
         )
         self.engine.catalog.add(entry)
         return tool
 
-    def remove(self, name: str) -> None:
-        """Remove a tool, also while the server runs. Calls in flight are not cancelled."""
-        self.engine.catalog.remove(name)
+    def _run_options(self, function: Callable[..., Any], options: Object, where: str) -> Object:
+        """Return how a function is run, and for whom, from the options that tools, resources and prompts share."""
+        idle, total = _parse_timeout(options.get("timeout"), f"{where}: timeout")
+        runs_async = inspect.iscoroutinefunction(function)
+        return {
+            "mode": "async" if runs_async else "inline" if options.get("inline") else "thread",
+            "idle": idle,
+            "total": total,
+            "tags": frozenset(texts(f"{where}: tags", options.get("tags", ()))),
+            "scopes": frozenset(texts(f"{where}: scopes", options.get("scopes", ()))),
+            "hide": options.get("hide", False),
+            "owner": self,
+            "source": source_of(function),
+        }
 
-    def enable(self, name: str) -> None:
-        """List a disabled tool again."""
-        self.engine.catalog.enable(name, True)
+    # Resources and prompts
 
-    def disable(self, name: str) -> None:
-        """Disable a tool: it is not listed and cannot be called until `enable`."""
-        self.engine.catalog.enable(name, False)
+    @_takes_options(ResourceOptions)
+    def resource(self, uri: str, **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
+        """Make a function a resource: `@server.resource("config://app")`, `@server.resource("file:///notes/{name}")`.
+
+        The variables of a URI template become the function's arguments, of the types in its hints. The function
+        returns a text, bytes, JSON, `EmbeddedResource(…)`, or a list of these; or it raises `ResourceNotFound()`.
+        """
+
+        def register(function: F) -> F:
+            where = f"resource {uri!r}"
+            names, invoke, schema = self._read_function(function, cast(Object, options), ResourceOptions, where)
+            names = {
+                key: value for key, value in names.items() if key in (*_LISTED, "mime_type", "size", "annotations")
+            }
+            run_options = self._run_options(function, cast(Object, options), where)
+            if "cache_seconds" in options:
+                expect(f"{where}: cache_seconds", options["cache_seconds"], "a number of seconds", int, float)
+                run_options["ttl_ms"] = round(options["cache_seconds"] * 1000)
+            self.engine.add_resource(
+                make_resource_entry(uri, names, schema, invoke, options.get("complete"), **run_options)
+            )
+            return function
+
+        if not isinstance(uri, str):
+            raise TypeError(
+                f'resource: expected a URI as in @server.resource("config://app"), got {describe_value(uri)}'
+            )
+        return register
+
+    @overload
+    def prompt(self, function: F, /) -> F: ...
+    @overload
+    def prompt(self, name: str | None = None, /, **options: Unpack[PromptOptions]) -> Callable[[F], F]: ...
+    @_takes_options(PromptOptions)
+    def prompt(self, function: F | str | None = None, /, **options: Unpack[PromptOptions]) -> F | Callable[[F], F]:
+        """Make a function a prompt: `@server.prompt`, `@server.prompt("name")`, or `@server.prompt(title="…")`.
+
+        Its arguments are texts on the wire, and arrive as the types in the function's hints. The function returns a
+        text, `PromptMessage(…)`, a content block such as `Image(…)`, or a list of these.
+        """
+
+        def register(function: F) -> F:
+            where = f"prompt {options.get('name', _name_of(function))!r}"
+            names, invoke, schema = self._read_function(function, cast(Object, options), PromptOptions, where)
+            prompt = Prompt(**{key: names[key] for key in _LISTED if key in names})
+            run_options = self._run_options(function, cast(Object, options), where)
+            entry = make_prompt_entry(prompt, schema, invoke, options.get("complete"), **run_options)
+            self.engine.prompts.add(entry)
+            return function
+
+        if isinstance(function, str):
+            if "name" in options:
+                raise TypeError(f"prompt {function!r}: name: given twice, also as {options['name']!r}; leave one out")
+            options["name"] = function
+            return register
+        return register if function is None else register(function)
+
+    def _read_function(
+        self, function: Callable[..., Any], options: Object, kind: Any, where: str
+    ) -> tuple[Object, Invoke, Object]:
+        """Check the options of a resource or a prompt. Return them with defaults, the function and its input schema."""
+        check_options(where, options, kind.__annotations__)
+        for option in [each for each, value in options.items() if value is None]:
+            del options[option]
+        for option, (expected, option_type) in _OPTION_TYPES.items():
+            if option in options:
+                expect(f"{where}: {option}", options[option], expected, option_type)
+        if "icons" in options:
+            options["icons"] = collection(f"{where}: icons", options["icons"], "icons")
+        if "annotations" in options:
+            expect(f"{where}: annotations", options["annotations"], "a dict", Mapping)
+        signature = derive(function, call_type=Call)
+        names = {"name": _name_of(function), "description": signature.description or UNSET, **options}
+        return names, signature.invoke, signature.input_schema
+
+    def add_files(
+        self, folder: str | Path, *, uri: str | None = None, pattern: str = "*", max_bytes: int = 1024 * 1024
+    ) -> Callable[[], None]:
+        """Offer the files of a folder, and of the folders in it, as resources that can only be read.
+
+        No link is followed, and no name that begins with a dot is there. Files are listed as they are now; later ones
+        can be read at once, and are listed when the function that is returned is called.
+
+        uri: what the URIs begin with (`file:///NAME/`, with the name of the folder)
+        pattern: which files, by their path below the folder, as in "*.md"; `*` also stands for /
+        max_bytes: files that are larger cannot be read
+        """
+        from handrail.engine.files import Folder  # deferred: few servers have files
+
+        files = Folder(folder, uri, pattern, max_bytes)
+        run_options = {**self._run_options(files.read, {}, f"add_files {str(folder)!r}"), "source": ""}
+        listed: dict[FoundFile, str] = {}
+
+        def read(path: str, call: Any) -> Any:
+            return files.read(path, call.name)
+
+        def refresh() -> None:
+            found = set(files.files())
+            for file in listed.keys() - found:
+                with contextlib.suppress(KeyError):  # removed before
+                    self.engine.resources.remove(listed.pop(file))
+            for file in sorted(found - listed.keys()):
+                about = {"name": file.path, "mime_type": files.media_type(file.path), "size": file.size}
+                invoke = partial(lambda path, _, call: read(path, call), file.path)
+                entry = make_resource_entry(files.uri_of(file.path), about, _NO_ARGUMENTS, invoke, None, **run_options)
+                self.engine.resources.add(entry)
+                listed[file] = entry.name
+
+        template = make_resource_entry(
+            files.uri + "{+path}",
+            {"name": Path(folder).resolve().name},
+            {**_NO_ARGUMENTS, "properties": {"path": {"type": "string"}}, "required": ["path"]},
+            lambda arguments, call: read(arguments["path"], call),
+            {"path": lambda value: [each.path for each in files.files() if each.path.startswith(value)]},
+            **run_options,
+        )
+        self.engine.add_resource(template)
+        refresh()
+        return refresh
+
+    def resource_updated(self, uri: str) -> None:
+        """Notify the clients that have subscribed to a resource, in all processes; from any thread."""
+        self.engine.resource_updated(uri)
+
+    @property
+    def resources(self) -> list[Resource]:
+        """The resources that are listed, in their order."""
+        return [cast(Resource, entry.listing) for entry in self.engine.resources]
+
+    @property
+    def templates(self) -> list[ResourceTemplate]:
+        """The templates of resources that are listed, in their order."""
+        return [cast(ResourceTemplate, entry.listing) for entry in self.engine.templates]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts that are listed, in their order."""
+        return [entry.listing for entry in self.engine.prompts]
+
+    def _catalog_of(self, name: str, kind: SubjectKind) -> Catalog[Any]:
+        if kind not in get_args(SubjectKind):
+            raise ValueError(f"kind: {kind!r} is not one of {', '.join(get_args(SubjectKind))}")
+        engine = self.engine
+        if kind == "resource":
+            return engine.templates if "{" in name else engine.resources
+        return engine.prompts if kind == "prompt" else engine.catalog
+
+    def remove(self, name: str, *, kind: SubjectKind = "tool") -> None:
+        """Remove a tool, a resource (by its URI or template) or a prompt. Calls in flight are not cancelled."""
+        self._catalog_of(name, kind).remove(name)
+
+    def enable(self, name: str, *, kind: SubjectKind = "tool") -> None:
+        """List again what was disabled."""
+        self._catalog_of(name, kind).enable(name, True)
+
+    def disable(self, name: str, *, kind: SubjectKind = "tool") -> None:
+        """Disable a tool, a resource or a prompt: it is not listed and cannot be used until `enable`."""
+        self._catalog_of(name, kind).enable(name, False)
 
     @property
     def tools(self) -> list[Tool]:
@@ -290,13 +521,11 @@ class Server:
         """Offer the tools of another server under `prefix`, with its middleware and state; changes are mirrored."""
         if other._includes(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
-        duplicate_names = {entry.tool.name for entry in self.engine.catalog.entries} & {
-            prefix + each.name for each in other.tools
-        }
-        if duplicate_names:
-            raise SchemaError(
-                f"server {other.name!r}: tool {min(duplicate_names)!r} exists already; choose another prefix"
-            )
+        for theirs, ours in zip(other.engine.catalogs.values(), self.engine.catalogs.values(), strict=True):
+            if names := {each.renamed(prefix).name for each in theirs} & {each.name for each in ours.entries}:
+                hint = "choose another prefix" if theirs is other.engine.catalog else "remove one of them"
+                text = f"server {other.name!r}: {theirs.kind} {min(names)!r} exists already"
+                raise SchemaError(f"{text}; {hint}")
         if missing_guards := sorted(other.engine.guard_options.keys() - self.engine.guard_options.keys()):
             log.warning(
                 "server %r: %s of %r do not hold here; guard this one too",
@@ -305,23 +534,9 @@ class Server:
                 other.name,
             )
         self._included.append(other)
-        copied: dict[str, ToolEntry] = {}
-
-        def copy_tools() -> None:
-            theirs = {entry.tool.name: entry for entry in other.engine.catalog if not entry.trusted_output}
-            for name, ours in list(copied.items()):
-                if theirs.get(name) is not ours.origin:
-                    with contextlib.suppress(KeyError):  # removed here before
-                        self.engine.catalog.remove(ours.tool.name)
-                    del copied[name]
-            for name, entry in theirs.items():
-                if name not in copied:
-                    tool = replace(entry.tool, name=prefix + name)
-                    copied[name] = replace(entry, tool=tool, origin=entry, via=(other, *entry.via))
-                    self.engine.catalog.add(copied[name])
-
-        copy_tools()
-        other.engine.catalog.watchers.add(copy_tools)
+        for theirs, ours in zip(other.engine.catalogs.values(), self.engine.catalogs.values(), strict=True):
+            ours.mirror(theirs, prefix, other)
+        other.engine.on_resource_updated.add(self.engine.resource_updated)
 
     def _includes(self, server: Server) -> bool:
         return self is server or any(each._includes(server) for each in self._included)

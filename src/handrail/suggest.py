@@ -18,7 +18,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-NOT_HERE = "is not here: Handrail is the tools layer of the protocol"
 _MAX_CANDIDATES = 100
 _MAX_VALUE_CHARS = 40
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?[a-z]*", re.IGNORECASE)
@@ -137,7 +136,7 @@ def _fold(name: str) -> str:
 class _OtherName:
     def __init__(self, name: str, suggestion: str) -> None:
         self._name = name
-        self._hint = suggestion if suggestion == NOT_HERE else f"write {suggestion}"
+        self._hint = f"write {suggestion}"
         self.__doc__ = f"A name of other packages: {self._hint}"  # for help()
 
     def __get__(self, thing: object, kind: type) -> object:

@@ -103,9 +103,9 @@ def test_words_become_what_the_schema_says(words: str, made: Object) -> None:
         ("nothing=x", "nothing: 'x' is not a null"),
         ("units=metrics", "units: 'metrics' is not one of \"metric\", \"imperial\", 3, null; did you mean 'metric'?"),
         ("level=x", "level: 'x' is not one of 1, \"high\""),
-        ("cty=Paris", "cty: the tool has no argument 'cty'; did you mean city?"),
+        ("cty=Paris", "cty: there is no argument 'cty'; did you mean city?"),
         ("zzzzzzzzz=1", "there is city, days, height"),
-        ("place.lon=2", "place.lon: the tool has no argument 'lon'; there is lat, name"),
+        ("place.lon=2", "place.lon: there is no argument 'lon'; there is lat, name"),
         ("place=x", "place: 'x' is not an object, such as {\"a\": 1}"),
         ("numbers=x", "numbers: 'x' is not an integer"),
         ("tags=[x", "tags: '[x' is not JSON"),
@@ -116,7 +116,7 @@ def test_words_become_what_the_schema_says(words: str, made: Object) -> None:
         ("days:=1e999", "days: '1e999': not acceptable JSON: Number out of range"),
         ('days:={"a":1,"a":2}', "the member 'a' stands twice in one object"),
         ("city=@/no/such/file", "city: /no/such/file: cannot be read: No such file"),
-        ("a\x1b[2J=1", r"the tool has no argument 'a\\x1b[2J'"),
+        ("a\x1b[2J=1", r"there is no argument 'a\\x1b[2J'"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key_and_what_is_wanted(words: str, told: str) -> None:

@@ -326,7 +326,7 @@ async def test_a_stateless_stream_that_ends_too_early_is_lost(open_rig: OpenRig)
 async def test_a_subscription_says_when_the_list_is_stale(open_rig: OpenRig, transport: str) -> None:
     async with open_rig("announces", R5, transport) as (client, heard):
         async with asyncio.timeout(PATIENCE):
-            while len(heard.asked("subscriptions/listen")) < 1 or client.servers[_name(client)]._stale:
+            while len(heard.asked("subscriptions/listen")) < 1 or client.servers[_name(client)].is_stale:
                 await client.tools()
                 await asyncio.sleep(0)
         before = len(heard.asked("tools/list"))

@@ -505,7 +505,7 @@ def test_in_the_story_a_tools_error_looks_unlike_one_of_the_protocol_and_unlike_
     expect(failed).to_contain_text("it does not work")
     page.goto(f"{served.url}/#/now")
     unfit = panel(called(page, served, alice, "add", "bad_arguments", a="x"), "Why not")
-    expect(unfit).to_contain_text("the tool was not run")
+    expect(unfit).to_contain_text("it was not run")
     expect(unfit).to_contain_text('a: expected integer, got string "x"')
     before = served.last_call("cancel_order")
     call = served.in_background(alice.call, "cancel_order", {"order_id": 9})

@@ -18,6 +18,7 @@ STATIC = ROOT / "src" / "handrail" / "console" / "static"
 MAX_BYTES = 60_000  # of what a browser loads until Now is there, compressed
 NAMED = re.compile(r'(?:href|src)="\./assets/([^"]+)"')
 AT_ONCE = re.compile(r"""(?:\bfrom|\bimport) ?["'`]\./([\w.-]+)["'`]""")  # by a script, before it runs
+SCREENS = ("now", "tools", "resources", "try", "approve", "call", "audit", "connections")  # resources: prompts too
 LATER = re.compile(r"""\bimport\(["'`]\./([\w.-]+)["'`]\)""")  # when a screen is first looked at
 
 
@@ -66,7 +67,7 @@ def test_what_is_loaded_for_the_first_screen_is_small(record_property: Callable[
 def test_each_screen_is_a_file_of_its_own_and_no_file_is_left_over() -> None:
     first = with_imports({"console.js"})
     later = set(LATER.findall(assets()["console.js"].decode()))
-    assert later == {f"{name}.js" for name in ("now", "tools", "try", "approve", "call", "audit", "connections")}
+    assert later == {f"{name}.js" for name in SCREENS}
     assert not first & later, "a screen that nobody looks at is not loaded"
     for screen in later:
         assert not (with_imports({screen}) - {screen}) & later, f"{screen} needs no other screen"

@@ -962,7 +962,8 @@ async def test_a_worker_that_begins_later_has_the_switches_as_they_are(tmp_path:
         page = await rig.page()
         for tool, on in (("add", False), ("fail", False), ("fail", True), ("crash", False), ("crash", True)):
             await page.post(f"tools/{tool}/switch", on=on)
-        gone = [Put(f"{tools.SWITCH_PREFIX}a{number:04}", b"false") for number in range(1_000)]  # tools there were once
+        prefix = f"{tools.SWITCH_PREFIX}{tools.TOOLS} "
+        gone = [Put(f"{prefix}a{number:04}", b"false") for number in range(1_000)]  # tools there were once
         assert await rig.console.context.topics.commit(gone)
         async with beside(rig, two, shared), Peer(two.server) as there:
             names = {each.name for each in await there.tools()}

@@ -16,8 +16,10 @@ MAX_BYTES = 60_000  # of a first visit: page, style sheet and every script until
 FRAMES = 200
 SCREENS = {  # the scripts of each, beside the one of the frame
     "now": {"now"},
-    "tools": {"tools", "result", "diff"},
-    "try": {"try", "result", "form"},
+    "tools": {"tools", "listing", "result", "diff"},
+    "resources": {"resources", "listing", "attempt", "result", "form"},
+    "prompts": {"resources", "listing", "attempt", "result", "form"},
+    "try": {"try", "attempt", "result", "form"},
     "approve": {"approve", "result", "form", "diff"},
     "calls/none": {"call", "result"},
     "audit": {"audit"},

@@ -521,7 +521,16 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
             "cut": False,
             "notes": none,
         },
-        {"type": "resource", "uri": "note://2", "mime": "", "bytes": 4, "cut": True, "notes": none},
+        {
+            "type": "resource",
+            "uri": "note://2",
+            "mime": "",
+            "data": "",
+            "bytes": 4,
+            "cut": True,
+            "playable": False,
+            "notes": none,
+        },
         {"type": "other", "json": {"type": "strange", "password": MASK}, "notes": none},
     ]
     whole = [rig.console.context.redactor.block(result, index) for index in range(5)]

@@ -17,11 +17,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = {
     "handrail": """
         Answer Audio AuthorizationError BlockingClient Call CallFailed CallResult CallTimeout Client ClientInfo
-        Clocks ConfigError Confirmation ConfirmationRequired Console Denied Elicitation EmbeddedResource
-        EndpointOptions Form HandrailError HttpLimits HttpOptions HttpRefused Image InvalidResult Kind Limits
-        ListedTool LocalProtocolError Log MemoryStore PeerError Principal Progress Refused RemoteProtocolError
+        Clocks Completion ConfigError Confirmation ConfirmationRequired Console Denied Elicitation
+        EmbeddedResource EndpointOptions Form HandrailError HttpLimits HttpOptions HttpRefused Image
+        InvalidResult Kind Limits ListedPrompt ListedResource ListedTemplate ListedTool LocalProtocolError Log
+        MemoryStore PeerError Principal Progress PromptMessages ReadResult Refused RemoteProtocolError
         ResourceLink Roots Sample Sampling SchemaError Sent Server ServerEntry ServerOptions SqliteStore Store
-        StoreError Text Tool ToolError ToolOptions ToolResult Tools TransportError Unrecorded Url allow load_config
+        StoreError Text Tool ToolError ToolOptions ToolResult Tools TransportError Unrecorded Url allow
+        load_config
     """,
     "handrail.guards": """
         Approval ApprovalError ApprovalGrant ApprovalQueue Approvals Blocked Finding GuardOptions Policy Predicate

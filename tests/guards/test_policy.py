@@ -21,7 +21,7 @@ from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import (
     MAX_PLANS,
     Decision,
-    LintedTool,
+    LintedSubject,
     Policy,
     Rule,
     Subject,
@@ -877,12 +877,12 @@ def test_rules_that_match_every_call_are_pointed_out(rules: list[Rule], expected
 
 ORDERS = {"type": "object", "properties": {"order": {"type": "integer"}, "amount": {"type": "number"}}}
 KNOWN = [
-    LintedTool("cancel_order", frozenset({"orders"}), ORDERS),
-    LintedTool("refund", frozenset({"money"}), ORDERS),
-    LintedTool("free", frozenset(), {"type": "object", "allOf": []}),
-    LintedTool("open", frozenset({"open"}), {**ORDERS, "additionalProperties": {"type": "string"}}),
-    LintedTool("any", frozenset({"open"}), {"type": "object"}),
-    LintedTool("none", frozenset(), {"type": "object", "additionalProperties": False}),
+    LintedSubject("cancel_order", frozenset({"orders"}), ORDERS),
+    LintedSubject("refund", frozenset({"money"}), ORDERS),
+    LintedSubject("free", frozenset(), {"type": "object", "allOf": []}),
+    LintedSubject("open", frozenset({"open"}), {**ORDERS, "additionalProperties": {"type": "string"}}),
+    LintedSubject("any", frozenset({"open"}), {"type": "object"}),
+    LintedSubject("none", frozenset(), {"type": "object", "additionalProperties": False}),
 ]
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,10 @@ NEWEST = "2026-07-28"
 # The conversations. Each step is a message and how many come back; ids say what is asked: the files are to be read.
 
 
-def conversation(revision: str) -> Talk:
+Ask = Callable[..., Object]
+
+
+def asking(revision: str) -> Ask:
     def ask(ident: Json, method: str, params: Object | None = None, **meta: Json) -> Object:
         whole = dict(params or {})
         if revision == NEWEST:
@@ -47,6 +51,72 @@ def conversation(revision: str) -> Talk:
         if meta:
             whole["_meta"] = meta
         return {"jsonrpc": "2.0", "id": ident, "method": method, "params": whole}
+
+    return ask
+
+
+def resource_conversation(revision: str) -> Talk:
+    """Resources, prompts and completion."""
+    ask = asking(revision)
+
+    def read(uri: Json, ident: str = "") -> Object:
+        return ask(ident or f"read {uri}", "resources/read", {"uri": uri})
+
+    def get(name: str, ident: str = "", **arguments: Json) -> Object:
+        return ask(ident or f"get {name}", "prompts/get", {"name": name, "arguments": arguments})
+
+    def complete(ident: str, kind: str, of: str, name: str, value: str) -> Object:
+        ref = {"type": f"ref/{kind}", "name" if kind == "prompt" else "uri": of}
+        return ask(f"complete {ident}", "completion/complete", {"ref": ref, "argument": {"name": name, "value": value}})
+
+    yield from (_stateless_opening if revision == NEWEST else _handshake)(revision, ask)
+    for method in ("resources/list", "resources/templates/list", "prompts/list"):
+        [page] = yield ask(method, method), 1
+        if cursor := page["result"].get("nextCursor"):
+            yield ask(f"{method} 2", method, {"cursor": cursor}), 1
+        yield ask(f"{method} bad cursor", method, {"cursor": "mine"}), 1
+    for uri in ("doc://full", "image://dot", "data://several", "note://ada/3", "note://nobody/1", "no:such"):
+        yield read(uri), 1
+    yield read("note://ada/ten"), 1
+    yield read("note://fails/1"), 1
+    if revision != NEWEST:  # there a header is to say the same
+        yield read(5, "malformed"), 1
+    yield get("review", code="x = 1"), 1
+    yield get("kinds"), 1
+    yield get("review", "missing"), 1
+    yield get("review", "extra", code="x", language="Python"), 1
+    yield get("review", "not one of them", code="x", style="longer"), 1
+    yield get("revue", "unknown"), 1
+    yield complete("many", "prompt", "asks", "city", "city"), 1
+    yield complete("choice", "prompt", "review", "style", "s"), 1
+    yield complete("nothing", "resource", "note://{name}/{page}", "name", "a"), 1
+    yield complete("unknown argument", "prompt", "review", "colour", ""), 1
+    yield complete("unknown prompt", "prompt", "revue", "style", ""), 1
+    yield ask("subscribe", "resources/subscribe", {"uri": "doc://full"}), 1
+    yield ask("subscribe to nothing", "resources/subscribe", {"uri": "no:such"}), 1
+    yield ask("unsubscribe", "resources/unsubscribe", {"uri": "image://dot"}), 1
+    for ask_for in (read("note://asks/1", "asking read"), get("asks", "asking prompt")):
+        [asked] = yield ask_for, 1
+        if revision == NEWEST:
+            params = ask_for["params"] | {
+                "inputResponses": {"name": ADA},
+                "requestState": asked["result"]["requestState"],
+            }
+            yield {**ask_for, "id": f"{ask_for['id']} again", "params": params}, 1
+        elif "method" in asked:
+            yield {"jsonrpc": "2.0", "id": asked["id"], "result": ADA}, 1
+    if revision == NEWEST:
+        kinds = ("toolsListChanged", "promptsListChanged", "resourcesListChanged")
+        wanted: Object = {**dict.fromkeys(kinds, True), "resourceSubscriptions": ["doc://full", "no:such"]}
+        yield ask("listens", "subscriptions/listen", {"notifications": wanted}), 1
+    yield ask("grows", "tools/call", {"name": "grows", "arguments": {"number": 1}}), 4
+
+
+ADA: Object = {"action": "accept", "content": {"name": "Ada"}}
+
+
+def conversation(revision: str) -> Talk:
+    ask = asking(revision)
 
     def call(ident: Json, tool: str, arguments: Object | None = None, **more: Json) -> Object:
         return ask(ident, "tools/call", {"name": tool, "arguments": arguments or {}, **more})
@@ -77,7 +147,7 @@ def conversation(revision: str) -> Talk:
     yield from (_listened if revision == NEWEST else _logged)(revision, ask)
 
 
-def _handshake(revision: str, ask: Callable[..., Object]) -> Talk:
+def _handshake(revision: str, ask: Ask) -> Talk:
     opening = {"protocolVersion": revision, "capabilities": ABLE, "clientInfo": CLIENT}
     yield ask("too early", "tools/list"), 1
     yield ask("unknown version", "initialize", {**opening, "protocolVersion": "1999-01-01"}), 1
@@ -86,14 +156,14 @@ def _handshake(revision: str, ask: Callable[..., Object]) -> Talk:
     yield ask("ping", "ping"), 1
 
 
-def _stateless_opening(revision: str, ask: Callable[..., Object]) -> Talk:
+def _stateless_opening(revision: str, ask: Ask) -> Talk:
     yield ask("discover", "server/discover"), 1
     yield ask("other version", "server/discover", **{ENVELOPE + "protocolVersion": "2099-01-01"}), 1
     yield {"jsonrpc": "2.0", "id": "no envelope", "method": "tools/list"}, 1
     yield ask("ping", "ping"), 1
 
 
-def _asked(revision: str, call: Callable[..., Object]) -> Talk:
+def _asked(revision: str, call: Ask) -> Talk:
     if revision in ("2024-10-07", "2024-11-05", "2025-03-26"):  # no forms yet
         yield call("asks", "asks"), 1
         return
@@ -101,7 +171,7 @@ def _asked(revision: str, call: Callable[..., Object]) -> Talk:
     yield {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"name": "Ada"}}}, 1
 
 
-def _retried(revision: str, call: Callable[..., Object]) -> Talk:
+def _retried(revision: str, call: Ask) -> Talk:
     [needed] = yield call("asks", "asks"), 1
     answers = {key: {"action": "accept", "content": {"name": "Ada"}} for key in needed["result"]["inputRequests"]}
     state = needed["result"]["requestState"]
@@ -112,7 +182,7 @@ def _retried(revision: str, call: Callable[..., Object]) -> Talk:
     yield unable, 1
 
 
-def _logged(revision: str, ask: Callable[..., Object]) -> Talk:
+def _logged(revision: str, ask: Ask) -> Talk:
     yield ask("logs from info on", "tools/call", {"name": "logs"}), 2
     yield ask("level", "logging/setLevel", {"level": "debug"}), 1
     yield ask("logs from debug on", "tools/call", {"name": "logs"}), 3
@@ -120,7 +190,7 @@ def _logged(revision: str, ask: Callable[..., Object]) -> Talk:
     yield ask("grows", "tools/call", {"name": "grows"}), 2
 
 
-def _listened(revision: str, ask: Callable[..., Object]) -> Talk:
+def _listened(revision: str, ask: Ask) -> Talk:
     yield ask("logs unasked", "tools/call", {"name": "logs"}), 1
     yield ask("logs", "tools/call", {"name": "logs"}, **{ENVELOPE + "logLevel": "debug"}), 3
     yield (
@@ -132,11 +202,10 @@ def _listened(revision: str, ask: Callable[..., Object]) -> Talk:
     yield ask("grows", "tools/call", {"name": "grows"}), 2
 
 
-async def _held(wire: Wire) -> tuple[list[bytes], dict[Json, str]]:
+async def _held(wire: Wire, talk: Talk) -> tuple[list[bytes], dict[Json, str]]:
     """Every line the server wrote in its conversation, and which method each id asked for."""
     lines: list[bytes] = []
     asked: dict[Json, str] = {}
-    talk = conversation(wire.revision)
     message, count = next(talk)
     while True:
         if isinstance(message, dict) and "method" in message:
@@ -164,22 +233,46 @@ async def _held(wire: Wire) -> tuple[list[bytes], dict[Json, str]]:
 async def test_a_conversation_is_answered_with_the_very_bytes_on_record(
     revision: str, transport: str, ran: Ran
 ) -> None:
-    async with wire_to(revision, transport, "servers_lifecycle:golden") as wire:
+    await _compare(
+        revision, transport, "servers_lifecycle:golden", conversation(revision), GOLDEN / f"{revision}.jsonl"
+    )
+    ran(revision, transport)
+
+
+@requirement("SRV-702", "SRV-704", "SRV-707", "SRV-721", "SRV-722", "SRV-723", "SRV-732", "SRV-733")
+@everywhere()
+async def test_a_conversation_about_resources_and_prompts_is_answered_with_the_bytes_on_record(
+    revision: str, transport: str, ran: Ran
+) -> None:
+    await _compare(
+        revision,
+        transport,
+        "servers_resources:golden",
+        resource_conversation(revision),
+        GOLDEN / f"resources-{revision}.jsonl",
+    )
+    ran(revision, transport)
+
+
+async def _compare(revision: str, transport: str, server: str, talk: Talk, path: Path) -> None:
+    async with wire_to(revision, transport, server) as wire:
         if isinstance(wire, HttpWire):
             wire.mirrors = {"regional": {"region": "Region"}}
-        lines, asked = await _held(wire)
+        lines, asked = await _held(wire, talk)
     for line in lines:
         _check(line, revision, asked)
-    path = GOLDEN / f"{revision}.jsonl"
-    if WRITE and transport == "memory":
-        path.write_bytes(b"".join(line + b"\n" for line in lines))
-    recorded = path.read_bytes().splitlines()
+    recorded = _record(path, lines, write=WRITE and transport == "memory")
     if transport == "http":
         lines, recorded = _without_words(lines), _without_words(_over_http(recorded, revision))
     for at, (line, record) in enumerate(zip(lines, recorded, strict=False)):
         assert line == record, f"{path.name} line {at + 1}"
     assert len(lines) == len(recorded)
-    ran(revision, transport)
+
+
+def _record(path: Path, lines: list[bytes], *, write: bool) -> list[bytes]:
+    if write:
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path.read_bytes().splitlines()
 
 
 def _over_http(recorded: list[bytes], revision: str) -> list[bytes]:

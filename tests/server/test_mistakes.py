@@ -351,6 +351,8 @@ CALLS: dict[str, tuple[Callable[..., Any], Object]] = {
     "handrail.Server": (Server, {"name": "shop"}),
     "handrail.Server.tool": (use_tool, {}),
     "handrail.Server.add": (lambda **options: Server("shop").add(refund, **options), {}),
+    "handrail.Server.resource": (lambda **options: Server("shop").resource("a:{order}", **options)(refund), {}),
+    "handrail.Server.prompt": (lambda **options: Server("shop").prompt(**options)(refund), {}),
     "handrail.Server.guard": (lambda **options: Server("shop").guard(**options), {}),
     "handrail.Server.asgi": (lambda **options: Server("shop").asgi(**options), {}),
     "handrail.Server.run": (lambda **options: Server("shop").run(http="127.0.0.1:0", **options), {}),
@@ -384,11 +386,15 @@ ELSEWHERE = {
     # Values that come from others: a tool's answer, and what clients and callers read. What a tool gives is checked
     # when it has given it, see below.
     *"Text Image Audio ResourceLink EmbeddedResource ToolResult Tool ClientInfo Answer".split(),
+    *"Resource ResourceTemplate Prompt PromptMessage ResourceNotFound".split(),
+    *"Resources Templates Prompts ListedResource ListedTemplate ListedPrompt ReadResult Contents".split(),
+    *"PromptMessages PromptResult Completion Subscription".split(),
     *"Elicitation Sampling Confirmation CallResult Finding Approval ApprovalRequest Subject Decision".split(),
     *"Tools ListedTool ServerEntry ApprovalQueue Sanitizer BlockingClient".split(),
     *"Call Console ToolError Refused RemoteProtocolError TrailError open_trail".split(),
     *"Trail Verifier Store MemoryStore SqliteStore PeerChannel ApprovalGrant".split(),
-    *"EndpointOptions HttpOptions ServerOptions ToolOptions GuardOptions".split(),  # checked where they are given
+    *"EndpointOptions HttpOptions ServerOptions GuardOptions".split(),  # checked where they are given
+    *"ToolOptions ResourceOptions PromptOptions".split(),
     "Predicate",  # which the policy checks, see below
 }
 MODULES = ("handrail", "handrail.guards", "handrail.auth", "handrail.testing")
@@ -417,7 +423,7 @@ def public_callables() -> dict[str, Callable[..., Any]]:
             thing = getattr(home, name)
             if callable(thing) and name not in ELSEWHERE and not typing.get_origin(thing):
                 found.setdefault(f"{module}.{name}", thing)
-    for name in ("tool", "add", "guard", "asgi", "run"):
+    for name in ("tool", "add", "resource", "prompt", "guard", "asgi", "run"):
         found[f"handrail.Server.{name}"] = getattr(Server, name)
     return {name: thing for name, thing in found.items() if not name.startswith("handrail.client.Client")}
 
@@ -965,10 +971,10 @@ NAMES: dict[str, tuple[Callable[[], Any], str]] = {
     "Server.add_tool": (lambda: Server("shop"), r"Server.add_tool: write server.add\(function\)"),
     "Server.list_tools": (lambda: Server("shop"), "Server.list_tools: write server.tools"),
     "Server.call_tool": (lambda: Server("shop"), "Server.call_tool: write `async with handrail.Client"),
-    "Server.resource": (lambda: Server("shop"), "Server.resource: is not here: Handrail is the tools layer"),
+    "Server.add_prompt": (lambda: Server("shop"), r"Server.add_prompt: write server.prompt\(name\)\(function\)"),
     "Client.call_tool": (lambda: Client(Server("shop")), r"Client.call_tool: write client.call\(name, {…}\)"),
     "Client.list_tools": (lambda: Client(Server("shop")), r"Client.list_tools: write client.tools\(\)"),
-    "Client.list_resources": (lambda: Client(Server("shop")), "Client.list_resources: is not here"),
+    "Client.list_resources": (lambda: Client(Server("shop")), r"Client.list_resources: write client.resources\(\)"),
     "Peer.call_tool": (lambda: Peer(Server("shop")), "Peer.call_tool: write peer.call"),
 }
 

@@ -1,4 +1,4 @@
-"""The server the official conformance suite talks to: its fixtures, as far as they are tools, written with our library.
+"""The server the official conformance suite talks to: its fixtures but those of tasks, written with our library.
 
 Run it: it prints its URL and serves until it is told to stop.
 """
@@ -15,6 +15,7 @@ from handrail import (
     EmbeddedResource,
     Form,
     Image,
+    PromptMessage,
     Roots,
     Sample,
     Server,
@@ -44,6 +45,11 @@ class Color:
 @dataclass
 class Confirmation:
     ok: bool
+
+
+@dataclass
+class Context:
+    context: str
 
 
 @dataclass
@@ -237,6 +243,19 @@ async def test_trigger_tool_change() -> str:
     return "The tools have changed."
 
 
+@server.tool
+async def test_trigger_prompt_change() -> str:
+    """Makes a prompt come and go."""
+
+    async def test_fleeting_prompt() -> str:
+        """Is soon gone."""
+        return "Still here."
+
+    server.prompt(test_fleeting_prompt)
+    server.remove("test_fleeting_prompt", kind="prompt")
+    return "The prompts have changed."
+
+
 @server.tool(
     input_schema={
         "type": "object",
@@ -314,6 +333,69 @@ async def test_input_required_result_capabilities(call: Call) -> str:
     }
     answers = await call.ask_all({key: it for key, it in able.items() if call.client.declares(it.capability)})
     return f"Got {', '.join(answers) or 'nothing'}."
+
+
+# Resources
+
+
+@server.resource("test://static-text", mime_type="text/plain")
+async def static_text() -> str:
+    """A text that stays as it is."""
+    return "This is the content of the static text resource."
+
+
+@server.resource("test://static-binary", mime_type="image/png")
+async def static_binary() -> bytes:
+    """A picture that stays as it is."""
+    return PNG
+
+
+@server.resource("test://watched-resource", mime_type="text/plain")
+async def watched_resource() -> str:
+    """A text to subscribe to."""
+    return "This is the content of the watched resource."
+
+
+@server.resource("test://template/{id}/data", mime_type="application/json", complete={"id": lambda value: [value]})
+async def template_data(id: str) -> Object:
+    """The data of an id."""
+    return {"id": id, "templateTest": True, "data": f"Data for ID: {id}"}
+
+
+# Prompts
+
+
+@server.prompt
+async def test_simple_prompt() -> str:
+    """A prompt without arguments."""
+    return "This is a simple prompt for testing."
+
+
+@server.prompt(complete={"arg1": lambda value: [f"{value}{end}" for end in ("", "er", "ing")]})
+async def test_prompt_with_arguments(arg1: str, arg2: str) -> str:
+    """A prompt with two arguments."""
+    return f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'"
+
+
+@server.prompt
+async def test_prompt_with_embedded_resource(resourceUri: str) -> list[str | EmbeddedResource]:  # noqa: N803
+    """A prompt with a document."""
+    document = {"uri": resourceUri, "mimeType": "text/plain", "text": "Embedded resource content for testing."}
+    return [EmbeddedResource(document), "Please process the embedded resource above."]
+
+
+@server.prompt
+async def test_prompt_with_image() -> list[PromptMessage]:
+    """A prompt with a picture."""
+    picture = Image(data=PNG, mime_type="image/png")
+    return [PromptMessage("user", picture), PromptMessage("user", "Please analyze the image above.")]
+
+
+@server.prompt
+async def test_input_required_result_prompt(call: Call) -> str:
+    """Asks for the context."""
+    answer = await call.ask("What is the context?", Context, key="user_context")
+    return f"Go on from here: {answer.content.context if answer.action == 'accept' else 'nothing'}."
 
 
 if __name__ == "__main__":

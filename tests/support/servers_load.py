@@ -107,6 +107,16 @@ def make(control: str, limits: dict[str, Any]) -> Server:
         """How much each flood that is going on has said."""
         return list(floods.values())
 
+    @server.resource("load://{name}")
+    async def thing(name: str) -> str:
+        return name
+
+    @server.tool
+    async def touch(uri: str) -> str:
+        """Say that a resource has changed."""
+        server.resource_updated(uri)
+        return str(os.getpid())
+
     @server.tool
     async def let_time_pass(seconds: float) -> None:
         """Put the clock forward."""

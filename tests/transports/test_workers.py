@@ -301,6 +301,41 @@ async def test_a_call_that_needs_input_is_tried_again_in_another_process(pair: P
     assert text_of(await wire.request("tools/call", again)) == f"Ada {pair.pids[1 - at]}"
 
 
+UPDATED = "notifications/resources/updated"
+
+
+@requirement("SRV-710", "SRV-711")
+@of(*ALL)
+@pytest.mark.parametrize("at", [0, 1])
+async def test_an_update_in_one_process_reaches_subscribers_of_both(
+    pair: Pair, connect: Connect, revision: str, at: int
+) -> None:
+    wires = [await connect(revision) for _ in range(2)]
+    uri = f"load://{fresh()}"
+    for number, wire in enumerate(wires):
+        pair.next_is(number)
+        if wire.stateless:
+            wanted: Object = {"notifications": {"resourceSubscriptions": [uri]}}
+            params = wire.params(wanted)
+            await wire.send({"jsonrpc": "2.0", "id": "s", "method": "subscriptions/listen", "params": params})
+            await wire.notice("notifications/subscriptions/acknowledged")
+        else:
+            assert (await wire.request("resources/subscribe", {"uri": uri}))["result"] == {}
+    for toucher in wires:
+        pair.next_is(at)
+        said = text_of(await toucher.call("touch", {"uri": uri}))
+        assert toucher.is_old or pair.number(said) == at
+        for wire in wires:
+            assert (await wire.notice(UPDATED))["params"]["uri"] == uri
+            assert await wire.silent()
+    if not wires[0].stateless:
+        pair.next_is(1 - at)
+        await wires[0].request("resources/unsubscribe", {"uri": uri})
+        await wires[1].call("touch", {"uri": uri})
+        await wires[1].notice(UPDATED)
+        assert await wires[0].silent()
+
+
 async def begun(pair: Pair, wire: HttpWire, at: int, mark: str, **meta: str) -> tuple[int, Run]:
     """A call of `held` that runs in this process (or, in 2024, was taken by it)."""
     pair.next_is(at)

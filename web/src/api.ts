@@ -127,26 +127,28 @@ export interface Connection {
   worker: string;
 }
 
-/** GET api/tools?as=WHO&scopes=a,b&revision=R: what this caller would see. */
-export interface ToolsView {
+/** Whose view it is. */
+export interface Viewed {
   as: string;
   scopes: string[];
   revision: string;
   principals: string[]; // to choose from: configured, or seen
   revisions: string[];
+}
+
+/** GET api/tools?as=WHO&scopes=a,b&revision=R: what this caller would see. */
+export interface ToolsView extends Viewed {
   tools: ToolInfo[];
   tokens: number; // about how many the exposed ones cost a model
   bytes: number; // of the list on the wire
 }
 
-export interface ToolInfo {
-  name: string;
+/** What is said of a tool, a resource and a prompt alike. */
+export interface Listed {
+  name: string; // of a resource: its URI, or its template
   title: string;
   description: string;
-  signature: string;
   input_schema: JsonObject;
-  output_schema?: JsonObject;
-  annotations: JsonObject; // declared by the server
   icons: Icon[];
   tags: string[];
   scopes: string[];
@@ -157,16 +159,38 @@ export interface ToolInfo {
   rule: string;
   why: string;
   limits: string[]; // in words
-  tokens: number;
   calls: number; // of all workers
   errors: number;
   refused: number;
   p95_ms: number; // of those that ran
   last: number; // when it was last called; 0: never
-  fingerprint: string;
-  pin: { state: "none" | "pinned" | "changed" | "new"; since: number; changes: Change[] };
   warnings: string[]; // look-alike names, invisible characters
 }
+
+export interface ToolInfo extends Listed {
+  signature: string;
+  output_schema?: JsonObject;
+  annotations: JsonObject; // declared by the server
+  tokens: number;
+  fingerprint: string;
+  pin: { state: "none" | "pinned" | "changed" | "new"; since: number; changes: Change[] };
+}
+
+/** GET api/catalog/resources|prompts?as=WHO&scopes=a,b&revision=R: what this caller would see. */
+export interface CatalogView extends Viewed {
+  entries: CatalogEntry[];
+}
+
+export interface CatalogEntry extends Listed {
+  kind: "resource" | "template" | "prompt";
+  own_name: string; // for programs; of a prompt: the same as `name`
+  completes: string[]; // arguments that the server has suggestions for
+  mimeType?: string;
+  size?: number;
+  annotations?: Noted;
+}
+// POST api/catalog/resources|prompts/NAME/switch {on: boolean} → {}                             role manage
+// POST api/catalog/resources|prompts/NAME/complete {argument, value, context} → {values: string[]}   role call
 
 export interface Icon {
   src: string; // a data: URL that may be shown at once; "" if it must be fetched first (https), or may not be shown
@@ -190,15 +214,16 @@ export interface Problem {
   text: string;
 }
 
-/** POST api/try/check {tool, arguments} */
+/** POST api/try/check {tool | resource | prompt, arguments}. A resource is a URI, or a template with its variables. */
 export interface Checked {
   valid: boolean;
   problems: Problem[];
   verdict: string;
   rule: string;
+  uri?: string; // of the resource that would be read
 }
 
-/** POST api/try {tool, arguments, revision} → {id}  role call. What happens comes as events "try". */
+/** POST api/try {tool | resource | prompt, arguments, revision} → {id}  role call. What happens comes as events "try". */
 export type TryEvent =
   | { id: string; kind: "progress"; progress: Progress }
   | { id: string; kind: "log"; level: string; text: string }
@@ -219,7 +244,7 @@ export interface Question {
 // POST api/try/ID/cancel {} → {}
 
 export interface CallError {
-  kind: "protocol" | "refused" | "transport" | "timeout" | "internal"; // the last: the console itself failed
+  kind: "protocol" | "failed" | "refused" | "transport" | "timeout" | "internal"; // the last: the console itself failed
   code?: number;
   message: string;
   data?: Json;
@@ -240,12 +265,13 @@ export interface Noted {
   lastModified?: string;
 }
 
-export type Block =
+export type Block = (
   | { type: "text"; text: string; bytes: number; cut: boolean; notes: Noted }
   | { type: "image" | "audio"; mime: string; data: string; bytes: number; cut: boolean; playable: boolean; notes: Noted }
   | { type: "link"; uri: string; name: string; title: string; description: string; mime: string; size?: number; notes: Noted }
-  | { type: "resource"; uri: string; mime: string; text?: string; bytes: number; cut: boolean; notes: Noted }
-  | { type: "other"; json: Json; notes: Noted };
+  | { type: "resource"; uri: string; mime: string; text?: string; data?: string; bytes: number; cut: boolean; playable?: boolean; notes: Noted }
+  | { type: "other"; json: Json; notes: Noted }
+) & { role?: string }; // of a prompt: whose message it is
 // cut: more than 64 KB of text (1 MB of a picture): GET api/calls/ID/blocks/INDEX gives all of it, as a download
 
 export interface Approval {

@@ -18,6 +18,13 @@ const SCREENS: { name: string; word: string; icon: IconName; key: string }[] = [
   { name: "connections", word: "Connections", icon: "connections", key: "c" },
 ];
 
+/** Screens below a tab: the tab, and the word for the title of the page. */
+const BELOW: { [screen: string]: [tab: string, word: string] } = {
+  calls: ["now", "Call"],
+  resources: ["tools", "Resources"],
+  prompts: ["tools", "Prompts"],
+};
+
 export function App() {
   const who = use(me);
   useEffect(() => {
@@ -62,6 +69,8 @@ function Signed() {
   useEffect(() => window.scrollTo(0, 0), [at.screen, at.screen === "calls" && at.name]);
   useKeys({
     ...Object.fromEntries(SCREENS.map((screen) => [`g ${screen.key}`, () => go(link(screen.name))])),
+    "g r": () => go(link("resources")),
+    "g p": () => go(link("prompts")),
     "?": () => setHelp(true),
     "/": () => document.querySelector<HTMLInputElement>("input[type=search]")?.focus(),
   });
@@ -144,7 +153,7 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
             href={link(screen.name)}
             class="screen"
             data-testid={`tab-${screen.name}`}
-            aria-current={at.screen === screen.name || (screen.name === "now" && at.screen === "calls") ? "page" : undefined}
+            aria-current={at.screen === screen.name || BELOW[at.screen]?.[0] === screen.name ? "page" : undefined}
             onPointerEnter={() => load(screen.name).catch(() => {})} // if it fails, the screen says so
           >
             <Icon name={screen.icon} />
@@ -245,7 +254,7 @@ function useTitle(at: Route): void {
   const total = use(waiting).length;
   const who = use(me);
   useEffect(() => {
-    const word = at.screen === "calls" ? "Call" : (SCREENS.find((screen) => screen.name === at.screen)?.word ?? "");
+    const word = BELOW[at.screen]?.[1] ?? (SCREENS.find((screen) => screen.name === at.screen)?.word ?? "");
     document.title = `${total ? `(${total}) ` : ""}${word} · ${plain(who?.server.name ?? "")} · Handrail`;
   }, [at, total, who]);
 }
@@ -293,7 +302,7 @@ function Self({ onClose }: { onClose: () => void }) {
 
 function Help({ onClose }: { onClose: () => void }) {
   const keys: [string, [string, string][]][] = [
-    ["Anywhere", [...SCREENS.map((screen): [string, string] => [`g ${screen.key}`, `go to ${screen.word}`]), ["/", "search"], ["?", "this help"], ["Esc", "close"]]],
+    ["Anywhere", [...SCREENS.map((screen): [string, string] => [`g ${screen.key}`, `go to ${screen.word}`]), ["g r", "go to Resources"], ["g p", "go to Prompts"], ["/", "search"], ["?", "this help"], ["Esc", "close"]]],
     [
       "In Approve",
       [

@@ -192,7 +192,7 @@ interface Control {
   optional?: boolean;
 }
 
-const idOf = (path: string): string => `at${path.replace(/[^\w/-]/g, (each) => `.${each.codePointAt(0)!.toString(16)}.`)}`;
+export const idOf = (path: string): string => `at${path.replace(/[^\w/-]/g, (each) => `.${each.codePointAt(0)!.toString(16)}.`)}`;
 export const focusOn = (path: string): void => {
   const found = document.getElementById(idOf(path));
   (found?.matches("input, select, textarea, button") ? found : found?.querySelector<HTMLElement>("input, select, textarea, button"))?.focus();

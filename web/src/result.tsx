@@ -70,10 +70,11 @@ function canonical(value: Json): string {
 /** A call that was not carried out, or of which nothing is known: no answer of the tool. */
 export function Refusal({ error }: { error: CallError }) {
   const [title, why] = {
-    protocol: ["The call was not understood", "A protocol error: the server answered without running the tool."],
-    refused: ["The call was refused", "A guard of the server turned it away. The tool was not run."],
-    transport: ["The connection broke", "It is unknown whether the tool has run."],
-    timeout: ["No answer in time", "The tool may still have done something."],
+    protocol: ["The call was not understood", "A protocol error: the server answered without running anything."],
+    failed: ["It could not be done", "The server tried, and answered with an error."],
+    refused: ["The call was refused", "A guard of the server turned it away. Nothing was run."],
+    transport: ["The connection broke", "It is unknown whether anything was run."],
+    timeout: ["No answer in time", "Something may still have been done."],
     internal: ["The console failed", ""],
   }[error.kind] ?? [error.kind, ""];
   const stopped = wasCancelled(error);
@@ -117,6 +118,16 @@ export function Lines({ of, label, testid }: { label: string; of: [when: string,
 export const wasCancelled = (error: CallError): boolean => error.kind === "refused" && /^Cancelled\b/.test(error.message);
 
 function Part({ block, download }: { block: Block; download: string }) {
+  if (!block.role) return <Content block={block} download={download} />;
+  return (
+    <div class="said" data-role={plain(block.role)} data-testid="said">
+      <p class="said-by">{plain(block.role)}</p>
+      <Content block={block} download={download} />
+    </div>
+  );
+}
+
+function Content({ block, download }: { block: Block; download: string }) {
   switch (block.type) {
     case "text":
       return (
@@ -156,8 +167,14 @@ function Part({ block, download }: { block: Block; download: string }) {
         <section class="result-part">
           <BlockHead kind="resource" notes={block.notes} detail={[block.mime, bytes(block.bytes)].filter(Boolean).join(", ")} />
           <Target uri={block.uri} />
-          {block.text === undefined ? <p class="muted">Binary: not shown.</p> : <Long text={block.text} />}
-          {block.text === undefined ? <Download to={download} size={block.bytes} /> : <Rest block={block} download={download} />}
+          {block.text !== undefined ? (
+            <Long text={block.text} />
+          ) : block.playable ? (
+            <Media block={block} />
+          ) : (
+            <p class="muted">Binary: not shown.</p>
+          )}
+          {block.text === undefined ? (block.cut || !block.playable) && <Download to={download} size={block.bytes} /> : <Rest block={block} download={download} />}
         </section>
       );
     default:
@@ -228,7 +245,7 @@ function Download({ to, size }: { to: string; size: number }) {
   );
 }
 
-function Media({ block }: { block: Extract<Block, { type: "image" | "audio" }> }) {
+function Media({ block }: { block: { mime: string; data?: string; cut: boolean; playable?: boolean } }) {
   const [broken, setBroken] = useState(false);
   if (broken) return <p class="muted">The browser cannot show it: it is not what it says it is.</p>;
   if (!block.playable)
@@ -239,10 +256,10 @@ function Media({ block }: { block: Extract<Block, { type: "image" | "audio" }> }
     );
   if (block.cut) return <p class="muted">Too large to be shown here.</p>;
   const source = `data:${block.mime};base64,${block.data}`;
-  return block.type === "image" ? (
-    <img class="picture" src={source} alt="A picture the tool returned" onError={() => setBroken(true)} />
+  return block.mime.toLowerCase().startsWith("audio/") ? (
+    <audio controls src={source} onError={() => setBroken(true)} aria-label="A sound that was returned" />
   ) : (
-    <audio controls src={source} onError={() => setBroken(true)} aria-label="A sound the tool returned" />
+    <img class="picture" src={source} alt="A picture that was returned" onError={() => setBroken(true)} />
   );
 }
 
@@ -317,7 +334,7 @@ function Target({ uri }: { uri: string }) {
             </>
           }
         >
-          <p>The tool returned this address. Where it leads was not checked.</p>
+          <p>The server returned this address. Where it leads was not checked.</p>
           <Url of={where} />
           {where.warnings.map((each) => (
             <Notice tone="warn" key={each}>

@@ -2,7 +2,7 @@
 import { Cell } from "./cell";
 
 export interface Route {
-  screen: string; // now, tools, try, approve, calls, audit, connections
+  screen: string; // now, tools, resources, prompts, try, approve, calls, audit, connections
   name: string; // what follows: a tool, a call, an approval; or ""
   query: URLSearchParams;
 }
@@ -13,6 +13,12 @@ export const route = new Cell<Route>(read());
 export function link(screen: string, name = "", query: { [name: string]: string } = {}): string {
   const text = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
   return `#/${screen}${name ? `/${encodeURIComponent(name)}` : ""}${text ? `?${text}` : ""}`;
+}
+
+/** The page of what was called: of a prompt, a resource or a tool, which their labels tell apart. */
+export function home(label: string): string {
+  if (label.startsWith("prompt:")) return link("prompts", label.slice(7));
+  return link(/^[a-z][a-z0-9+.-]*:/i.test(label) ? "resources" : "tools", label);
 }
 
 /** Go there. With `replace` the way back does not lead over where we are. */

@@ -8,6 +8,8 @@ type View = ComponentType<{ route: Route }>;
 const FILES: { [screen: string]: () => Promise<View> } = {
   now: async () => (await import("./screens/now")).Now,
   tools: async () => (await import("./screens/tools")).Tools,
+  resources: async () => (await import("./screens/resources")).Resources,
+  prompts: async () => (await import("./screens/resources")).Prompts,
   try: async () => (await import("./screens/try")).Try,
   approve: async () => (await import("./screens/approve")).Approve,
   calls: async () => (await import("./screens/call")).Call,

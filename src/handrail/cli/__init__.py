@@ -16,6 +16,7 @@ from handrail.errors import CallTimeout, HandrailError
 __all__ = ["main"]
 
 _MODULES = dict.fromkeys(("list", "show", "call", "inspect", "doctor"), "tools")
+_MODULES |= dict.fromkeys(("read", "prompts", "prompt", "complete"), "resources")
 _MODULES |= {"config": "host_config", "install": "host_config", "explain": "check", "keys": "check"}
 _MODULES |= {"console": "serve", "completion": "parser"}
 """The modules of the verbs that have none of their own name."""

@@ -23,10 +23,10 @@ from handrail.model import Json, Object
 from handrail.suggest import closest
 from handrail.text.controls import escape, one_line
 
-__all__ = ["parse_arguments", "parse_document", "parse_seconds", "read_text", "typed_value", "unknown_tool"]
+__all__ = ["parse_arguments", "parse_document", "parse_seconds", "read_text", "typed_value", "unknown_name"]
 
 MAX_BYTES = 4 * 1024 * 1024
-MAX_LISTED_TOOLS = 20  # in the error for an unknown tool
+MAX_LISTED = 20  # in the error for an unknown name
 _WORD = re.compile(r"([^=:]*(?::(?!=)[^=:]*)*)(:?=)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -69,16 +69,14 @@ def parse_arguments(words: Iterable[str], schema: Object) -> Object:
     return result
 
 
-def unknown_tool(name: str, names: list[str]) -> UsageError:
-    """Return the error for an unknown tool, with the closest name, or with the names of all tools."""
+def unknown_name(kind: str, name: str, names: list[str]) -> UsageError:
+    """Return the error for an unknown tool, resource or prompt, with the closest name, or with all of them."""
     parts = {part: each for each in reversed(names) for part in re.split(r"[._-]", each) if len(part) > 2}
     if near := closest(name, names) or parts.get(closest(name, parts) or ""):
-        return UsageError(f"no tool {one_line(name, 100)!r}; did you mean {escape(near, lines=False)}?")
-    names_text = ", ".join(one_line(each, 60) for each in names[:MAX_LISTED_TOOLS]) + ", …" * (
-        len(names) > MAX_LISTED_TOOLS
-    )
+        return UsageError(f"no {kind} {one_line(name, 100)!r}; did you mean {escape(near, lines=False)}?")
+    names_text = ", ".join([*(one_line(each, 60) for each in names[:MAX_LISTED]), *["…"] * (len(names) > MAX_LISTED)])
     return UsageError(
-        f"no tool {one_line(name, 100)!r}; " + (f"there are {names_text}" if names else "the server has none")
+        f"no {kind} {one_line(name, 100)!r}; " + (f"there are {names_text}" if names else "the server has none")
     )
 
 
@@ -131,7 +129,7 @@ def _find(key: str, schema: Object, root: Object) -> tuple[list[str], Json]:
             near = closest(step, properties)
             names_text = ", ".join(one_line(name, 40) for name in list(properties)[:20]) or "nothing"
             hint = f"did you mean {one_line(near, 40)}?" if near else f"there is {names_text}"
-            raise _WordError(f"the tool has no argument {one_line(step, 40)!r}; {hint}")
+            raise _WordError(f"there is no argument {one_line(step, 40)!r}; {hint}")
         inner = properties.get(step, more)
         path.append(step)
         if not dot:

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from handrail.cli.arguments import parse_arguments, parse_document, unknown_tool
+from handrail.cli.arguments import parse_arguments, parse_document, unknown_name
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
@@ -44,7 +44,7 @@ def run_check(args: Namespace, screen: Screen) -> int:
         }
         command_config.apply_guards(server)
         policy = server.engine.guard_set.policy
-        warnings = command_config.warnings(server, server.engine.catalog)
+        warnings = command_config.warnings(server, server.engine.catalogs.values())
     if screen.as_json:
         over_http, over_stdio = command_config.approvers(server)
         report = {
@@ -108,20 +108,12 @@ def _displayable(value: Any) -> Any:
 
 
 def run_explain(args: Namespace, screen: Screen) -> int:
-    if args.call != "call":
-        raise UsageError(f"explain: {args.call!r}: only a call can be explained: handrail explain call TOOL KEY=VALUE")
     command_config = CommandConfig(args, args.server)
     server = command_config.server_file(args.server, "add --server FILE").load()
     command_config.apply_guards(server)
     if args.revision not in REVISIONS:
         raise UsageError(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")
-    entry = server.engine.catalog.get(args.tool)
-    if entry is None:
-        raise unknown_tool(args.tool, [each.name for each in server.tools])
-    if args.arguments_json is None:
-        call_arguments = parse_arguments(args.words, {**entry.tool.input_schema, "required": []})
-    else:
-        call_arguments = parse_document(args.arguments_json)
+    entry, call_arguments = _find(server, args)
     principal = Principal(args.as_, frozenset(args.scope))
     by = command_config.approvers(server)[args.as_ == LOCAL]
     stages, allowed = _stages(server, entry, principal, call_arguments, args.revision, by)
@@ -131,6 +123,23 @@ def run_explain(args: Namespace, screen: Screen) -> int:
     else:
         screen.table(stages, styles=("bold",))
     return ExitCode.OK if allowed else ExitCode.DENIED
+
+
+def _find(server: Server, args: Namespace) -> tuple[ToolEntry, Object]:
+    """Return the entry that a request would use, and its arguments."""
+    engine, kind = server.engine, {"call": "tool", "read": "resource"}.get(args.action, args.action)
+    if kind == "resource":
+        found = engine.find_resource(args.name)
+        if found is None:
+            raise unknown_name(kind, args.name, [each.name for each in (*engine.resources, *engine.templates)])
+        return found
+    catalog = engine.catalog if kind == "tool" else engine.prompts
+    entry = catalog.get(args.name)
+    if entry is None:
+        raise unknown_name(kind, args.name, [each.name for each in catalog])
+    if args.arguments_json is not None:
+        return entry, parse_document(args.arguments_json)
+    return entry, parse_arguments(args.words, {**entry.tool.input_schema, "required": []})
 
 
 def _audit(command_config: CommandConfig, server: Server) -> Row:
@@ -160,22 +169,25 @@ def _stages(
     hide_decision = policy.hides(principal, entry.subject, revision)
     stages: list[Row] = []
     if hide_decision is not None:
-        return [("find", "hidden", f"answered as an unknown tool by {hide_decision.rule}: {hide_decision.why}")], False
+        why = f"answered as an unknown {entry.kind} by {hide_decision.rule}: {hide_decision.why}"
+        return [("find", "hidden", why)], False
     if not entry.scopes <= principal.scopes:
         lacking = ", ".join(sorted(entry.scopes - principal.scopes))
         return [("find", "hidden" if entry.hide else "forbidden", f"its author wants the scope {lacking}")], False
     stages.append(("find", "listed", "for this caller"))
-    limits = _limits(server.engine.guard_options.get("rates", Rates()), principal, entry.tool.name)
+    limits = _limits(server.engine.guard_options.get("rates", Rates()), principal, entry.limit_name)
     stages.append(("limit", "on" if limits else "off", ", ".join(limits)))
     if entry.input.valid(call_arguments):
         stages.append(("validate", "valid", ""))
     else:
-        repair_result = repair(entry.input, call_arguments) if gate.repairs else None
+        is_text = entry.kind != "tool"  # variables of templates and arguments of prompts come as texts
+        repair_result = repair(entry.input, call_arguments) if gate.repairs or is_text else None
         if repair_result is None:
             stages.append(("validate", "refused", entry.bad_arguments(call_arguments).text))
             return stages, False
         call_arguments = repair_result[0]
-        stages.append(("validate", "repaired", ", ".join(each.path for each in repair_result[1])))
+        repaired = ", ".join(each.path for each in repair_result[1])
+        stages.append(("validate", "valid" if is_text else "repaired", repaired))
     for name, matched, why in policy.explain(principal, entry.subject, call_arguments, revision):
         stages.append((f"rule {name}", "matches" if matched else "does not", why))
     decision = policy.decide(principal, entry.subject, call_arguments, revision)

@@ -33,6 +33,7 @@ _OTHER_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 MAX_DIFFERENCE = 40  # lines of a changed tool, so that the question stays on the same screen
 CANCEL, DECLINE = "cancel", None
 MAX_QUESTION_LINES = 50  # so that a question stays on one screen
+_USES = ("call", "read", "prompt")  # verbs that run something of the server
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 
 
@@ -49,7 +50,7 @@ def client_for(args: Namespace, screen: Screen, **more: Any) -> Client:
     if args.key is not None:
         headers |= _key(args.key, headers)
     url = target.url if isinstance(target, ServerEntry) else str(target)
-    trusted = args.trusted or (args.verb == "call" and is_own_file(target))
+    trusted = args.trusted or (args.verb in _USES and is_own_file(target))
     try:
         return Client(
             target,
@@ -60,7 +61,7 @@ def client_for(args: Namespace, screen: Screen, **more: Any) -> Client:
             headers=headers,
             env=dict(_pair(each, "=", "--env", "NAME=value") for each in args.env),
             trusted=trusted,
-            server_asks=trusted and args.verb == "call" and not args.yes and screen.is_attended,
+            server_asks=trusted and args.verb in _USES and not args.yes and screen.is_attended,
             state=state.folder,
             agree=partial(_consent_to_entry, args, screen, Consents(state)),
             elicit=forms.fill,

@@ -15,7 +15,8 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from importlib import invalidate_caches
 from importlib.machinery import SourceFileLoader
@@ -29,13 +30,13 @@ from handrail.cli.exit_codes import UsageError
 from handrail.client.state_dir import StateDirectory, state_folder
 from handrail.config import FILE_NAME, SECTIONS, document, read
 from handrail.engine.call import Call
-from handrail.engine.catalog import ToolCatalog
+from handrail.engine.catalog import Catalog
 from handrail.engine.guard_set import GuardOptions
 from handrail.engine.pipeline import Handler
 from handrail.engine.results import TOOL as READ_MORE, smallest_cap
-from handrail.guards.policy import LintedTool, lint_rules, lint_settings
+from handrail.guards.policy import LintedSubject, lint_rules, lint_settings
 from handrail.guards.sanitize import Sanitize
-from handrail.model import Tool, ToolResult
+from handrail.model import ToolResult
 from handrail.server import Server
 from handrail.stores import Store
 from handrail.suggest import closest
@@ -50,7 +51,7 @@ POLL_SECONDS = 0.5
 _RELOADED_ATTRIBUTES = (
     "author_metadata identity instructions limits page_size list_changed identify ttl_ms forms".split()
 )
-_COPIED_ATTRIBUTES = "offer has_tools hidden seal".split()
+_COPIED_ATTRIBUTES = "offer has_tools seal".split()
 
 
 class ServerFile:
@@ -261,7 +262,7 @@ class _Reloader:
                     await asyncio.wait_for(stop.wait(), POLL_SECONDS)
                     return
                 if self._source.has_changed() and (version := await self._read()):
-                    current = self._swap_tools(shell, current, version)
+                    current = self._swap(shell, current, version)
         finally:
             for version in self._versions.values():
                 version.stop.set()
@@ -285,23 +286,26 @@ class _Reloader:
         self._versions[server] = version
         return version
 
-    def _swap_tools(self, shell: Server, old: _Version, new: _Version) -> _Version:
-        """Exchange the tools without awaiting, so that no message is handled in between; return the current version."""
-        before, entries = shell.tools, shell.engine.catalog.entries
-        conflicts = {each.tool.name for each in entries if not each.via} & {each.name for each in new.server.tools}
-        if conflicts:
-            self._note(f"the server has a tool {min(conflicts)!r} of its own; the tools stay as they were")
-            new.replaced = True
-            new.stop_if_unused()
-            return old
-        for entry in entries:
-            if entry.via:
-                with suppress(KeyError):  # the old version has removed it itself
-                    shell.remove(entry.tool.name)
+    def _swap(self, shell: Server, old: _Version, new: _Version) -> _Version:
+        """Exchange what is listed without awaiting: no message is handled in between. Return the current version."""
+        before, catalogs = _definitions(shell), shell.engine.catalogs
+        for method, catalog in catalogs.items():
+            names = {each.name for each in new.server.engine.catalogs[method]}
+            if conflicts := names & {each.name for each in catalog.entries if not each.via}:
+                text = f"the server has a {catalog.kind} {min(conflicts)!r} of its own; the tools stay as they were"
+                self._note(text)
+                new.replaced = True
+                new.stop_if_unused()
+                return old
+        for catalog in catalogs.values():
+            for entry in catalog.entries:
+                if entry.via:
+                    with suppress(KeyError):  # the old version has removed it itself
+                        catalog.remove(entry.name)
         shell.include(new.server)
         for name in _RELOADED_ATTRIBUTES:
             setattr(shell.engine, name, getattr(new.server.engine, name))
-        self._note(f"{self._source.label} was read again: {_difference(before, shell.tools)}")
+        self._note(f"{self._source.label} was read again: {_difference(before, _definitions(shell))}")
         if _guards(old.server) != _guards(new.server):
             self._note("its guards have changed; those of the start stay in force until the server is restarted")
         old.replaced = True
@@ -314,15 +318,22 @@ def _guards(server: Server) -> dict[str, Any]:
     return {**server.engine.guard_options, "policy": server.engine.guard_set.policy.version}
 
 
-def _difference(before: list[Tool], after: list[Tool]) -> str:
-    old, new = ({tool.name: tool for tool in tools} for tools in (before, after))
+def _definitions(server: Server) -> dict[tuple[str, str], Any]:
+    """Return what a server lists, by kind and name."""
+    catalogs, revision = server.engine.catalogs.values(), server.engine.offer.newest
+    return {(each.kind, each.name): each.definition(revision) for catalog in catalogs for each in catalog}
+
+
+def _difference(old: dict[tuple[str, str], Any], new: dict[tuple[str, str], Any]) -> str:
     parts = {
         "new": new.keys() - old.keys(),
         "gone": old.keys() - new.keys(),
-        "changed": {name for name in new.keys() & old.keys() if new[name] != old[name]},
+        "changed": {key for key in new.keys() & old.keys() if new[key] != old[key]},
     }
-    changes = [f"{word}: {', '.join(sorted(names))}" for word, names in parts.items() if names]
-    return "; ".join([f"{len(after)} tool{'s' if len(after) != 1 else ''}", *changes])
+    counts = Counter(kind for kind, _ in new)
+    numbers = [f"{counts[each]} {each}{'s' * (counts[each] != 1)}" for each in {"tool": 0, **counts}]
+    changes = [f"{word}: {', '.join(sorted(name for _, name in keys))}" for word, keys in parts.items() if keys]
+    return "; ".join([", ".join(numbers), *changes])
 
 
 def settings_for(target: str | None) -> Path | None:
@@ -406,15 +417,19 @@ class CommandConfig:
         except ValueError as problem:  # the file names a secret that is not set
             raise UsageError(f"{self.path}: {problem}") from None
 
-    def warnings(self, server: Server, catalog: ToolCatalog) -> list[str]:
-        """Return a warning for each setting without effect on this server, with these tools."""
-        tools = [LintedTool(each.tool.name, each.tags, each.tool.input_schema) for each in catalog.entries]
+    def warnings(self, server: Server, catalogs: Iterable[Catalog[Any]]) -> list[str]:
+        """Return a warning for each setting without effect on this server, with these tools, resources and prompts."""
+        subjects = [
+            LintedSubject(each.tool.name, each.tags, each.tool.input_schema, each.kind, each.limit_name)
+            for catalog in catalogs
+            for each in catalog.entries
+        ]
         guards = server.engine.guard_options
         rates, sanitize = guards.get("rates"), guards.get("sanitize", Sanitize())
         if sanitize is not None and smallest_cap(sanitize):  # then the server adds this tool
-            tools.append(LintedTool(READ_MORE.name, frozenset(), READ_MORE.input_schema))
+            subjects.append(LintedSubject(READ_MORE.name, frozenset(), READ_MORE.input_schema))
         policy = server.engine.guard_set.policy
-        warnings = [*policy.warnings, *lint_rules(policy, tools), *lint_settings(rates, sanitize, tools)]
+        warnings = [*policy.warnings, *lint_rules(policy, subjects), *lint_settings(rates, sanitize, subjects)]
         return warnings + self.self_approval_warnings(server)
 
     def approvers(self, server: Server | None) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from handrail.cli.exit_codes import ExitCode, UsageError
 
 __all__ = ["build_parser", "run_completion"]
 
+_SAVE = "folder for pictures and sounds (a new temporary one)"
 _TARGET = "a Python file, and the server in it if there are several"
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _ADDRESS = re.compile(r"unix:.+|(?:[^/]*:)?[0-9]{1,5}")
@@ -98,6 +99,7 @@ def build_parser() -> CommandParser:
     for group in (
         _add_serve_verb,
         _add_call_verbs,
+        _add_resource_verbs,
         _add_host_verbs,
         _add_audit_verb,
         _add_check_verbs,
@@ -158,11 +160,8 @@ def _add_call_verbs(verb: _AddVerb) -> None:
     )
     _add_client_options(call)
     call.add_argument("tool", metavar="TOOL")
-    call.add_argument(
-        "words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments, typed by the tool's schema; KEY:=JSON"
-    )
-    call.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON; -: standard input")
-    call.add_argument("--save", metavar="FOLDER", help="folder for pictures and sounds (a new temporary one)")
+    _add_arguments(call, "arguments, typed by the tool's schema; KEY:=JSON")
+    call.add_argument("--save", metavar="FOLDER", help=_SAVE)
 
     inspect = verb(
         "inspect",
@@ -180,6 +179,60 @@ def _add_call_verbs(verb: _AddVerb) -> None:
         "handrail doctor 'python my_server.py'",
     )
     _add_client_options(doctor)
+
+
+def _add_resource_verbs(verb: _AddVerb) -> None:
+    resources = verb(
+        "resources",
+        "list the resources of a server, and its templates of resources",
+        "handrail resources notes.py",
+        "handrail resources https://example.org/mcp --json",
+    )
+    _add_client_options(resources)
+
+    read = verb(
+        "read",
+        "read a resource",
+        "handrail read notes.py file:///notes/today",
+        "handrail read notes.py image://logo --save pictures    every content into a file, byte for byte",
+    )
+    _add_client_options(read)
+    read.add_argument("uri", metavar="URI")
+    read.add_argument("--save", metavar="FOLDER", help="folder for all contents (none; binary ones: a temporary one)")
+
+    prompts = verb("prompts", "list the prompts of a server", "handrail prompts notes.py")
+    _add_client_options(prompts)
+
+    prompt = verb(
+        "prompt",
+        "print the messages of a prompt",
+        "handrail prompt notes.py review code=@example.py style=short",
+        'handrail prompt notes.py review --arguments \'{"code": "x = 1"}\' --json',
+    )
+    _add_client_options(prompt)
+    prompt.add_argument("prompt", metavar="PROMPT")
+    _add_arguments(prompt, "arguments, as texts")
+    prompt.add_argument("--save", metavar="FOLDER", help=_SAVE)
+
+    complete = verb(
+        "complete",
+        "print the values that an argument of a prompt, or a variable of a template, can have",
+        "handrail complete notes.py review style",
+        "handrail complete notes.py review style s       those that begin with s",
+        "handrail complete notes.py 'file:///notes/{name}' name --known folder=work",
+    )
+    _add_client_options(complete)
+    complete.add_argument("what", metavar="PROMPT|TEMPLATE", help="the name of a prompt, or a URI template")
+    complete.add_argument("argument", metavar="ARGUMENT")
+    complete.add_argument("start", nargs="?", default="", metavar="START", help="the first letters of the value")
+    known = "another argument that has its value already"
+    complete.add_argument("--known", dest="words", action="append", default=[], metavar="KEY=VALUE", help=known)
+
+
+def _add_arguments(command: CommandParser, text: str) -> None:
+    command.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=text)
+    json_text = "arguments as JSON; -: standard input"
+    command.add_argument("--arguments", dest="arguments_json", metavar="JSON", help=json_text)
 
 
 def _add_host_verbs(verb: _AddVerb) -> None:
@@ -253,13 +306,14 @@ def _add_check_verbs(verb: _AddVerb) -> None:
         "print what each guard would do with a call, and which rule decides, without calling",
         "handrail explain --as alice --server shop.py call cancel_order order=7",
         "handrail explain --as bob --scope orders:write call cancel_order order=7 --json",
+        "handrail explain --as bob --server notes.py read file:///notes/today",
+        "handrail explain --as bob --server notes.py prompt review code=x",
     )
-    explain.add_argument("call", metavar="call", help="the word `call`")
-    explain.add_argument("tool", metavar="TOOL")
     explain.add_argument(
-        "words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments, typed by the tool's schema"
+        "action", choices=("call", "read", "prompt"), help="call a tool, read a resource, get a prompt"
     )
-    explain.add_argument("--arguments", dest="arguments_json", metavar="JSON", help="arguments as JSON")
+    explain.add_argument("name", metavar="NAME", help="the tool or the prompt, or the URI of the resource")
+    _add_arguments(explain, "arguments, typed by the tool's schema")
     explain.add_argument("--as", dest="as_", default="local", metavar="WHO", help="the caller (local)")
     explain.add_argument("--scope", action="append", default=[], metavar="SCOPE", help="a scope of the caller")
     explain.add_argument(

@@ -47,12 +47,12 @@ def run_serve(args: Namespace, screen: Screen) -> int:
     if args.reload:
         sys.dont_write_bytecode = True  # a file that changes twice in a second would keep its first bytecode
     server = source.load()
-    catalog = server.engine.catalog  # with --reload, the server has no tools before it serves
+    catalogs = server.engine.catalogs.values()  # with --reload, the server has none before it serves
     if args.reload:
         server = reloading_server(source, server, screen.note)
     command_config.apply_for_serving(server)
     screen.note(command_config.describe_guards(server, source))
-    for warning in command_config.warnings(server, catalog):
+    for warning in command_config.warnings(server, catalogs):
         screen.note(f"careful: {warning}")
     try:
         with _console(args, command_config, server, source, address, workers) as console:

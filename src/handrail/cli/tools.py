@@ -1,4 +1,4 @@
-"""The verbs about one server: `handrail list`, `show`, `call`, `inspect` and `doctor` (APP-01 to APP-04, APP-14)."""
+"""The verbs about the tools of a server, and the server: `handrail list`, `show`, `call`, `inspect` and `doctor`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ import time
 from argparse import Namespace
 from base64 import b64decode
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec import MsgspecError, Struct, json as msgspec_json
 
-from handrail.cli.arguments import parse_arguments, parse_document, unknown_tool
+from handrail.cli.arguments import parse_arguments, parse_document, unknown_name
 from handrail.cli.connect import changed_lines, client_for, confirm_on_terminal, target_of
 from handrail.cli.exit_codes import ExitCode, exit_code_for
-from handrail.cli.terminal import Screen, json_text
+from handrail.cli.terminal import Screen, Spinner, json_text
+from handrail.client.client import BlockingClient
+from handrail.client.inflight import Progress
 from handrail.client.mcp_config import EntryError, ServerEntry
 from handrail.client.results import CallResult
 from handrail.client.state_dir import CALLS_FILE, state_folder
-from handrail.client.tools import ListedTool, Tools, describe
+from handrail.client.tools import E, ListedEntries, ListedEntry, ListedTool, Tools, describe
 from handrail.errors import HandrailError, PeerError
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
 from handrail.text.controls import escape, mask, mask_secrets, one_line
@@ -40,36 +42,49 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
 _SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
 _SUFFIXES |= {"audio/wav": ".wav", "audio/mpeg": ".mp3", "audio/ogg": ".ogg"}
+_SUFFIXES |= {"text/plain": ".txt", "text/markdown": ".md", "application/json": ".json", "application/pdf": ".pdf"}
 MAX_DIFFERENCE = 2_000  # lines of a changed tool
 MAX_WIRE_MESSAGES = 1_000  # with --json: the last ones
 
 
 def run_list(args: Namespace, screen: Screen) -> int:
+    def texts(tool: ListedTool) -> tuple[str, str, str]:
+        return tool.name, tool.title, ("changed: " if tool.changed else "") + tool.description
+
     with client_for(args, screen) as connection:
         with screen.progress(f"listing the tools of {args.server}"):
-            tools = connection.tools()
-        revision, problems = connection.revision, dict(connection.problems)
+            lists = {"tools": connection.tools()}
+        print_lists(connection, lists, texts, screen)
+    return ExitCode.OK
+
+
+def print_lists(
+    connection: BlockingClient,
+    lists: Mapping[str, ListedEntries[E]],
+    texts: Callable[[E], tuple[str, str, str]],
+    screen: Screen,
+) -> None:
+    """Print lists of servers by their member in JSON; `texts` gives key, title and description of an entry."""
+    refused = {name: why for entries in lists.values() for name, why in entries.refused.items()}
     if screen.as_json:
-        listed = [_raw(tool) for tool in tools]
-        refused = [{"name": name, "why": why} for name, why in tools.refused.items()]
-        failed = {name: str(problem) for name, problem in problems.items()}
-        screen.data({"revision": revision, "tools": listed, "refused": refused, "problems": failed})
-        return ExitCode.OK
+        listed = {member: [_raw(each) for each in entries] for member, entries in lists.items()}
+        left_out = [{"name": name, "why": why} for name, why in refused.items()]
+        failed = {name: str(problem) for name, problem in connection.problems.items()}
+        screen.data({"revision": connection.revision, **listed, "refused": left_out, "problems": failed})
+        return
     rows = []
-    for tool in tools:
-        first = tool.description.strip().split("\n")[0]
-        mark = "changed: " if tool.changed else ""
-        title = f"{tool.title}: " if tool.title != tool.name else ""
-        rows.append((tool.name, one_line(mark + title + first, 100)))
+    for entry in (each for entries in lists.values() for each in entries):
+        key, title, description = texts(entry)
+        first = description.strip().split("\n")[0]
+        rows.append((key, one_line(f"{title}: {first}" if title != entry.name else first, 100)))
     if rows:
         screen.table(rows, styles=("bold",))
     else:
-        screen.note("no tools")
-    for name, why in tools.refused.items():
+        screen.note(f"no {next(iter(lists))}")
+    for name, why in refused.items():
         screen.note(f"left out: {one_line(name, 60)}: {one_line(why, 200)}")
-    for problem in problems.values():
+    for problem in connection.problems.values():
         screen.note(str(problem))
-    return ExitCode.OK
 
 
 def run_show(args: Namespace, screen: Screen) -> int:
@@ -91,17 +106,11 @@ def run_call(args: Namespace, screen: Screen) -> int:
     with mcp_client as connection:
         with screen.progress(f"asking {args.server}"):
             tool = _find(connection.tools(), args.tool)
-        if args.arguments_json is None:
-            call_arguments = parse_arguments(args.words, tool.input_schema)
-        else:  # words override members of the document
-            call_arguments = parse_document(args.arguments_json) | parse_arguments(
-                args.words, {**tool.input_schema, "required": []}
-            )
+        call_arguments = read_arguments(args, tool.input_schema)
         welcome = mcp_client.welcome if len(mcp_client.servers) == 1 else {}
         confirm = confirm_on_terminal(tool, call_arguments, args, screen, welcome)
         with screen.progress(f"calling {tool.name}") as spinner:
-            progress = lambda far: spinner.update(far.done, far.total, far.message)  # noqa: E731 — one line, used once
-            result = connection.call(tool.name, call_arguments, confirm=confirm, progress=progress)
+            result = connection.call(tool.name, call_arguments, confirm=confirm, progress=report_to(spinner))
     if screen.as_json:
         screen.data(result.raw)
     else:
@@ -109,6 +118,17 @@ def run_call(args: Namespace, screen: Screen) -> int:
     if result.refused:
         return ExitCode.DENIED
     return ExitCode.TOOL if result.is_error else ExitCode.OK
+
+
+def read_arguments(args: Namespace, schema: Object) -> Object:
+    """Return the arguments on the command line; words override members of the document."""
+    if args.arguments_json is None:
+        return parse_arguments(args.words, schema)
+    return parse_document(args.arguments_json) | parse_arguments(args.words, {**schema, "required": []})
+
+
+def report_to(spinner: Spinner) -> Callable[[Progress], None]:
+    return lambda far: spinner.update(far.done, far.total, far.message)
 
 
 def run_inspect(args: Namespace, screen: Screen) -> int:
@@ -156,14 +176,15 @@ def run_inspect(args: Namespace, screen: Screen) -> int:
     return code
 
 
-def _raw(tool: ListedTool) -> Object:
-    return {**tool.raw, "name": tool.name, "server": tool.server, "changed": tool.changed}
+def _raw(entry: ListedEntry) -> Object:
+    changed = {"changed": entry.changed} if isinstance(entry, ListedTool) else {}
+    return {**entry.raw, "name": entry.name, "server": entry.server, **changed}
 
 
 def _find(tools: Tools, name: str) -> ListedTool:
     tool = tools.get(name)
     if tool is None:
-        raise unknown_tool(name, [each.name for each in tools])
+        raise unknown_name("tool", name, [each.name for each in tools])
     return tool
 
 
@@ -175,20 +196,21 @@ def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
         return
     if result.is_error:
         screen.note(f"{result.tool.name} reported an error:")
-    files = _Files(args.save)
+    files = FileSaver(args.save)
     for number, block in enumerate(result.content):
-        screen.write(_render_block(block, number, files))
+        screen.write(render_block(block, number, files))
     if not result.content and result.data is not None:
         screen.write(_pretty(json_text(result.data)))
     for problem in result.problems:
         screen.note(one_line(problem, 300))
 
 
-def _render_block(block: Block, number: int, files: _Files) -> str:
-    if isinstance(block, Text):
-        return escape(_pretty(block.text))
+def render_block(block: Block | str, number: int, files: FileSaver) -> str:
+    if isinstance(block, Text | str):
+        return escape(_pretty(block if isinstance(block, str) else block.text))
     if isinstance(block, Image | Audio):
-        return files.save(block, number)
+        data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
+        return files.save(data, block.mime_type, number)
     if isinstance(block, ResourceLink):
         return f"{escape(block.name, lines=False)}: {escape(block.uri, lines=False)}"
     if isinstance(block, EmbeddedResource) and "text" in block.resource:
@@ -212,16 +234,15 @@ def _kind(block: Json) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-class _Files:
-    """The folder for pictures and sounds: that of `--save`, or a temporary one, created for the first file."""
+class FileSaver:
+    """The folder for what is not text: that of `--save`, or a temporary one, created for the first file."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = None if folder is None else Path(folder)
 
-    def save(self, block: Image | Audio, number: int) -> str:
-        """Save a block to a new file, never over an old one, and return a line with its path. We choose the name."""
-        data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
-        kind, suffix = one_line(block.mime_type, 60), _SUFFIXES.get(block.mime_type, ".bin")
+    def save(self, data: bytes, mime_type: str, number: int) -> str:
+        """Save bytes to a new file, never over an old one, and return a line with its path. We choose the name."""
+        kind, suffix = one_line(mime_type, 60), _SUFFIXES.get(mime_type, ".bin")
         if number >= MAX_FILES:
             return f"{kind}, not saved: the first {MAX_FILES} were; --json shows it"
         try:

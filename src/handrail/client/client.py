@@ -1,4 +1,4 @@
-"""Client: connect to any server of any revision, list its tools, call them.
+"""Client: connect to any server of any revision, list its tools, call them, read its resources.
 
 >>> async with Client("https://example.org/mcp") as client:
 ...     for tool in await client.tools():
@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
@@ -24,19 +25,22 @@ from handrail.client.inflight import Clocks, Log, Progress, add_context
 from handrail.client.input_handlers import Elicitation, InputHandlers, Sampling
 from handrail.client.mcp_config import ConnectOptions, ServerEntry, Transport, targets
 from handrail.client.results import CallResult
+from handrail.client.server_list import L
 from handrail.client.server_tools import ClientSettings, ServerTools
 from handrail.client.state_dir import Confirm, StateDirectory
-from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools
+from handrail.client.tools import MAX_DESCRIPTION, E, Tools
 from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.tool_definitions import read_lock
 from handrail.model import Object
 from handrail.revisions.base import SERVER_INFO
-from handrail.suggest import NOT_HERE, closest, describe_value, expect, mapping, suggest_names, suggest_options
+from handrail.suggest import closest, describe_value, expect, mapping, suggest_names, suggest_options
 from handrail.text.controls import strip_invisible
 from handrail.transports.http_client import Authorizer
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
+    from handrail.client.prompts import Completion, ListedPrompt, PromptMessages, Prompts
+    from handrail.client.resources import ListedTemplate, ReadResult, Resources, ResourceSubscription, Templates
     from handrail.client.server_tools import Recorder
     from handrail.guards.policy import Policy, Rule
 
@@ -56,8 +60,13 @@ OTHER_NAMES = {
     "server_info": "client.identity",
     "set_logging_level": "Client(…, log=function)",
     "list_roots": "Client(…, roots=[…])",
-    **dict.fromkeys(("list_resources", "read_resource", "list_resource_templates", "subscribe_resource"), NOT_HERE),
-    **dict.fromkeys(("list_prompts", "get_prompt", "complete"), NOT_HERE),
+    "list_resources": "client.resources()",
+    "list_resource_templates": "client.templates()",
+    "read_resource": "client.read(uri)",
+    "subscribe_resource": "`async with client.subscribe(uri) as updates:`",
+    "unsubscribe_resource": "`async with client.subscribe(uri) as updates:`",
+    "list_prompts": "client.prompts()",
+    "get_prompt": "client.prompt(name, {…})",
 }
 
 
@@ -68,7 +77,8 @@ class Client:
     Use it in `async with`, and await its methods. In a plain `with` it is a `BlockingClient`: nothing is awaited.
 
     `target` is a URL, a command (list or string), a path to a Python file, a `Server`, an `mcpServers` entry, or the
-    path of a configuration file. With several servers the name of a tool begins with the server's name and a dot.
+    path of a configuration file. With several servers the name of a tool or a prompt begins with the server's name and
+    a dot.
 
     What is spoken, and for how long:
         revision: "auto" finds out; "legacy" initializes at once; or the name of one revision.
@@ -85,7 +95,7 @@ class Client:
         on_stderr: gets each line of a command's standard error; without it they are logged.
         tap: `tap(direction, message)` gets each message, ">" sent and "<" received.
 
-    Which calls are allowed:
+    Which calls are allowed, and which resources and prompts are read:
         trusted: believe the annotations of the server's tools.
         confirm: `confirm(call)` returns whether a call may be sent; `allow` agrees to every call.
         policy: rules that decide calls instead of `trusted` and `confirm`. A call they deny is not sent, a tool they
@@ -286,26 +296,35 @@ class Client:
 
     async def tools(self, *, fresh: bool = False) -> Tools:
         """Return the tools of all servers. The list is cached until a server announces a change, unless `fresh`."""
+        return await self._merged("tools", Tools, lambda each: each.tools(fresh=fresh))
+
+    async def _merged(
+        self,
+        capability: str,
+        list_type: Callable[[list[E], dict[str, str]], L],
+        fetch: Callable[[ServerTools], Awaitable[L]],
+    ) -> L:
+        """Return one list of the lists of all servers."""
         if len(self._servers) <= 1:
-            return await self._first_server.tools(fresh=fresh)
-        visible: list[ListedTool] = []
+            return await fetch(self._first_server)
+        visible: list[E] = []
         refused: dict[str, str] = {}
-        requests = (each.tools(fresh=fresh) for each in self._servers.values())
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        for name, tools in zip(self._servers, results, strict=True):
-            if isinstance(tools, PeerError):  # a broken server does not hide the others
-                self.problems[name] = tools
-            elif isinstance(tools, BaseException):
-                raise tools
+        results = await asyncio.gather(*map(fetch, self._servers.values()), return_exceptions=True)
+        for (name, remote), entries in zip(self._servers.items(), results, strict=True):
+            if isinstance(entries, PeerError):  # a broken server does not hide the others
+                if not remote.connection.is_open or remote.connection.offers(capability):
+                    self.problems[name] = entries
+            elif isinstance(entries, BaseException):
+                raise entries
             else:
                 self.problems.pop(name, None)
-                refused.update(tools.refused)
-                for tool in tools:
-                    if self._find(tool.name)[0].name == name:
-                        visible.append(tool)
+                refused.update(entries.refused)
+                for entry in entries:
+                    if entry.kind == "resource" or self._find(entry.key)[0].name == name:
+                        visible.append(entry)
                     else:
-                        refused[tool.name] = "it would be taken for a tool of another server"
-        return Tools(visible, refused)
+                        refused[entry.key] = f"it would be taken for a {entry.kind} of another server"
+        return list_type(visible, refused)
 
     @overload
     async def call(
@@ -414,14 +433,121 @@ class Client:
             task.cancel()
             await asyncio.wait({task})
 
-    def _find(self, name: str) -> tuple[ServerTools, str]:
+    # Resources and prompts
+
+    async def resources(self, *, fresh: bool = False) -> Resources:
+        """Return the resources of all servers, cached as the tools are."""
+        from handrail.client.resources import Resources
+
+        return await self._merged("resources", Resources, lambda each: each.resources.list.get(fresh=fresh))
+
+    async def templates(self, *, fresh: bool = False) -> Templates:
+        """Return the resource templates of all servers, cached as the tools are."""
+        from handrail.client.resources import Templates
+
+        return await self._merged("resources", Templates, lambda each: each.resources.templates(fresh=fresh))
+
+    async def prompts(self, *, fresh: bool = False) -> Prompts:
+        """Return the prompts of all servers, cached as the tools are."""
+        from handrail.client.prompts import Prompts
+
+        return await self._merged("prompts", Prompts, lambda each: each.prompts.list.get(fresh=fresh))
+
+    async def read(
+        self,
+        uri: str,
+        *,
+        server: str = "",
+        timeout: float | Clocks | None = None,
+        confirm: Confirm | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> ReadResult:
+        """Read a resource. An error of the server is a `RemoteProtocolError` with its `code` and `data`.
+
+        server: which of several servers has the resource; else the one that lists it, or a template that matches.
+        timeout, confirm, progress: as of `call`. Without rules, reading needs no confirmation.
+        """
+        remote = await self._server_of(uri, server)
+        return await remote.resources.read(uri, timeout=timeout, confirm=confirm, progress=progress)
+
+    def subscribe(self, uri: str, *, server: str = "") -> ResourceSubscription:
+        """Return the updates of a resource, to use in `async with` and `async for`.
+
+        >>> async with client.subscribe("file:///notes/today") as updates:
+        ...     async for uri in updates:
+        ...         print((await client.read(uri)).text)
+
+        It is renewed after a reconnect, with one update, since changes may have been missed.
+        """
+        from handrail.client.resources import ResourceSubscription
+
+        return ResourceSubscription(uri, lambda: self._server_of(uri, server))
+
+    async def prompt(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | Clocks | None = None,
+        confirm: Confirm | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> PromptMessages:
+        """Return the messages of a prompt. Arguments are sent as texts: what is no text as its JSON, None not at all.
+
+        timeout, confirm, progress: as of `call`. Without rules, a prompt needs no confirmation.
+        """
+        remote, own = self._find(name, "prompt")
+        return await remote.prompts.get(own, arguments or {}, timeout=timeout, confirm=confirm, progress=progress)
+
+    async def complete(
+        self,
+        what: str | ListedPrompt | ListedTemplate,
+        argument: str,
+        value: str = "",
+        *,
+        context: Mapping[str, Any] | None = None,
+    ) -> Completion:
+        """Return the values that an argument of a prompt, or a variable of a template, can have; `value` is its start.
+
+        what: the name of a prompt, or a URI template. `context` has other arguments that are known already.
+
+        A server that completes nothing is not asked: there are no values then.
+        """
+        if isinstance(what, str):
+            is_template = "{" in what
+            remote, own = (await self._server_of(what), what) if is_template else self._find(what, "prompt")
+        else:
+            remote, own, is_template = self._server(what.server), what.own_name, what.kind == "resource"
+        return await remote.prompts.complete(own, is_template, argument, value, context or {})
+
+    def _find(self, name: str, kind: str = "tool") -> tuple[ServerTools, str]:
         if len(self._servers) <= 1:
             return self._first_server, name
         for server in sorted(self._servers, key=len, reverse=True):
             if name.startswith(f"{server}."):
                 return self._servers[server], name[len(server) + 1 :]
         hint = f"Names begin with the server's: {', '.join(self._servers)}"
-        raise RemoteProtocolError(f"no server for the tool {name!r:.100}", sent=Sent.NO, hint=hint)
+        raise RemoteProtocolError(f"no server for the {kind} {name!r:.100}", sent=Sent.NO, hint=hint)
+
+    def _server(self, name: str) -> ServerTools:
+        if name not in self._servers:
+            hint = f"The servers are {', '.join(self._servers)}"
+            raise RemoteProtocolError(f"there is no server {name!r:.100}", sent=Sent.NO, hint=hint)
+        return self._servers[name]
+
+    async def _server_of(self, uri: str, server: str = "") -> ServerTools:
+        """Return the server of a resource or a template: the one named, the only one, or the one that lists it."""
+        if server:
+            return self._server(server)
+        candidates = [each for each in self._servers.values() if each.connection.offers("resources")]
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else self._first_server
+        names = {each.server for each in await self.resources() if each.uri == uri}
+        names = names or {each.server for each in await self.templates() if each.matches(uri)}
+        if len(names) != 1:
+            text = f"{'several servers list' if names else 'no server lists'} {uri!r:.200}"
+            raise RemoteProtocolError(text, sent=Sent.NO, hint=f"Name it: server={' or '.join(names or self._servers)}")
+        return self._servers[names.pop()]
 
 
 @suggest_names(OTHER_NAMES)
@@ -466,6 +592,39 @@ class BlockingClient:
         finally:
             if not self._closed:  # else closing the client has ended the events, and its error says more
                 self._run(_close(events))
+
+    def resources(self, *, fresh: bool = False) -> Resources:
+        return self._run(self._client.resources(fresh=fresh))
+
+    def templates(self, *, fresh: bool = False) -> Templates:
+        return self._run(self._client.templates(fresh=fresh))
+
+    def prompts(self, *, fresh: bool = False) -> Prompts:
+        return self._run(self._client.prompts(fresh=fresh))
+
+    def read(self, uri: str, **options: Any) -> ReadResult:
+        """Read a resource; the options are those of `Client.read`."""
+        return self._run(self._client.read(uri, **options))
+
+    @contextmanager
+    def subscribe(self, uri: str, *, server: str = "") -> Iterator[Iterator[str]]:
+        """Subscribe to the updates of a resource: `with client.subscribe(uri) as updates: for uri in updates: …`"""
+        updates = self._run(self._client.subscribe(uri, server=server).__aenter__())
+        try:
+            yield iter(lambda: self._run(anext(updates)), None)
+        finally:
+            if not self._closed:
+                self._run(updates.__aexit__())
+
+    def prompt(self, name: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> PromptMessages:
+        """Return the messages of a prompt; the options are those of `Client.prompt`."""
+        return self._run(self._client.prompt(name, arguments, **options))
+
+    def complete(
+        self, what: str | ListedPrompt | ListedTemplate, argument: str, value: str = "", **options: Any
+    ) -> Completion:
+        """Return values of an argument; the options are those of `Client.complete`."""
+        return self._run(self._client.complete(what, argument, value, **options))
 
     @property
     def revision(self) -> str:

@@ -1,6 +1,6 @@
 """The connection to one server: transport, revision, requests in flight, and what the server sends.
 
-Every request ends in a result, an error or a timeout. Nothing here knows tools.
+Every request ends in a result, an error or a timeout. Nothing here knows tools, resources or prompts.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ MAX_SERVER_REQUESTS = 32  # requests of the server in work at once
 MAX_DISCARD_REASONS = 10
 RESTARTS = 3  # within a minute without a pause; the pause then doubles up to MAX_PAUSE_SECONDS
 MAX_PAUSE_SECONDS = 30.0
-_LIST_CHANGED = "notifications/tools/list_changed"
-_ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+_LIST_CHANGED = {f"notifications/{each}/list_changed": each for each in ("tools", "resources", "prompts")}
+UPDATED = "notifications/resources/updated"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 _UNKNOWN_METHOD = -32601
 
 Tap = Callable[[str, bytes], None]
@@ -57,7 +58,9 @@ class ConnectionHandler(Protocol):
     capabilities: Object
 
     async def handle_request(self, method: str, params: Object, revision: Revision) -> Json: ...
-    def on_tools_changed(self) -> None: ...
+    def on_list_changed(self, capability: str = "") -> None:
+        """Handle a change of the tools, resources or prompts; perhaps of all where none is named."""
+
     def on_log_message(self, entry: Log) -> None: ...
 
 
@@ -93,7 +96,8 @@ class ClientConnection:
         self.now = self._loop.time
         self._server_requests = ServerRequests(self)
         self._pending = PendingRequests(self.name, self._server_requests.is_busy, self.cancel_request)
-        self.subscription = ToolSubscription(self)
+        self.subscription = ListSubscription(self)
+        self.watches: set[ResourceWatch] = set()  # that the server has been told of by resources/subscribe
         self._backoff = RestartBackoff(self.name, self.now)
         self._last_id = 0
         self._request_meta: Object = {}
@@ -138,6 +142,11 @@ class ClientConnection:
             self._disconnect(problem if isinstance(problem, PeerError) else TransportError("not connected"))
             raise
         self.subscription.resume()
+        self._wake_watches()
+
+    def _wake_watches(self) -> None:
+        for watch in self.watches:
+            watch.on_lost()
 
     def _on_open_done(self, opener: asyncio.Task[None]) -> None:
         self._opener = None
@@ -173,7 +182,7 @@ class ClientConnection:
         if self.transport is None:
             raise TransportError("the client was closed")
         self.transport.set_revision(revision)
-        self.handler.on_tools_changed()  # another process, or session, may have other tools
+        self.handler.on_list_changed()  # another process, or session, may have other lists
 
     async def close(self) -> None:
         """End the connection; requests in flight fail with TransportError."""
@@ -191,6 +200,15 @@ class ClientConnection:
                     task.cancel()
         if cancellation is not None:
             raise cancellation
+
+    def offers(self, capability: str) -> bool:
+        """Whether the server declares a capability."""
+        return capability in self.handshake_result.get("capabilities", {})
+
+    def require(self, capability: str) -> None:
+        """Refuse, before anything is sent, what the server does not declare."""
+        if not self.offers(capability):
+            raise RemoteProtocolError(f"the server says that it has no {capability}", sent=Sent.NO)
 
     def _disconnect(self, problem: PeerError) -> None:
         """Fail all requests and close the transport, in a task of its own since that may take a while."""
@@ -320,6 +338,16 @@ class ClientConnection:
         transport.send(message, pending)
         return pending
 
+    def listen(self, notifications: Object, on_notification: Callable[[Notification], None]) -> InFlightRequest:
+        """Open a subscription of a stateless revision, which ends when the server or the transport ends it.
+
+        `on_notification` gets its acknowledgement, and each update of a resource.
+        """
+        clocks = Clocks(self.clocks.connect, self.clocks.first, FOREVER, FOREVER)
+        pending = self.start_request(LISTEN, {"notifications": notifications}, clocks)
+        pending.on_notification = on_notification
+        return pending
+
     async def result(self, pending: PendingRequest) -> Object:
         """Wait for the result of a request. Cancelling the waiting task cancels the request at the server."""
         try:
@@ -383,6 +411,7 @@ class ClientConnection:
             self._backoff.add_failure()
         for pending in list(self._pending.by_id.values()):
             self._pending.fail(pending, TransportError(problem.text, sent=pending.sent, hint=problem.hint))
+        self._wake_watches()
 
     def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         self.discard_reasons = [*self.discard_reasons[1 - MAX_DISCARD_REASONS :], why]
@@ -451,15 +480,18 @@ class ClientConnection:
                 self.on_activity(about)
                 self._pending.emit(about, entry)
             self.handler.on_log_message(entry)
-        elif message.method == _LIST_CHANGED:
-            self.handler.on_tools_changed()
-        elif message.method == _ACKNOWLEDGED:
+        elif capability := _LIST_CHANGED.get(message.method):
+            self.handler.on_list_changed(capability)
+        elif message.method in (ACKNOWLEDGED, UPDATED):
             meta = params.get("_meta")
             subscription_id = meta.get(SUBSCRIPTION) if type(meta) is dict else None
             pending = self._pending.by_id.get(subscription_id) if type(subscription_id) is int else None
-            if pending is not None:
+            if pending is not None and pending.on_notification is not None:
                 self.on_activity(pending)
-                self.subscription.on_acknowledged(params)
+                pending.on_notification(message)
+            elif message.method == UPDATED:
+                for watch in self.watches:
+                    watch.on_notification(message)
         elif message.method == CANCELLED:
             request_id = params.get("requestId")
             pending = self._pending.by_id.get(request_id) if type(request_id) is int else None
@@ -521,58 +553,77 @@ class ServerRequests:
         connection.send_message(reply)
 
 
-class ToolSubscription:
-    """Notifications that the tools changed, in revisions where a client has to subscribe to them."""
+class ResourceWatch(Protocol):
+    """Waits for updates of a resource."""
+
+    uri: str
+    session: Object | None  # the handshake with the server that was told of it
+
+    def on_notification(self, message: Notification) -> None: ...
+    def on_lost(self) -> None:
+        """Look whether to subscribe again: the server, or the session, has ended, or another one has begun."""
+
+
+class ListSubscription:
+    """Notifications that lists changed, in revisions where a client has to subscribe to them."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
-        self._is_started = False
+        self._capabilities: list[str] = []  # whose lists were fetched
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, capability: str) -> None:
         """Subscribe now and after each reconnect, where the server offers it."""
-        if not self._is_started:
-            self._is_started = True
+        if capability not in self._capabilities:
+            self._capabilities.append(capability)
+            if self._task is not None and self.is_offered(capability):  # one subscription has all lists
+                self._task.cancel()
             self.resume()
 
     def resume(self) -> None:
-        """Subscribe again on a new transport, if the subscription was started."""
-        revision, is_running = self._connection.revision, self._task is not None and not self._task.done()
-        if self._is_started and revision is not None and revision.stateless and self.is_offered and not is_running:
-            self._task = asyncio.create_task(self._run())
+        """Subscribe again on a new transport, or to more lists, if the subscription was started."""
+        revision, task = self._connection.revision, self._task
+        is_running = task is not None and not task.done() and not task.cancelling()
+        if revision is not None and revision.stateless and not is_running and self._filter():
+            self._task = asyncio.create_task(self._run(task))
 
-    @property
-    def is_offered(self) -> bool:
-        """Whether the server declares that it announces changes of its tools."""
-        tools = self._connection.handshake_result.get("capabilities", {}).get("tools")
-        return type(tools) is dict and tools.get("listChanged") is True
+    def is_offered(self, capability: str) -> bool:
+        """Whether the server declares that it announces changes of its tools, resources or prompts."""
+        offers = self._connection.handshake_result.get("capabilities", {}).get(capability)
+        return type(offers) is dict and offers.get("listChanged") is True
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Return the task to cancel, if there is one."""
         task, self._task = self._task, None
         return [] if task is None else [task]
 
-    def on_acknowledged(self, params: Object) -> None:
-        """Mark the tools as changed: changes before the acknowledgement were not announced."""
-        filters = params.get("notifications")
-        self._connection.handler.on_tools_changed()
-        if type(filters) is not dict or filters.get("toolsListChanged") is not True:
-            log.warning("client: %s: server declares listChanged but does not announce it", self._connection.name)
+    def _filter(self) -> Object:
+        return {f"{each}ListChanged": True for each in self._capabilities if self.is_offered(each)}
 
-    async def _run(self) -> None:
+    def _on_notification(self, message: Notification) -> None:
+        """Mark the lists as changed: changes before the acknowledgement were not announced."""
+        if message.method != ACKNOWLEDGED:
+            return
+        filters = message.params.get("notifications")
+        self._connection.handler.on_list_changed()
+        for name in self._filter():
+            if type(filters) is not dict or filters.get(name) is not True:
+                log.warning("client: %s: server declares listChanged but does not announce it", self._connection.name)
+
+    async def _run(self, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait({previous})
         connection, pause = self._connection, 0.5
-        clocks = Clocks(connection.clocks.connect, connection.clocks.first, FOREVER, FOREVER)
-        params: Object = {"notifications": {"toolsListChanged": True}}
         while connection.failure is None:
             began = connection.now()
             try:
-                await connection.result(connection.start_request(LISTEN, params, clocks))
+                await connection.result(connection.listen(self._filter(), self._on_notification))
             except RemoteProtocolError as refused:
                 log.debug("client: %s: subscription refused: %s", connection.name, refused)
                 return
             except PeerError as problem:
                 log.debug("client: %s: subscription ended: %s", connection.name, problem)
-            connection.handler.on_tools_changed()  # changes until the next subscription are not announced
+            connection.handler.on_list_changed()  # changes until the next subscription are not announced
             pause = 0.5 if connection.now() - began > 60.0 else min(2 * pause, MAX_PAUSE_SECONDS)
             await asyncio.sleep(pause)
 

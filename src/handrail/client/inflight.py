@@ -12,7 +12,7 @@ from contextvars import Context
 from msgspec import Struct
 
 from handrail.errors import CallTimeout, PeerError, Sent
-from handrail.jsonrpc import Id
+from handrail.jsonrpc import Id, Notification
 from handrail.model import Json, Object
 from handrail.suggest import seconds
 from handrail.transports.base import PendingRequest
@@ -78,6 +78,7 @@ class InFlightRequest(PendingRequest, kw_only=True):
     has_activity: bool = False
     progress: Progress | None = None
     on_event: Callable[[Progress | Log], None] | None = None
+    on_notification: Callable[[Notification], None] | None = None  # of a subscription
     context: Context | None = None  # of the task that sent the request, for input handlers
 
 

@@ -1,4 +1,4 @@
-"""The tools of one server: list, check, call, record.
+"""The tools of one server: list, check, call, record. Its other requests are sent under the same rules.
 
 The audit log of a client's calls, in the form of a server's (P-15, CLI-26).
 
@@ -11,15 +11,15 @@ import asyncio
 import copy
 import difflib
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import UNSET, Struct
-from msgspec.json import encode
 
 from handrail.audit.format import OutgoingCallRecord, TrailError, measure_arguments
 from handrail.client.connection import ClientConnection
@@ -28,8 +28,9 @@ from handrail.client.input_handlers import InputHandlers, call_handler
 from handrail.client.mcp_config import ServerTarget
 from handrail.client.pins import LockedPins, ToolPins
 from handrail.client.results import CallResult
+from handrail.client.server_list import L, ServerList
 from handrail.client.state_dir import LOCAL_PRINCIPAL, Confirm, Confirmation, StateDirectory, allow, needs_confirmation
-from handrail.client.tools import MAX_DESCRIPTION, ListedTool, Tools, has_invisible_names
+from handrail.client.tools import READS, E, ListedTool, Tools, has_invisible_names
 from handrail.errors import (
     CallFailed,
     ConfirmationRequired,
@@ -48,13 +49,27 @@ from handrail.guards.tool_definitions import LockedServer
 from handrail.model import Json, Object, Text
 from handrail.revisions import Revision
 from handrail.schema.jsonable import NotJson, to_jsonable
-from handrail.transports.base import ClientTransport
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.guards.policy import Policy
+    from handrail.client.prompts import ServerPrompts
+    from handrail.client.resources import ServerResources
+    from handrail.guards.policy import Policy, SubjectKind
 
 log = logging.getLogger("handrail")
+
+R = TypeVar("R", bound="Result")
+
+
+class Result(Protocol):
+    """What a request was answered with."""
+
+    is_error: bool
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def problems(self) -> list[str]: ...
 
 
 class RecordedCall(Protocol):
@@ -88,7 +103,7 @@ class Recorder:
         self._open_calls = 0
         self._is_closed = False
 
-    async def record_call(self, outgoing: RecordedCall, call: Awaitable[CallResult]) -> CallResult:
+    async def record_call(self, outgoing: RecordedCall, call: Awaitable[R]) -> R:
         outgoing.call_id, outgoing.started_at = token_hex(8), perf_counter()
         self._open_calls += 1
         try:
@@ -119,15 +134,16 @@ class Recorder:
         if self._owns_trail and not self._open_calls:
             await self._trail.close()
 
-    async def _write_outcome(self, call: RecordedCall, outcome: CallResult | BaseException) -> bool:
+    async def _write_outcome(self, call: RecordedCall, outcome: Result | BaseException) -> bool:
         """Return whether the outcome is recorded. If nothing was sent, its record is not waited for."""
         if call.intent_written:
             record = OutgoingCallRecord("outcome", call=call.call_id)
         else:
             record = _new_record(call, "refusal")
-        if isinstance(outcome, CallResult):
+        if not isinstance(outcome, BaseException):
             record.outcome = "tool_error" if outcome.is_error else "ok"
-            record.characters = sum(len(each.text) for each in outcome.content if isinstance(each, Text))
+            blocks = outcome.content if isinstance(outcome, CallResult) else [Text(outcome.text)]
+            record.characters = sum(len(each.text) for each in blocks if isinstance(each, Text))
         else:
             is_cancelled = isinstance(outcome, asyncio.CancelledError)
             record.outcome = "cancelled" if is_cancelled else getattr(outcome, "kind", "internal")
@@ -165,17 +181,14 @@ def _unrecorded_error() -> Unrecorded:
     return Unrecorded(text, sent=Sent.UNKNOWN, hint="Do not simply repeat it")
 
 
-MAX_PAGES = 100
-MAX_TOOLS = 1_000
-MAX_TOOL_BYTES = 256 * 1024
-MAX_LIST_BYTES = 16 * 1024 * 1024
-MAX_TTL_MS = 24 * 3600 * 1000
+TOOLS_CALL = "tools/call"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
 MAX_ROUNDS = 10  # of input requests in one call
 MAX_INPUT_REQUESTS = 32  # in one round
 MAX_FLAWS = 10  # of a result, listed in one error
 MAX_WAITS = 100  # retries of a call that the server asks to repeat later
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0
+_DOT_SEGMENT = re.compile(r"(?:[/\\]|%2F|%5C)\.{1,2}(?:[/\\?#]|%2F|%5C|$)")
 _HEADER_MISMATCH = -32020
 _URL_ELICITATION_REQUIRED = -32042
 
@@ -187,7 +200,7 @@ _UNLISTED_TOOL.listed = False
 
 
 class OutgoingCall(Struct):
-    """A call and its options."""
+    """A call, or another request, and its options. `name` is that of the tool or prompt, or the URI."""
 
     server: str
     name: str
@@ -198,6 +211,7 @@ class OutgoingCall(Struct):
     on_event: EventCallback | None
     repeat: bool
     tool: ListedTool = _UNLISTED_TOOL  # as last listed
+    method: str = TOOLS_CALL
     revision: str = ""
     rule: str = ""  # the rule that decided, if there are rules
     confirmed_by: str = ""  # "confirmed", "allowed", "trusted" or "unconfirmed", for the audit record
@@ -207,7 +221,7 @@ class OutgoingCall(Struct):
 
     @property
     def arguments(self) -> Object:
-        arguments: Object = self.params["arguments"]
+        arguments: Object = self.params.get("arguments", {})
         return arguments
 
 
@@ -232,7 +246,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
 
 class ServerTools:
-    """The tools of one server: listed over all pages, cached while fresh, called. To its connection, the handler."""
+    """The tools of one server, listed and called. To its connection, the handler."""
 
     def __init__(
         self, target: ServerTarget, prefix: str, settings: ClientSettings, recorder: Recorder | None = None
@@ -247,23 +261,38 @@ class ServerTools:
             client_info=settings.client_info,
             tap=settings.tap,
         )
-        self._prefix = prefix
+        self.prefix = prefix  # of the names of tools and prompts
         self._settings = settings
         self._recorder = recorder
         self._log = settings.log
         self._tools_changed_callback = settings.on_tools_changed
-        self._tools: Tools | None = None
-        self._fresh_until = 0.0
-        self._has_ttl = False  # the server limits how long the list is fresh
-        self._stale = True  # not listed yet, or changed since
-        self._watched_stream: tuple[ClientTransport, int] | None = None  # carries list_changed for the cached list
+        self._tools: ServerList[ListedTool, Tools] = ServerList(
+            self.connection,
+            "tools/list",
+            lambda raw: ListedTool(raw, self.name, prefix, trusted=settings.trusted),
+            self._finish,
+            trusted=settings.trusted,
+            flaw=self._flaw,
+        )
+        self._lists: list[ServerList[Any, Any]] = [self._tools]
         self._pins: ToolPins | LockedPins = (
             ToolPins(target.key or target.name, settings.state)
             if settings.lock is None
             else LockedPins(settings.lock, target.name, is_only_server=not prefix, ask_on_change=settings.ask_on_change)
         )
         self._listed: dict[str, ListedTool] = {}  # by their own names, also blocked and hidden tools
-        self._list_lock = asyncio.Lock()
+
+    @cached_property
+    def resources(self) -> ServerResources:
+        from handrail.client.resources import ServerResources  # deferred: many clients call tools only
+
+        return ServerResources(self)
+
+    @cached_property
+    def prompts(self) -> ServerPrompts:
+        from handrail.client.prompts import ServerPrompts  # deferred: many clients call tools only
+
+        return ServerPrompts(self)
 
     # Handler of the connection
 
@@ -273,11 +302,11 @@ class ServerTools:
         except NotJson as problem:
             raise SchemaError(f"the answer to {method}: {problem}") from None
 
-    def on_tools_changed(self) -> None:
-        if self._stale:
-            return
-        self._stale = True
-        if self._tools_changed_callback is not None:
+    def on_list_changed(self, capability: str = "") -> None:
+        had_tools = not self._tools.is_changed
+        for each in self._lists:
+            each.is_changed = each.is_changed or capability in ("", each.capability)
+        if had_tools and self._tools.is_changed and self._tools_changed_callback is not None:
             try:
                 self._tools_changed_callback(self.name)
             except Exception:
@@ -298,125 +327,56 @@ class ServerTools:
 
     async def tools(self, *, fresh: bool = False) -> Tools:
         """Return the tools of all pages; cached until the server announces a change or the list expires."""
-        clocks, deadline = self.connection.clocks, self.connection.now() + self.connection.clocks.total
-        try:
-            async with deadline_at(deadline, clocks):
-                await self._list_lock.acquire()
-            try:
-                cached = self._tools
-                is_watched = self._watched_stream is not None and self._watched_stream == self._list_changed_stream
-                if cached is None or fresh or self._stale or not (is_watched or time.monotonic() < self._fresh_until):
-                    cached = await self._list(deadline)
-                return cached
-            finally:
-                self._list_lock.release()
-        except PeerError as problem:
-            add_context(problem, self.name, "tools/list")
-            raise
+        return await self._tools.get(fresh=fresh)
 
     @property
     def is_stale(self) -> bool:
-        """Whether a call needs a new list: there is none, a change was announced, or it has expired."""
-        return self._tools is None or self._stale or (self._has_ttl and time.monotonic() >= self._fresh_until)
+        """Whether a call needs a new list of the tools."""
+        return self._tools.is_stale
 
-    async def _list(self, deadline: float) -> Tools:
-        async with deadline_at(deadline, self.connection.clocks):
-            await self.connection.open()
-        if "tools" not in self.connection.handshake_result.get("capabilities", {}):
-            raise RemoteProtocolError("the server says that it has no tools", sent=Sent.NO)
-        self.connection.subscription.start()
-        self._stale = False
-        stream = self._list_changed_stream
-        tools_by_name: dict[str, ListedTool] = {}
-        refused: dict[str, str] = {}
-        fresh_until, size = float("inf"), 0
-        try:
-            async for page in self._pages(deadline):
-                ttl = page.get("ttlMs", 0)
-                seconds = min(ttl, MAX_TTL_MS) / 1000 if type(ttl) in (int, float) and ttl > 0 else 0.0
-                fresh_until = min(fresh_until, time.monotonic() + seconds)
-                self._has_ttl = seconds > 0
-                for raw in page["tools"]:
-                    size += self._add(raw, tools_by_name, refused)
-                    if len(tools_by_name) + len(refused) > MAX_TOOLS or size > MAX_LIST_BYTES:
-                        raise InvalidResult(f"over {MAX_TOOLS:,} tools, or {MAX_LIST_BYTES:,} bytes of them", result={})
-        except BaseException:
-            self._stale = True  # the announced change is not in any list yet
-            raise
-        revision, policy = self.connection.revision, self._settings.policy
-        revision_name = "" if revision is None else revision.name
-        self._pins.check([*tools_by_name.values()], revision_name)
+    def other_list(
+        self, method: str, entry_type: type[E], list_type: Callable[[list[E], dict[str, str]], L]
+    ) -> ServerList[E, L]:
+        """Return a list beside the tools, which rules hide entries of, and notifications make stale."""
+        entries: ServerList[E, L] = ServerList(
+            self.connection,
+            method,
+            lambda raw: entry_type(raw, self.name, self.prefix),
+            lambda by_name, refused: list_type(self._visible(by_name.values(), refused), refused),
+            member=entry_type.key_member,
+            trusted=self._settings.trusted,
+        )
+        self._lists.append(entries)
+        return entries
+
+    def _finish(self, tools_by_name: dict[str, ListedTool], refused: dict[str, str]) -> Tools:
+        self._pins.check([*tools_by_name.values()], self._revision_name)
         refused |= {tool.name[:200]: tool.change for tool in tools_by_name.values() if tool.is_blocked}
+        self._listed = tools_by_name
+        return Tools(self._visible([tool for tool in tools_by_name.values() if not tool.is_blocked], refused), refused)
+
+    def _visible(self, entries: Iterable[E], refused: dict[str, str]) -> list[E]:
+        """Return the entries that no rule hides; the others are added to what was left out before, which is logged."""
         for name, why in refused.items():
-            log.warning("client: %s: tool %.100r left out: %.300s", self.name, name, why)
+            log.warning("client: %s: %.100r left out: %.300s", self.name, name, why)
+        entries, policy = list(entries), self._settings.policy
+        if policy is None:
+            return entries
         visible = []
-        for tool in tools_by_name.values():
-            decision = (
-                None
-                if policy is None or tool.is_blocked
-                else policy.hides(LOCAL_PRINCIPAL, tool.subject, revision_name)
-            )
-            if decision is not None:
+        for entry in entries:
+            decision = policy.hides(LOCAL_PRINCIPAL, entry.subject, self._revision_name)
+            if decision is None:
+                visible.append(entry)
+            else:
                 why = "a rule hides it" if decision.verdict == "hide" else f"no rule allows it: {decision.rule}"
-                refused[tool.name[:200]] = why
-            elif not tool.is_blocked:
-                visible.append(tool)
-        self._listed, self._fresh_until, self._watched_stream = tools_by_name, fresh_until, stream
-        self._tools = Tools(visible, refused)
-        return self._tools
+                refused[entry.key[:200]] = why
+        return visible
 
-    async def _pages(self, deadline: float) -> AsyncIterator[Object]:
-        params: Object = {}
-        cursors: set[str] = set()
-        for _ in range(MAX_PAGES):
-            page = await self._page(params, deadline)
-            if type(page.get("tools")) is not list:
-                raise InvalidResult("there is no list of tools", result=page)
-            yield page
-            cursor = page.get("nextCursor")
-            revision = self.connection.revision
-            if cursor is None or (cursor == "" and revision is not None and revision.no_optional_members):
-                return
-            if type(cursor) is not str:
-                raise InvalidResult(f"the cursor {cursor!r:.100} is not a text", result=page)
-            if cursor in cursors:
-                raise InvalidResult(f"the cursor {cursor!r:.100} came before", result=page)
-            cursors.add(cursor)
-            params = {"cursor": cursor}
-        raise InvalidResult(f"over {MAX_PAGES} pages", result={})
+    @property
+    def _revision_name(self) -> str:
+        return "" if self.connection.revision is None else self.connection.revision.name
 
-    async def _page(self, params: Object, deadline: float) -> Object:
-        """Request one page; once more if the transport fails, since the request changes nothing."""
-        clocks = self.connection.clocks
-        try:
-            return await self.connection.request("tools/list", params, clocks, deadline)
-        except TransportError as broken:
-            log.debug("client: %s: tools/list repeated: %s", self.name, broken)
-            first = broken.sent
-        with keep_sent(first):
-            return await self.connection.request("tools/list", params, clocks, deadline)
-
-    def _add(self, raw: Json, tools_by_name: dict[str, ListedTool], refused: dict[str, str]) -> int:
-        """Add one entry of a list, or the reason why it is left out, and return its size."""
-        if type(raw) is not dict or type(raw.get("name")) is not str or not raw["name"]:
-            refused[f"{str(raw)[:60]} ({len(refused)})"] = "it has no name"
-            return 0
-        tool = ListedTool(raw, self.name, self._prefix + raw["name"], trusted=self._settings.trusted)
-        size = len(encode(raw))
-        if flaw := self._flaw(tool, size):
-            refused[tool.name[:200]] = flaw
-        elif tool.own_name in tools_by_name:
-            refused[f"{tool.name[:200]} ({len(refused)})"] = "another tool of this server has the same name"
-        else:
-            tools_by_name[tool.own_name] = tool
-            return size
-        return 0
-
-    def _flaw(self, tool: ListedTool, size: int) -> str:
-        if len(tool.description) > MAX_DESCRIPTION and not tool.trusted:
-            return f"its description is longer than {MAX_DESCRIPTION:,} characters"
-        if size > MAX_TOOL_BYTES:
-            return f"its definition is longer than {MAX_TOOL_BYTES:,} bytes"
+    def _flaw(self, tool: ListedTool) -> str:
         if has_invisible_names(tool.input_schema):
             return "names of its arguments hold invisible characters"
         try:
@@ -430,20 +390,6 @@ class ServerTools:
         transport, revision = self.connection.transport, self.connection.revision
         mirrors = transport is not None and transport.disconnect_cancels and revision is not None and revision.stateless
         return tool.header_map if mirrors else {}
-
-    @property
-    def _list_changed_stream(self) -> tuple[ClientTransport, int] | None:
-        """The stream that carries list_changed, or None."""
-        transport, revision = self.connection.transport, self.connection.revision
-        if (
-            transport is None
-            or transport.notification_stream == 0
-            or self.connection.failure is not None
-            or revision is None
-            or revision.stateless
-        ):
-            return None
-        return (transport, transport.notification_stream) if self.connection.subscription.is_offered else None
 
     # Calling
 
@@ -488,7 +434,7 @@ class ServerTools:
             raise
 
     async def _call(self, call: OutgoingCall) -> CallResult:
-        if self.is_stale:
+        if self._tools.is_stale:
             await self._refresh(call)
         call.tool, revision = self._listed_tool(call.name), self.connection.revision
         call.revision = "" if revision is None else revision.name
@@ -496,13 +442,72 @@ class ServerTools:
             asked_at = self.connection.now()
             await self._confirm(call, why)
             call.deadline += self.connection.now() - asked_at  # the time of the confirmation does not count
-            if self._stale:  # the tools changed meanwhile
+            if self._tools.is_changed:  # meanwhile
                 await self._refresh(call)
                 await self._reconfirm_if_changed(call)
         raw = await self._call_once(call)
         if raw.get("resultType", "complete") != "complete":
             raw = await self._resolve_input_requests(call, raw)
         return self._check_result(raw, call, self.connection.revision or revision)
+
+    async def request(
+        self,
+        kind: SubjectKind,
+        name: str,
+        method: str,
+        params: Object,
+        read: Callable[[Object, Revision], R],
+        *,
+        timeout: float | Clocks | None = None,
+        confirm: Confirm | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> R:
+        """Send a request that only reads under the rules of a call; `name` is what rules and records see."""
+        clocks = self._settings.clocks if timeout is None else self._settings.clocks.within(timeout)
+        deadline, confirm = self.connection.now() + clocks.total, confirm or self._settings.confirm
+        on_event = None if progress is None else lambda event: progress(event) if isinstance(event, Progress) else None
+        tool = self._stand_in(kind, name)
+        call = OutgoingCall(self.name, tool.name, params, clocks, deadline, confirm, on_event, True, tool, method)
+        result = self._request(call, read)
+        try:
+            return await (result if self._recorder is None else self._recorder.record_call(call, result))
+        except PeerError as problem:
+            add_context(problem, self.name, f"{method} {name}")
+            raise
+
+    async def _request(self, call: OutgoingCall, read: Callable[[Object, Revision], R]) -> R:
+        async with deadline_at(call.deadline, call.clocks):
+            await self.connection.open()
+        self.connection.require(call.method.partition("/")[0])
+        call.revision = self._revision_name
+        if why := self._confirmation_reason(call):
+            asked_at = self.connection.now()
+            await self._confirm(call, why)
+            call.deadline += self.connection.now() - asked_at
+        raw = await self._call_once(call)
+        if raw.get("resultType", "complete") != "complete":
+            raw = await self._resolve_input_requests(call, raw)
+        assert self.connection.revision is not None
+        result = read(raw, self.connection.revision)
+        if self._settings.strict and result.problems:
+            raise InvalidResult(f"the result is malformed: {'; '.join(result.problems[:MAX_FLAWS])}", result=result)
+        return result
+
+    def refuse_denied(self, kind: SubjectKind, name: str) -> None:
+        """Raise Denied if a rule denies or hides a resource or a prompt."""
+        if self._settings.policy is not None:
+            tool = self._stand_in(kind, name)
+            _check_uri(tool.own_name)
+            decision = self._settings.policy.decide(LOCAL_PRINCIPAL, tool.subject, {}, self._revision_name)
+            if decision.verdict in ("deny", "hide"):
+                raise Denied(f"{decision.rule}: {decision.why}")
+
+    def _stand_in(self, kind: SubjectKind, name: str) -> ListedTool:
+        """Return what rules, confirmation and records see of a resource or a prompt, which only read."""
+        prefix = "prompt:" if kind == "prompt" else ""
+        tool = ListedTool({"name": name, "annotations": READS}, self.name, prefix, trusted=True)
+        tool.kind, tool.listed = kind, False
+        return tool
 
     async def _refresh(self, call: OutgoingCall, *, fresh: bool = False) -> None:
         async with deadline_at(call.deadline, call.clocks):
@@ -513,10 +518,10 @@ class ServerTools:
         tool = self._listed.get(name)
         if tool is not None:
             return tool
-        assert self._tools is not None
-        if flaw := self._tools.refused.get((self._prefix + name)[:200]):
+        assert self._tools.cached is not None
+        if flaw := self._tools.cached.refused.get((self.prefix + name)[:200]):
             raise InvalidResult(f"the tool was left out: {flaw}", result={}, sent=Sent.NO)
-        tool = ListedTool({"name": name}, self.name, self._prefix + name, trusted=self._settings.trusted)
+        tool = ListedTool({"name": name}, self.name, self.prefix, trusted=self._settings.trusted)
         tool.listed = False
         self._pins.mark_missing(tool)
         return tool
@@ -525,6 +530,8 @@ class ServerTools:
         """Return why the call needs confirmation, empty if it does not; Denied if a rule denies it."""
         policy, decision = self._settings.policy, None
         if policy is not None:
+            if call.tool.kind == "resource":
+                _check_uri(call.tool.own_name)
             decision = policy.decide(LOCAL_PRINCIPAL, call.tool.subject, call.arguments, call.revision)
             call.rule = decision.rule
             if decision.verdict in ("deny", "hide"):
@@ -607,7 +614,7 @@ class ServerTools:
             await self._recorder.write_intent(call)
         try:
             return await self.connection.request(
-                "tools/call",
+                call.method,
                 call.params,
                 call.clocks,
                 call.deadline,
@@ -616,9 +623,10 @@ class ServerTools:
                 with_progress=True,
             )
         except PeerError as problem:
-            problem.phase = f"tools/call {call.name}"
-            if isinstance(problem, RemoteProtocolError) and not call.tool.listed and self._tools is not None:
-                close = difflib.get_close_matches(call.tool.own_name, [each.own_name for each in self._tools], 3)
+            problem.phase = f"{call.method} {call.tool.own_name}"
+            tools = self._tools.cached if call.method == TOOLS_CALL else None
+            if isinstance(problem, RemoteProtocolError) and not call.tool.listed and tools is not None:
+                close = difflib.get_close_matches(call.tool.own_name, [each.own_name for each in tools], 3)
                 problem.hint = f"Did you mean {' or '.join(close)}?" if close else ""
             first = await self._sent_if_repeatable(problem, call) if repeats else None
             if first is None:
@@ -635,7 +643,7 @@ class ServerTools:
         if not isinstance(problem, RemoteProtocolError):
             return None
         # Refused for its mirrored headers, or because pages have to be visited first.
-        if problem.code == _HEADER_MISMATCH:
+        if problem.code == _HEADER_MISMATCH and call.method == TOOLS_CALL:
             await self._refresh(call, fresh=True)
             await self._reconfirm_if_changed(call)
             return Sent.NO
@@ -678,3 +686,9 @@ class ServerTools:
         if wrong:
             raise InvalidResult(f"the result does not fit the tool's own schema: {wrong}", result=result)
         return result
+
+
+def _check_uri(uri: str) -> None:
+    """Refuse a URI that a server may take for one that the rules were not asked about."""
+    if _DOT_SEGMENT.search(uri):
+        raise Denied(f"rules cannot judge a URI with '..' or '.' in its path: {uri[:200]}")

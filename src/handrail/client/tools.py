@@ -11,7 +11,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from handrail.errors import SchemaError
@@ -29,13 +29,16 @@ from handrail.schema.compile import Checker, compile_schema, header_map
 from handrail.text.controls import escape, one_line, strip_invisible
 
 if TYPE_CHECKING:
-    from handrail.guards.policy import Subject
+    from handrail.guards.policy import Subject, SubjectKind
 
 __all__ = ["describe", "signature"]
+
+E = TypeVar("E", bound="ListedEntry")
 
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
 MAX_DESCRIPTION = 16 * 1024
+READS = {"readOnlyHint": True}
 MAX_TITLE = 200
 MAX_ICON_BYTES = 64 * 1024
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -44,24 +47,20 @@ _MAX_MODEL_NAME = 64
 _SCHEMA = {"anthropic": "input_schema", "gemini": "parametersJsonSchema", "mcp": "inputSchema", "openai": "parameters"}
 
 
-class ListedTool:
-    """A tool of a server; `name` is its name in this client, `raw` the whole entry of the server."""
+class ListedEntry:
+    """An entry of a list of a server; `raw` is the whole entry, `key` its name or URI in this client."""
 
-    changed = False  # since it was first listed, or locked
-    change_since = "it was first seen"
-    definitions: tuple[Object | None, Object | None] | None = None  # before and now; None: unknown
-    is_blocked = False  # by a lock: calls are refused
-    listed = True
+    kind: SubjectKind
+    key_member = "name"  # that tells the entries of one server apart
 
-    def __init__(self, raw: Object, server: str, name: str = "", *, trusted: bool = False) -> None:
+    def __init__(self, raw: Object, server: str, prefix: str = "") -> None:
         self.raw = raw
         self.server = server
-        self.trusted = trusted  # the annotations of the server
-        self.own_name: str = raw["name"]
-        self.name = name or self.own_name
+        self.own_name: str = raw[self.key_member]
+        self.key = self.name = prefix + self.own_name
 
     def __repr__(self) -> str:
-        return f"<tool {self.name!r} of {self.server!r}>"
+        return f"<{self.kind} {self.name!r} of {self.server!r}>"
 
     @property
     def title(self) -> str:
@@ -74,6 +73,39 @@ class ListedTool:
         text = self.raw.get("description")
         return text if type(text) is str else ""
 
+    @cached_property
+    def annotations(self) -> Object:
+        """Claims of the server: `readOnlyHint`, `destructiveHint`, …"""
+        claims = self.raw.get("annotations")
+        return claims if type(claims) is dict else {}
+
+    @property
+    def icons(self) -> list[Object]:
+        """The icons that are safe to display; `raw` has all."""
+        return safe_icons(self.raw.get("icons"))
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The entry as rules see it. What is not a tool only reads, by the protocol."""
+        from handrail.guards.policy import Subject  # few clients have rules
+
+        return Subject(self.kind, self.own_name, annotations=READS, server=self.server)
+
+
+class ListedTool(ListedEntry):
+    """A tool of a server, or another request as guards see it."""
+
+    kind: SubjectKind = "tool"
+    changed = False  # since it was first listed, or locked
+    change_since = "it was first seen"
+    definitions: tuple[Object | None, Object | None] | None = None  # before and now; None: unknown
+    is_blocked = False  # by a lock: calls are refused
+    listed = True
+
+    def __init__(self, raw: Object, server: str, prefix: str = "", *, trusted: bool = False) -> None:
+        super().__init__(raw, server, prefix)
+        self.trusted = trusted  # the annotations of the server
+
     @property
     def input_schema(self) -> Object:
         schema = self.raw.get("inputSchema")
@@ -85,22 +117,18 @@ class ListedTool:
         return schema if type(schema) is dict else None
 
     @cached_property
-    def annotations(self) -> Object:
-        """Claims of the server: `readOnlyHint`, `destructiveHint`, …"""
-        claims = self.raw.get("annotations")
-        return claims if type(claims) is dict else {}
-
-    @cached_property
     def subject(self) -> Subject:
         """The tool as rules see it."""
         from handrail.guards.policy import Subject  # few clients have rules
 
-        return Subject("tool", self.own_name, annotations=self.annotations, trusted=self.trusted, server=self.server)
-
-    @property
-    def icons(self) -> list[Object]:
-        """The icons that are safe to display; `raw` has all."""
-        return safe_icons(self.raw.get("icons"))
+        return Subject(
+            self.kind,
+            self.own_name,
+            annotations=self.annotations,
+            trusted=self.trusted,
+            server=self.server,
+            transient=not self.listed,
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -150,35 +178,39 @@ class ListedTool:
         return str(self._output) if isinstance(self._output, SchemaError) else ""
 
 
-class Tools:
-    """A list of tools, indexed by position or name; `refused` has the tools that were left out, with the reason."""
+class ListedEntries(Generic[E]):
+    """A list of a server, indexed by position, name or URI; `refused` has what was left out, with the reason."""
 
-    def __init__(self, tools: Sequence[ListedTool] = (), refused: dict[str, str] | None = None) -> None:
-        self._tools = list(tools)
-        self._by_name = {tool.name: tool for tool in tools}
+    def __init__(self, entries: Sequence[E] = (), refused: dict[str, str] | None = None) -> None:
+        self._entries = list(entries)
+        self._by_key = {entry.key: entry for entry in entries}
         self.refused = refused or {}
 
     @overload
-    def __getitem__(self, key: int | str) -> ListedTool: ...
+    def __getitem__(self, key: int | str) -> E: ...
     @overload
-    def __getitem__(self, key: slice) -> list[ListedTool]: ...
-    def __getitem__(self, key: int | str | slice) -> ListedTool | list[ListedTool]:
-        return self._by_name[key] if isinstance(key, str) else self._tools[key]
+    def __getitem__(self, key: slice) -> list[E]: ...
+    def __getitem__(self, key: int | str | slice) -> E | list[E]:
+        return self._by_key[key] if isinstance(key, str) else self._entries[key]
 
     def __len__(self) -> int:
-        return len(self._tools)
+        return len(self._entries)
 
-    def __iter__(self) -> Iterator[ListedTool]:
-        return iter(self._tools)
+    def __iter__(self) -> Iterator[E]:
+        return iter(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._by_name if isinstance(key, str) else key in self._tools
+        return key in self._by_key if isinstance(key, str) else key in self._entries
 
     def __repr__(self) -> str:
-        return f"Tools({', '.join(self._by_name)})"
+        return f"{type(self).__name__}({', '.join(self._by_key)})"
 
-    def get(self, name: str) -> ListedTool | None:
-        return self._by_name.get(name)
+    def get(self, name: str) -> E | None:
+        return self._by_key.get(name)
+
+
+class Tools(ListedEntries[ListedTool]):
+    """A list of tools, indexed by position or name; `refused` has the tools that were left out, with the reason."""
 
     def for_model(self, api: Api = "mcp") -> list[Object]:
         """Return the definitions in the shape of a model's API, without invisible characters.
@@ -197,12 +229,12 @@ class Tools:
 
     def named(self, model_name: str) -> ListedTool:
         """Return the tool for a name from `for_model`."""
-        return self._model_names.get(model_name) or self._by_name[model_name]
+        return self._model_names.get(model_name) or self._by_key[model_name]
 
     @cached_property
     def _model_names(self) -> dict[str, ListedTool]:
         names: dict[str, ListedTool] = {}
-        for tool in self._tools:
+        for tool in self._entries:
             name = _NOT_FOR_MODELS.sub("_", tool.name)
             if len(name) > _MAX_MODEL_NAME or name in names:
                 digest = hashlib.sha256(tool.name.encode()).hexdigest()[:8]

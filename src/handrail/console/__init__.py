@@ -147,13 +147,13 @@ class Console:
             await tools.restore_switches(context)
             loop = asyncio.get_running_loop()
 
-            def on_tools_changed() -> None:  # called in any thread
+            def on_lists_changed() -> None:  # called in any thread
                 with contextlib.suppress(RuntimeError):  # the loop has closed
                     loop.call_soon_threadsafe(lambda: publisher.spawn(context.publish("tools", {})))
 
-            watchers = context.engine.catalog.watchers
-            watchers.add(on_tools_changed)
-            stack.callback(watchers.discard, on_tools_changed)
+            for catalog in context.engine.catalogs.values():
+                catalog.watchers.add(on_lists_changed)
+                stack.callback(catalog.watchers.discard, on_lists_changed)
             if self._socket is not None:
                 from handrail.transports.http1.server import serve_app
 

@@ -182,8 +182,8 @@ async def _approval_card(context: ConsoleContext, session: ConsoleSession, appro
 
 
 def _current_entry(context: ConsoleContext, request: ApprovalRequest) -> ToolEntry | None:
-    """Return the tool, if its definition is still the one of the approval request."""
-    entry = context.engine.catalog.get(request.tool) if request.server == context.guards.name else None
+    """Return the tool, resource or prompt, if its definition is still the one of the approval request."""
+    entry = context.find_entry(request.tool) if request.server == context.guards.name else None
     return entry if entry is not None and entry.fingerprint == request.fingerprint else None
 
 

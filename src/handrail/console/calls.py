@@ -26,7 +26,7 @@ MAX_VALUE_BYTES = 400  # of an argument in a preview
 
 
 def call_row(context: ConsoleContext, snapshot: CallSnapshot) -> Object:
-    entry = context.engine.catalog.get(snapshot.tool)
+    entry = context.find_entry(snapshot.tool)
     cells: Object = {
         "id": snapshot.id,
         "tool": snapshot.tool,
@@ -205,7 +205,7 @@ def _request_arguments(snapshot: CallSnapshot) -> Json:
     for each in message if type(message) is list else [message]:
         params = each.get("params") if type(each) is dict and each.get("id") == snapshot.request_id else None
         if type(params) is dict:
-            return params.get("arguments", {})
+            return {"uri": params["uri"]} if "uri" in params else params.get("arguments", {})
     return {}
 
 

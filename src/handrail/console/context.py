@@ -16,6 +16,7 @@ from handrail.audit.format import ConsoleRecord, TrailError
 from handrail.config import ConsoleSettings
 from handrail.console.access import ApiError, ConsoleSession, SessionStore
 from handrail.console.redact import Redactor
+from handrail.engine.catalog import ToolEntry
 from handrail.guards.tool_definitions import LockedServer
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
@@ -91,6 +92,12 @@ class ConsoleContext:
     @cached_property
     def redactor(self) -> Redactor:
         return Redactor(self.engine)
+
+    def find_entry(self, label: str) -> ToolEntry | None:
+        """Return the tool, the prompt or the resource that calls have under this label, if it is there now."""
+        find, is_prompt = self.engine.entry_of, label.startswith("prompt:")
+        entry = find("prompts/get", label.removeprefix("prompt:")) if is_prompt else find("tools/call", label)
+        return entry or find("resources/read", label) or self.engine.templates.get(label)
 
     def revision(self, name: str) -> Revision:
         """Return the revision of this name, or the newest for an empty name."""

@@ -1,4 +1,4 @@
-"""Running a tool from the page: an in-memory client that calls as the signed-in person.
+"""Running a tool, reading a resource and getting a prompt: an in-memory client that calls as the signed-in person.
 
 The call passes all guards, as any other does. Questions of the server go to the page; nothing is answered, opened or
 fetched here. A question can be answered at any worker: its schema is in the store, and the first answer that deletes it
@@ -26,12 +26,14 @@ from handrail.client.results import CallResult
 from handrail.client.state_dir import allow
 from handrail.console.access import MAX_SESSION_SECONDS, ApiError, ApiRequest
 from handrail.console.context import ConsoleContext, PendingRun
+from handrail.engine.prompts import to_messages
 from handrail.errors import CallTimeout, InvalidResult, Kind, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.jsonrpc import encode
-from handrail.model import Json, Object, Principal
+from handrail.model import EmbeddedResource, Json, Object, Principal, ToolResult
 from handrail.revisions import Revision
 from handrail.revisions.base import LOG_LEVEL
 from handrail.schema.compile import compile_schema
+from handrail.schema.repair import repair
 from handrail.server import Server
 from handrail.stores import StoreError
 from handrail.text.controls import confusable_names
@@ -40,7 +42,7 @@ from handrail.transports.memory import MemoryChannel
 if TYPE_CHECKING:
     from handrail.engine.catalog import ToolEntry
 
-__all__ = ["ToolRun", "answer", "cancel", "cancel_all", "cancel_runs", "check", "deliver_answer", "start"]
+__all__ = ["ToolRun", "answer", "cancel", "cancel_all", "cancel_runs", "check", "deliver_answer", "start", "suggest"]
 
 log = logging.getLogger("handrail")
 
@@ -53,24 +55,49 @@ _GUARD_KINDS = {Kind.FORBIDDEN, Kind.DENIED, Kind.PENDING, Kind.THROTTLED, Kind.
 
 
 class _RunParams(Struct, forbid_unknown_fields=True):
-    tool: str
+    """What is called: one of the first three. A resource is a URI, or a template with its variables in `arguments`."""
+
+    tool: str = ""
+    resource: str = ""
+    prompt: str = ""
     arguments: Object = {}
     revision: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.tool or self.resource or self.prompt
 
 
 async def check(context: ConsoleContext, request: ApiRequest) -> Object:
     """Return the problems with these arguments, and the decision of the policy, without a call."""
     params, revision = _parse(context, request)
     principal = Principal(request.session.who)
-    entry = _visible_entry(context, params.tool, principal, revision)
-    problems = [{"path": each.path, "text": each.text} for each in entry.input.problems(params.arguments)]
+    entry, arguments = _visible_entry(context, params, principal, revision)
+    problems = [{"path": each.path, "text": each.text} for each in entry.input.problems(arguments)]
     verdict, rule = "", ""
     if not entry.scopes <= principal.scopes:
         verdict, rule = "deny", f"needs the scope {' '.join(sorted(entry.scopes - principal.scopes))}"
     elif not problems:
-        decision = context.guards.policy.decide(principal, entry.subject, params.arguments, revision.name)
+        decision = context.guards.policy.decide(principal, entry.subject, arguments, revision.name)
         verdict, rule = decision.verdict, decision.rule
-    return {"valid": not problems, "problems": problems, "verdict": verdict, "rule": rule}
+    checked = {"valid": not problems, "problems": problems, "verdict": verdict, "rule": rule}
+    return {**checked, "uri": params.resource} if params.resource else checked
+
+
+async def suggest(context: ConsoleContext, request: ApiRequest) -> Object:
+    """Return what the server suggests for an argument of a prompt, or for a variable of a template."""
+    name, is_template = request.path["name"], request.path["kind"] == "resources"
+    argument, value, others = request.body_text("argument"), request.body_text("value"), request.body.get("context", {})
+    if type(others) is not dict:
+        raise ApiError(400, "context: expected an object, the other arguments by name")
+    target = _InMemoryTarget(context.server, Principal(request.session.who), f"console {secrets.token_hex(6)}")
+    try:
+        async with Client(target, trusted=True, log=lambda *_: None, name="handrail console") as client:
+            (remote,) = client.servers.values()
+            completion = await remote.prompts.complete(name, is_template, argument, value, others)
+    except PeerError as problem:
+        raise ApiError(409, context.redactor.text(problem.text)) from None
+    return {"values": [context.redactor.text(each) for each in completion]}
 
 
 async def start(context: ConsoleContext, request: ApiRequest) -> Object:
@@ -150,17 +177,30 @@ async def _own_run_id(context: ConsoleContext, request: ApiRequest) -> str:
 def _parse(context: ConsoleContext, request: ApiRequest) -> tuple[_RunParams, Revision]:
     try:
         params = convert(request.body, _RunParams)
+        if [params.tool, params.resource, params.prompt].count("") != 2:
+            raise ValidationError("give one of tool, resource and prompt")
+        entry = context.engine.templates.get(params.resource)
+        if entry is not None and entry.template is not None:
+            params.resource = entry.template.expand(convert(params.arguments, dict[str, str]))
     except ValidationError as problem:
         raise ApiError(400, f"A run has a tool, arguments and a revision: {problem}") from None
+    except KeyError as missing:
+        raise ApiError(400, f"arguments: the template needs {missing}") from None
     return params, context.revision(params.revision)
 
 
-def _visible_entry(context: ConsoleContext, name: str, principal: Principal, revision: Revision) -> ToolEntry:
-    """Return the tool if this caller can see it, by the same checks as a call."""
-    entry = context.engine.catalog.get(name)
+def _visible_entry(
+    context: ConsoleContext, params: _RunParams, principal: Principal, revision: Revision
+) -> tuple[ToolEntry, Object]:
+    """Return what is to be run, with its arguments, if this caller can see it, by the same checks as a call."""
+    engine, arguments = context.engine, params.arguments
+    entry: ToolEntry | None = engine.catalog.get(params.tool) or engine.prompts.get(params.prompt)
+    if params.resource:
+        entry, arguments = engine.find_resource(params.resource) or (None, {})
     if entry is None or not entry.is_visible_to(principal.scopes) or context.guards.hides(entry, principal, revision):
-        raise ApiError(404, f"There is no tool {name[:200]!r} for {principal.id}")
-    return entry
+        raise ApiError(404, f"There is no {params.name[:200]!r} for {principal.id}")
+    reading = None if params.tool else repair(entry.input, arguments)  # all others come as texts
+    return entry, arguments if reading is None else reading[0]
 
 
 async def cancel_all(runs: dict[str, PendingRun]) -> None:
@@ -204,17 +244,17 @@ class ToolRun:
         began, ending = loop.time(), Object()
         try:
             async for event in self._events(params, revision):
-                if isinstance(event, CallResult):
-                    ending["result"] = await asyncio.to_thread(self._context.redactor.result, event.result)
+                if isinstance(event, ToolResult):
+                    ending["result"] = await asyncio.to_thread(self._context.redactor.result, event)
                 else:
                     await self._publish_update(event)
         except PeerError as problem:
             ending["error"] = self._error(problem)
         except asyncio.CancelledError:
-            text = "Cancelled. The tool may have done something already"
+            text = "Cancelled. Something may have been done already"
             ending["error"] = {"kind": "refused", "message": text}
         except Exception:  # the page must get an event that ends the run
-            log.exception("console: run of tool %.100r failed", params.tool)
+            log.exception("console: run of %.100r failed", params.name)
             text = "The console failed, and the call may have run or not: look for it under Now and Audit, then"
             ending["error"] = {"kind": "internal", "message": f"{text} try again. The server's log says why"}
         call = self._last_call
@@ -225,7 +265,7 @@ class ToolRun:
         except StoreError as problem:  # the page is not notified; the entry of the store expires
             log.error("console: end of run %s not published: %s", self.id, problem)
 
-    async def _events(self, params: _RunParams, revision: Revision) -> AsyncIterator[Progress | Log | CallResult]:
+    async def _events(self, params: _RunParams, revision: Revision) -> AsyncIterator[Progress | Log | ToolResult]:
         seconds = self.seconds
         client = Client(
             self._target,
@@ -241,6 +281,9 @@ class ToolRun:
         meta = {LOG_LEVEL: "debug"} if revision.stateless else None
         next_progress_at, logs, now = 0.0, 0, asyncio.get_running_loop().time
         async with client:
+            if not params.tool:
+                yield await _ask(client, params, seconds)
+                return
             async for event in client.events(params.tool, params.arguments, meta=meta):
                 if isinstance(event, Progress):
                     if now() < next_progress_at:
@@ -250,7 +293,7 @@ class ToolRun:
                     logs += 1
                     if logs > MAX_LOGS:
                         continue
-                yield event
+                yield event.result if isinstance(event, CallResult) else event
 
     @property
     def _last_call(self) -> Any:
@@ -298,7 +341,9 @@ class ToolRun:
                 }
             case RemoteProtocolError():
                 kind = "" if snapshot is None or snapshot.refusal is None else snapshot.refusal[0]
-                error |= {"kind": "refused" if kind in _GUARD_KINDS else "protocol", "code": problem.code}
+                has_run = snapshot is not None and snapshot.result is not None  # which had no place for an error
+                kind = "refused" if kind in _GUARD_KINDS else "failed" if has_run else "protocol"
+                error |= {"kind": kind, "code": problem.code}
                 error |= {} if problem.data is None else {"data": redactor.bounded_value(problem.data)}
             case CallTimeout():
                 error["kind"] = "timeout"
@@ -307,6 +352,15 @@ class ToolRun:
             case _:
                 error["kind"] = "refused"
         return error
+
+
+async def _ask(client: Client, params: _RunParams, seconds: float) -> ToolResult:
+    """Read a resource, or get a prompt; return the contents or messages as blocks."""
+    (remote,) = client.servers.values()
+    if params.prompt:
+        return to_messages((await remote.prompts.get(params.prompt, params.arguments, timeout=seconds)).messages)
+    contents = (await remote.resources.read(params.resource, timeout=seconds)).raw["contents"]
+    return ToolResult([EmbeddedResource(each) for each in contents])
 
 
 # Questions

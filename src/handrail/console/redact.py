@@ -110,6 +110,8 @@ class Redactor:
     def result(self, result: ToolResult) -> Object:
         """Return the `Result` of the page."""
         blocks = [_page_block(self, each) for each in result.content]
+        for block, role in zip(blocks, getattr(result, "roles", ()), strict=False):  # of a prompt
+            block["role"] = role
         meta = {} if result.meta is UNSET else result.meta
         risk = meta.get(RISK)
         page_result: Object = {
@@ -146,19 +148,8 @@ def _page_block(redactor: Redactor, block: Block) -> Object:
             text, cut = redactor.truncate(block.text)
             return {"type": "text", "text": text, "bytes": len(block.text.encode()), "cut": cut, **members}
         case Image() | Audio():
-            kind, size = "image" if isinstance(block, Image) else "audio", size_of(block.data)
-            playable = (
-                block.mime_type.lower() in PLAYABLE_MEDIA_TYPES and check_media(block.mime_type, block.data) is None
-            )
-            is_embedded = playable and size <= MAX_MEDIA_BYTES
-            data = block.data if isinstance(block.data, str) else b64encode(block.data).decode() if is_embedded else ""
-            members |= {
-                "data": data if is_embedded else "",
-                "bytes": size,
-                "cut": not is_embedded,
-                "playable": playable,
-            }
-            return {"type": kind, "mime": block.mime_type, **members}
+            kind = "image" if isinstance(block, Image) else "audio"
+            return {"type": kind, "mime": block.mime_type, **_media(block.mime_type, block.data), **members}
         case ResourceLink():
             names = {"name": block.name, "title": block.title, "description": block.description, "uri": block.uri}
             texts = {name: "" if value is UNSET else redactor.truncate(value)[0] for name, value in names.items()}
@@ -167,10 +158,19 @@ def _page_block(redactor: Redactor, block: Block) -> Object:
         case EmbeddedResource(resource=inner):
             members |= {"uri": redactor.truncate(inner["uri"])[0], "mime": str(inner.get("mimeType", ""))}
             if "text" not in inner:
-                return {"type": "resource", "bytes": size_of(inner["blob"]), "cut": True, **members}
+                return {"type": "resource", **_media(members["mime"], inner["blob"]), **members}
             text, cut = redactor.truncate(inner["text"])
             return {"type": "resource", "text": text, "bytes": len(inner["text"].encode()), "cut": cut, **members}
     return {"type": "other", "json": redactor.bounded_value(block), **members}
+
+
+def _media(mime_type: str, data: bytes | str) -> Object:
+    """Return a picture or a sound that the page may show; of all else only the size."""
+    playable = mime_type.lower() in PLAYABLE_MEDIA_TYPES and check_media(mime_type, data) is None
+    size = size_of(data)
+    is_embedded = playable and size <= MAX_MEDIA_BYTES
+    text = "" if not is_embedded else data if isinstance(data, str) else b64encode(data).decode()
+    return {"data": text, "bytes": size, "cut": not is_embedded, "playable": playable}
 
 
 def _page_annotations(redactor: Redactor, notes: Json) -> Object:

@@ -91,7 +91,7 @@ def page_figures(context: ConsoleContext, total: Figures) -> Object:
         "tools": [
             {
                 "tool": name,
-                "title": title_of(context.engine.catalog.get(name)) or name,
+                "title": title_of(context.find_entry(name)) or name,
                 "calls": tally.calls,
                 "errors": tally.errors,
                 "refused": tally.refused,
@@ -114,14 +114,15 @@ def health(context: ConsoleContext, total: Figures, pending_count: int) -> Objec
         notes.append("Calls were refused because they could not be recorded; the server's log says why.")
     if pending_count:
         notes.append(f"{_count_of(pending_count, 'call')} waiting for approval.")
-    if not tools:
+    has_entries = any(each for catalog in context.engine.catalogs.values() for each in catalog)
+    if not has_entries:
         notes.append("The server has no tools, or all of them are switched off.")
     if context.guards.trail is None:
         notes.append("Calls are not recorded: the audit log is off.")
     level = "good"
     if total.unrecorded or (calls >= MIN_CALLS_FOR_RATE and errors * 2 > calls):
         level = "bad"
-    elif not tools or max(errors, refused) * 10 > calls:
+    elif not has_entries or max(errors, refused) * 10 > calls:
         level = "warn"
     prefix = "Mostly healthy: " if level == "good" else ""
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())

@@ -1,7 +1,8 @@
 """The tools of a server as one caller sees them, with the reason for each tool that the caller cannot see.
 
-The list is made by the function that answers `tools/list`. Pins are the earlier definitions of the tools: those of
-`tools.lock` beside the served file, or else those at the first start with this store, until a person accepts a change.
+The list is made by the function that answers `tools/list`; `resources` has resources and prompts. Pins are the earlier
+definitions of the tools: those of `tools.lock` beside the served file, or else those at the first start with this
+store, until a person accepts a change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from handrail.client.tools import MAX_DESCRIPTION, safe_icons, signature
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
-from handrail.engine.dispatcher import Dispatcher, list_tools
+from handrail.engine.dispatcher import Dispatcher, list_entries
 from handrail.engine.reply_channel import NullChannel
 from handrail.errors import PeerError
 from handrail.guards.limits import ANONYMOUS, LOCAL, Rate, Rates
@@ -41,14 +42,21 @@ from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Principal
 from handrail.observe.activity import Tally
 from handrail.revisions import Revision
+from handrail.revisions.base import LISTS
 from handrail.stores import Put
 from handrail.suggest import closest
 from handrail.text.controls import confusable_names, escape, texts_in
 
 __all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "restore_switches", "switch", "view", "wire"]
 
-SWITCH_PREFIX = "console-switch:"  # of the topics' keys, one for each switched tool, while the server runs
+SWITCH_PREFIX = "console-switch:"  # of the topics' keys, one for each switched entry, while the server runs
 TALLY_SECONDS = 0.5
+TOOLS = "tools/list"
+_METHODS = {
+    "tools": (TOOLS,),
+    "resources": ("resources/list", "resources/templates/list"),
+    "prompts": ("prompts/list",),
+}
 BYTES_PER_TOKEN = 4  # approximately: models differ
 _ICON_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
@@ -67,32 +75,26 @@ CHANGE_LABELS = {
 }
 
 
-class _Viewer(Struct):
-    """The caller whose view of the tools is on the page."""
+class Viewer(Struct):
+    """The caller whose view of the tools, resources or prompts is on the page."""
 
     principal: Principal
     revision: Revision
 
 
 async def view(context: ConsoleContext, request: ApiRequest) -> Object:
-    totals = await _collect_tallies(context)
-    viewer = _viewer_of(context, request, totals)
-    responses = _list_responses(context, viewer)
-    listed = [each for response in responses for each in decode(response)["result"]["tools"]]
-    by_name = {str(each["name"]): each for each in listed}
+    totals = await collect_tallies(context)
+    viewer = viewer_of(context, request, totals)
+    responses = list_responses(context, viewer, TOOLS)
+    by_name = {each["name"]: each for each in listed_entries(responses, TOOLS)}
     entries, tool_pins = context.engine.catalog.entries, await load_pins(context)
     look_alike_names = dict(confusable_names(entry.tool.name for entry in entries))
     tools = [
         _tool_row(context, viewer, each, by_name.get(each.tool.name), tool_pins, look_alike_names, totals)
         for each in entries
     ]
-    offer = context.engine.offer
     return {
-        "as": viewer.principal.id,
-        "scopes": sorted(viewer.principal.scopes),
-        "revision": viewer.revision.name,
-        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *context.guards.policy.principals, *totals.principals])],
-        "revisions": offer.supported,
+        **viewer_members(context, viewer, totals),
         "tools": tools,
         "tokens": sum(each["tokens"] for each in tools if each["exposed"]),
         "bytes": sum(map(len, responses)),
@@ -101,23 +103,24 @@ async def view(context: ConsoleContext, request: ApiRequest) -> Object:
 
 async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     """Return the responses to `tools/list`, one page a line."""
-    viewer = _viewer_of(context, request, await _collect_tallies(context))
-    return RawResponse(b"\n".join(_list_responses(context, viewer)), "text/plain; charset=utf-8")
+    viewer = viewer_of(context, request, await collect_tallies(context))
+    return RawResponse(b"\n".join(list_responses(context, viewer, TOOLS)), "text/plain; charset=utf-8")
 
 
 async def switch(context: ConsoleContext, request: ApiRequest) -> Object:
-    name, on = _requested_entry(context, request).tool.name, request.body.get("on")
+    """Switch a tool, a resource or a prompt on or off, in all workers."""
+    (method, entry), on = _requested_entry(context, request), request.body.get("on")
     if type(on) is not bool:
         raise ApiError(400, "on: expected true or false")
-    await context.write_audit_record(request.session, "switched on" if on else "switched off", tool=name)
-    await context.topics.put(SWITCH_PREFIX + name, encode(on))
-    await context.send_command("switch", {"tool": name, "on": on})
+    await context.write_audit_record(request.session, "switched on" if on else "switched off", tool=entry.label)
+    await context.topics.put(f"{SWITCH_PREFIX}{method} {entry.name}", encode(on))
+    await context.send_command("switch", {"list": method, "name": entry.name, "on": on})
     return {}
 
 
 async def apply_switch(context: ConsoleContext, data: Object) -> None:
-    """Switch a tool on or off in this worker."""
-    context.engine.catalog.switch(data["tool"], data["on"])
+    """Switch an entry on or off in this worker."""
+    context.engine.catalogs[data["list"]].switch(data["name"], data["on"])
 
 
 async def restore_switches(context: ConsoleContext) -> None:
@@ -125,12 +128,13 @@ async def restore_switches(context: ConsoleContext) -> None:
     after = ""
     while rows := await context.topics.scan(SWITCH_PREFIX, after=after):
         for key, on in rows:
-            await apply_switch(context, {"tool": key.removeprefix(SWITCH_PREFIX), "on": decode(on)})
+            method, _, name = key.removeprefix(SWITCH_PREFIX).partition(" ")
+            await apply_switch(context, {"list": method, "name": name, "on": decode(on)})
         after = rows[-1][0]
 
 
 async def accept(context: ConsoleContext, request: ApiRequest) -> Object:
-    entry = _requested_entry(context, request)
+    _, entry = _requested_entry(context, request)
     await context.write_audit_record(request.session, "accepted", tool=entry.tool.name, fingerprint=entry.fingerprint)
     await context.store.commit([_pin_op(context, entry)])
     await context.publish("tools", {})
@@ -139,7 +143,7 @@ async def accept(context: ConsoleContext, request: ApiRequest) -> Object:
 
 async def icon(context: ConsoleContext, request: ApiRequest) -> Object:
     """Fetch an icon when a person asks for it, from a public address, without sending who asks."""
-    tool, index = _requested_entry(context, request).tool, request.body.get("index")
+    tool, index = _requested_entry(context, request)[1].tool, request.body.get("index")
     icons = [] if tool.icons is UNSET else tool.icons
     if type(index) is not int or not 0 <= index < len(icons):
         raise ApiError(404, f"{tool.name[:100]} has {len(icons)} icons, counted from 0")
@@ -160,37 +164,59 @@ async def icon(context: ConsoleContext, request: ApiRequest) -> Object:
     return {"src": f"data:{media_type};base64,{b64encode(data).decode()}"}
 
 
-def _requested_entry(context: ConsoleContext, request: ApiRequest) -> ToolEntry:
-    name = request.path["name"]
-    entries = {entry.tool.name: entry for entry in context.engine.catalog.entries}
+def lists_of(request: ApiRequest) -> tuple[str, ...]:
+    """Return the methods that list what the path is about."""
+    kind = request.path.get("kind", "tools")
+    if kind not in _METHODS:
+        raise ApiError(404, f"{kind[:40]!r} is not one of {', '.join(_METHODS)}")
+    return _METHODS[kind]
+
+
+def _requested_entry(context: ConsoleContext, request: ApiRequest) -> tuple[str, ToolEntry]:
+    name, methods = request.path["name"], lists_of(request)
+    entries = {entry.name: (each, entry) for each in methods for entry in context.engine.catalogs[each].entries}
     if name not in entries:
-        suggestion = closest(name, entries)
+        suggestion, kind = closest(name, entries), LISTS[methods[0]][:-1]
         raise ApiError(
-            404, f"There is no tool {name[:200]!r}" + (f"; did you mean {suggestion!r}?" if suggestion else "")
+            404, f"There is no {kind} {name[:200]!r}" + (f"; did you mean {suggestion!r}?" if suggestion else "")
         )
     return entries[name]
 
 
-def _viewer_of(context: ConsoleContext, request: ApiRequest, totals: _WorkerTally) -> _Viewer:
+def viewer_members(context: ConsoleContext, viewer: Viewer, totals: WorkerTally) -> Object:
+    return {
+        "as": viewer.principal.id,
+        "scopes": sorted(viewer.principal.scopes),
+        "revision": viewer.revision.name,
+        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *context.guards.policy.principals, *totals.principals])],
+        "revisions": context.engine.offer.supported,
+    }
+
+
+def viewer_of(context: ConsoleContext, request: ApiRequest, totals: WorkerTally) -> Viewer:
     query = request.query
     name = query.get("as") or request.session.who
     scopes = totals.principals.get(name, frozenset())
     if query.get("scopes"):
         scopes = frozenset(filter(None, (each.strip() for each in query["scopes"].split(","))))
-    return _Viewer(Principal(name, scopes), context.revision(query.get("revision", "")))
+    return Viewer(Principal(name, scopes), context.revision(query.get("revision", "")))
 
 
 class _Cursor(Struct):
     cursor: str | UnsetType = UNSET
 
 
-def _list_responses(context: ConsoleContext, viewer: _Viewer) -> list[bytes]:
-    """Return the responses to `tools/list`, page by page. No rate limit is charged."""
+def listed_entries(responses: list[bytes], method: str) -> list[Object]:
+    return [each for response in responses for each in decode(response)["result"][LISTS[method]]]
+
+
+def list_responses(context: ConsoleContext, viewer: Viewer, method: str) -> list[bytes]:
+    """Return the responses to a request for a list, page by page. No rate limit is charged."""
     conversation = Dispatcher(context.engine, NullChannel(), viewer.principal)
     responses: list[bytes] = []
     params = _Cursor()
     while True:
-        responses.append(list_tools(conversation, len(responses) + 1, viewer.revision, params, None).body)
+        responses.append(list_entries(method, conversation, len(responses) + 1, viewer.revision, params, None).body)
         cursor = decode(responses[-1])["result"].get("nextCursor")
         if not cursor:
             return responses
@@ -200,30 +226,30 @@ def _list_responses(context: ConsoleContext, viewer: _Viewer) -> list[bytes]:
 # Calls and callers, by worker
 
 
-class _WorkerTally(Struct):
+class WorkerTally(Struct):
     """The calls by tool, and the callers, of one worker or of all."""
 
     tools: dict[str, Tally] = {}
     principals: dict[str, frozenset[str]] = {}  # the scopes, by principal id
 
-    def add(self, other: _WorkerTally) -> None:
+    def add(self, other: WorkerTally) -> None:
         for name, tally in other.tools.items():
             self.tools.setdefault(name, Tally()).add(tally)
         self.principals = {**other.principals, **self.principals}
 
 
-async def _collect_tallies(context: ConsoleContext) -> _WorkerTally:
+async def collect_tallies(context: ConsoleContext) -> WorkerTally:
     """Return the sum of all workers that answer within TALLY_SECONDS."""
     totals = _own_tally(context)
     if context.workers == 1:
         return totals
-    totals, topic = _WorkerTally(), f"console-tally:{secrets.token_hex(8)}"
+    totals, topic = WorkerTally(), f"console-tally:{secrets.token_hex(8)}"
     async with context.topics.subscribe(topic) as replies:
         await context.send_command("tally", {"topic": topic})
         with suppress(TimeoutError):
             async with asyncio.timeout(TALLY_SECONDS):
                 for _ in range(context.workers):
-                    totals.add(decode(await anext(replies), type=_WorkerTally))
+                    totals.add(decode(await anext(replies), type=WorkerTally))
     return totals
 
 
@@ -231,8 +257,8 @@ async def publish_tally(context: ConsoleContext, data: Object) -> None:
     await context.topics.publish(data["topic"], encode(_own_tally(context)))
 
 
-def _own_tally(context: ConsoleContext) -> _WorkerTally:
-    return _WorkerTally(
+def _own_tally(context: ConsoleContext) -> WorkerTally:
+    return WorkerTally(
         context.feed.tools, {principal.id: principal.scopes for principal in context.feed.principals.values()}
     )
 
@@ -242,41 +268,24 @@ def _own_tally(context: ConsoleContext) -> _WorkerTally:
 
 def _tool_row(
     context: ConsoleContext,
-    viewer: _Viewer,
+    viewer: Viewer,
     entry: ToolEntry,
     listed: Object | None,
     tool_pins: ConsolePins,
     look_alike_names: dict[str, str],
-    totals: _WorkerTally,
+    totals: WorkerTally,
 ) -> Object:
-    tool, name = entry.tool, entry.tool.name
+    tool = entry.tool
     claims: Object = {} if tool.annotations is UNSET else tool.annotations
-    tally = totals.tools.get(name, Tally())
     size = len(encode(listed if listed is not None else viewer.revision.tool(tool)))
     members: Object = {
-        "name": name,
-        "title": title_of(entry) or name,
-        "description": "" if tool.description is UNSET else tool.description,
+        **entry_members(context, viewer, TOOLS, entry, listed is not None, totals),
         "signature": signature(definition(tool)),
-        "input_schema": tool.input_schema,
         "annotations": claims,
-        "icons": [_icon_row(each) for each in ([] if tool.icons is UNSET else tool.icons)],
-        "tags": sorted(entry.tags),
-        "scopes": sorted(entry.scopes),
-        "on": context.engine.catalog.is_on(entry),
-        "exposed": listed is not None,
-        "hidden_because": "" if listed is not None else _hidden_because(context, viewer, entry),
-        "limits": list(_limits(context, viewer.principal, entry)),
         "tokens": -(-size // BYTES_PER_TOKEN),
-        "calls": tally.calls,
-        "errors": tally.errors,
-        "refused": tally.refused,
-        "p95_ms": round(tally.p95 * 1000, 3),
-        "last": tally.last,
         "fingerprint": entry.fingerprint,
         "pin": tool_pins.state(entry),
-        "warnings": list(_warnings(entry, look_alike_names, context.lock_flaw)),
-        **_verdict(context, viewer, entry),
+        "warnings": list(warnings_of(entry, look_alike_names, context.lock_flaw)),
     }
     if tool.output_schema is not UNSET:
         members["output_schema"] = tool.output_schema
@@ -284,17 +293,43 @@ def _tool_row(
     return redacted
 
 
-def _hidden_because(context: ConsoleContext, viewer: _Viewer, entry: ToolEntry) -> str:
-    if not context.engine.catalog.is_on(entry):
+def entry_members(
+    context: ConsoleContext, viewer: Viewer, method: str, entry: ToolEntry, is_listed: bool, totals: WorkerTally
+) -> Object:
+    """Return what the page says of an entry of any kind."""
+    tool, tally = entry.tool, totals.tools.get(entry.label, Tally())
+    return {
+        "name": entry.name,
+        "title": title_of(entry) or entry.name,
+        "description": "" if tool.description is UNSET else tool.description,
+        "input_schema": tool.input_schema,
+        "icons": [_icon_row(each) for each in getattr(entry, "listing", tool).icons or []],
+        "tags": sorted(entry.tags),
+        "scopes": sorted(entry.scopes),
+        "on": context.engine.catalogs[method].is_on(entry),
+        "exposed": is_listed,
+        "hidden_because": "" if is_listed else _hidden_because(context, viewer, method, entry),
+        "limits": list(_limits(context, viewer.principal, entry)),
+        "calls": tally.calls,
+        "errors": tally.errors,
+        "refused": tally.refused,
+        "p95_ms": round(tally.p95 * 1000, 3),
+        "last": tally.last,
+        **_verdict(context, viewer, entry),
+    }
+
+
+def _hidden_because(context: ConsoleContext, viewer: Viewer, method: str, entry: ToolEntry) -> str:
+    if not context.engine.catalogs[method].is_on(entry):
         return "It is switched off"
     if not entry.is_visible_to(viewer.principal.scopes):
         missing = " ".join(sorted(entry.scopes - viewer.principal.scopes))
         return f"Its author shows it only to callers with the scope {missing}"
     hiding = context.guards.policy.hides(viewer.principal, entry.subject, viewer.revision.name)
-    return "This server lists no tools" if hiding is None else f"Hidden by {hiding.rule}: {hiding.why}"
+    return f"This server lists no {entry.kind}s" if hiding is None else f"Hidden by {hiding.rule}: {hiding.why}"
 
 
-def _verdict(context: ConsoleContext, viewer: _Viewer, entry: ToolEntry) -> Object:
+def _verdict(context: ConsoleContext, viewer: Viewer, entry: ToolEntry) -> Object:
     missing_scopes = entry.scopes - viewer.principal.scopes
     if missing_scopes:
         return {
@@ -313,9 +348,9 @@ def _verdict(context: ConsoleContext, viewer: _Viewer, entry: ToolEntry) -> Obje
 def _limits(context: ConsoleContext, principal: Principal, entry: ToolEntry) -> Iterator[str]:
     rates = context.engine.guard_options.get("rates", Rates())
     if rates is not None:
-        own = next((each for name, each in rates.tools.items() if fnmatchcase(entry.tool.name, name)), rates.tool)
+        own = next((each for name, each in rates.tools.items() if fnmatchcase(entry.limit_name, name)), rates.tool)
         if own.rate:
-            yield f"{_rate_text(own.rate)} of this tool, by each caller"
+            yield f"{_rate_text(own.rate)} of this {entry.kind}, by each caller"
         if own.concurrent is not None:
             yield f"{own.concurrent} at once, by all callers"
         everything = rates.address if principal.id == ANONYMOUS else rates.principal
@@ -333,7 +368,7 @@ def _rate_text(text: str) -> str:
     return f"{rate.count:,} a {rate.unit}{burst}"
 
 
-def _warnings(entry: ToolEntry, look_alike_names: dict[str, str], flaw: str) -> Iterator[str]:
+def warnings_of(entry: ToolEntry, look_alike_names: dict[str, str], flaw: str) -> Iterator[str]:
     if flaw:
         yield f"It cannot be compared with its locked definition: {flaw}"
     value = entry.tool.description

@@ -25,7 +25,7 @@ from handrail.protocol.trace import Trace
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS
 from handrail.schema.jsonable import to_jsonable
-from handrail.suggest import NOT_HERE, describe_value, suggest_names
+from handrail.suggest import describe_value, suggest_names
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Callable[..., Any])
@@ -113,11 +113,14 @@ class _Notification(Coroutine[Any, Any, None]):
         "request_context": "call.state for what the lifespan gave, call.principal and call.client for who asks",
         "lifespan_context": "call.state",
         "session": "the methods of the call itself",
-        "read_resource": NOT_HERE,
+        "read_resource": "the function that gives the resource",
     }
 )
 class Call(Struct, eq=False):
-    """One `tools/call`, for a tool that has a parameter of this type, for its preview and for middleware."""
+    """One call of a tool, read of a resource, or get of a prompt.
+
+    For functions that have a parameter of this type, for previews and for middleware.
+    """
 
     _state: CallState
 
@@ -127,8 +130,13 @@ class Call(Struct, eq=False):
         return self._state.id
 
     @property
+    def method(self) -> str:
+        """The method of the request: `tools/call`, `resources/read` or `prompts/get`."""
+        return self._state.entry.method
+
+    @property
     def name(self) -> str:
-        """The name of the tool."""
+        """The name of the tool or of the prompt, or the URI of the resource."""
         return self._state.entry.tool.name
 
     @property

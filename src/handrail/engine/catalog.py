@@ -6,24 +6,30 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from msgspec.json import decode
 from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
-from handrail.guards.policy import Subject
+from handrail.guards.policy import Subject, SubjectKind
 from handrail.guards.tool_definitions import fingerprint
 from handrail.jsonrpc import encode
-from handrail.model import Json, Object, Tool
+from handrail.model import Json, Object, Tool, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive_properties
 from handrail.schema.derive import Invoke
 from handrail.schema.jsonable import NotJson, to_jsonable
 from handrail.suggest import closest, describe_value, expect
 
+if TYPE_CHECKING:
+    from handrail.engine.completion import Completer
+
 log = logging.getLogger("handrail")
+
+D = TypeVar("D", bound=Struct)
 
 MAX_PAGES = 10_000  # encoded pages in memory
 
@@ -54,9 +60,13 @@ class Preview(Struct, frozen=True):
 
 
 class ToolEntry(Struct, kw_only=True):
-    """A tool, and what is needed to run it."""
+    """A tool, and what is needed to run it. Resources and prompts are entries of the same form."""
 
-    tool: Tool
+    method: ClassVar[str] = "tools/call"
+    kind: ClassVar[SubjectKind] = "tool"
+    prefix: ClassVar[str] = ""  # of its label
+
+    tool: Tool  # of a resource or a prompt: what guards, approvals and the audit log see of it
     invoke: Callable[[Object, Any], Any]
     mode: Literal["async", "inline", "thread"]
     input: Checker
@@ -78,10 +88,21 @@ class ToolEntry(Struct, kw_only=True):
     source: str = ""  # the file its function is in
     preview: Preview | None = None  # describes what a call would do
     trusted_output: bool = False  # a built-in tool whose results were sanitized before
+    label: str = ""  # the name in approvals and in the audit log; differs from the names of other kinds
+    limit_name: str = ""  # the same for rate limits and figures; that of a template, not of each URI
+    complete: Mapping[str, Completer] = {}  # by argument
 
     @property
     def name(self) -> str:
         return self.tool.name
+
+    def encoder_arguments(self, engine: Any, result: ToolResult) -> tuple[Any, ...]:
+        """Return what the encoder of the method takes."""
+        return result, self.wraps
+
+    def renamed(self, prefix: str) -> Self:
+        """Return the entry for a server that includes it under a prefix."""
+        return replace(self, tool=replace(self.tool, name=prefix + self.tool.name))
 
     def is_visible_to(self, scopes: frozenset[str]) -> bool:
         return not self.hide or self.scopes <= scopes
@@ -89,7 +110,8 @@ class ToolEntry(Struct, kw_only=True):
     def prepare(self) -> None:
         """Compute what follows from the definition, which may have been renamed since it was compiled."""
         hints = {} if self.tool.annotations is UNSET else self.tool.annotations
-        self.subject = Subject(kind="tool", name=self.tool.name, tags=self.tags, annotations=hints)
+        self.subject = Subject(kind=self.kind, name=self.tool.name, tags=self.tags, annotations=hints)
+        self.label = self.limit_name = self.prefix + self.tool.name
         self.fingerprint = fingerprint(self.tool)
 
     def definition(self, revision: Revision) -> Any:
@@ -102,7 +124,7 @@ class ToolEntry(Struct, kw_only=True):
             Kind.BAD_ARGUMENTS,
             "; ".join(each.text for each in problems),
             {"errors": [{"path": each.path, "keyword": each.keyword, "message": each.text} for each in problems]},
-            prefix=f"Invalid arguments for tool {self.tool.name}: ",
+            prefix=f"Invalid arguments for {self.kind} {self.tool.name}: ",
         )
 
 
@@ -113,7 +135,8 @@ def make_entry(tool: Tool, **rest: Any) -> ToolEntry:
         raise SchemaError(f"{where}: a name is a text of 1 to 128 characters")
     if not _NAME.fullmatch(tool.name):
         log.warning("%s: names should have 1 to 128 characters of A-Z a-z 0-9 _ - .", where)
-    tool = _normalize_tool(tool, where)
+    tool = normalize(tool, where)
+    _check_annotations({} if tool.annotations is UNSET else tool.annotations, where)
     output, wraps = None, False
     if tool.output_schema is not UNSET:
         output = compile_schema(tool.output_schema, f"{where}: output_schema", any_root=True, formats=False)
@@ -124,24 +147,23 @@ def make_entry(tool: Tool, **rest: Any) -> ToolEntry:
     return ToolEntry(tool=tool, input=checker, output=output, wraps=wraps, **rest)
 
 
-def _normalize_tool(tool: Tool, where: str) -> Tool:
-    """Return the definition with its listed parts as strict JSON: one bad tool would break the whole list."""
-    for name in ("title", "description"):
-        if not isinstance(getattr(tool, name), str | UnsetType):
-            raise SchemaError(f"{where}: {name}: expected a text, got {type(getattr(tool, name)).__name__}")
+def normalize(definition: D, where: str) -> D:
+    """Return the definition with its listed parts as strict JSON: one bad entry would break the whole list."""
+    for name in ("title", "description", "mime_type"):
+        if not isinstance(getattr(definition, name, UNSET), str | UnsetType):
+            raise SchemaError(f"{where}: {name}: expected a text, got {describe_value(getattr(definition, name))}")
     own: dict[str, Any] = {}
-    for name in ("annotations", "icons", "meta"):
-        value = getattr(tool, name)
+    for name in {"annotations", "icons", "meta"} & {*definition.__struct_fields__}:
+        value = getattr(definition, name)
         try:
             own[name] = value if value is UNSET else decode(encode(to_jsonable(value)))
         except NotJson as problem:
             raise SchemaError(f"{where}: {name}: {problem}") from None
-    _check_annotations({} if own["annotations"] is UNSET else own["annotations"], where)
     for icon in own["icons"] if own["icons"] is not UNSET else ():
         source = icon.get("src") if isinstance(icon, dict) else None
         if not isinstance(source, str) or not source.startswith(("https://", "data:")):
             raise SchemaError(f"{where}: icons: src must be an https: or data: address, not {source!r}")
-    return replace(tool, **own)
+    return replace(definition, **own)
 
 
 def title_of(entry: ToolEntry | None) -> str:
@@ -200,22 +222,7 @@ def _hint_for(name: str) -> str | None:
     return plain_names.get(name.lower().replace("_", "").replace("-", "")) or closest(name, _HINTS)
 
 
-class Listed(Protocol):
-    """An entry of a catalog. Its encoding is up to the revision; who sees it, to its scopes."""
-
-    enabled: bool
-    position: int
-    scopes: frozenset[str]
-    hide: bool
-
-    @property
-    def name(self) -> str: ...
-    def is_visible_to(self, scopes: frozenset[str]) -> bool: ...
-    def prepare(self) -> None: ...
-    def definition(self, revision: Revision) -> Any: ...
-
-
-L = TypeVar("L", bound=Listed)
+L = TypeVar("L", bound=ToolEntry)
 
 
 class Catalog(Generic[L]):
@@ -225,7 +232,7 @@ class Catalog(Generic[L]):
     """
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind  # in error texts
+        self.kind = kind  # in error texts
         self._entries: dict[str, L] = {}
         self._listed: dict[str, L] = {}
         self._switched_off: set[str] = set()  # names that an operator switched off, whether or not they exist now
@@ -241,6 +248,11 @@ class Catalog(Generic[L]):
         return iter(list(self._listed.values()))
 
     @property
+    def has_entries(self) -> bool:
+        """Whether there are any, also switched off."""
+        return bool(self._entries)
+
+    @property
     def entries(self) -> list[L]:
         """All entries, also those that are switched off."""
         return list(self._entries.values())
@@ -248,13 +260,32 @@ class Catalog(Generic[L]):
     def add(self, entry: L) -> None:
         with self._lock:
             if entry.name in self._entries:
-                text = f"{self._kind} {entry.name!r} exists already; remove it first, or choose another name"
+                text = f"{self.kind} {entry.name!r} exists already; remove it first, or choose another name"
                 raise SchemaError(text)
             self._last_position += 1
             entry.position = self._last_position
             entry.prepare()
             self._entries[entry.name] = entry
         self._rebuild()
+
+    def mirror(self, source: Catalog[L], prefix: str, server: Any) -> None:
+        """List what another server lists, from now on; `server` is that server."""
+        copied: dict[str, L] = {}
+
+        def copy() -> None:
+            theirs = {entry.name: entry for entry in source if not entry.trusted_output}
+            for name, ours in list(copied.items()):
+                if theirs.get(name) is not ours.origin:
+                    with suppress(KeyError):  # removed here before
+                        self.remove(ours.name)
+                    del copied[name]
+            for name, entry in theirs.items():
+                if name not in copied:
+                    copied[name] = replace(entry.renamed(prefix), origin=entry, via=(server, *entry.via))
+                    self.add(copied[name])
+
+        copy()
+        source.watchers.add(copy)
 
     def remove(self, name: str) -> None:
         with self._lock:
@@ -314,7 +345,7 @@ class Catalog(Generic[L]):
     def _require(self, name: str) -> L:
         if name not in self._entries:
             near = closest(name, self._entries)
-            raise KeyError(f"no {self._kind} {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+            raise KeyError(f"no {self.kind} {name!r}" + (f"; did you mean {near!r}?" if near else ""))
         return self._entries[name]
 
     def _rebuild(self) -> None:

@@ -6,25 +6,28 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from handrail import jsonrpc
-from handrail.engine.catalog import ToolCatalog, ToolEntry
+from handrail.engine.catalog import Catalog, ToolCatalog, ToolEntry
 from handrail.engine.eager import ThreadPool
 from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
+from handrail.engine.prompts import PromptEntry
 from handrail.engine.reply_channel import OpenStream, Reply
+from handrail.engine.resources import ResourceEntry, check_overlap, find_resource
 from handrail.engine.results import error_result
 from handrail.errors import Kind, Refused
 from handrail.jsonrpc import Id, Request
-from handrail.model import REFUSED, SERVER_ASKS, Object
+from handrail.model import REFUSED, SERVER_ASKS, Json, Object
 from handrail.protocol.seal import KEY_HINT, Seal, key_problem
 from handrail.revisions import Offer, Revision
-from handrail.revisions.base import ErrorMapping, Identity, ServerDescription
+from handrail.revisions.base import LISTS, REFUSAL_ERRORS, ErrorMapping, Identity, ServerDescription
 from handrail.suggest import check_options, collection, expect
 
 if TYPE_CHECKING:
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
 DEFAULT_PAGE = 1_000
 
 _RESULT = ErrorMapping(0)  # a refusal as the result of the tool
+_READABLE = ErrorMapping(403)  # what that is where there is no tool
+_FAILED = ErrorMapping(-32603)
+LIST_CHANGED = {each: f"notifications/{each}/list_changed" for each in ("tools", "resources", "prompts")}
+"""The notifications of changed lists, by capability."""
+_OF_RESOURCES = [f"resources/{each}" for each in ("list", "templates/list", "read", "subscribe", "unsubscribe")]
 
 _FORMS = {
     "by_revision": {},
@@ -134,7 +142,6 @@ class Engine:
             raise ValueError(f"page_size: {self.page_size} is less than 1")
         self.list_changed = options.get("list_changed", True)
         self.has_tools = options.get("tools", True)
-        self.hidden = frozenset() if self.has_tools else frozenset({"tools/list", "tools/call"})
         self.identify = options.get("identify", True)
         self.ttl_ms = round(options.get("cache_seconds", 60.0) * 1000)
         form = options.get("invalid_arguments", "by_revision")
@@ -145,6 +152,20 @@ class Engine:
         self.seal = Seal(keys or [key_from_environment()])
         self.clock: Callable[[], float] = time.time
         self.catalog = ToolCatalog("tool")
+        self.resources: Catalog[ResourceEntry] = Catalog("resource")
+        self.templates: Catalog[ResourceEntry] = Catalog("resource template")
+        self.prompts: Catalog[PromptEntry] = Catalog("prompt")
+        self.catalogs: dict[str, Catalog[Any]] = {
+            "tools/list": self.catalog,
+            "resources/list": self.resources,
+            "resources/templates/list": self.templates,
+            "prompts/list": self.prompts,
+        }
+        self.hidden: set[str] = set()  # methods behind a capability that is not declared
+        self._hide_methods()
+        for method, catalog in self.catalogs.items():
+            catalog.watchers.add(partial(self._on_list_changed, LIST_CHANGED[method.partition("/")[0]]))
+        self.on_resource_updated: set[Callable[[str], None]] = set()  # tell other processes
         self.in_flight: InFlightCalls | None = None  # of the event loop that serves, as a rule there is one
         self.thread_pool = ThreadPool(options.get("workers", 16))
         self.open_streams: set[OpenStream] = set()
@@ -167,6 +188,64 @@ class Engine:
             title, description = map(sanitizer.value, (self.identity.title, self.identity.description))
             self.identity = replace(self.identity, title=title, description=description)
         self._compose()
+
+    def _on_list_changed(self, method: str) -> None:
+        self._hide_methods()
+        for stream in list(self.open_streams):
+            stream.list_changed(method)
+
+    def _hide_methods(self) -> None:
+        """Hide the methods of what the server does not have; any thread may read the set meanwhile."""
+        has_arguments = self.templates.has_entries or self.prompts.has_entries
+        for has_any, methods in (
+            (self.has_tools, ("tools/list", "tools/call")),
+            (self.resources.has_entries or self.templates.has_entries, _OF_RESOURCES),
+            (self.prompts.has_entries, ("prompts/list", "prompts/get")),
+            (has_arguments, ("completion/complete",)),
+        ):
+            (self.hidden.difference_update if has_any else self.hidden.update)(methods)
+
+    def add_resource(self, entry: ResourceEntry) -> None:
+        if entry.template is None:
+            self.resources.add(entry)
+        else:
+            check_overlap(self.templates, entry)
+            self.templates.add(entry)
+
+    def entry_of(self, method: str, name: Json) -> ToolEntry | None:
+        """Return the tool, the prompt or the resource that a request of a method names."""
+        if type(name) is not str:
+            return None
+        if method == "resources/read":
+            found = self.find_resource(name)
+            return None if found is None else found[0]
+        return self.prompts.get(name) if method == "prompts/get" else self.catalog.get(name)
+
+    def find_resource(self, uri: str) -> tuple[ResourceEntry, Object] | None:
+        """Return the entry that reads a URI, and the variables in it."""
+        return find_resource(self.resources, self.templates, uri)
+
+    def resource_updated(self, uri: str) -> None:
+        """Notify the subscribers of a resource in all processes, from any thread."""
+        self.notify_subscribers(uri)
+        for tell in list(self.on_resource_updated):
+            tell(uri)
+
+    def notify_subscribers(self, uri: str) -> None:
+        """Notify the subscribers of a resource in this process."""
+        found = self.find_resource(uri)
+        if found is not None:
+            for stream in list(self.open_streams):
+                stream.resource_updated(found[0])
+
+    def announces(self, revision: Revision) -> bool:
+        """Whether peers of a revision are notified when a list changes."""
+        return self.list_changed or revision.always_announces
+
+    def announced_lists(self, revision: Revision) -> list[str]:
+        """Return the capabilities whose changes are announced."""
+        is_declared = {each.partition("/")[0]: each not in self.hidden for each in LISTS}
+        return [each for each in LIST_CHANGED if is_declared[each]] if self.announces(revision) else []
 
     def add_middleware(self, middleware: Middleware) -> None:
         self.middleware.append(middleware)
@@ -195,9 +274,15 @@ class Engine:
         capabilities: Object = {"logging": {}}
         if asks_user:
             capabilities["experimental"] = {SERVER_ASKS: {}}
+        changes: Object = {"listChanged": True} if self.announces(revision) else {}
         if self.has_tools:
-            announces = self.list_changed or revision.always_announces
-            capabilities["tools"] = {"listChanged": True} if announces else {}
+            capabilities["tools"] = changes
+        if "resources/read" not in self.hidden:
+            capabilities["resources"] = {"subscribe": True, **changes}
+        if "prompts/get" not in self.hidden:
+            capabilities["prompts"] = changes
+        if "completion/complete" not in self.hidden and "completions" in revision.server_capabilities:
+            capabilities["completions"] = {}
         return revision.encoders[method](
             ServerDescription(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
         )
@@ -207,13 +292,20 @@ class Engine:
             result = revision.add_server_info(result, self.identity)
         return Reply(jsonrpc.response(request_id, result))
 
-    def encode_refusal(self, revision: Revision, request_id: Id | UnsetType, refused: Refused) -> Reply:
-        """Return a refusal in the form that the revision, or the option `invalid_arguments`, gives its kind."""
+    def encode_refusal(
+        self, revision: Revision, request_id: Id | UnsetType, refused: Refused, *, method: str = "tools/call"
+    ) -> Reply:
+        """Return a refusal in the form that the revision, or the option `invalid_arguments`, gives its kind.
+
+        Only the result of `tools/call` has a place for failures; of any other method they are errors.
+        """
         sanitizer = self.guard_set.sanitizer
         if sanitizer is not None:
             refused.text = sanitizer.text(refused.text)
             refused.data = None if refused.data is None else sanitizer.value(refused.data)
         form = _RESULT if refused.readable else self.forms.get(refused.kind) or revision.error_mappings[refused.kind]
+        if not form.code and method != "tools/call":
+            form = REFUSAL_ERRORS.get(refused.kind, _READABLE if refused.readable else _FAILED)
         if form.code:
             body = revision.error(request_id, form.code, refused)
             return Reply(body, form.status, refused.retry_after, refused.needed_scopes)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal, NoReturn
 
@@ -16,7 +17,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.call_state import CallState
-from handrail.engine.core import Engine
+from handrail.engine.catalog import ToolEntry
+from handrail.engine.completion import find_values
+from handrail.engine.core import LIST_CHANGED, Engine
+from handrail.engine.guard_set import needs_scopes, unknown
+from handrail.engine.http_sessions import MAX_SUBSCRIPTIONS
 from handrail.engine.inflight import InFlightCalls, state_purpose
 from handrail.engine.outcome import RefusedCall, refusal_record
 from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback, ReplyChannel
@@ -24,13 +29,13 @@ from handrail.errors import Kind, Refused, RemoteProtocolError, TransportError
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode
 from handrail.model import ClientInfo, Json, Object, Principal
 from handrail.protocol.connection import CANCELLED, Connection, names_version
-from handrail.protocol.http_rules import Headers, check_param_headers
+from handrail.protocol.http_rules import NAME_PARAMS, Headers, check_param_headers
 from handrail.revisions import Revision
-from handrail.revisions.base import LEVELS, SUBSCRIPTION
+from handrail.revisions.base import LEVELS, LISTS, SUBSCRIPTION
 
 log = logging.getLogger("handrail")
 
-CHANGED = "notifications/tools/list_changed"
+UPDATED = "notifications/resources/updated"
 MAX_BATCH = 256
 CURSOR_SECONDS = 24 * 3600
 CLEANUP_SECONDS = 0.3  # at the end, for tools that were cancelled
@@ -41,7 +46,8 @@ class Subscription(Struct):
 
     id: Id
     revision: Revision
-    tools: bool
+    methods: frozenset[str]  # of the notifications
+    uris: Mapping[str, str]  # canonical URIs of resources, and how the client wrote them
     reply: ReplyCallback
 
 
@@ -54,7 +60,9 @@ class Dispatcher:
     raw_message: bytes | bytearray = b""  # the message that is handled now, as it came
     _request_tasks: set[asyncio.Task[None]] | None = None  # of requests other than calls that are answered later
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
+    _unannounced: dict[tuple[str, str], None] | None = None  # method and URI; of a watched stream
     _announcement_pending = False
+    find_subscription: Callable[[str], Awaitable[str]] | None = None  # of a session, whose subscriptions are in a store
 
     def __init__(
         self, engine: Engine, reply_channel: ReplyChannel, principal: Principal, connection: Connection | None = None
@@ -65,13 +73,12 @@ class Dispatcher:
         self.principal = principal
         self.connection = connection or Connection(engine.offer, engine.hidden)
 
-    def unwatch_tools(self) -> None:
-        self.engine.catalog.watchers.discard(self.tools_changed)
+    def unwatch(self) -> None:
         self.engine.open_streams.discard(self)
 
-    def watch_tools(self) -> None:
-        """Notify the peer when the tools change."""
-        self.engine.catalog.watchers.add(self.tools_changed)
+    def watch(self) -> None:
+        """Notify the peer when a list, or a resource that it has subscribed to, changes."""
+        self._unannounced = {} if self._unannounced is None else self._unannounced
         self.engine.open_streams.add(self)
 
     def receive(self, data: bytes | bytearray) -> bytes:
@@ -91,7 +98,7 @@ class Dispatcher:
         try:
             if type(message) is Request:
                 reply = self.respond(message, respond)
-                if self.engine.on_request is not None and message.method != "tools/call":
+                if self.engine.on_request is not None and message.method not in NAME_PARAMS:
                     self.engine.on_request(self, message)
                 return reply
             if type(message) is Notification:
@@ -123,7 +130,7 @@ class Dispatcher:
         try:
             if request.id in connection.in_flight:
                 raise Refused(Kind.INVALID_REQUEST, f"The id {request.id!r} is in use by a request still in flight")
-            if request.method != "tools/call":
+            if request.method != "tools/call" and request.method not in NAME_PARAMS:
                 is_list = request.method in METHODS and METHODS[request.method].counts_as == "list"
                 waits = self.engine.guard_set.charge_request(self.principal, self.address, is_list=is_list)
                 if waits is not None:
@@ -138,7 +145,7 @@ class Dispatcher:
             return self._refuse(request, revision, Refused(Kind.INTERNAL, "Internal error"), started_ns)
 
     def _refuse(self, request: Request, revision: Revision, refused: Refused, started_ns: int) -> Reply:
-        reply = self.engine.encode_refusal(revision, request.id, refused)
+        reply = self.engine.encode_refusal(revision, request.id, refused, method=request.method)
         self.record_refusal(request, revision, refused, reply.body, started_ns)
         return reply
 
@@ -152,7 +159,7 @@ class Dispatcher:
             params = self.connection.parse_params(request, revision)
             reply = METHODS[request.method].handler(self, request.id, revision, params, respond)
         except Refused as refused:
-            reply = self.engine.encode_refusal(revision, request.id, refused)
+            reply = self.engine.encode_refusal(revision, request.id, refused, method=request.method)
         except Exception:
             log.exception("%s failed", request.method)
             reply = self.engine.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
@@ -169,16 +176,14 @@ class Dispatcher:
     ) -> None:
         """Record a request for a call that was refused before it became one. `started_ns`: now, if it is not given."""
         engine, guards = self.engine, self.engine.guard_set
-        if request.method != "tools/call" or not (engine.sinks or guards.trail is not None):
+        if request.method not in NAME_PARAMS or not (engine.sinks or guards.trail is not None):
             return
-        name = request.params.get("name")
-        is_tool = type(name) is str and engine.catalog.get(name) is not None
         refusal = RefusedCall(
             origin=self,
             request=request,
             revision=revision,
             refused=refused,
-            is_tool=is_tool,
+            entry=engine.entry_of(request.method, request.params.get(NAME_PARAMS[request.method])),
             answer=answer,
             started_ns=perf_counter_ns() if started_ns is None else started_ns,
         )
@@ -243,8 +248,30 @@ class Dispatcher:
 
     # Change notices
 
-    def tools_changed(self) -> None:
+    def list_changed(self, method: str) -> None:
+        self._announce_later(method, "")
+
+    def resource_updated(self, entry: ToolEntry) -> None:
+        connection, revision = self.connection, self.connection.revision or self.engine.offer.newest
+        is_wanted = (
+            self.find_subscription is not None
+            or entry.name in connection.subscriptions
+            or any(entry.name in each.uris for each in self.subscriptions())
+        )
+        if is_wanted and self.may_know(entry, revision):
+            self._announce_later(UPDATED, entry.name)
+
+    def subscriptions(self) -> list[Subscription]:
+        return [each for each in list(self.connection.in_flight.values()) if isinstance(each, Subscription)]
+
+    def may_know(self, entry: ToolEntry, revision: Revision) -> bool:
+        is_visible = entry.is_visible_to(self.principal.scopes)
+        return is_visible and not self.engine.guard_set.hides(entry, self.principal, revision)
+
+    def _announce_later(self, method: str, uri: str) -> None:
         """Notify the peer, from any thread. Changes in one turn of the loop are announced together."""
+        assert self._unannounced is not None
+        self._unannounced[method, uri] = None
         if not self._announcement_pending:
             self._announcement_pending = True
             with contextlib.suppress(RuntimeError):  # the loop has closed, and the connection with it
@@ -252,12 +279,25 @@ class Dispatcher:
 
     def _announce(self) -> None:
         self._announcement_pending = False
-        revision = self.connection.revision
-        if revision is not None and self.connection.ready and (self.engine.list_changed or revision.always_announces):
-            self.reply_channel.send(jsonrpc.notification(CHANGED))
-        for request in list(self.connection.in_flight.values()):
-            if isinstance(request, Subscription) and request.tools:
-                self.notify_subscriber(CHANGED, request.id, {})
+        connection, revision = self.connection, self.connection.revision
+        unannounced = self._unannounced or {}
+        for method, uri in list(unannounced):
+            del unannounced[method, uri]
+            if uri and self.find_subscription is not None:
+                self._start_request(self._notify_session(self.find_subscription(uri)))
+            elif uri in connection.subscriptions:
+                self.reply_channel.send(jsonrpc.notification(method, {"uri": connection.subscriptions[uri]}))
+            elif not uri and revision is not None and connection.ready and self.engine.announces(revision):
+                self.reply_channel.send(jsonrpc.notification(method))
+            for each in self.subscriptions():
+                if uri in each.uris:
+                    self.notify_subscriber(method, each.id, {"uri": each.uris[uri]})
+                elif method in each.methods:
+                    self.notify_subscriber(method, each.id, {})
+
+    async def _notify_session(self, subscription: Awaitable[str]) -> None:
+        if uri := await subscription:
+            self.reply_channel.send(jsonrpc.notification(UPDATED, {"uri": uri}))
 
     def notify_subscriber(self, method: str, request_id: Id, params: Object) -> None:
         self.reply_channel.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: request_id}}))
@@ -302,16 +342,15 @@ class Dispatcher:
 
     def close_subscriptions(self) -> None:
         """End every subscription: by its result, and by a notification for clients that wait for one."""
-        for subscription in list(self.connection.in_flight.values()):
-            if isinstance(subscription, Subscription):
-                del self.connection.in_flight[subscription.id]
-                result = {"resultType": "complete", "_meta": {SUBSCRIPTION: subscription.id}}
-                subscription.reply(self.engine.encode_response(subscription.revision, subscription.id, result))
-                self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": subscription.id}))
+        for subscription in self.subscriptions():
+            del self.connection.in_flight[subscription.id]
+            result = {"resultType": "complete", "_meta": {SUBSCRIPTION: subscription.id}}
+            subscription.reply(self.engine.encode_response(subscription.revision, subscription.id, result))
+            self.reply_channel.send(jsonrpc.notification(CANCELLED, {"requestId": subscription.id}))
 
     def cancel_all(self) -> None:
         """Cancel all requests of this peer without replies."""
-        self.unwatch_tools()
+        self.unwatch()
         for request in list(self.connection.in_flight.values()):
             self._cancel_without_reply(request)
         for task in self._request_tasks or ():
@@ -378,42 +417,50 @@ def _asks_user(peer: Dispatcher, revision: Revision, client: ClientInfo) -> bool
     return has_capabilities and peer.engine.guard_set.promises_to_ask(revision, client, peer.is_identified)
 
 
-def list_tools(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-    engine = peer.engine
+def list_entries(
+    method: str, peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object
+) -> Reply:
+    engine, catalog = peer.engine, peer.engine.catalogs[method]
     after: Json = 0
     if params.cursor is not UNSET:
-        after = engine.seal.open("tools/list", peer.principal.id, params.cursor, engine.clock())
+        after = engine.seal.open(method, peer.principal.id, params.cursor, engine.clock())
         if type(after) is not int:
             raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
-    hidden = engine.guard_set.hidden(engine.catalog, peer.principal, revision)
+    hidden = engine.guard_set.hidden(catalog, peer.principal, revision)
     size, sanitizer = engine.page_size_for(revision), engine.guard_set.sanitizer
     clean = None if sanitizer is None else sanitizer.value
-    tools, last = engine.catalog.page(revision, after, size, peer.principal.scopes, hidden, clean)
+    entries, last = catalog.page(revision, after, size, peer.principal.scopes, hidden, clean)
     cursor: str | UnsetType = UNSET
     if last is not None:
         expires = int(engine.clock()) + CURSOR_SECONDS
-        cursor = engine.seal.seal("tools/list", peer.principal.id, last, expires)
-    scope = "private" if engine.catalog.hiding or engine.guard_set.policy.hides_anything else "public"
-    return peer.engine.encode_response(
-        revision, request_id, revision.encoders["tools/list"](tools, cursor, engine.ttl_ms, scope)
+        cursor = engine.seal.seal(method, peer.principal.id, last, expires)
+    scope = "private" if catalog.hiding or engine.guard_set.policy.hides_anything else "public"
+    return engine.encode_response(
+        revision, request_id, revision.encoders[method](entries, cursor, engine.ttl_ms, scope)
     )
 
 
-def call_tool(
-    peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
+def start_call(
+    peer: Dispatcher,
+    request_id: Id,
+    revision: Revision,
+    params: Any,
+    respond: ReplyCallback,
+    entry: ToolEntry | None = None,
+    arguments: Object | None = None,
 ) -> Reply | None:
+    """Start a call of the tool that the parameters name; or of a resource or a prompt, which was found already."""
     engine, guards = peer.engine, peer.engine.guard_set
-    entry = engine.catalog.get(params.name)
+    if entry is None:
+        entry, arguments = engine.catalog.get(params.name), params.arguments
+    assert arguments is not None
     if entry is None or not entry.is_visible_to(peer.principal.scopes) or guards.hides(entry, peer.principal, revision):
         guards.charge_request(peer.principal, peer.address)  # there is no tool with a limit of its own
         hidden = guards.hidden(engine.catalog, peer.principal, revision)
-        near = engine.catalog.closest(params.name, peer.principal.scopes, hidden)
-        hint = {"didYouMean": near} if near else None
-        raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {params.name[:200]}", hint)
+        raise unknown("tool", params.name, engine.catalog.closest(params.name, peer.principal.scopes, hidden))
     if not entry.scopes <= peer.principal.scopes:
         guards.charge_request(peer.principal, peer.address)
-        text = f"{params.name} needs the scope {' '.join(sorted(entry.scopes))}"
-        raise Refused(Kind.FORBIDDEN, text, needed_scopes=entry.scopes)
+        raise needs_scopes(entry)
     if len(peer.connection.in_flight) >= engine.limits.max_calls:
         _refuse_overload(peer)
     if entry.input.headers and peer.headers is not None and revision.stateless:
@@ -425,7 +472,7 @@ def call_tool(
         peer.reply_channel,
         request_id,
         entry,
-        params.arguments,
+        arguments,
         revision,
         client,
         peer.principal,
@@ -435,18 +482,113 @@ def call_tool(
     if revision.stateless:
         call.level = LEVELS.index(params.meta.log_level) if params.meta.log_level is not UNSET else len(LEVELS)
         if params.request_state is not UNSET or params.input_responses is not UNSET:
-            call.answers = _retry_answers(peer, params)
+            call.answers = _retry_answers(call, params)
     begun = peer.calls.begin(call)
     return begun if begun is None or isinstance(begun, Reply) else peer.calls.run(call, begun)
 
 
-def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
-    if len(peer.connection.in_flight) >= peer.engine.limits.max_calls:
+def read_resource(
+    peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
+) -> Reply | None:
+    found = _find_resource(peer, revision, params.uri)
+    if found is None:
+        peer.engine.guard_set.charge_request(peer.principal, peer.address)
+        raise unknown("resource", params.uri)
+    return start_call(peer, request_id, revision, params, respond, *found)
+
+
+def get_prompt(
+    peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
+) -> Reply | None:
+    prompts, guards = peer.engine.prompts, peer.engine.guard_set
+    entry = prompts.get(params.name)
+    if entry is None or not peer.may_know(entry, revision):
+        guards.charge_request(peer.principal, peer.address)
+        hidden = guards.hidden(prompts, peer.principal, revision)
+        raise unknown("prompt", params.name, prompts.closest(params.name, peer.principal.scopes, hidden))
+    return start_call(peer, request_id, revision, params, respond, entry, params.arguments)
+
+
+def _find_resource(peer: Dispatcher, revision: Revision, uri: str) -> tuple[ToolEntry, Object] | None:
+    """Return the entry that reads a URI, and the variables in it; None if the caller must not know of it."""
+    found = peer.engine.find_resource(uri)
+    return found if found is not None and peer.may_know(found[0], revision) else None
+
+
+def complete(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
+    """Complete an argument of a prompt, or a variable of a template."""
+    engine, argument = peer.engine, params.argument.name
+    is_prompt = hasattr(params.ref, "name")
+    name = params.ref.name if is_prompt else params.ref.uri
+    entry = engine.entry_of("prompts/get", name) if is_prompt else engine.templates.get(name)
+    if entry is None or not peer.may_know(entry, revision):
+        raise Refused(Kind.BAD_PARAMS, f"completion/complete: unknown {params.ref.kind}: {name[:200]}")
+    if (refused := engine.guard_set.refusal(entry, peer.principal, revision)) is not None:
+        raise refused
+    if argument not in entry.tool.input_schema.get("properties", {}):
+        raise Refused(Kind.BAD_PARAMS, f"completion/complete: {name[:200]} has no argument {argument[:200]!r}")
+    if len(peer._request_tasks or ()) >= engine.limits.max_calls:
         _refuse_overload(peer)
-    tools = params.notifications.tools_list_changed and peer.engine.list_changed and peer.engine.has_tools
-    peer.connection.in_flight[request_id] = Subscription(request_id, revision, tools, respond)
-    peer.watch_tools()
-    honoured = {"toolsListChanged": True} if tools else {}
+    peer._start_request(_complete(peer, request_id, revision, entry, params, respond))
+
+
+async def _complete(
+    peer: Dispatcher, request_id: Id, revision: Revision, entry: ToolEntry, params: Any, respond: ReplyCallback
+) -> None:
+    engine = peer.engine
+    try:
+        values: Json = await find_values(entry, params, engine.thread_pool)
+        values, _ = await engine.guard_set.sanitize_message(values)
+        reply = engine.encode_response(revision, request_id, revision.encoders["completion/complete"](values))
+    except Refused as refused:
+        reply = engine.encode_refusal(revision, request_id, refused, method="completion/complete")
+    except Exception:
+        log.exception("completion of %r failed", entry.name)
+        reply = engine.encode_refusal(revision, request_id, Refused(Kind.INTERNAL, "Internal error"))
+    respond(reply)
+
+
+def subscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
+    connection, found = peer.connection, _find_resource(peer, revision, params.uri)
+    if found is None:
+        raise unknown("resource", params.uri)
+    entry = found[0]
+    if (refused := peer.engine.guard_set.refusal(entry, peer.principal, revision)) is not None:
+        raise refused
+    if entry.name not in connection.subscriptions and len(connection.subscriptions) >= MAX_SUBSCRIPTIONS:
+        text = f"{MAX_SUBSCRIPTIONS:,} resources are subscribed to; unsubscribe from some first"
+        raise Refused(Kind.OVERLOADED, text)
+    connection.subscriptions = {**connection.subscriptions, entry.name: params.uri}
+    return peer.engine.encode_response(revision, request_id, {})
+
+
+def unsubscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
+    found, before = _find_resource(peer, revision, params.uri), peer.connection.subscriptions
+    name = "" if found is None else found[0].name
+    after = {key: uri for key, uri in before.items() if key != name and uri != params.uri}
+    if found is None and len(after) == len(before):
+        raise unknown("resource", params.uri)
+    peer.connection.subscriptions = after
+    return peer.engine.encode_response(revision, request_id, {})
+
+
+def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
+    engine, in_flight, wanted = peer.engine, peer.connection.in_flight, params.notifications
+    if len(in_flight) >= engine.limits.max_calls:
+        _refuse_overload(peer)
+    capabilities = [each for each in engine.announced_lists(revision) if getattr(wanted, f"{each}_list_changed")]
+    honoured: Object = {f"{each}ListChanged": True for each in capabilities}
+    room = MAX_SUBSCRIPTIONS - sum(len(each.uris) for each in peer.subscriptions())
+    uris: dict[str, str] = {}
+    for uri in wanted.resource_subscriptions[: 2 * MAX_SUBSCRIPTIONS]:
+        found = _find_resource(peer, revision, uri) if len(uris) < room else None
+        if found is not None and engine.guard_set.refusal(found[0], peer.principal, revision) is None:
+            uris.setdefault(found[0].name, uri)
+    if uris:
+        honoured["resourceSubscriptions"] = [*uris.values()]
+    methods = frozenset(LIST_CHANGED[each] for each in capabilities)
+    in_flight[request_id] = Subscription(request_id, revision, methods, uris, respond)
+    peer.watch()
     peer.notify_subscriber("notifications/subscriptions/acknowledged", request_id, {"notifications": honoured})
 
 
@@ -455,13 +597,14 @@ def _refuse_overload(peer: Dispatcher) -> NoReturn:
     raise Refused(Kind.OVERLOADED, f"{most} requests are in flight, no more are taken; wait for some to end")
 
 
-def _retry_answers(peer: Dispatcher, params: Any) -> Object:
+def _retry_answers(call: CallState, params: Any) -> Object:
     """Return all answers so far: those sealed in the state, and those of this round."""
     answers: Object = {} if params.input_responses is UNSET else params.input_responses
     if params.request_state is UNSET:
         return answers
-    purpose = state_purpose(params.name, params.arguments)
-    before = peer.engine.seal.open(purpose, peer.principal.id, params.request_state, peer.engine.clock())
+    engine = call.calls.engine
+    purpose = state_purpose(call.entry.method, call.name, call.arguments)
+    before = engine.seal.open(purpose, call.principal.id, params.request_state, engine.clock())
     if type(before) is not dict:
         raise Refused(Kind.BAD_PARAMS, "requestState: not ours, not for this call, or too old; call again without")
     return {**answers, **before}
@@ -480,7 +623,12 @@ METHODS: dict[str, Method] = {
     "ping": Method(ping),
     "logging/setLevel": Method(set_level),
     "server/discover": Method(discover, counts_as="list"),
-    "tools/list": Method(list_tools, counts_as="list"),
-    "tools/call": Method(call_tool, counts_as="call"),
+    **{method: Method(partial(list_entries, method), counts_as="list") for method in LISTS},
+    "tools/call": Method(start_call, counts_as="call"),
+    "resources/read": Method(read_resource, counts_as="call"),
+    "prompts/get": Method(get_prompt, counts_as="call"),
+    "resources/subscribe": Method(subscribe),
+    "resources/unsubscribe": Method(unsubscribe),
+    "completion/complete": Method(complete),
     "subscriptions/listen": Method(listen),
 }

@@ -18,14 +18,15 @@ from handrail.approvals.request import unmask
 from handrail.audit.format import TrailError
 from handrail.engine.approval_flow import ApprovalFlow, approval_used_up
 from handrail.engine.call_state import CallState
-from handrail.engine.catalog import ToolCatalog, ToolEntry, title_of
+from handrail.engine.catalog import Catalog, ToolEntry, title_of
 from handrail.engine.eager import ThreadPool
 from handrail.engine.outcome import intent_record
 from handrail.engine.preview import run_preview
-from handrail.engine.results import TruncatedResults
+from handrail.engine.resources import unknown_resource
+from handrail.engine.results import TruncatedResults, error_result
 from handrail.errors import Kind, Refused
 from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Rates, Throttled, network
-from handrail.guards.policy import Decision, Policy, Rule, policy_of
+from handrail.guards.policy import Decision, Policy, Rule, SubjectKind, policy_of
 from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, Scan, changes, is_small, risk, secrets_in
 from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
@@ -208,12 +209,22 @@ class GuardSet:
         policy = self.policy
         return policy.hides_anything and policy.hides(principal, entry.subject, revision.name) is not None
 
-    def hidden(self, catalog: ToolCatalog, principal: Principal, revision: Revision) -> frozenset[str]:
+    def hidden(self, catalog: Catalog[Any], principal: Principal, revision: Revision) -> frozenset[str]:
         """Return the names of the tools that this caller must not see."""
         if not self.policy.hides_anything:
             return frozenset()
         hides = self.policy.hides
-        return frozenset(each.tool.name for each in catalog if hides(principal, each.subject, revision.name))
+        return frozenset(each.name for each in catalog if hides(principal, each.subject, revision.name))
+
+    def refusal(self, entry: ToolEntry, principal: Principal, revision: Revision) -> Refused | None:
+        """Return why a caller may not use an entry that it may see, whatever the arguments; None if it may."""
+        if not entry.scopes <= principal.scopes:
+            return needs_scopes(entry)
+        decision = self.policy.decide(principal, entry.subject, {}, revision.name) if self._has_policy else None
+        if decision is None or decision.verdict != "deny":
+            return None
+        allowed = self.policy.denial_hint(principal, entry.subject, decision, revision.name)
+        return Refused(Kind.FORBIDDEN, f"{entry.name} is not allowed {allowed}", readable=True)
 
     def charge_request(
         self, principal: Principal, address: str, *, is_list: bool = False
@@ -240,7 +251,7 @@ class GuardSet:
         """Charge a call; a caller that has its share of the tool's slots is refused before anything is charged."""
         share = None
         if self.shares is not None:
-            share = self.shares.take(call.principal.id, call.name, call.address)
+            share = self.shares.take(call.principal.id, call.entry.limit_name, call.address)
         if isinstance(share, Throttled):
             raise share.refusal()
         try:
@@ -283,14 +294,20 @@ class GuardSet:
         """Take a slot for a call that gave its slot back while a person decided; its rates are charged already."""
         if self.limiter is None:
             return None
-        slot = self.take_share_and_slot(call, partial(self.limiter.take_slot, call.name))
+        slot = self.take_share_and_slot(call, partial(self.limiter.take_slot, call.entry.limit_name))
         return await slot if isinstance(slot, Awaitable) else slot
 
     def repair(self, call: CallState) -> None:
         """Replace invalid arguments by their only valid reading, or refuse the call."""
-        repaired = repair(call.entry.input, call.arguments) if self.repairs else None
+        is_text = call.entry.kind != "tool"  # arguments of prompts and variables of templates come as texts
+        repaired = repair(call.entry.input, call.arguments) if self.repairs or is_text else None
         if repaired is None:
             raise call.entry.bad_arguments(call.arguments)
+        if is_text:
+            call.sent, call.arguments = call.arguments, repaired[0]
+            if call.entry.kind == "resource" and not _is_canonical(call.sent, call.arguments):
+                raise call.entry.bad_arguments(call.sent)
+            return
         call.sent = call.arguments
         call.arguments, call.repairs = repaired
         summary = ", ".join(f"{one_line(each.path)} as {each.became}" for each in call.repairs)
@@ -310,7 +327,7 @@ class GuardSet:
         ):
             call.decision = decision = _PROMISED  # the client relies on the server, and has not asked its user
         if decision.verdict == "hide":  # by a rule about the time of day, since the tool was looked up
-            raise Refused(Kind.UNKNOWN_TOOL, f"Unknown tool: {call.name[:200]}")
+            raise unknown(call.entry.kind, call.name)
         return decision.verdict == "ask"
 
     async def obtain_approval(self, call: CallState) -> None:
@@ -320,7 +337,7 @@ class GuardSet:
         request = ApprovalRequest(
             server=self.name,
             principal=_approval_owner(call),
-            tool=call.name,
+            tool=call.entry.label,
             fingerprint=entry.fingerprint,
             arguments=call.arguments,
             policy=self.policy.version,
@@ -422,7 +439,7 @@ class GuardSet:
             result = replace(result, meta={**({} if result.meta is UNSET else result.meta), REPAIRED: repaired})
         if self.sanitizer is None or is_clean:
             return result
-        name = call.entry.tool.name
+        name = call.entry.limit_name
         if not is_doubtful and self.sanitizer.is_clean(name, result):
             return result
         if is_small(result):
@@ -441,6 +458,10 @@ class GuardSet:
         result, findings = sanitizer.finish(call.entry.tool.name, scan)
         if result is not original or findings:
             result = _mark_sanitized(call, original.structured, result, findings)
+        if call.entry.kind != "tool" and any(each.kind == "size" for each in findings):
+            if self.truncated_results is not None:
+                self.truncated_results.take_unsaved()
+            return error_result(f"The {call.entry.kind} {call.name} is larger than may be sent")
         if self.truncated_results is not None and self.truncated_results.unsaved:
             unsaved = self.truncated_results.take_unsaved()  # at once: the next result may be cut meanwhile
             return _save_remainder(self.truncated_results, unsaved, call, result)
@@ -506,6 +527,28 @@ def _masked_texts(real: Json, masked: Json) -> Iterator[str]:
             yield from _masked_texts(inner, masked_value)
     elif real != masked:
         yield real if type(real) is str else encode(real).decode()
+
+
+def _is_canonical(texts_by_name: Object, values: Object) -> bool:
+    """Return whether each value is written in the one way that rules about URIs count on: 1, and not 1e0 or 1.0."""
+    for name, value in values.items():
+        value = int(value) if type(value) is float and value.is_integer() else value
+        if texts_by_name.get(name, value) not in (value, encode(value).decode()):
+            return False
+    return True
+
+
+def needs_scopes(entry: ToolEntry) -> Refused:
+    text = f"{entry.name} needs the scope {' '.join(sorted(entry.scopes))}"
+    return Refused(Kind.FORBIDDEN, text, needed_scopes=entry.scopes)
+
+
+def unknown(kind: SubjectKind, name: str, near: str | None = None) -> Refused:
+    """Return the refusal of a request for what does not exist, or is hidden from the caller."""
+    if kind == "resource":
+        return unknown_resource(name)
+    refusal = Kind.UNKNOWN_TOOL if kind == "tool" else Kind.UNKNOWN_PROMPT
+    return Refused(refusal, f"Unknown {kind}: {name[:200]}", {"didYouMean": near} if near else None)
 
 
 Release = Callable[[], None] | None

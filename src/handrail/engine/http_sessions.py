@@ -8,6 +8,7 @@ and the events of streams that a client may resume.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
@@ -24,6 +25,7 @@ from handrail.stores import Store, supports
 SESSION_SECONDS = 24 * 3600
 EVENT_SECONDS = 300
 MAX_EVENTS = 1_000
+MAX_SUBSCRIPTIONS = 1_000  # to resources, of one peer
 TOPIC = "sessions"
 MAX_RECENT = 1_000
 END = b""  # the last record of a stream that is complete
@@ -143,6 +145,29 @@ class HttpSessions:
     async def save_level(self, session: HttpSession) -> None:
         level: str = LEVELS[session.connection.level]
         await self.store.put(session.key, level.encode(), ttl=SESSION_SECONDS)
+
+    async def subscriptions(self, session: HttpSession) -> Mapping[str, str]:
+        """Return the canonical URIs of the resources that a session has subscribed to, and how it wrote them."""
+        prefix = _subscription_key(session, "")
+        rows = await self.store.scan(prefix, limit=MAX_SUBSCRIPTIONS + 1)
+        return {key.removeprefix(prefix): uri.decode() for key, uri in rows}
+
+    async def find_subscription(self, session: HttpSession, uri: str) -> str:
+        """Return a canonical URI as the session wrote it; empty if it has not subscribed to that."""
+        return (await self.store.get(_subscription_key(session, uri)) or b"").decode()
+
+    async def save_subscriptions(self, session: HttpSession, before: Mapping[str, str]) -> None:
+        """Store what has changed in the subscriptions of a session."""
+        after = session.connection.subscriptions
+        added = [(uri, after[uri]) for uri in after if after[uri] != before.get(uri)]
+        for uri in before.keys() - after:
+            await self.store.delete(_subscription_key(session, uri))
+        for uri, text in added:
+            await self.store.put(_subscription_key(session, uri), text.encode(), ttl=SESSION_SECONDS)
+
+
+def _subscription_key(session: HttpSession, uri: str) -> str:
+    return f"subscription:{session.name}:{uri}"
 
 
 class EventLog:

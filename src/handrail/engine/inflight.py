@@ -26,7 +26,7 @@ from handrail.engine.results import error_result, failure_result
 from handrail.errors import Kind, Refused, ToolError
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id, encode_sorted
-from handrail.model import InputRequest, Json, Object, ToolResult
+from handrail.model import InputRequest, Json, Object, Text, ToolResult
 from handrail.protocol.connection import CANCELLED
 
 log = logging.getLogger("handrail")
@@ -216,13 +216,13 @@ class InFlightCalls:
             self._set_timer(call)
 
     def _time_out(self, call: CallState, reason: str) -> None:
-        log.warning("tool %r %s; given up", call.name, reason)
+        log.warning("%s %r %s; given up", call.entry.kind, call.name, reason)
         if call.recorded:  # or the record is being written: the disk is late
             self._on_recorded(call, None, TrailError("it takes too long"))
             return
         call.timed_out = call.cancelled = True
-        refused = Refused(Kind.TIMEOUT, f"The tool {call.name} {reason}.")
-        reply = self.engine.encode_refusal(call.revision, call.id, refused)
+        refused = Refused(Kind.TIMEOUT, f"The {call.entry.kind} {call.name} {reason}.")
+        reply = self.engine.encode_refusal(call.revision, call.id, refused, method=call.entry.method)
         self._reply_early(call, TimeoutError(), reply)
         if not call.is_answered:  # it waits for the audit record; the disk may be late
             timeout_error = TrailError("it takes too long")
@@ -232,7 +232,7 @@ class InFlightCalls:
         """Cancel a call on behalf of an operator, and tell its caller."""
         if not call.closed and not call.recorded:
             call.cancelled = True
-            reply = self._encode_failure(call, f"The tool {call.name} was cancelled by an operator.")
+            reply = self._encode_failure(call, f"The {call.entry.kind} {call.name} was cancelled by an operator.")
             self._reply_early(call, asyncio.CancelledError(), reply, at_once=False)
 
     def _cancel_work(self, call: CallState, *, at_once: bool = True) -> None:
@@ -321,16 +321,18 @@ class InFlightCalls:
         if isinstance(result, BaseException):
             if isinstance(result, Refused):
                 result.__traceback__ = None  # it refers to this frame: a cycle for the garbage collector
-                return self.engine.encode_refusal(revision, call.id, result)
+                return self.engine.encode_refusal(revision, call.id, result, method=call.entry.method)
             if (questions := questions_in(result)) is not None:
                 return self._input_required(call, questions)
             if isinstance(result, ToolError):  # raised by middleware; one of the tool is a result by now
                 result = failure_result(call.name, result)
             elif isinstance(result, asyncio.CancelledError):
-                result = error_result(f"The tool {call.name} was cancelled.")
+                result = error_result(f"The {call.entry.kind} {call.name} was cancelled.")
             else:
-                log.error("tools/call %r failed outside the tool", call.name, exc_info=result)
+                log.error("%s %r failed outside the %s", call.entry.method, call.name, call.entry.kind, exc_info=result)
                 return self.engine.encode_refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
+        if call.entry.kind != "tool":
+            return self._encode_whole(call, result)
         try:
             reply = self.engine.encode_response(
                 revision, call.id, revision.encoders["tools/call"](result, call.entry.wraps)
@@ -346,7 +348,30 @@ class InFlightCalls:
             reply = self._encode_failure(call, f"{text} (Its author can {hint}.)")
         return reply
 
+    def _encode_whole(self, call: CallState, result: ToolResult) -> Reply:
+        """Return the reply to a read, or to a request for a prompt: whole, or an error."""
+        revision, entry, name = call.revision, call.entry, call.name
+        withheld = [each for each in result.content if isinstance(each, Text)] if entry.kind == "resource" else []
+        if result.is_error or withheld:
+            return self._encode_failure(call, result.text)
+        try:
+            arguments = entry.encoder_arguments(self.engine, result)
+            reply = self.engine.encode_response(revision, call.id, revision.encoders[entry.method](*arguments))
+        except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
+            log.error("%s %r returned what cannot be sent: %s", entry.kind, name, problem)
+            return self._encode_failure(call, f"The {entry.kind} {name} cannot be sent as JSON.")
+        if len(reply.body) > self.engine.limits.max_message_bytes:
+            size, most = len(reply.body), self.engine.limits.max_message_bytes
+            log.error("%s %r: its result has %s bytes, at most %s can be sent", entry.kind, name, size, most)
+            text = f"The {entry.kind} {name} has {size:,} bytes; at most {most:,} can be sent."
+            return self._encode_failure(call, text)
+        return reply
+
     def _encode_failure(self, call: CallState, text: str) -> Reply:
+        if call.entry.kind != "tool":
+            return self.engine.encode_refusal(
+                call.revision, call.id, Refused(Kind.FAILED, text), method=call.entry.method
+            )
         return self.engine.encode_response(
             call.revision, call.id, call.revision.encoders["tools/call"](error_result(text), False)
         )
@@ -364,7 +389,9 @@ class InFlightCalls:
     def _input_required(self, call: CallState, questions: dict[str, InputRequest]) -> Reply:
         expires = int(self.engine.clock()) + STATE_SECONDS
         sent = call.arguments if call.sent is None else call.sent  # the retry brings these again
-        state = self.engine.seal.seal(state_purpose(call.name, sent), call.principal.id, call.answered, expires)
+        state = self.engine.seal.seal(
+            state_purpose(call.entry.method, call.name, sent), call.principal.id, call.answered, expires
+        )
         asked: Object = {"inputRequests": questions} if questions else {}
         result = {"resultType": "input_required", **asked, "requestState": state}
         return self.engine.encode_response(call.revision, call.id, result)
@@ -377,6 +404,6 @@ def _result_of(task: asyncio.Task[ToolResult]) -> ResultOrError:
         return problem
 
 
-def state_purpose(name: str, arguments: Object) -> str:
-    """Return what a request state is bound to: this tool with these arguments."""
-    return f"tools/call {blake2b(encode_sorted([name, arguments]), digest_size=16).hexdigest()}"
+def state_purpose(method: str, name: str, arguments: Object) -> str:
+    """Return what a request state is bound to: this tool, resource or prompt with these arguments."""
+    return f"{method} {blake2b(encode_sorted([name, arguments]), digest_size=16).hexdigest()}"

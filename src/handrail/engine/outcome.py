@@ -11,13 +11,14 @@ from msgspec import Struct, defstruct
 
 from handrail.audit.format import CallRecord, digest, measure_arguments
 from handrail.engine.call_state import STAGES, CallState
+from handrail.engine.catalog import ToolEntry
 from handrail.engine.input_requests import questions_in
 from handrail.errors import Kind, Refused, ToolError
 from handrail.guards.sanitize import changes
 from handrail.jsonrpc import Request, encode_sorted
 from handrail.model import Principal, Text, ToolResult
 from handrail.protocol.connection import Connection
-from handrail.protocol.http_rules import Headers
+from handrail.protocol.http_rules import NAME_PARAMS, Headers
 from handrail.protocol.trace import read as read_trace, read_headers
 from handrail.revisions import Revision
 from handrail.text.controls import mask_secrets
@@ -46,13 +47,13 @@ class CallEnd(Struct, gc=False):
 
 
 class RefusedCall(Struct, kw_only=True):
-    """A `tools/call` request that was refused before it became a call."""
+    """A request for a call that was refused before it became one."""
 
     origin: RequestOrigin
     request: Request
     revision: Revision
     refused: Refused
-    is_tool: bool  # whether there is a tool of this name
+    entry: ToolEntry | None  # what it names, if there is that
     answer: bytes | None
     started_ns: int  # when handling of the request began, by the performance counter
     call_id: str = ""  # in the audit log; a sink that names calls sets it
@@ -122,7 +123,8 @@ def outcome_record(call: CallState, end: CallEnd) -> CallRecord:
 def refusal_record(refusal: RefusedCall, server: str) -> CallRecord:
     """Return the record of a request that never became a call. Its name and arguments may be any JSON."""
     origin, params = refusal.origin, refusal.request.params
-    name, arguments, meta = (params.get(each) for each in ("name", "arguments", "_meta"))
+    name, arguments, meta = (params.get(each) for each in (NAME_PARAMS[refusal.request.method], "arguments", "_meta"))
+    prefix = "prompt:" if refusal.request.method == "prompts/get" else ""
     meta_trace = read_trace(meta.get("traceparent")) if type(meta) is dict else None
     trace = meta_trace or read_headers(origin.trace_headers)
     arguments_digest, arguments_bytes = measure_arguments({} if arguments is None else arguments)
@@ -134,7 +136,7 @@ def refusal_record(refusal: RefusedCall, server: str) -> CallRecord:
         origin.address,
         server,
         revision=refusal.revision.name,
-        tool=name[:200] if type(name) is str else "",
+        tool=prefix + name[:200] if type(name) is str else "",
         arguments_digest=arguments_digest,
         arguments_bytes=arguments_bytes,
         trace="" if trace is None else trace.trace_id,
@@ -153,7 +155,7 @@ def _call_record(call: CallState, event: str, outcome: str = "") -> CallRecord:
         call.server,
         call.client.name[:100],
         call.revision.name,
-        entry.tool.name,
+        entry.label,
         entry.fingerprint,
         arguments_digest,
         arguments_bytes,

@@ -48,10 +48,10 @@ class Pipeline:
         if guards.limiter is not None and not is_charged:
             take, address = guards.limiter.take, call.peer.address
             if guards.shares is not None:
-                charge_call = partial(take, call.principal.id, entry.tool.name, address)
+                charge_call = partial(take, call.principal.id, entry.limit_name, address)
                 slot = guards.take_share_and_slot(call, charge_call)
             else:
-                charge = take(call.principal.id, entry.tool.name, address)
+                charge = take(call.principal.id, entry.limit_name, address)
                 slot = None if charge is None else guards.take_charged(call, charge)
             if slot is not None:
                 if isinstance(slot, Awaitable):
@@ -185,8 +185,8 @@ def _failure(call: CallState, problem: BaseException) -> ToolResult:
         raise problem
     # The text of an exception may hold anything: it goes only into the log.
     suffix = "" if call.trace is None else f" in trace {call.trace.trace_id}"
-    log.error("tool %r failed%s", name, suffix, exc_info=problem)
-    return error_result(f"The tool {name} failed unexpectedly; the server's log has the details.")
+    log.error("%s %r failed%s", call.entry.kind, name, suffix, exc_info=problem)
+    return error_result(f"The {call.entry.kind} {name} failed unexpectedly; the server's log has the details.")
 
 
 def _invoke_in_thread(call: CallState) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -57,6 +57,12 @@ class OpenStream(Protocol):
 
     connection: Connection
     reply_channel: ReplyChannel
+
+    def list_changed(self, method: str) -> None:
+        """Notify the peer, by a notification of this method, that a list has changed; from any thread."""
+
+    def resource_updated(self, entry: Any) -> None:
+        """Notify the peer of an update of a resource, if it has subscribed to it; from any thread."""
 
 
 class NullChannel:

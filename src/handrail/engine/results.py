@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import UNSET, MsgspecError, Struct, msgpack
 from msgspec.json import decode as parse
+from msgspec.structs import replace
 
 from handrail.engine.call import Call
 from handrail.engine.catalog import ToolCatalog, ToolEntry, make_entry
@@ -67,8 +68,8 @@ def to_result(entry: ToolEntry, value: Any) -> ToolResult:
                 f"The tool {entry.tool.name} returned output that does not fit its own schema{problem.locations}."
             )
         except NotJson as problem:
-            log.error("tool %r returned what cannot be sent: %s", entry.tool.name, problem)
-            return error_result(f"The tool {entry.tool.name} returned a value that cannot be sent: {problem}")
+            log.error("%s %r returned what cannot be sent: %s", entry.kind, entry.tool.name, problem)
+            return error_result(f"The {entry.kind} {entry.tool.name} returned a value that cannot be sent: {problem}")
         except BaseException:  # raised by the value's own methods; its text is not for the peer
             log.exception("tool %r returned what cannot be sent", entry.tool.name)
             return error_result(f"The tool {entry.tool.name} returned a value that cannot be sent.")
@@ -139,7 +140,7 @@ def _normalize_result(result: ToolResult) -> ToolResult:
             content.append(Text(encode(structured).decode()))
     meta = UNSET if result.meta is UNSET else to_jsonable(result.meta)
     data = to_jsonable(result.data) if result.data else {}
-    return ToolResult(content, structured, result.is_error, meta, data, str(result.risk))
+    return replace(result, content=content, structured=structured, meta=meta, data=data, risk=str(result.risk))
 
 
 def _has_value(block: Block, value: Json) -> bool:

@@ -46,7 +46,7 @@ __all__ = [
     "CompiledRule",
     "Decision",
     "Fallback",
-    "LintedTool",
+    "LintedSubject",
     "Policy",
     "Rule",
     "Subject",
@@ -61,7 +61,7 @@ __all__ = [
 
 Verdict = Literal["allow", "deny", "ask", "hide"]
 Fallback = Literal["allow", "deny", "ask"]
-SubjectKind = Literal["tool"]
+SubjectKind = Literal["tool", "resource", "prompt"]
 MAX_PLANS = 4_096
 MAX_HINT_CHARACTERS = 500  # characters of what would be allowed
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -71,7 +71,14 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24(?=:00)):([0-5]
 _RANK = {"hide": 0, "deny": 1, "ask": 2, "allow": 2}  # rules of one rank apply in the order written
 _STRICTNESS = {"deny": 1, "ask": 2, "allow": 3}
 _UNSUPPORTED_WILDCARDS = "?[]{}"
-_LIST_FIELDS = "principals groups scopes without_scopes tools tags days revisions servers".split()
+_LIST_FIELDS = "principals groups scopes without_scopes tools uri prompts tags days revisions servers".split()
+_KIND_FIELDS: dict[str, SubjectKind] = {
+    "tools": "tool",
+    "annotations": "tool",
+    "uri": "resource",
+    "prompts": "prompt",
+}
+"""Conditions that only subjects of one kind can meet."""
 
 
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +95,12 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scopes: Annotated[list[str], Meta(description="Scopes the caller has, all of them.")] = []
     without_scopes: Annotated[list[str], Meta(description="Scopes of which the caller lacks at least one.")] = []
     tools: Annotated[list[str], Meta(description="Names of tools, `*` for any characters; one matches.")] = []
+    kind: Annotated[
+        Literal["", "tool", "resource", "prompt"],
+        Meta(description="What the request is about; empty: what the other conditions say, else any."),
+    ] = ""
+    uri: Annotated[list[str] | str, Meta(description="URIs of resources, `*` for any characters; one matches.")] = []
+    prompts: Annotated[list[str], Meta(description="Names of prompts, `*` for any characters; one matches.")] = []
     tags: Annotated[list[str], Meta(description="Tags of tools; the tool has one of them.")] = []
     annotations: Annotated[dict[str, bool], Meta(description="Hints of the tool, such as `destructiveHint`.")] = {}
     arguments: Annotated[
@@ -101,6 +114,8 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers: Annotated[list[str], Meta(description="Names of upstream servers, `*` for any characters.")] = []
 
     def __post_init__(self) -> None:
+        if type(self.uri) is str:
+            force_setattr(self, "uri", [self.uri])
         for name in _LIST_FIELDS:
             if type(value := getattr(self, name)) is not list:
                 members = texts(f"Rule: {name}", value)
@@ -110,7 +125,7 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Subject(Struct, frozen=True, eq=False):
-    """What a request is about, as far as rules are concerned: today a tool.
+    """What a request is about, as far as rules are concerned. The name of a resource is its URI.
 
     Made once for each tool and not changed: a policy caches its plans by the identity of the subject.
     """
@@ -121,6 +136,7 @@ class Subject(Struct, frozen=True, eq=False):
     annotations: Mapping[str, Any] = {}
     trusted: bool = True
     server: str = ""  # the upstream server; empty: a tool of this server
+    transient: bool = False  # of one request: no plan is cached for it
 
 
 class Decision(Struct, frozen=True):
@@ -142,6 +158,7 @@ class CompiledRule(Struct, frozen=True):
     caller_tests: list[tuple[str, CallerTest]]  # the same for each call of one caller to one tool
     time_tests: list[tuple[str, Callable[[float], bool]]]
     argument_tests: list[tuple[str, Callable[[Object], TriState]]]  # of the arguments
+    kind: str = ""  # of the subjects it is about; empty: of any kind
 
 
 def hints(subject: Subject) -> Mapping[str, Any]:
@@ -159,7 +176,10 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
     """The conditions of a rule, tools first: they tell most rules apart."""
     rule, name = _validate(rule, f"rule {number}"), rule.name or f"rule {number}"
     where = f"rule {number} ({name})" if rule.name else name
+    kind = _kind_of(rule, where)
     tools = any_glob(rule.tools, f"{where}: tools", _UNSUPPORTED_WILDCARDS)
+    uris = any_glob(rule.uri, f"{where}: uri")
+    prompts = any_glob(rule.prompts, f"{where}: prompts", _UNSUPPORTED_WILDCARDS)
     servers = any_glob(rule.servers, f"{where}: servers", _UNSUPPORTED_WILDCARDS)
     principals = any_glob(rule.principals, f"{where}: principals")
     for key, words in (("groups", groups), ("revisions", REVISIONS), ("annotations", _PESSIMISTIC)):
@@ -176,6 +196,10 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
 
     if "*" not in rule.tools:
         condition("tools", lambda _, subject, __: tools(subject.name))
+    if "*" not in rule.uri:
+        condition("uri", lambda _, subject, __: uris(subject.name))
+    if "*" not in rule.prompts:
+        condition("prompts", lambda _, subject, __: prompts(subject.name))
     condition("tags", lambda _, subject, __: not subject.tags.isdisjoint(rule.tags))
     caller_tests += [
         (f"{hint} {str(expected).lower()}", _hint_test(hint, expected)) for hint, expected in rule.annotations.items()
@@ -195,7 +219,17 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
         for path, conditions in rule.arguments.items()
     ]
     why = "; ".join(each[0] for each in (*caller_tests, *time_tests, *argument_tests)) or "it has no condition"
-    return CompiledRule(rule, Decision(rule.verdict, name, why), caller_tests, time_tests, argument_tests)
+    return CompiledRule(rule, Decision(rule.verdict, name, why), caller_tests, time_tests, argument_tests, kind)
+
+
+def _kind_of(rule: Rule, where: str) -> str:
+    """Return the kind of subject that a rule is about; empty for any."""
+    kinds = {kind: field for field, kind in _KIND_FIELDS.items() if getattr(rule, field)}
+    if rule.kind:
+        kinds.setdefault(rule.kind, "kind")
+    if len(kinds) > 1:
+        raise ValueError(f"{where}: {' and '.join(kinds.values())}: no request meets both; write two rules")
+    return next(iter(kinds), "")
 
 
 def any_glob(globs: Sequence[str], where: str, forbidden: str = "") -> Callable[[str], bool]:
@@ -342,6 +376,8 @@ class Policy:
     def version(self) -> str:
         """The same for the same rules and members of the groups they name: a yes under others is none."""
         rules = [to_builtins(rule.rule) for rule in self.compiled_rules]
+        # Unchanged where the later members are not used: an approval lasts.
+        rules = [{k: v for k, v in each.items() if v or k not in ("kind", "uri", "prompts")} for each in rules]
         group_names = {group for rule in self.compiled_rules for group in rule.rule.groups}
         groups = {name: sorted(ids) for name, ids in self._groups.items() if name in group_names}
         content = [rules, self._default.verdict, self._destructive.verdict, groups]
@@ -405,21 +441,23 @@ class Policy:
     def warnings(self) -> list[str]:
         """Rules that match every call, and rules that are never reached because of one."""
         warnings = []
-        catch_all = None
+        catch_all, catch_kind = "", ""
         for rule in self._ranked:
             name, verdict = rule.decision.rule, rule.decision.verdict
-            if catch_all:
+            if catch_all and catch_kind in ("", rule.kind):
                 warnings.append(f"{name}: never decides: {catch_all!r} comes first and matches every call")
             elif not (rule.caller_tests or rule.time_tests or rule.argument_tests):
                 warnings.append(f"{name}: has no condition: {verdict} for every caller and tool, destructive or not")
-                catch_all = name
+                catch_all, catch_kind = name, rule.kind
         return warnings
 
     def _plan(self, principal: Principal, subject: Subject, revision: str) -> _Plan:
         steps: list[_Step] = []
         fallback = self._fallback(subject)
         for rule in self._ranked:
-            if all(test(principal, subject, revision) for _, test in rule.caller_tests):
+            if rule.kind in ("", subject.kind) and all(
+                test(principal, subject, revision) for _, test in rule.caller_tests
+            ):
                 if not rule.time_tests and not rule.argument_tests:
                     fallback = rule.decision
                     break
@@ -432,7 +470,8 @@ class Policy:
         verdicts = {fallback.verdict, *(step.decision.verdict for step in steps)}
         always_denies = self._default.verdict == "deny" and verdicts == {"deny"}
         plan = _Plan(steps, fallback, any(step.time_test for step in steps), "hide" in verdicts, always_denies)
-        self._plans[principal, subject, revision] = plan
+        if not subject.transient:
+            self._plans[principal, subject, revision] = plan
         return plan
 
     def _fallback(self, subject: Subject) -> Decision:
@@ -477,6 +516,8 @@ def _explain(
     rule: CompiledRule, principal: Principal, subject: Subject, arguments: Object, revision: str, now: float
 ) -> tuple[str, bool, str]:
     decision = rule.decision
+    if rule.kind not in ("", subject.kind):
+        return decision.rule, False, f"not so: kind {rule.kind}"
     answers: list[tuple[str, TriState]] = [
         (words, test(principal, subject, revision)) for words, test in rule.caller_tests
     ]
@@ -495,12 +536,14 @@ def _explain(
 _OPEN_KEYWORDS = frozenset({"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
 
 
-class LintedTool(NamedTuple):
-    """What there is to meet of a tool."""
+class LintedSubject(NamedTuple):
+    """What rules and limits can match of a tool, a prompt, a resource (its URI) or a template."""
 
     name: str
     tags: frozenset[str]
     schema: Object
+    kind: SubjectKind = "tool"
+    label: str = ""  # what limits call it; empty: as its name
 
     @property
     def arguments(self) -> set[str] | None:
@@ -511,35 +554,41 @@ class LintedTool(NamedTuple):
         return None if is_open or self.schema.keys() & _OPEN_KEYWORDS else set(listed or ())
 
 
-def lint_rules(policy: Policy, tools: Sequence[LintedTool]) -> Iterator[str]:
+def lint_rules(policy: Policy, subjects: Sequence[LintedSubject]) -> Iterator[str]:
     for compiled in policy.compiled_rules:
         rule, where = compiled.rule, compiled.decision.rule
-        yield from _unmatched(f"{where}: tools", rule.tools, tools)
-        tags = sorted({tag for tool in tools for tag in tool.tags})
+        candidates = [each for each in subjects if compiled.kind in ("", each.kind)]
+        names = [each.name for each in candidates]
+        yield from _unmatched(f"{where}: tools", rule.tools, names, "tool")
+        yield from _unmatched(f"{where}: prompts", rule.prompts, names, "prompt")
+        if not any("{" in name for name in names):  # a template can have any URI
+            yield from _unmatched(f"{where}: uri", rule.uri, names, "resource")
+        tags = sorted({tag for each in candidates for tag in each.tags})
         for tag in rule.tags:
             if tag not in tags:
-                yield f"{where}: tags: {tag!r} is on no tool{_hint(tag, tags)}"
-        matches = any_glob(rule.tools or ["*"], where)
-        matching = [each for each in tools if matches(each.name) and (not rule.tags or each.tags & {*rule.tags})]
-        names = [each.arguments for each in matching]
+                yield f"{where}: tags: {tag!r} is on no {compiled.kind or 'tool'}{_hint(tag, tags)}"
+        matches = any_glob(rule.tools or rule.prompts or ["*"], where)
+        matching = [each for each in candidates if matches(each.name) and (not rule.tags or each.tags & {*rule.tags})]
+        known = [each.arguments for each in matching]
         for path in rule.arguments if matching else ():
             word = first_step(path)
-            if word is not None and all(each is not None and word not in each for each in names):
-                arguments = sorted(set().union(*(each for each in names if each)))
-                yield f"{where}: arguments: {word!r} is an argument of no tool it is about{_hint(word, arguments)}"
+            if word is not None and all(each is not None and word not in each for each in known):
+                arguments = sorted(set().union(*(each for each in known if each)))
+                subject = compiled.kind or "tool"
+                yield f"{where}: arguments: {word!r} is an argument of no {subject} it is about{_hint(word, arguments)}"
 
 
-def lint_settings(rates: Rates | None, sanitize: Sanitize | None, tools: Sequence[LintedTool]) -> Iterator[str]:
+def lint_settings(rates: Rates | None, sanitize: Sanitize | None, subjects: Sequence[LintedSubject]) -> Iterator[str]:
+    labels = [each.label or each.name for each in subjects]
     for section, settings in (("limits", rates), ("sanitize", sanitize)):
         if settings is not None:
-            yield from _unmatched(f"{section}.tools", settings.tools, tools)
+            yield from _unmatched(f"{section}.tools", settings.tools, labels, "tool")
 
 
-def _unmatched(where: str, patterns: Iterable[str], tools: Sequence[LintedTool]) -> Iterator[str]:
-    names = [each.name for each in tools]
+def _unmatched(where: str, patterns: Iterable[str], names: Sequence[str], kind: SubjectKind) -> Iterator[str]:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"{where}: {pattern!r} matches no tool{_hint(pattern, names)}"
+            yield f"{where}: {pattern!r} matches no {kind}{_hint(pattern, names)}"
 
 
 def _hint(word: str, words: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id, Request, encode
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, Principal, Text, ToolResult
 from handrail.protocol.connection import Connection
-from handrail.protocol.http_rules import Headers
+from handrail.protocol.http_rules import NAME_PARAMS, Headers
 from handrail.protocol.trace import Trace, read, read_headers
 from handrail.revisions.base import CLIENT_INFO, VERSION
 from handrail.schema.repair import RepairedArgument
@@ -524,7 +524,8 @@ class ActivityFeed:
     def on_refusal(self, refusal: RefusedCall) -> None:
         self._count = number = self._count + 1
         origin, request, refused = refusal.origin, refusal.request, refusal.refused
-        name, now = request.params.get("name"), self.clock()
+        now, entry = self.clock(), refusal.entry
+        name = request.params.get(NAME_PARAMS[request.method]) if entry is None else entry.limit_name
         snapshot = CallSnapshot(
             self._prefix,
             number,
@@ -541,7 +542,7 @@ class ActivityFeed:
             None,
             (refused.kind.value, refused.prefix + refused.text),
             request_id=request.id,
-            is_tool=refusal.is_tool,
+            is_tool=entry is not None,
         )
         refusal.call_id = snapshot.id
         self._add_ended(snapshot)
@@ -595,7 +596,7 @@ class ActivityFeed:
             self._prefix,
             running.number,
             peers.last_client if is_last else peers.client_of_call(call, running.started_at),
-            call.entry.tool.name,
+            call.entry.limit_name,
             flight.address,
             flight.trace_headers,
             running.raw_request,

@@ -21,6 +21,9 @@ Labels = tuple[str, ...]
 Snapshot = dict[str, list[str]]  # by the head of each family: its lines
 
 
+_UNKNOWN = (Kind.UNKNOWN_TOOL, Kind.UNKNOWN_RESOURCE, Kind.UNKNOWN_PROMPT)
+
+
 class Counter:
     """A number for each set of label values. Sets beyond the first thousand are counted as one, with an empty name."""
 
@@ -111,7 +114,7 @@ class Metrics:
         self.in_flight.add()
 
     def on_end(self, call: CallState, end: CallEnd, answer: bytes | None) -> None:
-        tool, caller, marks = call.name, call.principal.id, call.marks
+        tool, caller, marks = call.entry.limit_name, call.principal.id, call.marks
         assert marks is not None
         self.in_flight.add(by=-1)
         seconds = (end.ended_ns - marks[0]) / 1e9
@@ -126,7 +129,7 @@ class Metrics:
     def on_refusal(self, refusal: RefusedCall) -> None:
         kind = refusal.refused.kind
         # A name that is no tool's is not a label: a peer could invent any number of names.
-        tool = refusal.request.params["name"] if refusal.is_tool and kind is not Kind.UNKNOWN_TOOL else ""
+        tool = "" if refusal.entry is None or kind in _UNKNOWN else refusal.entry.limit_name
         self.calls.add(tool, kind.value)
         self.caller_calls.add(refusal.origin.principal.id, kind.value)
 

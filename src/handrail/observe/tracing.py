@@ -33,7 +33,7 @@ class SpanSink:
 
     def on_start(self, call: CallState) -> None:
         parent, links = _parent(call)
-        name = f"tools/call {call.name}"
+        name = f"{call.entry.method} {call.entry.limit_name}"
         self._spans[call] = span = self._tracer.start_span(name, parent, otel.SpanKind.SERVER, _attributes(call), links)
         attach(otel.set_span_in_context(span))  # never detached: the context is the call's own
 
@@ -63,11 +63,15 @@ def _context(trace: Trace) -> Context:
 
 
 def _attributes(call: CallState) -> dict[str, str]:
+    kinds = {
+        "tool": {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name},
+        "resource": {"mcp.resource.uri": call.name},
+        "prompt": {"gen_ai.prompt.name": call.name},
+    }
     return {
-        "mcp.method.name": "tools/call",
+        "mcp.method.name": call.entry.method,
         "mcp.protocol.version": call.revision.name,
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": call.name,
+        **kinds[call.entry.kind],
         "jsonrpc.request.id": str(call.id)[:MAX_ID_CHARS],
         **({"network.protocol.name": "http"} if call.over_http else {}),
         "network.transport": "tcp" if call.over_http else "pipe",

@@ -6,6 +6,7 @@ any other by the revision of the last handshake. So old and new clients can shar
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from typing import Any, NoReturn
 
 from msgspec import UNSET, ValidationError, convert
@@ -35,10 +36,11 @@ class Connection:
     ready = False  # the client has confirmed the handshake; notifications may be sent only then
     level = LEVELS.index("info")
     last_request_id = 0  # of the server's own requests
+    subscriptions: Mapping[str, str] = {}  # canonical URIs of resources, and how the client wrote them
 
-    def __init__(self, offer: Offer, hidden: frozenset[str] = frozenset()) -> None:
+    def __init__(self, offer: Offer, hidden: Set[str] = frozenset()) -> None:
         self.offer = offer
-        self._hidden = hidden  # methods behind a capability that is not declared
+        self._hidden = hidden  # methods behind a capability that is not declared; may change
         self.in_flight: dict[Id, Any] = {}
         self.pending: dict[Id, Any] = {}
         self.listeners: list[
@@ -105,6 +107,7 @@ class Connection:
         self.client = ClientInfo(client_info.name, client_info.version, client_info.title, params.capabilities)
         self.ready = False
         self.level = LEVELS.index("info")
+        self.subscriptions = {}
         return revision
 
     def expects(self, message: Message | list[Json]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Struct, UnsetType, field, to_builtins
 
@@ -46,6 +46,48 @@ class CallParams(Struct):
 
 class LevelParams(Struct):
     level: Level
+
+
+class ReadParams(Struct):
+    uri: str
+    meta: Meta | UnsetType = field(default=UNSET, name="_meta")
+
+
+class PromptParams(Struct):
+    name: str
+    arguments: dict[str, str] = {}
+    meta: Meta | UnsetType = field(default=UNSET, name="_meta")
+
+
+class PromptReference(Struct, tag_field="type", tag="ref/prompt"):
+    kind: ClassVar[str] = "prompt"
+    name: str
+
+
+class ResourceReference(Struct, tag_field="type", tag="ref/resource"):
+    kind: ClassVar[str] = "resource template"
+    uri: str
+
+
+class CompletionArgument(Struct):
+    name: str
+    value: str
+
+
+class CompletionContext(Struct, frozen=True):
+    """The arguments that have values already."""
+
+    arguments: dict[str, str] = {}
+
+
+class CompleteParams(Struct):
+    ref: PromptReference | ResourceReference
+    argument: CompletionArgument
+    meta: Meta | UnsetType = field(default=UNSET, name="_meta")
+
+
+class CompleteInContextParams(CompleteParams):
+    context: CompletionContext = CompletionContext()
 
 
 class Implementation(Struct):
@@ -112,11 +154,14 @@ class Revision(Struct, frozen=True, kw_only=True):
         None  # the client that a request names; None: the client of the handshake
     )
     tool: Callable[[Tool], Object]
+    definition: Callable[[Struct], Object]  # a resource, a template or a prompt as it is listed
+    server_capabilities: frozenset[str] = frozenset({"experimental", "logging", "tools", "resources", "prompts"})
     encoders: Mapping[str, Callable[..., Object]]
     """By method, what encodes its result.
 
-    `initialize`, `server/discover`: of a ServerDescription. `tools/list`: of (tools, cursor, time to live in ms, cache
-    scope). `tools/call`: of (ToolResult, whether a value of any type is wrapped in an object).
+    `initialize`, `server/discover`: of a ServerDescription. Lists: of (entries, cursor, time to live in ms, cache
+    scope). `tools/call`: of (ToolResult, whether a value of any type is wrapped in an object). `resources/read`: of
+    (ToolResult, time to live in ms, cache scope). `prompts/get`: of PromptResult. `completion/complete`: of the values.
     """
     read: Callable[[Object], ToolResult]  # the inverse, for clients
     result_problems: Callable[[Object], list[str]]  # what is wrong with the members of a result that came
@@ -151,13 +196,34 @@ def explain(refused: Refused) -> tuple[str, Json]:
     return refused.prefix + refused.text, refused.data if refused.data is not None else UNSET
 
 
+LISTS = {
+    "tools/list": "tools",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+    "prompts/list": "prompts",
+}
+"""The methods that list, and the member of their results that has the entries."""
+
+MAX_COMPLETIONS = 100
+MAX_COUNTED_COMPLETIONS = 10_000  # of more, the total is not said
+
+
+def completion_result(values: list[str]) -> Object:
+    """Return the result of `completion/complete`; `values` are all there are, or one more than are counted."""
+    total = {"total": len(values)} if len(values) <= MAX_COUNTED_COMPLETIONS else {}
+    return {"completion": {"values": values[:MAX_COMPLETIONS], **total, "hasMore": len(values) > MAX_COMPLETIONS}}
+
+
 # A kind that is missing here becomes a result of the tool.
 ERROR_MAPPINGS: Mapping[Kind, ErrorMapping] = {
     **dict.fromkeys(Kind, ErrorMapping(0)),
     Kind.PARSE: ErrorMapping(-32700, 400),
     Kind.INVALID_REQUEST: ErrorMapping(-32600, 400),
     Kind.UNKNOWN_METHOD: ErrorMapping(-32601),
-    **dict.fromkeys((Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS), ErrorMapping(-32602)),
+    **dict.fromkeys(
+        (Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.UNKNOWN_PROMPT, Kind.BAD_ARGUMENTS), ErrorMapping(-32602)
+    ),
+    Kind.UNKNOWN_RESOURCE: ErrorMapping(-32002),
     Kind.OVERLOADED: ErrorMapping(429, 429),
     Kind.FORBIDDEN: ErrorMapping(403, 403),
     Kind.VERSION: ErrorMapping(-32602, 400),
@@ -167,3 +233,12 @@ ERROR_MAPPINGS: Mapping[Kind, ErrorMapping] = {
     Kind.MISMATCH: ErrorMapping(-32020, 400),
     Kind.NO_SESSION: ErrorMapping(-32600, 404),
 }
+
+REFUSAL_ERRORS: Mapping[Kind, ErrorMapping] = {
+    Kind.BAD_ARGUMENTS: ErrorMapping(-32602),
+    Kind.THROTTLED: ErrorMapping(429),
+    Kind.DENIED: ErrorMapping(403),
+    Kind.PENDING: ErrorMapping(403),
+    Kind.TIMEOUT: ErrorMapping(408),
+}
+"""What becomes a result of a tool, and is an error (else -32603) where a result has no place for failures."""

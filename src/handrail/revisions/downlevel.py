@@ -9,7 +9,7 @@ from functools import partial
 from msgspec import UNSET, Struct, to_builtins
 
 from handrail.errors import Kind, LocalProtocolError, Refused
-from handrail.model import Block, Json, Object, Text, Tool
+from handrail.model import Block, EmbeddedResource, Json, Object, PromptResult, Text, Tool, ToolResult
 
 # The members of a schema that hold schemas: one or a list of them, or a mapping from names to them.
 _SCHEMA_KEYWORDS = frozenset(
@@ -75,6 +75,46 @@ def _drop_members(block: Object, rules: BlockRules) -> Object:
         else:
             out["resource"] = {k: resource[k] for k in ("uri", "mimeType", "text", "blob") if k in resource}
             out["annotations"] = {**resource.get("annotations", {}), **block.get("annotations", {})}
+    if "annotations" in out and rules.annotations is not None:
+        annotations = {k: v for k, v in out.pop("annotations").items() if k in rules.annotations}
+        if annotations:
+            out["annotations"] = annotations
+    return out
+
+
+def messages(result: PromptResult, rules: BlockRules | None) -> list[Object]:
+    """Return the messages of a prompt; content that a revision lacks may become several of them."""
+    pairs = zip(result.roles, result.content, strict=True)
+    return [
+        {"role": role, "content": each}
+        for role, block in pairs
+        for each in ([block] if rules is None else blocks([block], rules))
+    ]
+
+
+def prompt_result(rules: BlockRules | None, result: PromptResult) -> Object:
+    out: Object = {"messages": messages(result, rules)}
+    if result.description is not UNSET:
+        out["description"] = result.description
+    if result.meta is not UNSET:
+        out["_meta"] = result.meta
+    return out
+
+
+def read_result(members: Sequence[str], result: ToolResult, ttl_ms: int, scope: str) -> Object:
+    """Return the contents of a resource with these members."""
+    parts = [block.resource for block in result.content if isinstance(block, EmbeddedResource)]
+    out: Object = {"contents": [{name: part[name] for name in members if name in part} for part in parts]}
+    if result.meta is not UNSET:
+        out["_meta"] = result.meta
+    return out
+
+
+def definition(listed: Struct, rules: BlockRules) -> Object:
+    """A resource, a template or a prompt without the members a revision lacks."""
+    out: Object = {name: value for name, value in to_builtins(listed).items() if name not in rules.drops}
+    if "arguments" in out:
+        out["arguments"] = [{k: v for k, v in each.items() if k not in rules.drops} for each in out["arguments"]]
     if "annotations" in out and rules.annotations is not None:
         annotations = {k: v for k, v in out.pop("annotations").items() if k in rules.annotations}
         if annotations:

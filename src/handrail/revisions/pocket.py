@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from handrail.jsonrpc import encode
 from handrail.model import RISK, Json, Object, Text, Tool, ToolResult
-from handrail.revisions import downlevel as levels, r2025_06_18
+from handrail.revisions import base, downlevel as levels, r2024_10_07, r2025_06_18
 from handrail.revisions.decode import read_empty_as_unset
 from handrail.revisions.downlevel import BlockRules
 
@@ -20,8 +22,8 @@ def tool(definition: Tool) -> Object:
     return out
 
 
-def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
-    return {"tools": tools, "nextCursor": "" if cursor is UNSET else cursor}
+def page(member: str, entries: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
+    return {member: entries, "nextCursor": "" if cursor is UNSET else cursor}
 
 
 def result(tool_result: ToolResult, wraps: bool) -> Object:
@@ -45,10 +47,13 @@ REVISION = replace(
     always_announces=True,
     no_optional_members=True,
     tool=tool,
+    definition=partial(levels.definition, rules=replace(_BLOCKS, drops=_BLOCKS.drops | {"title"})),
     encoders={
         **r2025_06_18.REVISION.encoders,
-        "tools/list": page,
+        **{method: partial(page, member) for method, member in base.LISTS.items()},
         "tools/call": result,
+        "resources/read": partial(levels.read_result, r2024_10_07.CONTENTS),
+        "prompts/get": partial(levels.prompt_result, _BLOCKS),
     },
     read=read_empty_as_unset,
 )

@@ -11,14 +11,29 @@ from handrail.model import Json, Object, Text, ToolResult
 from handrail.revisions import base
 from handrail.revisions.base import Revision
 from handrail.revisions.decode import read, result_problems
-from handrail.revisions.downlevel import BlockRules, blocks, declare, decode_input, encode_input, tool
+from handrail.revisions.downlevel import (
+    BlockRules,
+    blocks,
+    declare,
+    decode_input,
+    definition,
+    encode_input,
+    prompt_result,
+    read_result,
+    tool,
+)
 
 _BLOCKS = BlockRules(annotations=frozenset(), drops=frozenset({"_meta"}), inner=False)
-_INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.BAD_ARGUMENTS})
+_MESSAGES = BlockRules(
+    types=frozenset({"text", "image", "resource"}), annotations=frozenset(), drops=frozenset({"_meta"}), inner=False
+)
+_DEFINITIONS = BlockRules(drops=frozenset({"title", "icons", "_meta", "annotations", "size"}))
+CONTENTS = ("uri", "mimeType", "text", "blob")
+_INVALID = frozenset({Kind.BAD_PARAMS, Kind.UNKNOWN_TOOL, Kind.UNKNOWN_PROMPT, Kind.BAD_ARGUMENTS})
 
 
-def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
-    return {"tools": tools} if cursor is UNSET else {"tools": tools, "nextCursor": cursor}
+def page(member: str, entries: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
+    return {member: entries} if cursor is UNSET else {member: entries, "nextCursor": cursor}
 
 
 def result(tool_result: ToolResult, wraps: bool) -> Object:
@@ -59,14 +74,26 @@ REVISION = Revision(
         "tools/list": base.ListParams,
         "tools/call": base.CallParams,
         "logging/setLevel": base.LevelParams,
+        "resources/list": base.ListParams,
+        "resources/templates/list": base.ListParams,
+        "resources/read": base.ReadParams,
+        "resources/subscribe": base.ReadParams,
+        "resources/unsubscribe": base.ReadParams,
+        "prompts/list": base.ListParams,
+        "prompts/get": base.PromptParams,
+        "completion/complete": base.CompleteParams,
     },
     notifications=frozenset({"notifications/initialized"}),
     encoders={
         "initialize": partial(base.initialize_result, with_instructions=False),
-        "tools/list": page,
+        **{method: partial(page, member) for method, member in base.LISTS.items()},
         "tools/call": result,
+        "resources/read": partial(read_result, CONTENTS),
+        "prompts/get": partial(prompt_result, _MESSAGES),
+        "completion/complete": base.completion_result,
     },
     tool=partial(tool, members=("name", "description", "inputSchema")),
+    definition=partial(definition, rules=_DEFINITIONS),
     read=read,
     result_problems=result_problems,
     declare=declare,

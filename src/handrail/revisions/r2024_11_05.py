@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from handrail.model import Object, ToolResult
 from handrail.revisions import r2024_10_07
 from handrail.revisions.base import explain, initialize_result
-from handrail.revisions.downlevel import BlockRules, blocks
+from handrail.revisions.downlevel import BlockRules, blocks, definition, prompt_result
 
 BLOCKS = BlockRules(
     types=frozenset({"text", "image", "resource"}),
@@ -18,6 +18,9 @@ BLOCKS = BlockRules(
     drops=frozenset({"_meta"}),
     inner=False,
 )
+
+
+DEFINITIONS = replace(BLOCKS, drops=frozenset({"title", "icons", "_meta"}))
 
 
 def result(rules: BlockRules | None, tool_result: ToolResult, wraps: bool) -> Object:
@@ -37,6 +40,8 @@ REVISION = replace(
         **r2024_10_07.REVISION.encoders,
         "initialize": initialize_result,
         "tools/call": partial(result, BLOCKS),
+        "prompts/get": partial(prompt_result, BLOCKS),
     },
+    definition=partial(definition, rules=DEFINITIONS),
     explain=explain,
 )

@@ -11,6 +11,8 @@ from handrail.model import Object, Tool
 from handrail.revisions import downlevel as levels, r2024_11_05
 from handrail.revisions.r2024_11_05 import BLOCKS
 
+_BLOCKS = replace(BLOCKS, types=frozenset({"text", "image", "audio", "resource"}))
+
 
 def tool(definition: Tool) -> Object:
     out = levels.tool(definition, members=("name", "description", "inputSchema", "annotations"))
@@ -25,11 +27,11 @@ REVISION = replace(
     batches=True,
     http_default=True,
     progress_message=True,
+    server_capabilities=r2024_11_05.REVISION.server_capabilities | {"completions"},
     tool=tool,
     encoders={
         **r2024_11_05.REVISION.encoders,
-        "tools/call": partial(
-            r2024_11_05.result, replace(BLOCKS, types=frozenset({"text", "image", "audio", "resource"}))
-        ),
+        "tools/call": partial(r2024_11_05.result, _BLOCKS),
+        "prompts/get": partial(levels.prompt_result, _BLOCKS),
     },
 )

@@ -8,10 +8,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from handrail.model import Object, ToolResult
-from handrail.revisions import base, downlevel as levels, r2024_11_05, r2025_03_26
+from handrail.revisions import base, downlevel as levels, r2024_10_07, r2024_11_05, r2025_03_26
 from handrail.revisions.decode import result_problems
 from handrail.revisions.downlevel import BlockRules
 
+CONTENTS = (*r2024_10_07.CONTENTS, "_meta")
+_BLOCKS = BlockRules(drops=frozenset({"icons"}))
 TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta")
 
 
@@ -30,12 +32,16 @@ REVISION = replace(
     http_default=False,
     version_header=True,
     result_problems=partial(result_problems, structured="object"),
+    requests={**r2025_03_26.REVISION.requests, "completion/complete": base.CompleteInContextParams},
     input_methods=r2025_03_26.REVISION.input_methods | {"elicitation/create"},
     encoders={
         **r2025_03_26.REVISION.encoders,
         "initialize": partial(base.initialize_result, info=("name", "version", "title")),
-        "tools/call": partial(result, BlockRules(drops=frozenset({"icons"}))),
+        "tools/call": partial(result, _BLOCKS),
+        "resources/read": partial(levels.read_result, CONTENTS),
+        "prompts/get": partial(levels.prompt_result, _BLOCKS),
     },
+    definition=partial(levels.definition, rules=_BLOCKS),
     tool=partial(levels.tool, members=TOOL),
     declare=partial(levels.declare, elicits=True),
 )

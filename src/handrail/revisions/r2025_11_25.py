@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from handrail.errors import Kind
@@ -18,7 +19,9 @@ REVISION = replace(
         **r2025_06_18.REVISION.encoders,
         "initialize": partial(base.initialize_result, info=base.Identity.__struct_encode_fields__),
         "tools/call": partial(r2025_06_18.result, None),
+        "prompts/get": partial(levels.prompt_result, None),
     },
+    definition=to_builtins,
     tool=partial(levels.tool, members=(*r2025_06_18.TOOL, "icons")),
     declare=lambda capabilities: capabilities,
     error_mappings={**r2025_06_18.REVISION.error_mappings, Kind.BAD_ARGUMENTS: base.ErrorMapping(0)},

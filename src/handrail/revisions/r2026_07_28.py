@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import UNSET, Struct, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
 from handrail.errors import Kind
 from handrail.model import ClientInfo, Json, Object, ToolResult
-from handrail.revisions import base, r2025_11_25
+from handrail.revisions import base, downlevel as levels, r2025_06_18, r2025_11_25
 from handrail.revisions.base import ErrorMapping, Identity, Implementation, ServerDescription
 from handrail.revisions.decode import result_problems
 
@@ -36,8 +38,30 @@ class StatelessCallParams(StatelessParams, kw_only=True):
     request_state: str | UnsetType = field(default=UNSET, name="requestState")
 
 
+class StatelessReadParams(StatelessParams, kw_only=True):
+    uri: str
+    input_responses: dict[str, Object] | UnsetType = field(default=UNSET, name="inputResponses")
+    request_state: str | UnsetType = field(default=UNSET, name="requestState")
+
+
+class StatelessPromptParams(StatelessParams, kw_only=True):
+    name: str
+    arguments: dict[str, str] = {}
+    input_responses: dict[str, Object] | UnsetType = field(default=UNSET, name="inputResponses")
+    request_state: str | UnsetType = field(default=UNSET, name="requestState")
+
+
+class StatelessCompleteParams(StatelessParams, kw_only=True):
+    ref: base.PromptReference | base.ResourceReference
+    argument: base.CompletionArgument
+    context: base.CompletionContext = base.CompletionContext()
+
+
 class NotificationFilter(Struct, rename="camel"):
     tools_list_changed: bool = False
+    prompts_list_changed: bool = False
+    resources_list_changed: bool = False
+    resource_subscriptions: list[str] = []
 
 
 class ListenParams(StatelessParams, kw_only=True):
@@ -62,8 +86,8 @@ def discover_result(server: ServerDescription) -> Object:
     return out
 
 
-def page(tools: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
-    out: Object = {"resultType": "complete", "tools": tools, "ttlMs": ttl_ms, "cacheScope": scope}
+def page(member: str, entries: Json, cursor: str | UnsetType, ttl_ms: int, scope: str) -> Object:
+    out: Object = {"resultType": "complete", member: entries, "ttlMs": ttl_ms, "cacheScope": scope}
     if cursor is not UNSET:
         out["nextCursor"] = cursor
     return out
@@ -76,6 +100,11 @@ def result(tool_result: ToolResult, wraps: bool) -> Object:
     if tool_result.meta is not UNSET:
         out["_meta"] = tool_result.meta
     return out
+
+
+def read_result(tool_result: ToolResult, ttl_ms: int, scope: str) -> Object:
+    out = levels.read_result(r2025_06_18.CONTENTS, tool_result, ttl_ms, scope)
+    return {"resultType": "complete", **out, "ttlMs": ttl_ms, "cacheScope": scope}
 
 
 def add_server_info(result: Object, identity: Identity) -> Object:
@@ -94,6 +123,12 @@ REVISION = replace(
         "server/discover": StatelessParams,
         "tools/list": StatelessListParams,
         "tools/call": StatelessCallParams,
+        "resources/list": StatelessListParams,
+        "resources/templates/list": StatelessListParams,
+        "resources/read": StatelessReadParams,
+        "prompts/list": StatelessListParams,
+        "prompts/get": StatelessPromptParams,
+        "completion/complete": StatelessCompleteParams,
         "subscriptions/listen": ListenParams,
     },
     envelope=StatelessParams,
@@ -101,13 +136,17 @@ REVISION = replace(
     notifications=frozenset({"notifications/cancelled"}),
     encoders={
         "server/discover": discover_result,
-        "tools/list": page,
+        **{method: partial(page, member) for method, member in base.LISTS.items()},
         "tools/call": result,
+        "resources/read": read_result,
+        "prompts/get": lambda result: {"resultType": "complete", **levels.prompt_result(None, result)},
+        "completion/complete": lambda values: {"resultType": "complete", **base.completion_result(values)},
     },
     tool=to_builtins,
     error_mappings={
         **r2025_11_25.REVISION.error_mappings,
         Kind.UNKNOWN_METHOD: ErrorMapping(-32601, 404),
+        Kind.UNKNOWN_RESOURCE: ErrorMapping(-32602),
         Kind.NEEDS_CAPABILITY: ErrorMapping(-32021, 400),
         Kind.NEEDS_URL: ErrorMapping(-32021, 400),
         Kind.VERSION: ErrorMapping(-32022, 400),

@@ -33,7 +33,7 @@ class MemoryChannel:
         self._loop = asyncio.get_running_loop()
         self._conversation = Dispatcher(engine, self, principal)
         self._conversation.address = address
-        self._conversation.watch_tools()
+        self._conversation.watch()
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._arrived = asyncio.Event()

@@ -108,7 +108,7 @@ class StdioConnection:
         self._loop = asyncio.get_running_loop()
         self._conversation = Dispatcher(engine, self, principal)
         self._conversation.address = "stdio"
-        self._conversation.watch_tools()
+        self._conversation.watch()
         self._lines = LineReader(engine.limits.max_message_bytes)
         self._unhandled: deque[Line] = deque()  # lines read, not yet handled, because too much is unsent
         self._large: memoryview | None = None  # the rest of a message that is not copied; it goes before the others

@@ -5,12 +5,20 @@ revision without a handshake.
 """
 
 import asyncio
+import contextlib
 import json
 import sys
+import warnings
 
 import mcp_types
-from mcp import Client, MCPError, StdioServerParameters
+from mcp import Client, MCPDeprecationWarning, MCPError, StdioServerParameters
 from mcp.client.sse import sse_client
+from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged
+
+# The newest revision subscribes in another way.
+warnings.filterwarnings("ignore", category=MCPDeprecationWarning)
+
+KINDS = {PromptsListChanged: "prompts", ResourcesListChanged: "resources"}
 
 
 def plain(model):
@@ -34,8 +42,80 @@ async def change(client, step, changed):
         await asyncio.wait_for(anext(news), 60)
 
 
+async def pages(client, kind):
+    """All entries of a list."""
+    method, member = {
+        "resources": (client.list_resources, "resources"),
+        "templates": (client.list_resource_templates, "resource_templates"),
+        "prompts": (client.list_prompts, "prompts"),
+    }[kind]
+    entries, cursor = [], None
+    while True:
+        page = await method(cursor=cursor)
+        entries += [plain(each) for each in getattr(page, member)]
+        if (cursor := page.next_cursor) is None:
+            return entries
+
+
+def reference(ref):
+    names = {"ref/prompt": mcp_types.PromptReference, "ref/resource": mcp_types.ResourceTemplateReference}
+    return names[ref["type"]](**ref)
+
+
+async def heard(news, word):
+    """What is heard until a word comes, each the URI of an update or the name of a list that has changed."""
+    words = []
+    while word not in words:
+        words.append(await asyncio.wait_for(news(), 60))
+    return words
+
+
+@contextlib.asynccontextmanager
+async def hearing(client, news, word):
+    """A function that waits for the next that is heard: on a stream of its own, or among all that comes."""
+    if client.protocol_version < "2026":
+        if ":" in word:
+            await client.subscribe_resource(word)
+        yield news.get
+        if ":" in word:
+            await client.unsubscribe_resource(word)
+        return
+    wanted = {"resource_subscriptions": [word]} if ":" in word else {f"{word}_list_changed": True}
+    async with client.listen(**wanted) as stream:
+
+        async def following():
+            event = await anext(stream)
+            return KINDS.get(type(event)) or event.uri
+
+        yield following
+
+
+async def beside(client, each, news):
+    """Do a step that is no call; the result."""
+    match each:
+        case {"subscribe": uri, "calls": calls}:
+            async with hearing(client, news, uri) as following:
+                for tool, arguments in calls:
+                    await client.call_tool(tool, arguments)
+                return await heard(following, uri)
+        case {"change": kind, "calls": calls}:
+            async with hearing(client, news, kind) as following:
+                for tool, arguments in calls:
+                    await client.call_tool(tool, arguments)
+                await heard(following, kind)
+            return await pages(client, kind)
+        case {"list": kind}:
+            return await pages(client, kind)
+        case {"read": uri}:
+            return plain(await client.read_resource(uri))
+        case {"get": name}:
+            return plain(await client.get_prompt(name, each.get("arguments")))
+        case {"complete": ref, "argument": argument}:
+            return plain((await client.complete(reference(ref), argument, each.get("context"))).completion)
+
+
 async def play(plan):
-    steps, unexpected, changed = [], [], asyncio.Event()
+    steps, unexpected, changed, news = [], [], asyncio.Event(), asyncio.Queue()
     step = {}
 
     async def answer(context, params):
@@ -48,8 +128,15 @@ async def play(plan):
     async def other(message):
         if isinstance(message, Exception):
             unexpected.append(repr(message))
-        elif getattr(message, "method", None) == "notifications/tools/list_changed":
-            changed.set()
+            return
+        method = getattr(message, "method", "")
+        match method.split("/"):
+            case ["notifications", "tools", "list_changed"]:
+                changed.set()
+            case ["notifications", kind, "list_changed"]:
+                news.put_nowait(kind)
+            case ["notifications", "resources", "updated"]:
+                news.put_nowait(message.params.uri)
 
     async with Client(place(plan), mode=plan["mode"], elicitation_callback=answer, message_handler=other) as client:
         tools = await client.list_tools()
@@ -57,9 +144,11 @@ async def play(plan):
             step = {"asked": [], "progress": [], "answer": each.get("answer")}
             steps.append(step)
             try:
-                step["result"] = plain(
-                    await client.call_tool(each["call"], each.get("arguments"), progress_callback=progress)
-                )
+                if "call" in each:
+                    result = await client.call_tool(each["call"], each.get("arguments"), progress_callback=progress)
+                    step["result"] = plain(result)
+                else:
+                    step["result"] = await beside(client, each, news)
             except MCPError as problem:
                 step["error"] = plain(problem.error)
         relisted = None

@@ -1,4 +1,4 @@
-// The TypeScript client against a server over HTTP: plays the plan in argv[3], prints what came as one JSON object.
+// The TypeScript client against a server: plays the plan in argv[3], prints what came as one JSON object.
 //
 // Run as `node typescript_client.mjs <folder of the peer> <plan>`; for plans see mcp1_client.py. `mode` is `legacy` (shake
 // hands), `auto` (find out), a revision without a handshake, or one with a handshake to ask for.
@@ -7,14 +7,66 @@ import { createRequire } from "node:module";
 import { setTimeout as pass } from "node:timers/promises";
 
 const [, , folder, text] = process.argv;
-const { Client, ProtocolError, SSEClientTransport, StreamableHTTPClientTransport } = createRequire(`${folder}/`)(
+const require = createRequire(`${folder}/`);
+const { Client, ProtocolError, SSEClientTransport, StreamableHTTPClientTransport } = require(
   "@modelcontextprotocol/client",
 );
+const { StdioClientTransport } = require("@modelcontextprotocol/client/stdio");
 
 function negotiation(mode) {
   if (mode === "legacy" || mode === "auto") return { versionNegotiation: { mode } };
   if (mode < "2026") return { supportedProtocolVersions: [mode] };
   return { versionNegotiation: { mode: { pin: mode } } };
+}
+
+function connection(plan) {
+  if (!plan.url) return new StdioClientTransport({ command: plan.command, args: plan.args });
+  return new (plan.transport === "sse" ? SSEClientTransport : StreamableHTTPClientTransport)(new URL(plan.url));
+}
+
+/** What is heard unasked: the URIs of updates, and the names of lists that have changed. */
+class News {
+  #words = [];
+  #wake;
+
+  tell(word) {
+    this.#words.push(word);
+    this.#wake?.();
+  }
+
+  /** What is heard until a word comes. */
+  async until(word) {
+    const late = pass(60_000, undefined, { ref: false });
+    const expired = late.then(() => Promise.reject(new Error(`${word} was not heard of`)));
+    while (!this.#words.includes(word)) await Promise.race([new Promise((wake) => (this.#wake = wake)), expired]);
+    return this.#words.splice(0, this.#words.indexOf(word) + 1);
+  }
+}
+
+const lists = {
+  resources: async (client) => (await client.listResources()).resources,
+  templates: async (client) => (await client.listResourceTemplates()).resourceTemplates,
+  prompts: async (client) => (await client.listPrompts()).prompts,
+};
+
+/** Do a step that is no call; the result. */
+async function beside(client, step, news) {
+  if (step.list) return lists[step.list](client);
+  if (step.read) return client.readResource({ uri: step.read });
+  if (step.get) return client.getPrompt({ name: step.get, arguments: step.arguments });
+  if (step.complete) {
+    const context = step.context && { context: { arguments: step.context } };
+    return (await client.complete({ ref: step.complete, argument: step.argument, ...context })).completion;
+  }
+  const uri = step.subscribe;
+  const modern = client.getNegotiatedProtocolVersion() >= "2026";
+  const stream = uri && modern ? await client.listen({ resourceSubscriptions: [uri] }) : undefined;
+  if (uri && !modern) await client.subscribeResource({ uri });
+  for (const [name, args] of step.calls) await client.callTool({ name, arguments: args });
+  const heard = await news.until(uri ?? step.change);
+  await stream?.close();
+  if (uri && !modern) await client.unsubscribeResource({ uri });
+  return uri ? heard : lists[step.change](client);
 }
 
 async function play(plan) {
@@ -23,12 +75,22 @@ async function play(plan) {
   let step = {};
   let changed;
   const change = new Promise((resolve) => (changed = resolve));
+  const news = new News();
+  const listed = (kind) => ({
+    autoRefresh: false,
+    debounceMs: 0,
+    onChanged: (error) => (error ? unexpected.push(String(error)) : news.tell(kind)),
+  });
   const client = new Client(
     { name: "typescript", version: "1" },
     {
       ...negotiation(plan.mode),
       capabilities: { elicitation: { form: {} } },
-      listChanged: { tools: { autoRefresh: false, debounceMs: 0, onChanged: (error) => changed(error) } },
+      listChanged: {
+        tools: { autoRefresh: false, debounceMs: 0, onChanged: (error) => changed(error) },
+        resources: listed("resources"),
+        prompts: listed("prompts"),
+      },
     },
   );
   const onprogress = ({ progress, total, message }) => {
@@ -45,18 +107,20 @@ async function play(plan) {
     step.asked.push(request.params);
     return step.answer;
   });
-  const url = new URL(plan.url);
-  const transport = new (plan.transport === "sse" ? SSEClientTransport : StreamableHTTPClientTransport)(url);
+  client.setNotificationHandler("notifications/resources/updated", ({ params }) => news.tell(params.uri));
+  const transport = connection(plan);
   await client.connect(transport);
   const { tools } = await client.listTools();
   for (const each of plan.steps) {
     step = { asked: [], progress: [], answer: each.answer };
     steps.push(step);
     try {
-      step.result = await client.callTool({ name: each.call, arguments: each.arguments }, { onprogress });
+      step.result = each.call
+        ? await client.callTool({ name: each.call, arguments: each.arguments }, { onprogress })
+        : await beside(client, each, news);
     } catch (problem) {
       if (!(problem instanceof ProtocolError)) throw problem;
-      step.error = { code: problem.code, message: problem.message };
+      step.error = { code: problem.code, message: problem.message, data: problem.data };
     }
   }
   let relisted = null;

@@ -10,7 +10,7 @@ import { type Draft, drafted, Editor, Judged, useChecked } from "../form";
 import { grantsChanged, onApproval, waiting } from "../live";
 import { useNotifications } from "../notify";
 import { Long } from "../result";
-import { go, link, route } from "../route";
+import { go, home, link, route } from "../route";
 import { isObject, kindOf, placed, short } from "../schema";
 import {
   Ago,
@@ -357,7 +357,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
         </dl>
         {itself && (
           <Notice tone="warn" title="The tool itself has changed since its last approved call">
-            <a href={link("tools", it.tool)}>Look at what has changed</a>
+            <a href={home(it.tool)}>Look at what has changed</a>
           </Notice>
         )}
         {it.masked && (
@@ -394,7 +394,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
                 <code class="fingerprint" data-testid={`fingerprint-${it.id}`}>
                   <Shown text={it.fingerprint} />
                 </code>{" "}
-                <a href={link("tools", it.tool)}>its definition</a>
+                <a href={home(it.tool)}>its definition</a>
               </p>
             </Fold>
             {it.edited && (

@@ -5,7 +5,7 @@ import { at, get, may, post } from "../api-client";
 import { use } from "../cell";
 import { finished, running, runningTotal, totals } from "../live";
 import { Lines, LogLevel, Refusal, ResultView } from "../result";
-import { link, type Route } from "../route";
+import { home, link, type Route } from "../route";
 import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Go, JsonTree, Notice, Panel, Pill, plain, Problem, Save, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
 
 /** The row of this call as the stream last told it. */
@@ -96,7 +96,10 @@ function Told({ story, row }: { story: Story; row: Row }) {
   );
 }
 
+const WORDS: { [screen: string]: string } = { tools: "Tool", resources: "Resource", prompts: "Prompt" };
+
 function Top({ row }: { row: Row }) {
+  const page = home(row.tool);
   const [asked, setAsked] = useState(false);
   const [cancel, busy] = useAction(async () => {
     await post(at("calls", row.id, "cancel"));
@@ -117,12 +120,14 @@ function Top({ row }: { row: Row }) {
           {state === "cancelling" ? "Cancel requested" : "Cancel"}
         </Button>
       )}
-      <Go to={link("tools", row.tool)} icon="tools">
-        Tool
+      <Go to={page} icon="tools">
+        {WORDS[page.split("/")[1]!]}
       </Go>
-      <Go to={link("try", row.tool)} icon="try">
-        Try
-      </Go>
+      {page.startsWith("#/tools/") && (
+        <Go to={link("try", row.tool)} icon="try">
+          Try
+        </Go>
+      )}
       <Copy text={() => location.href} word="Link" label="Copy the link to this call" testid="permalink" />
     </div>
   );
@@ -157,10 +162,10 @@ function Outcome({ story, row }: { story: Story; row: Row }) {
   );
 }
 
-const MISUNDERSTOOD = /^(parse|invalid_request|unknown_method|bad_params|unknown_tool|needs_capability|version|envelope|mismatch|no_session)$/;
+const MISUNDERSTOOD = /^(parse|invalid_request|unknown_method|bad_params|unknown_tool|unknown_resource|unknown_prompt|needs_capability|version|envelope|mismatch|no_session)$/;
 
 function NotDone({ kind, text }: { kind: string; text: string }) {
-  const title = { internal: "The server failed", bad_arguments: "The arguments do not fit; the tool was not run" }[kind];
+  const title = { internal: "The server failed", bad_arguments: "The arguments do not fit; it was not run" }[kind];
   if (title) {
     return (
       <div data-testid="result" data-kind={kind === "internal" ? kind : "protocol"}>

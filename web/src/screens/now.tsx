@@ -6,7 +6,7 @@ import { at, may, me, post, said } from "../api-client";
 import { use } from "../cell";
 import { Chart } from "../chart";
 import { figures, finished, health, minutes, running, runningTotal, sampled, totals, waiting } from "../live";
-import { link, route } from "../route";
+import { home, link, route } from "../route";
 import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, many, Panel, plain, say, Shown, SIGNS, State, useSlow } from "../ui";
 
 const HOLD = 3000; // ms that a list keeps still after the pointer last moved over it
@@ -244,7 +244,7 @@ function ByTool() {
               {tools.map((one) => (
                 <tr key={one.tool} data-testid={`by-tool-${one.tool}`}>
                   <th scope="row">
-                    <a class="line" href={link("tools", one.tool)} title={plain(one.tool)}>
+                    <a class="line" href={home(one.tool)} title={plain(one.tool)}>
                       <Shown text={one.title} max={60} line />
                     </a>
                   </th>

@@ -6,11 +6,11 @@ import { at, get, getText, may, post } from "../api-client";
 import { use } from "../cell";
 import { compared, Side } from "../diff";
 import { toolsChanged } from "../live";
+import { About, Caution, Counts, Face, Hidden, Parts, Pickers, SAFE, Switch, Verdict, Warnings } from "../listing";
 import { address, Long, Url } from "../result";
 import { go, link, route } from "../route";
 import { lines, short } from "../schema";
 import {
-  Ago,
   Button,
   bytes,
   Clock,
@@ -19,12 +19,9 @@ import {
   count,
   Dialog,
   Empty,
-  Facts,
   Fold,
   Go,
   Head,
-  Icon,
-  duration,
   Notice,
   Panel,
   Pill,
@@ -56,7 +53,7 @@ export function Tools() {
   return (
     <>
       <div class="title">
-        <h1>Tools</h1>
+        <Parts at="tools" asked={asked} />
         <span class="grow">
           <input
             type="search"
@@ -104,59 +101,6 @@ export function Tools() {
         </div>
       )}
     </>
-  );
-}
-
-function Pickers({ view, set }: { view: ToolsView; set: (query: { [name: string]: string }) => void }) {
-  return (
-    <div class="pickers">
-      <label>
-        <span>See as</span>
-        <input
-          type="text"
-          list="principals"
-          data-testid="as"
-          defaultValue={view.as}
-          key={view.as}
-          autocomplete="off"
-          spellcheck={false}
-          onChange={(event) => set({ as: event.currentTarget.value.trim() })}
-        />
-        <datalist id="principals">
-          {view.principals.map((each) => (
-            <option value={each} key={each} />
-          ))}
-        </datalist>
-      </label>
-      <label>
-        <span>Scopes</span>
-        <input
-          type="text"
-          data-testid="scopes"
-          placeholder="none"
-          defaultValue={view.scopes.join(", ")}
-          key={view.scopes.join()}
-          autocomplete="off"
-          spellcheck={false}
-          onChange={(event) =>
-            set({
-              scopes: event.currentTarget.value
-                .split(/[\s,]+/)
-                .filter(Boolean)
-                .join(","),
-            })
-          }
-        />
-      </label>
-      <label>
-        <span>Revision</span>
-        <select data-testid="revision" value={view.revision} onChange={(event) => set({ revision: event.currentTarget.value })}>
-          {view.revisions.map((each) => (
-            <option key={each}>{each}</option>
-          ))}
-        </select>
-      </label>
-    </div>
   );
 }
 
@@ -217,49 +161,28 @@ function Summary({ view, asked }: { view: ToolsView; asked: { [name: string]: st
 function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: boolean }) {
   return (
     <li class={`tool ${tool.exposed ? "" : "not-exposed"}`} data-testid={`tool-${tool.name}`} data-exposed={tool.exposed}>
-      <Face tool={tool} />
+      <Face of={tool} />
       <div class="tool-text">
         <a class="tool-link" href={to} aria-current={current ? "true" : undefined}>
           <Shown in="strong" text={short(tool.title || tool.name, 80)} />{" "}
           <Shown in="code" text={short(tool.name, 80)} />
         </a>
         <div class="row tight">
-          <span data-testid={`verdict-${tool.name}`} class="row tight">
-            <State of={tool.verdict} />
-            {tool.rule && (
-              <span class="muted fine">
-                <Shown text={tool.rule} max={50} />
-              </span>
-            )}
-          </span>
+          <Verdict of={tool} />
           <Hint of={tool} />
           <Mark pin={tool.pin} />
-          {tool.warnings.length > 0 && (
-            <Pill tone="warn" icon="warn" title={plain(tool.warnings.join("\n"))}>
-              {tool.warnings.length === 1 ? "a warning" : `${tool.warnings.length} warnings`}
-            </Pill>
-          )}
+          <Warnings of={tool} />
         </div>
-        {!tool.exposed && (
-          <p class="fine hidden-why" data-testid={`hidden-${tool.name}`}>
-            <Icon name="hidden" size={12} />{" "}
-            <span>
-              <span class="unseen">Not exposed: </span>
-              <Shown text={tool.hidden_because} max={160} />
-            </span>
-          </p>
-        )}
+        <Hidden of={tool} />
         <p class="muted fine num">
           {count(tool.tokens)} tokens ·{" "}
           <Counts of={tool} />
         </p>
       </div>
-      <Switch tool={tool} />
+      <Switch of={tool} to={at("tools", tool.name, "switch")} />
     </li>
   );
 }
-
-const percent = (part: number): string => `${part < 0.1 ? (100 * part).toFixed(1) : Math.round(100 * part)} %`;
 
 /** What the server declares of a tool; whoever calls decides whether to believe it. */
 function Hint({ of }: { of: ToolInfo }) {
@@ -272,67 +195,8 @@ function Hint({ of }: { of: ToolInfo }) {
   );
 }
 
-/** Calls that ran, failed and were refused, apart. */
-function Counts({ of }: { of: ToolInfo }) {
-  const ran = of.calls - of.refused;
-  if (!of.calls) return <>never called</>;
-  return (
-    <>
-      {count(ran)} run
-      {ran > 0 && (
-        <>
-          {" · "}
-          <span class={of.errors ? "is-bad" : ""}>
-            {count(of.errors)} failed{of.errors > 0 && ` (${percent(of.errors / ran)})`}
-          </span>
-        </>
-      )}
-      {" · "}
-      <span class={of.refused ? "is-bad" : ""}>{count(of.refused)} refused</span>
-      {ran > 0 && ` · p95 ${duration(of.p95_ms / 1000)}`}
-    </>
-  );
-}
-
 function Mark({ pin }: { pin: ToolInfo["pin"] }) {
   return pin.state === "none" ? null : <State of={pin.state} />;
-}
-
-function Switch({ tool }: { tool: ToolInfo }) {
-  const [flip, busy] = useAction(() => post(at("tools", tool.name, "switch"), { on: !tool.on }));
-  return (
-    <button
-      type="button"
-      role="switch"
-      class="switch"
-      aria-checked={tool.on}
-      aria-label={`${plain(tool.name)} is ${tool.on ? "on" : "off"}`}
-      disabled={busy || !may("manage")}
-      title={may("manage") ? (tool.on ? "Switch it off for all callers" : "Switch it on") : "Needs the role manage"}
-      data-testid={`switch-${tool.name}`}
-      onClick={flip}
-    >
-      <span class="switch-track" aria-hidden="true">
-        <span />
-      </span>
-      <span class="switch-word" aria-hidden="true">
-        {tool.on ? "on" : "off"}
-      </span>
-    </button>
-  );
-}
-
-const SAFE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
-
-function Face({ tool, size = 24 }: { tool: ToolInfo; size?: number }) {
-  const src = tool.icons.find((each) => SAFE.test(each.src))?.src;
-  return src ? (
-    <img class="face" src={src} alt="" width={size} height={size} />
-  ) : (
-    <span class="face letter" aria-hidden="true">
-      {[...(tool.title || tool.name)].find((each) => /[\p{L}\p{N}]/u.test(each))?.toUpperCase() ?? "?"}
-    </span>
-  );
 }
 
 function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; back: string }) {
@@ -341,7 +205,7 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
       <Panel>
         <div class="stack">
           <div class="detail-head">
-            <Face tool={tool} size={32} />
+            <Face of={tool} size={32} />
             <div class="grow">
               <Shown in="h2.detail-title" text={tool.title || tool.name} max={200} />
               <span class="with-copy">
@@ -358,73 +222,18 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
               Try it
             </Go>
           </div>
-          {!tool.exposed && (
-            <Notice tone="warn" title="Not exposed">
-              <Shown in="p" text={tool.hidden_because} />
-            </Notice>
-          )}
-          {tool.warnings.map((each) => (
-            <Notice tone="warn" key={each} testid="warning">
-              <Shown in="p" text={each} />
-            </Notice>
-          ))}
+          <Caution of={tool} />
           {tool.description ? (
             <Long text={tool.description} label="Description" />
           ) : (
             <p class="muted">It has no description: a model has to guess what it does.</p>
           )}
           <Code text={tool.signature} label="Signature" />
-          <Facts
-            of={[
-              [
-                "Rules say",
-                <span class="row tight">
-                  <State of={tool.verdict} />
-                  {tool.rule && <Shown text={tool.rule} max={100} />}
-                  {tool.why && (
-                    <Shown in="span.muted" text={tool.why} max={300} />
-                  )}
-                </span>,
-              ],
-              [
-                "Limits",
-                tool.limits.length ? (
-                  <ul>
-                    {tool.limits.map((each) => (
-                      <li key={each}>
-                        <Shown text={each} />
-                      </li>
-                    ))}
-                  </ul>
-                ) : (
-                  "none of its own"
-                ),
-              ],
-              ["Costs", `about ${count(tool.tokens)} tokens in each conversation`],
-              [
-                "Calls",
-                tool.calls ? (
-                  <>
-                    <Counts of={tool} /> · last seen <Ago at={tool.last} /> ·{" "}
-                    <a href={link("audit", "", { tool: tool.name })}>records</a>
-                  </>
-                ) : (
-                  "never"
-                ),
-              ],
-              [
-                "Tags",
-                tool.tags.length > 0 && (
-                  <span class="row tight">
-                    {tool.tags.map((each) => (
-                      <Pill key={each}>
-                        <Shown text={each} max={40} />
-                      </Pill>
-                    ))}
-                  </span>
-                ),
-              ],
-              ["Needs scopes", tool.scopes.length ? <Shown text={tool.scopes.join(", ")} /> : ""],
+          <About
+            of={tool}
+            label={tool.name}
+            before={[["Costs", `about ${count(tool.tokens)} tokens in each conversation`]]}
+            after={[
               [
                 "Tool version",
                 <span class="with-copy">

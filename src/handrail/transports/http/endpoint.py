@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from secrets import token_hex
 from typing import TYPE_CHECKING, Unpack
 
 from msgspec.json import decode as parse
@@ -26,7 +27,7 @@ from handrail.jsonrpc import encode
 from handrail.model import Principal
 from handrail.protocol import http_rules as http
 from handrail.protocol.http_rules import Headers, HostOriginCheck
-from handrail.stores import Store, StoreError
+from handrail.stores import Store, StoreError, supports
 from handrail.suggest import describe_value, expect
 from handrail.transports.http import methods as post, methods as streams
 from handrail.transports.http.exchange import JSON, METADATA_PATH, EndpointState, Exchange, Fields, Receive, Scope, Send
@@ -189,7 +190,7 @@ class Endpoint:
             if self._stack is not None:
                 return
             async with AsyncExitStack() as stack:
-                store = self._store
+                store, self._process_id = self._store, token_hex(8)
                 if callable(store):  # opened here, in the process and event loop that use it
                     store = store()
                     stack.push_async_callback(store.close)
@@ -202,6 +203,8 @@ class Endpoint:
                 self.state.sessions = HttpSessions(self.engine, store)
                 listener = asyncio.create_task(self._receive_session_messages())
                 stack.callback(listener.cancel)
+                if supports(store, "processes"):
+                    stack.enter_context(self._announcing_updates(asyncio.get_running_loop()))
                 self._stack = stack.pop_all()
 
     async def stop(self) -> None:
@@ -251,7 +254,38 @@ class Endpoint:
                 log.warning("http: messages of other processes may be lost: %s", problem)
                 await asyncio.sleep(RESUBSCRIBE_SECONDS)
 
+    @contextmanager
+    def _announcing_updates(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Tell other processes which resources were updated in this one."""
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def publish(uri: str) -> None:
+            try:
+                await self.state.sessions.publish(f"updated by {self._process_id}", uri.encode())
+            except StoreError as problem:
+                log.warning("http: other processes were not told of the update of %s: %s", uri, problem)
+
+        def start(uri: str) -> None:
+            tasks.add(task := loop.create_task(publish(uri)))
+            task.add_done_callback(tasks.discard)
+
+        def on_update(uri: str) -> None:
+            with suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(start, uri)
+
+        self.engine.on_resource_updated.add(on_update)
+        try:
+            yield
+        finally:
+            self.engine.on_resource_updated.discard(on_update)
+            for task in tasks:
+                task.cancel()
+
     def _on_session_message(self, name: str, body: bytes | None) -> None:
+        if name.startswith("updated by "):
+            if name != f"updated by {self._process_id}" and body is not None:
+                self.engine.notify_subscribers(body.decode())
+            return
         conversation, connection = self.state.sse_streams.get(name), self.state.sessions.live(name)
         if conversation is None and connection is not None:
             conversation = Dispatcher(self.engine, NullChannel(), ANONYMOUS, connection)

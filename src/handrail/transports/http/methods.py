@@ -26,14 +26,15 @@ from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request
 from handrail.model import Json
 from handrail.protocol import framing as sse, http_rules as http
 from handrail.protocol.connection import Connection, names_version
-from handrail.protocol.http_rules import PROTOCOL, SESSION
+from handrail.protocol.http_rules import NAME_PARAMS, PROTOCOL, SESSION
 from handrail.revisions.base import CAPABILITIES, VERSION
 from handrail.transports.http.exchange import JSON, KEEP_ALIVE_SECONDS, WATCH_DELAY_SECONDS, Exchange, Fields
 
 QUIET_SECONDS = 2.0
 """Then a response becomes an event stream, so that no proxy takes it for dead."""
 
-_LONG_METHODS = ("tools/call", "subscriptions/listen")
+_LONG_METHODS = (*NAME_PARAMS, "completion/complete", "subscriptions/listen")
+_SUBSCRIBING_METHODS = ("resources/subscribe", "resources/unsubscribe")
 
 Continuation = Coroutine[Any, Any, None] | None
 """The rest of the work for a request; None: there is none, or the reply comes by itself."""
@@ -252,10 +253,12 @@ def _answer(exchange: Exchange, conversation: Dispatcher, message: Message | lis
         if exchange.session is None and type(message) is Request:
             conversation.connection.check_envelope(message, conversation.connection.revision_of(message))
         return _refuse(exchange, request_id, Refused(Kind.OVERLOADED, text))
+    session = exchange.session
+    if session and session.name and type(message) is Request and message.method in _SUBSCRIBING_METHODS:
+        return _change_subscription(exchange, conversation, session, message)
     reply = conversation.handle(message, exchange.stream.finish)
     if reply is not None and waits and exchange.wants_json and not exchange.stream.unsent:
         return _respond(exchange, reply)  # the usual call
-    session = exchange.session
     if session and session.name and type(message) is Request and message.method == "logging/setLevel":
         return _store_log_level(exchange, conversation, session, reply)
     return _deliver(exchange, conversation, reply)
@@ -299,6 +302,19 @@ async def _store_log_level(
     exchange: Exchange, conversation: Dispatcher, session: HttpSession, reply: Reply | None
 ) -> None:
     await exchange.endpoint.sessions.save_level(session)
+    continuation = _deliver(exchange, conversation, reply)
+    if continuation is not None:
+        await continuation
+
+
+async def _change_subscription(
+    exchange: Exchange, conversation: Dispatcher, session: HttpSession, message: Request
+) -> None:
+    """Subscribe to a resource, or unsubscribe. Every process that has a stream of the session reads it in the store."""
+    sessions, connection = exchange.endpoint.sessions, session.connection
+    connection.subscriptions = before = await sessions.subscriptions(session)
+    reply = conversation.handle(message, exchange.stream.finish)
+    await sessions.save_subscriptions(session, before)
     continuation = _deliver(exchange, conversation, reply)
     if continuation is not None:
         await continuation
@@ -409,8 +425,9 @@ async def _listen(
     for other in list(connection.listeners):
         if other.stream.disconnected:  # it only kept messages for a client that reads here now
             other.stream.finish()
+    conversation.find_subscription = partial(exchange.endpoint.sessions.find_subscription, session)
     connection.listeners.append(exchange)
-    connection.listeners[0].conversation.watch_tools()
+    connection.listeners[0].conversation.watch()
     if log is None:
         log, first_bytes = exchange.open_event_log(session, EventLog.LISTENER)
     try:
@@ -418,9 +435,9 @@ async def _listen(
         await _hold_open(exchange, exchange.response.events(log, outlives=EVENT_SECONDS))
     finally:
         connection.listeners.remove(exchange)
-        conversation.unwatch_tools()
+        conversation.unwatch()
         if connection.listeners:
-            connection.listeners[0].conversation.watch_tools()
+            connection.listeners[0].conversation.watch()
 
 
 def _end_if_replaced(exchange: Exchange) -> None:
@@ -449,7 +466,7 @@ async def _open_sse(exchange: Exchange) -> None:
         exchange.endpoint.sessions.issue_pipe_id(exchange.principal),
     )
     conversation.headers = conversation.trace_headers = {}  # not those of a message
-    conversation.watch_tools()
+    conversation.watch()
     exchange.endpoint.sse_streams[stream_id] = conversation
     address = f"{exchange.scope.get('root_path', '')}{exchange.endpoint.path}?sessionId={stream_id}"
     try:

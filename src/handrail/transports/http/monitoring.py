@@ -28,7 +28,7 @@ from handrail.jsonrpc import Notification, Request, encode
 from handrail.model import Object
 from handrail.observe.metrics import Metrics, Snapshot, render
 from handrail.protocol import http_rules as http
-from handrail.protocol.http_rules import HostOriginCheck
+from handrail.protocol.http_rules import NAME_PARAMS, HostOriginCheck
 from handrail.protocol.trace import read, read_headers
 from handrail.revisions.base import VERSION
 from handrail.stores import Store, StoreError
@@ -132,15 +132,16 @@ class RequestMonitor:
     def _message_fields(self, exchange: Any, headers: http.Headers) -> Object:
         message = getattr(exchange, "message", None)
         params = message.params if isinstance(message, Request | Notification) else {}
-        name, meta = params.get("name"), params.get("_meta")
+        method, meta = getattr(message, "method", ""), params.get("_meta")
+        entry = self._engine.entry_of(method, params.get(NAME_PARAMS.get(method, "name")))
         meta = meta if type(meta) is dict else {}
         named, connection = meta.get(VERSION), getattr(exchange, "connection", None)
         agreed = None if connection is None else connection.revision
         trace = read(meta.get("traceparent")) or read_headers(headers)
         return {
             "principal": None if exchange is None else exchange.principal.id,
-            "mcp_method": "batch" if type(message) is list else getattr(message, "method", "")[:MAX_CHARS] or None,
-            "tool": name if type(name) is str and self._engine.catalog.get(name) is not None else None,
+            "mcp_method": "batch" if type(message) is list else method[:MAX_CHARS] or None,
+            "tool": None if entry is None else entry.limit_name,
             "revision": named if named in self._engine.offer.supported_stateless else agreed and agreed.name,
             "trace": trace and trace.trace_id,
         }
