@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
@@ -437,21 +438,21 @@ class Client:
 
     async def resources(self, *, fresh: bool = False) -> Resources:
         """Return the resources of all servers, cached as the tools are."""
-        from handrail.client.resources import Resources
+        from handrail.client.resources import Resources, list_resources
 
-        return await self._merged("resources", Resources, lambda each: each.resources.list.get(fresh=fresh))
+        return await self._merged("resources", Resources, partial(list_resources, fresh=fresh))
 
     async def templates(self, *, fresh: bool = False) -> Templates:
         """Return the resource templates of all servers, cached as the tools are."""
-        from handrail.client.resources import Templates
+        from handrail.client.resources import Templates, list_templates
 
-        return await self._merged("resources", Templates, lambda each: each.resources.templates(fresh=fresh))
+        return await self._merged("resources", Templates, partial(list_templates, fresh=fresh))
 
     async def prompts(self, *, fresh: bool = False) -> Prompts:
         """Return the prompts of all servers, cached as the tools are."""
-        from handrail.client.prompts import Prompts
+        from handrail.client.prompts import Prompts, list_prompts
 
-        return await self._merged("prompts", Prompts, lambda each: each.prompts.list.get(fresh=fresh))
+        return await self._merged("prompts", Prompts, partial(list_prompts, fresh=fresh))
 
     async def read(
         self,
@@ -467,8 +468,10 @@ class Client:
         server: which of several servers has the resource; else the one that lists it, or a template that matches.
         timeout, confirm, progress: as of `call`. Without rules, reading needs no confirmation.
         """
+        from handrail.client.resources import read
+
         remote = await self._server_of(uri, server)
-        return await remote.resources.read(uri, timeout=timeout, confirm=confirm, progress=progress)
+        return await read(remote, uri, timeout=timeout, confirm=confirm, progress=progress)
 
     def subscribe(self, uri: str, *, server: str = "") -> ResourceSubscription:
         """Return the updates of a resource, to use in `async with` and `async for`.
@@ -496,8 +499,10 @@ class Client:
 
         timeout, confirm, progress: as of `call`. Without rules, a prompt needs no confirmation.
         """
+        from handrail.client.prompts import get_prompt
+
         remote, own = self._find(name, "prompt")
-        return await remote.prompts.get(own, arguments or {}, timeout=timeout, confirm=confirm, progress=progress)
+        return await get_prompt(remote, own, arguments or {}, timeout=timeout, confirm=confirm, progress=progress)
 
     async def complete(
         self,
@@ -513,12 +518,14 @@ class Client:
 
         A server that completes nothing is not asked: there are no values then.
         """
+        from handrail.client.prompts import complete
+
         if isinstance(what, str):
             is_template = "{" in what
             remote, own = (await self._server_of(what), what) if is_template else self._find(what, "prompt")
         else:
             remote, own, is_template = self._server(what.server), what.own_name, what.kind == "resource"
-        return await remote.prompts.complete(own, is_template, argument, value, context or {})
+        return await complete(remote, own, is_template, argument, value, context or {})
 
     def _find(self, name: str, kind: str = "tool") -> tuple[ServerTools, str]:
         if len(self._servers) <= 1:

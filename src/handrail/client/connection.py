@@ -97,6 +97,7 @@ class ClientConnection:
         self._server_requests = ServerRequests(self)
         self._pending = PendingRequests(self.name, self._server_requests.is_busy, self.cancel_request)
         self.subscription = ListSubscription(self)
+        self.subscribing = asyncio.Lock()  # of resources/subscribe and unsubscribe: none overtakes another
         self.watches: set[ResourceWatch] = set()  # that the server has been told of by resources/subscribe
         self._backoff = RestartBackoff(self.name, self.now)
         self._last_id = 0

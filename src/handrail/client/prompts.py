@@ -96,54 +96,53 @@ class Completion(Struct, frozen=True):
         return len(self.values)
 
 
-class ServerPrompts:
-    """The prompts of one server, and the completion of arguments."""
+async def list_prompts(remote: ServerTools, *, fresh: bool) -> Prompts:
+    return await remote.list_of("prompts/list", ListedPrompt, Prompts).get(fresh=fresh)
 
-    def __init__(self, remote: ServerTools) -> None:
-        self.list = remote.other_list("prompts/list", ListedPrompt, Prompts)
-        self._remote = remote
 
-    async def get(self, name: str, arguments: Mapping[str, Any], **options: Any) -> PromptMessages:
-        params = {"name": name, "arguments": self._texts(f"prompts/get {name}", arguments)}
-        return await self._remote.request("prompt", name, "prompts/get", params, PromptMessages, **options)
+async def get_prompt(remote: ServerTools, name: str, arguments: Mapping[str, Any], **options: Any) -> PromptMessages:
+    params = {"name": name, "arguments": _texts(remote, f"prompts/get {name}", arguments)}
+    return await remote.request("prompt", name, "prompts/get", params, PromptMessages, **options)
 
-    async def complete(
-        self, own_name: str, is_template: bool, argument: str, value: str, context: Mapping[str, Any]
-    ) -> Completion:
-        remote, connection, phase = self._remote, self._remote.connection, f"completion/complete {own_name}"
-        name = {"type": "ref/resource", "uri": own_name} if is_template else {"type": "ref/prompt", "name": own_name}
-        params: Object = {"ref": name, "argument": {"name": argument, "value": value}}
-        texts, deadline = self._texts(phase, context), connection.now() + connection.clocks.total
-        try:
-            async with deadline_at(deadline, connection.clocks):
-                await connection.open()
-            remote.refuse_denied("resource" if is_template else "prompt", own_name)
-            revision = connection.revision
-            assert revision is not None
-            if "completions" in revision.server_capabilities and not connection.offers("completions"):
-                return Completion()
-            if texts and "elicitation/create" in revision.input_methods:  # both came with 2025-06-18
-                params["context"] = {"arguments": texts}
-            raw = await connection.request("completion/complete", params, connection.clocks, deadline)
-        except PeerError as problem:
-            if isinstance(problem, RemoteProtocolError) and problem.code == _UNKNOWN_METHOD:
-                return Completion()
-            problem.phase = phase
-            add_context(problem, connection.name, phase)
-            raise
-        completion: Json = raw.get("completion")
-        values = completion.get("values") if type(completion) is dict else None
-        if type(values) is not list or not all(type(each) is str for each in values):
-            raise InvalidResult("there is no list of texts to choose from", result=raw, server=remote.name, phase=phase)
-        total = completion.get("total")
-        return Completion(values, total if type(total) is int else None, completion.get("hasMore") is True, raw)
 
-    def _texts(self, phase: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return arguments as they are sent; None is left out."""
-        if not isinstance(arguments, Mapping):
-            raise LocalProtocolError(f"{self._remote.name}: {phase}: not sent: arguments are a dict, by name")
-        try:
-            given = to_jsonable({name: value for name, value in arguments.items() if value is not None})
-        except NotJson as problem:
-            raise LocalProtocolError(f"{self._remote.name}: {phase}: not sent: {problem}") from None
-        return {name: value if type(value) is str else encode(value).decode() for name, value in given.items()}
+async def complete(
+    remote: ServerTools, own_name: str, is_template: bool, argument: str, value: str, context: Mapping[str, Any]
+) -> Completion:
+    connection, phase = remote.connection, f"completion/complete {own_name}"
+    name = {"type": "ref/resource", "uri": own_name} if is_template else {"type": "ref/prompt", "name": own_name}
+    params: Object = {"ref": name, "argument": {"name": argument, "value": value}}
+    texts, deadline = _texts(remote, phase, context), connection.now() + connection.clocks.total
+    try:
+        async with deadline_at(deadline, connection.clocks):
+            await connection.open()
+        remote.refuse_denied("resource" if is_template else "prompt", own_name)
+        revision = connection.revision
+        assert revision is not None
+        if "completions" in revision.server_capabilities and not connection.offers("completions"):
+            return Completion()
+        if texts and "elicitation/create" in revision.input_methods:  # both came with 2025-06-18
+            params["context"] = {"arguments": texts}
+        raw = await connection.request("completion/complete", params, connection.clocks, deadline)
+    except PeerError as problem:
+        if isinstance(problem, RemoteProtocolError) and problem.code == _UNKNOWN_METHOD:
+            return Completion()
+        problem.phase = phase
+        add_context(problem, connection.name, phase)
+        raise
+    completion: Json = raw.get("completion")
+    values = completion.get("values") if type(completion) is dict else None
+    if type(values) is not list or not all(type(each) is str for each in values):
+        raise InvalidResult("there is no list of texts to choose from", result=raw, server=remote.name, phase=phase)
+    total = completion.get("total")
+    return Completion(values, total if type(total) is int else None, completion.get("hasMore") is True, raw)
+
+
+def _texts(remote: ServerTools, phase: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return arguments as they are sent; None is left out."""
+    if not isinstance(arguments, Mapping):
+        raise LocalProtocolError(f"{remote.name}: {phase}: not sent: arguments are a dict, by name")
+    try:
+        given = to_jsonable({name: value for name, value in arguments.items() if value is not None})
+    except NotJson as problem:
+        raise LocalProtocolError(f"{remote.name}: {phase}: not sent: {problem}") from None
+    return {name: value if type(value) is str else encode(value).decode() for name, value in given.items()}

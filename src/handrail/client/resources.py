@@ -149,28 +149,24 @@ def _content(part: Json) -> ResourceContent:
     return ResourceContent(part["uri"], mime_type, None, b64decode("".join(blob.split()), validate=True), meta)
 
 
-class ServerResources:
-    """The resources of one server, and their templates."""
+async def list_resources(remote: ServerTools, *, fresh: bool) -> Resources:
+    return await remote.list_of("resources/list", ListedResource, Resources).get(fresh=fresh)
 
-    def __init__(self, remote: ServerTools) -> None:
-        self.list = remote.other_list("resources/list", ListedResource, Resources)
-        self.subscribing = asyncio.Lock()  # so that subscribing and unsubscribing do not overtake each other
-        self._templates = remote.other_list("resources/templates/list", ListedTemplate, Templates)
-        self._remote = remote
 
-    async def templates(self, *, fresh: bool = False) -> Templates:
-        try:
-            return await self._templates.get(fresh=fresh)
-        except RemoteProtocolError as refused:
-            if refused.code != _UNKNOWN_METHOD:  # of a server without templates
-                raise
-            return Templates()
+async def list_templates(remote: ServerTools, *, fresh: bool) -> Templates:
+    try:
+        return await remote.list_of("resources/templates/list", ListedTemplate, Templates).get(fresh=fresh)
+    except RemoteProtocolError as refused:
+        if refused.code != _UNKNOWN_METHOD:  # of a server without templates
+            raise
+        return Templates()
 
-    async def read(self, uri: str, **options: Any) -> ReadResult:
-        if type(uri) is not str:
-            raise LocalProtocolError(f"{self._remote.name}: resources/read: not sent: a URI is a text")
-        params, name = {"uri": uri}, normalize_uri(uri)  # of which rules have one spelling
-        return await self._remote.request("resource", name, "resources/read", params, ReadResult, **options)
+
+async def read(remote: ServerTools, uri: str, **options: Any) -> ReadResult:
+    if type(uri) is not str:
+        raise LocalProtocolError(f"{remote.name}: resources/read: not sent: a URI is a text")
+    params, name = {"uri": uri}, normalize_uri(uri)  # of which rules have one spelling
+    return await remote.request("resource", name, "resources/read", params, ReadResult, **options)
 
 
 class ResourceSubscription:
@@ -206,7 +202,7 @@ class ResourceSubscription:
         if self._listen is not None and not self._listen.future.done():
             connection.cancel_request(self._listen)
         elif self.session is not None:
-            async with self._remote.resources.subscribing:
+            async with connection.subscribing:
                 if connection.is_open and self.session is connection.handshake_result and not self._is_shared:
                     deadline = connection.now() + connection.clocks.total
                     with suppress(PeerError):
@@ -278,7 +274,7 @@ class ResourceSubscription:
                 await self._start_listening(deadline)
             else:
                 connection.watches.add(self)
-                async with self._remote.resources.subscribing:
+                async with connection.subscribing:
                     if not self._is_shared:
                         params = {"uri": self.uri}
                         await connection.request("resources/subscribe", params, connection.clocks, deadline)

@@ -13,7 +13,6 @@ import difflib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
@@ -52,8 +51,6 @@ from handrail.schema.jsonable import NotJson, to_jsonable
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.client.prompts import ServerPrompts
-    from handrail.client.resources import ServerResources
     from handrail.guards.policy import Policy, SubjectKind
 
 log = logging.getLogger("handrail")
@@ -274,25 +271,13 @@ class ServerTools:
             trusted=settings.trusted,
             flaw=self._flaw,
         )
-        self._lists: list[ServerList[Any, Any]] = [self._tools]
+        self._lists: dict[str, ServerList[Any, Any]] = {"tools/list": self._tools}
         self._pins: ToolPins | LockedPins = (
             ToolPins(target.key or target.name, settings.state)
             if settings.lock is None
             else LockedPins(settings.lock, target.name, is_only_server=not prefix, ask_on_change=settings.ask_on_change)
         )
         self._listed: dict[str, ListedTool] = {}  # by their own names, also blocked and hidden tools
-
-    @cached_property
-    def resources(self) -> ServerResources:
-        from handrail.client.resources import ServerResources  # deferred: many clients call tools only
-
-        return ServerResources(self)
-
-    @cached_property
-    def prompts(self) -> ServerPrompts:
-        from handrail.client.prompts import ServerPrompts  # deferred: many clients call tools only
-
-        return ServerPrompts(self)
 
     # Handler of the connection
 
@@ -304,7 +289,7 @@ class ServerTools:
 
     def on_list_changed(self, capability: str = "") -> None:
         had_tools = not self._tools.is_changed
-        for each in self._lists:
+        for each in self._lists.values():
             each.is_changed = each.is_changed or capability in ("", each.capability)
         if had_tools and self._tools.is_changed and self._tools_changed_callback is not None:
             try:
@@ -334,20 +319,20 @@ class ServerTools:
         """Whether a call needs a new list of the tools."""
         return self._tools.is_stale
 
-    def other_list(
+    def list_of(
         self, method: str, entry_type: type[E], list_type: Callable[[list[E], dict[str, str]], L]
     ) -> ServerList[E, L]:
-        """Return a list beside the tools, which rules hide entries of, and notifications make stale."""
-        entries: ServerList[E, L] = ServerList(
-            self.connection,
-            method,
-            lambda raw: entry_type(raw, self.name, self.prefix),
-            lambda by_name, refused: list_type(self._visible(by_name.values(), refused), refused),
-            member=entry_type.key_member,
-            trusted=self._settings.trusted,
-        )
-        self._lists.append(entries)
-        return entries
+        """Return the list of resources, templates or prompts; rules hide entries of it, notifications make it stale."""
+        if method not in self._lists:
+            self._lists[method] = ServerList[E, L](
+                self.connection,
+                method,
+                lambda raw: entry_type(raw, self.name, self.prefix),
+                lambda by_name, refused: list_type(self._visible(by_name.values(), refused), refused),
+                member=entry_type.key_member,
+                trusted=self._settings.trusted,
+            )
+        return self._lists[method]
 
     def _finish(self, tools_by_name: dict[str, ListedTool], refused: dict[str, str]) -> Tools:
         self._pins.check([*tools_by_name.values()], self._revision_name)

@@ -22,6 +22,7 @@ from msgspec.json import decode
 from handrail.client.client import Client
 from handrail.client.inflight import Clocks, Log, Progress
 from handrail.client.input_handlers import Elicitation
+from handrail.client.prompts import complete
 from handrail.client.results import CallResult
 from handrail.client.state_dir import allow
 from handrail.console.access import MAX_SESSION_SECONDS, ApiError, ApiRequest
@@ -94,7 +95,7 @@ async def suggest(context: ConsoleContext, request: ApiRequest) -> Object:
     try:
         async with Client(target, trusted=True, log=lambda *_: None, name="handrail console") as client:
             (remote,) = client.servers.values()
-            completion = await remote.prompts.complete(name, is_template, argument, value, others)
+            completion = await complete(remote, name, is_template, argument, value, others)
     except PeerError as problem:
         raise ApiError(409, context.redactor.text(problem.text)) from None
     return {"values": [context.redactor.text(each) for each in completion]}
@@ -356,10 +357,9 @@ class ToolRun:
 
 async def _ask(client: Client, params: _RunParams, seconds: float) -> ToolResult:
     """Read a resource, or get a prompt; return the contents or messages as blocks."""
-    (remote,) = client.servers.values()
     if params.prompt:
-        return to_messages((await remote.prompts.get(params.prompt, params.arguments, timeout=seconds)).messages)
-    contents = (await remote.resources.read(params.resource, timeout=seconds)).raw["contents"]
+        return to_messages((await client.prompt(params.prompt, params.arguments, timeout=seconds)).messages)
+    contents = (await client.read(params.resource, timeout=seconds)).raw["contents"]
     return ToolResult([EmbeddedResource(each) for each in contents])
 
 
