@@ -1,4 +1,4 @@
-"""An everyday tool server: weather, a shop's databases, sums, a chart, a tone, documents, questions.
+"""An everyday server: weather, a shop's databases, sums, a chart, a tone, documents, questions, and a prompt.
 
     python examples/everyday.py                          serve one client over standard input and output
     python examples/everyday.py --http 127.0.0.1:8000    serve any number of clients over HTTP; it says its URL
@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from handrail import Audio, Call, EmbeddedResource, Image, ResourceLink, Server, ToolError
+from handrail import Audio, Call, EmbeddedResource, Image, ResourceLink, ResourceNotFound, Server, ToolError
 
 READ_ONLY = {"readOnlyHint": True, "openWorldHint": False}
 
@@ -276,7 +276,43 @@ async def find_document(
 @server.tool(title="Read a document", annotations=READ_ONLY)
 async def read_document(name: Annotated[Document, Meta(description="Which one")]) -> EmbeddedResource:
     """The text of one of the shop's documents."""
+    return embedded(name)
+
+
+def embedded(name: Document) -> EmbeddedResource:
     return EmbeddedResource({"uri": f"shop://documents/{name}", "mimeType": "text/plain", "text": DOCUMENTS[name]})
+
+
+# The URIs that these tools link and embed can be read: a template of resources, with completion of its variable.
+
+
+def names_of_documents(start: str) -> list[str]:
+    return [name for name in DOCUMENTS if name.startswith(start)]
+
+
+@server.resource(
+    "shop://documents/{name}",
+    title="Document of the shop",
+    mime_type="text/plain",
+    complete={"name": names_of_documents},
+)
+async def document(name: str) -> str:
+    """What the shop promises its customers about one subject."""
+    if name not in DOCUMENTS:
+        raise ResourceNotFound()
+    return DOCUMENTS[name]
+
+
+# A prompt: messages that a person starts a conversation with. Arguments that are a choice complete by themselves.
+
+
+@server.prompt(title="Answer a customer")
+async def answer_customer(
+    question: Annotated[str, Meta(description="What the customer wrote", min_length=1, max_length=2000)],
+    document: Annotated[Document, Meta(description="What the answer must agree with")] = "returns",
+) -> list[str | EmbeddedResource]:
+    """Draft an answer to a customer that agrees with a document of the shop."""
+    return [embedded(document), f"Draft a short answer that agrees with this document. A customer writes: {question}"]
 
 
 # Taking part in the call: progress and questions. `call` is no part of the schema.

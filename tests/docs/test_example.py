@@ -22,8 +22,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from examples.everyday import CLIMATE, MAX_ROWS, server
-from handrail import Audio, EmbeddedResource, Image, ResourceLink, Text
+from examples.everyday import CLIMATE, DOCUMENTS, MAX_ROWS, server
+from handrail import Audio, Client, EmbeddedResource, Image, RemoteProtocolError, ResourceLink, Text
 from handrail.model import Json, Object
 from handrail.testing import Peer
 from paths import ROOT
@@ -247,6 +247,30 @@ async def test_a_document_is_found_and_read(peer: Peer) -> None:
     assert isinstance(document, EmbeddedResource)
     assert document.resource["uri"] == link.uri and len(document.resource["text"].encode()) == link.size
     assert "returns" in (await peer.call("find_document", {"word": "dragons"})).text
+
+
+async def test_every_document_is_a_resource_of_the_uri_that_the_tools_name() -> None:
+    async with Client(server) as client:
+        [template] = await client.templates()
+        names = (await client.complete(template, "name")).values
+        assert names == list(DOCUMENTS) and (await client.complete(template, "name", "s")).values == ["shipping"]
+        for name in names:
+            link = (await client.call("find_document", {"word": DOCUMENTS[name][:40]})).content[0]
+            assert isinstance(link, ResourceLink) and template.matches(link.uri)
+            assert (await client.read(link.uri)).text == DOCUMENTS[name]
+        with pytest.raises(RemoteProtocolError, match="not found: shop://documents/dragons"):
+            await client.read("shop://documents/dragons")
+
+
+async def test_the_prompt_has_the_document_and_the_question() -> None:
+    async with Client(server) as client:
+        [prompt] = await client.prompts()
+        assert prompt.title and prompt.description and all(each["description"] for each in prompt.arguments)
+        found = await client.prompt(prompt.name, {"question": "Where is it?", "document": "shipping"})
+        document, question = (message.content for message in found.messages)
+        assert isinstance(document, EmbeddedResource) and document.resource["text"] == DOCUMENTS["shipping"]
+        assert isinstance(question, Text) and "Where is it?" in question.text
+        assert (await client.complete(prompt, "document", "w")).values == ["warranty"]
 
 
 async def test_slow_count_tells_its_progress(peer: Peer) -> None:

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from handrail import Client, EndpointOptions, HttpOptions, Server, ServerOptions, ToolOptions
+from handrail import (
+    Client,
+    EndpointOptions,
+    HttpOptions,
+    PromptOptions,
+    ResourceOptions,
+    Server,
+    ServerOptions,
+    ToolOptions,
+)
 from handrail.guards import GuardOptions
 from paths import ROOT
 
@@ -18,6 +27,8 @@ CLASSES: list[tuple[Any, Any]] = [
     (ServerOptions, GuardOptions),
     (GuardOptions, None),
     (ToolOptions, None),
+    (ResourceOptions, None),
+    (PromptOptions, None),
     (HttpOptions, EndpointOptions),
     (EndpointOptions, None),
 ]
@@ -27,6 +38,8 @@ SERVER: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "Server.guard": (Server.guard, GuardOptions, {"self"}),
     "Server.tool": (Server.tool, ToolOptions, {"self", "function"}),
     "Server.add": (Server.add, ToolOptions, {"self", "function"}),
+    "Server.resource": (Server.resource, ResourceOptions, {"self", "uri"}),
+    "Server.prompt": (Server.prompt, PromptOptions, {"self", "function"}),
     "Server.asgi": (Server.asgi, EndpointOptions, {"self", "store"}),
     "Server.run": (Server.run, HttpOptions, {"self", "http"}),
 }
@@ -61,7 +74,7 @@ def test_a_signature_has_every_option(name: str) -> None:
 def test_help_explains_every_option(name: str) -> None:
     function, options, others = SERVER[name]
     text = pydoc.plain(pydoc.render_doc(function))
-    for option in [*options.__annotations__, *others - {"self", "function"}]:
+    for option in [*options.__annotations__, *others - {"self", "function", "uri"}]:
         assert re.search(rf"^[ |]*{option}: \S", text, re.MULTILINE), option
 
 
@@ -79,6 +92,8 @@ REFERENCE: dict[str, tuple[str, str, set[str]]] = {
     ),
     "its guards": ("server.md", "Guards", {*GuardOptions.__annotations__}),
     "a tool": ("server.md", "`@server.tool`", {*ToolOptions.__annotations__}),
+    "a resource": ("server.md", "`@server.resource`", {*ResourceOptions.__annotations__}),
+    "a prompt": ("server.md", "`@server.prompt`", {*PromptOptions.__annotations__}),
     "a listener": ("server.md", "Running", {*HttpOptions.__annotations__}),
     "a client": ("client.md", "`Client(target, *, …)`", {*inspect.signature(Client).parameters} - {"target"}),
 }

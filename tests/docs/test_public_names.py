@@ -20,10 +20,10 @@ PUBLIC = {
         Clocks Completion ConfigError Confirmation ConfirmationRequired Console Denied Elicitation
         EmbeddedResource EndpointOptions Form HandrailError HttpLimits HttpOptions HttpRefused Image
         InvalidResult Kind Limits ListedPrompt ListedResource ListedTemplate ListedTool LocalProtocolError Log
-        MemoryStore PeerError Principal Progress PromptMessages ReadResult Refused RemoteProtocolError
-        ResourceLink Roots Sample Sampling SchemaError Sent Server ServerEntry ServerOptions SqliteStore Store
-        StoreError Text Tool ToolError ToolOptions ToolResult Tools TransportError Unrecorded Url allow
-        load_config
+        MemoryStore PeerError Principal Progress Prompt PromptMessage PromptMessages PromptOptions ReadResult
+        Refused RemoteProtocolError Resource ResourceLink ResourceNotFound ResourceOptions ResourceTemplate
+        Roots Sample Sampling SchemaError Sent Server ServerEntry ServerOptions SqliteStore Store StoreError
+        Text Tool ToolError ToolOptions ToolResult Tools TransportError Unrecorded Url allow load_config
     """,
     "handrail.guards": """
         Approval ApprovalError ApprovalGrant ApprovalQueue Approvals Blocked Finding GuardOptions Policy Predicate

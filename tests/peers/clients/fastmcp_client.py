@@ -79,8 +79,8 @@ async def hearing(client, news, word):
         yield following
 
 
-async def beside(client, each, news):
-    """Do a step that is no call; the result."""
+async def other_step(client, each, news):
+    """Do a step that calls no tool; return its result."""
     match each:
         case {"subscribe": uri, "calls": calls}:
             async with hearing(client, news, uri) as following:
@@ -138,7 +138,7 @@ async def play(plan):
             steps.append(step)
             try:
                 if "call" not in each:
-                    step["result"] = await beside(client, each, news)
+                    step["result"] = await other_step(client, each, news)
                     continue
                 result = await client.call_tool(
                     each["call"], each.get("arguments"), progress_handler=progress, raise_on_error=False

@@ -5,9 +5,10 @@ Run by that peer's own interpreter, see tests/interop/test_stdio.py and tests/in
 `"transport"` is `sse`. A step is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool
 asks. With `"change"`, a call that changes the list, the names listed after the notice of it are printed too.
 
-Beside tools a step is `{"list": "resources"}` (or templates, prompts), `{"read": uri}`, `{"get": prompt, "arguments"}`
-or `{"complete": reference, "argument", "context"}`. With `"calls"`, each a tool and its arguments, `{"subscribe": uri}`
-gives what the client heard until the update of the URI, and `{"change": "resources"}` the list after its notice.
+For resources and prompts a step is `{"list": "resources"}` (or templates, prompts), `{"read": uri}`, `{"get": prompt,
+"arguments"}` or `{"complete": reference, "argument", "context"}`. With `"calls"`, each a tool and its arguments,
+`{"subscribe": uri}` gives what the client heard until the update of the URI, and `{"change": "resources"}` the list
+after its notice.
 """
 
 import asyncio
@@ -71,8 +72,8 @@ async def hearing(session, news, word):
         await session.unsubscribe_resource(AnyUrl(word))
 
 
-async def beside(session, each, news):
-    """Do a step that is no call; the result."""
+async def other_step(session, each, news):
+    """Do a step that calls no tool; return its result."""
     match each:
         case {"subscribe": uri, "calls": calls}:
             async with hearing(session, news, uri) as following:
@@ -134,7 +135,7 @@ async def play(plan):
                     result = await session.call_tool(each["call"], each.get("arguments"), progress_callback=progress)
                     step["result"] = plain(result)
                 else:
-                    step["result"] = await beside(session, each, news)
+                    step["result"] = await other_step(session, each, news)
             except McpError as problem:
                 step["error"] = plain(problem.error)
         relisted = None

@@ -90,8 +90,8 @@ async def hearing(client, news, word):
         yield following
 
 
-async def beside(client, each, news):
-    """Do a step that is no call; the result."""
+async def other_step(client, each, news):
+    """Do a step that calls no tool; return its result."""
     match each:
         case {"subscribe": uri, "calls": calls}:
             async with hearing(client, news, uri) as following:
@@ -148,7 +148,7 @@ async def play(plan):
                     result = await client.call_tool(each["call"], each.get("arguments"), progress_callback=progress)
                     step["result"] = plain(result)
                 else:
-                    step["result"] = await beside(client, each, news)
+                    step["result"] = await other_step(client, each, news)
             except MCPError as problem:
                 step["error"] = plain(problem.error)
         relisted = None

@@ -49,8 +49,8 @@ const lists = {
   prompts: async (client) => (await client.listPrompts()).prompts,
 };
 
-/** Do a step that is no call; the result. */
-async function beside(client, step, news) {
+/** Do a step that calls no tool; its result. */
+async function otherStep(client, step, news) {
   if (step.list) return lists[step.list](client);
   if (step.read) return client.readResource({ uri: step.read });
   if (step.get) return client.getPrompt({ name: step.get, arguments: step.arguments });
@@ -117,7 +117,7 @@ async function play(plan) {
     try {
       step.result = each.call
         ? await client.callTool({ name: each.call, arguments: each.arguments }, { onprogress })
-        : await beside(client, each, news);
+        : await otherStep(client, each, news);
     } catch (problem) {
       if (!(problem instanceof ProtocolError)) throw problem;
       step.error = { code: problem.code, message: problem.message, data: problem.data };
