@@ -123,7 +123,7 @@ def _type(kind: Any) -> str:
         case origin if origin is dict:
             return "table" if inner[1] is Any else f"{_type(inner[1])}, by name"
         case _:
-            return "number"  # whole or not
+            return "text or list of texts" if str in inner else "number"  # whole or not
 
 
 def _description(kind: Any) -> str:

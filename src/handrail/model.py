@@ -35,7 +35,7 @@ class _Block(Struct, frozen=True, tag_field="type", rename="camel", kw_only=True
     meta: Object | UnsetType = field(default=UNSET, name="_meta")
 
     def __post_init__(self) -> None:
-        _check(type(self).__name__, {name: getattr(self, name) for name in self.__struct_fields__})
+        check_members(f"{type(self).__name__}.", {name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class Text(_Block, frozen=True, tag="text"):
@@ -96,7 +96,7 @@ class EmbeddedResource(_Block, frozen=True, tag="resource"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("EmbeddedResource.resource", {"uri": None, **self.resource})
+        check_members("EmbeddedResource.resource.", {"uri": None, **self.resource})
         if ("text" in self.resource) == ("blob" in self.resource):
             raise ValueError("EmbeddedResource.resource: give exactly one of 'text' and 'blob'")
         if not isinstance(self.resource.get("blob", ""), str):
@@ -290,7 +290,8 @@ _RULES: dict[str, MemberRule] = {
 }
 
 
-def _check(where: str, members: Object) -> None:
+def check_members(where: str, members: Object) -> None:
+    """Refuse a member that is not what the specification says; ValueError begins with `where`."""
     for name, value in members.items():
         if name not in _RULES or value is UNSET:
             continue
@@ -300,6 +301,6 @@ def _check(where: str, members: Object) -> None:
         except (TypeError, ValueError):
             fits = False
         if not fits:
-            raise ValueError(f"{where}.{name}: {reprlib.repr(value)} is not {expected}")
+            raise ValueError(f"{where}{name}: {reprlib.repr(value)} is not {expected}")
         if name == "annotations":
-            _check(f"{where}.annotations", value)
+            check_members(f"{where}annotations.", value)

@@ -30,7 +30,7 @@ from handrail.guards.policy import SubjectKind
 from handrail.guards.tool_definitions import source_of
 from handrail.model import Object, Principal, Prompt, Resource, ResourceTemplate, Tool
 from handrail.revisions.base import ErrorMapping
-from handrail.schema.derive import Invoke, derive
+from handrail.schema.derive import derive
 from handrail.suggest import check_options, collection, describe_value, expect, seconds, suggest_names, texts
 from handrail.transports.http.options import EndpointOptions, HttpOptions
 from handrail.transports.memory import MemoryChannel
@@ -39,7 +39,8 @@ from handrail.transports.supervisor import Ready, run_until_exit
 
 if TYPE_CHECKING:
     from handrail.approvals.queue import ApprovalQueue
-    from handrail.engine.files import FoundFile
+    from handrail.engine.files import FolderFile
+    from handrail.engine.resources import ResourceEntry
     from handrail.stores import Store
     from handrail.transports.http.endpoint import Endpoint
 
@@ -103,19 +104,15 @@ class ToolOptions(TypedDict, total=False):
     preview: Callable[..., Any]
 
 
-class ResourceOptions(TypedDict, total=False):
-    """Options of a resource, or of a template of resources.
+class PromptOptions(TypedDict, total=False):
+    """Options of a prompt, and of a resource; each overrides what is read from the function.
 
     name: the name in lists (the name of the function)
     title: the name that people read
-    description: what it is, for the model (the docstring)
-    mime_type: the media type of what is read (text/plain, application/json or application/octet-stream)
-    size: bytes of what is read, if they are known; not of a template
-    annotations: as the protocol writes them: audience, priority, lastModified
+    description: what it is for (the docstring)
     icons: icons as the protocol writes them: src, mimeType, sizes
-    meta: the _meta of the resource
-    complete: functions (value) or (value, context) that return the values a variable of the template may have, by name
-    cache_seconds: how long a client may keep what it read (0)
+    meta: its _meta
+    complete: functions (value) or (value, context) that return the values an argument may have, by name
     tags: names for groups, for the rules of a policy
     timeout: seconds, or (idle, total) seconds (60, 600)
     scopes: scopes that a caller's token must have
@@ -125,44 +122,28 @@ class ResourceOptions(TypedDict, total=False):
     name: str
     title: str
     description: str
+    icons: list[Object]
+    meta: Object
+    complete: Mapping[str, Callable[..., Any]]
+    tags: Iterable[str]
+    timeout: float | tuple[float, float]
+    scopes: Iterable[str]
+    hide: bool
+
+
+class ResourceOptions(PromptOptions, total=False):
+    """Options of a resource, or of a template of resources, whose arguments are its variables.
+
+    mime_type: the media type of what is read (text/plain, application/json or application/octet-stream)
+    size: bytes of what is read, if they are known; not of a template
+    annotations: as the protocol writes them: audience, priority, lastModified
+    cache_seconds: how long a client may keep what it read (0)
+    """
+
     mime_type: str
     size: int
     annotations: Object
-    icons: list[Object]
-    meta: Object
-    complete: Mapping[str, Callable[..., Any]]
     cache_seconds: float
-    tags: Iterable[str]
-    timeout: float | tuple[float, float]
-    scopes: Iterable[str]
-    hide: bool
-
-
-class PromptOptions(TypedDict, total=False):
-    """Options of a prompt; each overrides what is read from the function.
-
-    name: the name of the prompt (the name of the function)
-    title: the name that people read
-    description: what the prompt is for (the docstring)
-    icons: icons as the protocol writes them: src, mimeType, sizes
-    meta: the _meta of the prompt
-    complete: functions (value) or (value, context) that return the values an argument may have, by name
-    tags: names for groups, for the rules of a policy
-    timeout: seconds, or (idle, total) seconds (60, 600)
-    scopes: scopes that a caller's token must have
-    hide: do not list the prompt for callers without these scopes (False)
-    """
-
-    name: str
-    title: str
-    description: str
-    icons: list[Object]
-    meta: Object
-    complete: Mapping[str, Callable[..., Any]]
-    tags: Iterable[str]
-    timeout: float | tuple[float, float]
-    scopes: Iterable[str]
-    hide: bool
 
 
 class _Default:
@@ -234,7 +215,14 @@ _OPTION_TYPES = {
         "add_resource": "server.resource(uri)(function), or server.add_files(folder)",
         "add_prompt": "server.prompt(name)(function)",
         "list_resources": "server.resources",
+        "list_resource_templates": "server.templates",
         "list_prompts": "server.prompts",
+        "read_resource": "`async with handrail.Client(server) as client: await client.read(uri)`",
+        "get_prompt": "`async with handrail.Client(server) as client: await client.prompt(name, {…})`",
+        "resource_template": '@server.resource("notes://{name}")',
+        "remove_resource": 'server.remove(uri, kind="resource")',
+        "remove_prompt": 'server.remove(name, kind="prompt")',
+        "send_resource_updated": "server.resource_updated(uri)",
     }
 )
 class Server:
@@ -280,16 +268,7 @@ class Server:
         event loop, `def` in a worker thread.
         """
 
-        def register(function: F) -> F:
-            self.add(function, **options)
-            return function
-
-        if isinstance(function, str):  # @server.tool("refund")
-            if "name" in options:
-                raise TypeError(f"tool {function!r}: name: given twice, also as {options['name']!r}; leave one out")
-            options["name"] = function
-            return register
-        return register if function is None else register(function)
+        return _decorator("tool", function, options, lambda each: self.add(each, **options))
 
     @_takes_options(ToolOptions)
     def add(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Tool:
@@ -353,7 +332,7 @@ class Server:
 
     # Resources and prompts
 
-    @_takes_options(ResourceOptions)
+    @_takes_options(ResourceOptions, PromptOptions)
     def resource(self, uri: str, **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
         """Make a function a resource: `@server.resource("config://app")`, `@server.resource("file:///notes/{name}")`.
 
@@ -362,18 +341,11 @@ class Server:
         """
 
         def register(function: F) -> F:
-            where = f"resource {uri!r}"
-            names, invoke, schema = self._read_function(function, cast(Object, options), ResourceOptions, where)
-            names = {
-                key: value for key, value in names.items() if key in (*_LISTED, "mime_type", "size", "annotations")
-            }
-            run_options = self._run_options(function, cast(Object, options), where)
-            if "cache_seconds" in options:
-                expect(f"{where}: cache_seconds", options["cache_seconds"], "a number of seconds", int, float)
-                run_options["ttl_ms"] = round(options["cache_seconds"] * 1000)
-            self.engine.add_resource(
-                make_resource_entry(uri, names, schema, invoke, options.get("complete"), **run_options)
-            )
+            names, schema, run = self._read_function(function, {**options}, ResourceOptions, f"resource {uri!r}")
+            names = {key: names[key] for key in (*_LISTED, "mime_type", "size", "annotations") if key in names}
+            if options.get("cache_seconds") is not None:
+                run["ttl_ms"] = _milliseconds(options["cache_seconds"], f"resource {uri!r}: cache_seconds")
+            self.engine.add_resource(make_resource_entry(uri, names, schema, complete=options.get("complete"), **run))
             return function
 
         if not isinstance(uri, str):
@@ -394,29 +366,20 @@ class Server:
         text, `PromptMessage(…)`, a content block such as `Image(…)`, or a list of these.
         """
 
-        def register(function: F) -> F:
+        def register(function: F) -> None:
             where = f"prompt {options.get('name', _name_of(function))!r}"
-            names, invoke, schema = self._read_function(function, cast(Object, options), PromptOptions, where)
+            names, schema, run = self._read_function(function, {**options}, PromptOptions, where)
             prompt = Prompt(**{key: names[key] for key in _LISTED if key in names})
-            run_options = self._run_options(function, cast(Object, options), where)
-            entry = make_prompt_entry(prompt, schema, invoke, options.get("complete"), **run_options)
-            self.engine.prompts.add(entry)
-            return function
+            self.engine.prompts.add(make_prompt_entry(prompt, schema, complete=options.get("complete"), **run))
 
-        if isinstance(function, str):
-            if "name" in options:
-                raise TypeError(f"prompt {function!r}: name: given twice, also as {options['name']!r}; leave one out")
-            options["name"] = function
-            return register
-        return register if function is None else register(function)
+        return _decorator("prompt", function, options, register)
 
     def _read_function(
         self, function: Callable[..., Any], options: Object, kind: Any, where: str
-    ) -> tuple[Object, Invoke, Object]:
-        """Check the options of a resource or a prompt. Return them with defaults, the function and its input schema."""
+    ) -> tuple[Object, Object, Object]:
+        """Check a resource or a prompt. Return its options with defaults, its input schema, and how it is run."""
         check_options(where, options, kind.__annotations__)
-        for option in [each for each, value in options.items() if value is None]:
-            del options[option]
+        options = {option: value for option, value in options.items() if value is not None}
         for option, (expected, option_type) in _OPTION_TYPES.items():
             if option in options:
                 expect(f"{where}: {option}", options[option], expected, option_type)
@@ -426,10 +389,20 @@ class Server:
             expect(f"{where}: annotations", options["annotations"], "a dict", Mapping)
         signature = derive(function, call_type=Call)
         names = {"name": _name_of(function), "description": signature.description or UNSET, **options}
-        return names, signature.invoke, signature.input_schema
+        run_options = self._run_options(function, options, where)
+        run_options |= {"invoke": signature.invoke, "takes_call": signature.takes_call}
+        return names, signature.input_schema, run_options
 
     def add_files(
-        self, folder: str | Path, *, uri: str | None = None, pattern: str = "*", max_bytes: int = 1024 * 1024
+        self,
+        folder: str | Path,
+        *,
+        uri: str | None = None,
+        pattern: str = "*",
+        max_bytes: int = 1024 * 1024,
+        tags: Iterable[str] = (),
+        scopes: Iterable[str] = (),
+        hide: bool = False,
     ) -> Callable[[], None]:
         """Offer the files of a folder, and of the folders in it, as resources that can only be read.
 
@@ -439,34 +412,38 @@ class Server:
         uri: what the URIs begin with (`file:///NAME/`, with the name of the folder)
         pattern: which files, by their path below the folder, as in "*.md"; `*` also stands for /
         max_bytes: files that are larger cannot be read
+        tags, scopes, hide: as of a resource, for all files
         """
         from handrail.engine.files import Folder  # deferred: few servers have files
 
         files = Folder(folder, uri, pattern, max_bytes)
-        run_options = {**self._run_options(files.read, {}, f"add_files {str(folder)!r}"), "source": ""}
-        listed: dict[FoundFile, str] = {}
+        options = {"tags": tags, "scopes": scopes, "hide": hide}
+        run_options = {**self._run_options(files.read, options, f"add_files {str(folder)!r}"), "source": ""}
+        run_options["limited_as"] = files.template.text  # one budget for all files
+        listed: dict[FolderFile, ResourceEntry] = {}
 
         def read(path: str, call: Any) -> Any:
             return files.read(path, call.name)
 
         def refresh() -> None:
-            found = set(files.files())
-            for file in listed.keys() - found:
-                with contextlib.suppress(KeyError):  # removed before
-                    self.engine.resources.remove(listed.pop(file))
-            for file in sorted(found - listed.keys()):
+            present = set(files.files())
+            gone = [listed.pop(file) for file in listed.keys() - present]
+            disabled, new = {each.name for each in gone if not each.enabled}, sorted(present - listed.keys())
+            for file in new:
                 about = {"name": file.path, "mime_type": files.media_type(file.path), "size": file.size}
                 invoke = partial(lambda path, _, call: read(path, call), file.path)
-                entry = make_resource_entry(files.uri_of(file.path), about, _NO_ARGUMENTS, invoke, None, **run_options)
-                self.engine.resources.add(entry)
-                listed[file] = entry.name
+                entry = make_resource_entry(files.uri_of(file.path), about, _NO_ARGUMENTS, invoke=invoke, **run_options)
+                entry.enabled = entry.name not in disabled
+                listed[file] = entry
+            for problem in self.engine.resources.exchange(gone, [listed[file] for file in new]):
+                log.warning("add_files %r: not listed: %s", str(folder), problem)
 
         template = make_resource_entry(
-            files.uri + "{+path}",
+            files.template.text,
             {"name": Path(folder).resolve().name},
             {**_NO_ARGUMENTS, "properties": {"path": {"type": "string"}}, "required": ["path"]},
-            lambda arguments, call: read(arguments["path"], call),
-            {"path": lambda value: [each.path for each in files.files() if each.path.startswith(value)]},
+            invoke=lambda arguments, call: read(arguments["path"], call),
+            complete={"path": lambda value: [each.path for each in files.files() if each.path.startswith(value)]},
             **run_options,
         )
         self.engine.add_resource(template)
@@ -475,6 +452,7 @@ class Server:
 
     def resource_updated(self, uri: str) -> None:
         """Notify the clients that have subscribed to a resource, in all processes; from any thread."""
+        expect("resource_updated: uri", uri, "a text", str)
         self.engine.resource_updated(uri)
 
     @property
@@ -496,6 +474,9 @@ class Server:
         if kind not in get_args(SubjectKind):
             raise ValueError(f"kind: {kind!r} is not one of {', '.join(get_args(SubjectKind))}")
         engine = self.engine
+        for other in ("resource", "prompt") if kind == "tool" and not engine.find("tool", name)[0] else ():
+            if any(each.name == name for each in self._catalog_of(name, other).entries):
+                raise KeyError(f"no tool {name!r}, but a {other}: add kind={other!r}")
         if kind == "resource":
             return engine.templates if "{" in name else engine.resources
         return engine.prompts if kind == "prompt" else engine.catalog
@@ -522,10 +503,8 @@ class Server:
         if other._includes(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
         for theirs, ours in zip(other.engine.catalogs.values(), self.engine.catalogs.values(), strict=True):
-            if names := {each.renamed(prefix).name for each in theirs} & {each.name for each in ours.entries}:
-                hint = "choose another prefix" if theirs is other.engine.catalog else "remove one of them"
-                text = f"server {other.name!r}: {theirs.kind} {min(names)!r} exists already"
-                raise SchemaError(f"{text}; {hint}")
+            for problem in filter(None, (ours.conflict(each.renamed(prefix)) for each in theirs)):
+                raise SchemaError(f"server {other.name!r} with the prefix {prefix!r}: {problem}")
         if missing_guards := sorted(other.engine.guard_options.keys() - self.engine.guard_options.keys()):
             log.warning(
                 "server %r: %s of %r do not hold here; guard this one too",
@@ -673,6 +652,30 @@ def _spans(forms: Mapping[Kind, ErrorMapping]) -> CallSink:
             raise
         raise missing_extra("otel", "tracing=True needs opentelemetry-api", missing.name) from None
     return SpanSink(forms)
+
+
+def _decorator(
+    kind: str, function: F | str | None, options: Any, register: Callable[[F], object]
+) -> F | Callable[[F], F]:
+    """Return the function, registered, or the decorator that registers it: `@server.tool("refund")` names it."""
+
+    def decorate(function: F) -> F:
+        register(function)
+        return function
+
+    if isinstance(function, str):
+        if "name" in options:
+            raise TypeError(f"{kind} {function!r}: name: given twice, also as {options['name']!r}; leave one out")
+        options["name"] = function
+    return decorate if function is None or isinstance(function, str) else decorate(function)
+
+
+def _milliseconds(value: Any, where: str) -> int:
+    expect(where, value, "a number of seconds", int, float)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{where}: {value!r} is not a number of seconds from 0 on")
+    milliseconds: int = round(value * 1000)
+    return milliseconds
 
 
 def _name_of(function: Any) -> str:

@@ -65,7 +65,7 @@ def page(looking: Page, served: Served) -> Page:
     """The one window of this file, on Now; with nothing under the pointer, and nothing of an earlier test running."""
     looking.mouse.move(0, 0)
     looking.goto(f"{served.url}/#/now")
-    expect(looking.get_by_test_id("running")).to_contain_text("No tool is running")
+    expect(looking.get_by_test_id("running")).to_contain_text("Nothing is running")
     return looking
 
 
@@ -146,7 +146,7 @@ def test_a_call_shows_while_it_runs_and_then_among_those_that_have_ended(
     ended = page.get_by_test_id("finished").get_by_test_id(f"row-{call_id}")
     expect(ended).to_have_attribute("data-state", "ok")
     expect(ended).to_contain_text("ok")
-    expect(page.get_by_test_id("running")).to_contain_text("No tool is running")
+    expect(page.get_by_test_id("running")).to_contain_text("Nothing is running")
     expect(page.get_by_test_id("tab-now")).to_have_text("Now")
 
 
@@ -210,12 +210,12 @@ def test_it_shows_whose_calls_are_whose_and_those_of_one_alone(
     expect(lane).to_contain_text("robot")
     lane.click()
     expect(lane).to_have_attribute("aria-current", "true")
-    expect(page.get_by_test_id("running")).to_contain_text("No tool is running")
+    expect(page.get_by_test_id("running")).to_contain_text("Nothing is running")
     rows = page.get_by_test_id("finished").locator("li")
     expect(rows.filter(has_text="robot").first).to_be_visible()
     expect(rows.filter(has_not_text="robot")).to_have_count(0)
     page.reload()  # the address keeps it
-    expect(page.get_by_test_id("running")).to_contain_text("No tool is running")
+    expect(page.get_by_test_id("running")).to_contain_text("Nothing is running")
     expect(page.get_by_test_id("caller-alice")).to_contain_text("1 running")
     lane.click()
     expect(running(page, "hold")).to_be_visible()

@@ -505,6 +505,7 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         {
             "type": "link",
             "uri": "javascript:alert(1)",
+            "readable": False,
             "name": "x",
             "title": "",
             "description": "",
@@ -515,6 +516,7 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         {
             "type": "resource",
             "uri": "note://1",
+            "readable": False,
             "mime": "text/plain",
             "text": "n",
             "bytes": 1,
@@ -524,6 +526,7 @@ async def test_every_kind_of_block_has_a_shape_of_its_own(rig: Rig) -> None:
         {
             "type": "resource",
             "uri": "note://2",
+            "readable": False,
             "mime": "",
             "data": "",
             "bytes": 4,

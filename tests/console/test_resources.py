@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from handrail import Server
+from handrail import Call, Server
+from handrail.approvals.queue import Approvals
 from handrail.guards.policy import Policy, Rule
 from handrail.model import Principal
 from handrail.revisions import REVISIONS
@@ -39,7 +41,7 @@ async def page() -> AsyncIterator[Page]:
 
 async def catalog(page: Page, kind: str, **query: Any) -> dict[str, Object]:
     view = await page.get(f"catalog/{kind}", **query)
-    return {each["name"]: each for each in view["entries"]}
+    return {each["name"]: each for each in view[kind]}
 
 
 async def run(page: Page, **asked: Any) -> Object:
@@ -93,9 +95,14 @@ async def test_a_server_without_them_has_empty_lists_and_other_kinds_do_not_exis
     async with consoled(Server("empty")) as rig:
         page = await rig.page()
         assert await catalog(page, "resources") == await catalog(page, "prompts") == {}
-        with pytest.raises(Refused, match="not one of") as refused:
-            await page.get("catalog/secrets")
-        assert refused.value.status == 404
+        for kind in ("tools", "secrets"):
+            for request in (
+                page.get(f"catalog/{kind}"),
+                page.post(path_of(kind, "x", "complete"), argument="", value=""),
+            ):
+                with pytest.raises(Refused, match="not one of resources, prompts") as refused:
+                    await request
+                assert refused.value.status == 404
 
 
 @requirement("APP-31", everywhere=True)
@@ -122,7 +129,77 @@ async def test_only_media_that_are_what_they_say_and_cannot_act_are_shown(page: 
         assert "onload" not in json.dumps(done) and "onerror" not in json.dumps(done)
         assert all(not each.get("data") for each in done.get("result", {"blocks": []})["blocks"])
     [block] = (await run(page, resource=JAVASCRIPT))["result"]["blocks"]
-    assert block["uri"] == block["text"] == JAVASCRIPT
+    assert block["uri"] == block["text"] == JAVASCRIPT and block["readable"]  # by its page here
+
+
+@requirement("APP-31", everywhere=True)
+async def test_progress_and_log_of_reads_and_prompts_come_as_those_of_calls() -> None:
+    server = archive()
+
+    @server.resource("archive://slow")
+    async def slow(call: Call) -> str:
+        await call.log("info", "the first shelf")
+        await call.progress(1, 2, "half of it")
+        return "done"
+
+    @server.prompt
+    async def long(call: Call) -> str:
+        return await slow(call)
+
+    async with consoled(server) as rig:
+        page = await rig.page()
+        await page.listen()
+        for revision, begun in product(
+            ("2025-11-25", "2026-07-28"), ({"resource": "archive://slow"}, {"prompt": "long"})
+        ):
+            run_id = (await page.post("try", revision=revision, **begun))["id"]
+            assert (await page.event("try", id=run_id, kind="log"))["text"] == "the first shelf"
+            progress = (await page.event("try", id=run_id, kind="progress"))["progress"]
+            assert (progress["done"], progress["total"], progress["message"]) == (1, 2, "half of it")
+            done = await page.event("try", id=run_id, kind="done")
+            assert done["result"]["blocks"][0]["text"] == "done"
+
+
+@requirement("APP-31", everywhere=True)
+async def test_rows_figures_and_health_name_resources_and_prompts_once() -> None:
+    server = archive()
+    async with consoled(server) as rig:
+        page = await rig.page()
+        hello = await page.listen()
+        assert hello["health"]["sentence"] == "Idle: 11 resources, 3 prompts, no calls in the last five minutes."
+        done = await run(page, resource="archive://broken")
+        row = (await page.get(f"calls/{done['call']}"))["row"]
+        assert (row["title"], row["first"]) == ("archive://broken", "")
+        begun = await page.post("try", prompt="mood")
+        await page.event("try", id=begun["id"], kind="question")
+        titles: dict[str, str] = {}
+        while len(titles) < 2:
+            titles = {each["tool"]: each["title"] for each in (await page.event("figures"))["tools"]}
+        assert titles == {"archive://broken": "archive://broken", "prompt:mood": "mood"}
+
+
+@requirement("APP-31", "P-23", everywhere=True)
+async def test_a_card_names_what_would_be_read_or_got_and_a_read_has_no_arguments_to_edit() -> None:
+    rules = [Rule(verdict="ask", name="all", uri="archive://*"), Rule(verdict="ask", name="prompts", prompts=["*"])]
+    titles = {
+        "archive://seal": "Read archive://seal",
+        "archive://readme": "Read “Read me”",
+        "archive://notes/ada/1": "Read “Notes”",
+        "prompt:mood": "Get the prompt mood",
+        "prompt:review": "Get the prompt “A review”",
+    }
+    async with consoled(archive(policy=Policy(rules), approvals=Approvals(by="operator"))) as rig:
+        page = await rig.page(roles="view call approve")
+        await page.listen()
+        for label, title in titles.items():
+            arguments = {"code": "x"} if label == "prompt:review" else {}
+            name = label.removeprefix("prompt:")
+            await page.post("try", arguments=arguments, **{"resource" if name == label else "prompt": name})
+            card = await page.event("approval", tool=label)
+            values = {"prompt:review": ': code "x"', "archive://notes/ada/1": ': name "ada", page 1'}.get(label, "")
+            assert (card["title"], card["sentence"]) == (title, title + values)
+            assert card["editable"] is (name != label)
+            await page.post(f"approvals/{card['id']}", yes=False)
 
 
 @requirement("APP-31", everywhere=True)
@@ -136,6 +213,9 @@ async def test_a_template_is_filled_in_checked_and_read(page: Page) -> None:
     assert story["row"]["title"] == "Notes" and "ada%20l." in story["row"]["first"]
     wrong = await page.post("try/check", resource=TEMPLATE, arguments={"name": "ada", "page": "x"})
     assert not wrong["valid"] and wrong["problems"][0]["path"] == "/page"
+    low = await page.post("try/check", resource=TEMPLATE, arguments={"name": "ada", "page": "0"})
+    assert [each["text"] for each in low["problems"]] == ["page: 0 is less than the minimum 1"]
+    assert low["entry"] == (await page.post("try/check", resource="archive://notes/ada/1"))["entry"] == TEMPLATE
     wrong_bodies: list[Object] = [{"name": "ada"}, {"name": "ada", "page": 2}]
     for arguments in wrong_bodies:
         with pytest.raises(Refused, match=r"arguments|str") as refused:
@@ -156,7 +236,10 @@ async def test_a_prompt_is_filled_in_with_texts_and_says_whose_each_message_is(p
     assert (story["row"]["tool"], story["row"]["title"]) == ("prompt:review", "A review")
     assert [each["role"] for each in story["result"]["blocks"]] == ["user", "assistant"]
     missing = await page.post("try/check", prompt="review", arguments={"lines": "0"})
-    assert not missing["valid"] and "code" in json.dumps(missing["problems"])
+    assert not missing["valid"] and {each["path"] for each in missing["problems"]} == {"", "/lines"}
+    assert "code" in json.dumps(missing["problems"]) and "0 is less than" in json.dumps(missing["problems"])
+    with pytest.raises(Refused, match=r"Expected `str`, got `int`"):
+        await page.post("try/check", prompt="review", arguments={"code": "x", "lines": 3})
     [text, image, link, resource] = (await run(page, prompt=HOSTILE))["result"]["blocks"]
     assert text["text"] == resource["text"] == HOSTILE and image["playable"] and link["uri"] == JAVASCRIPT
 
@@ -200,7 +283,9 @@ async def test_one_of_three_things_is_run(page: Page) -> None:
 @requirement("APP-31", everywhere=True)
 async def test_values_are_suggested_for_variables_and_arguments(page: Page) -> None:
     path = path_of("resources", TEMPLATE, "complete")
-    assert await page.post(path, argument="name", value="a", context={}) == {"values": ["ada", "alan"]}
+    others = {"page": "1"}  # without them the URI is not known, nor whether a rule hides it
+    assert await page.post(path, argument="name", value="a", context=others) == {"values": ["ada", "alan"]}
+    assert await page.post(path, argument="name", value="g", context=others) == {"values": []}
     path = path_of("prompts", "review", "complete")
     assert await page.post(path, argument="author", value="") == {"values": [*NOTES]}
     assert await page.post(path, argument="style", value="l") == {"values": ["long"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,15 @@ prompts = ["mood"]
 """
 
 
+@pytest.fixture
+def alone(chromium: Browser, tmp_path: Path) -> Iterator[Watched]:
+    """A page of a server that no other test uses, and that asks."""
+    target = ROOT / "tests" / "support" / "servers_archive.py"
+    with serving(tmp_path, target=target, settings=ASKS) as made, window(chromium, made, made.link) as opened:
+        yield opened
+        opened.fine()
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     target = ROOT / "tests" / "support" / "servers_archive.py"
@@ -53,6 +63,14 @@ def see(shared: Watched) -> Iterator[Watched]:
     shared.fine()
 
 
+ASKS = """
+[[rules]]
+name = "ask first"
+verdict = "ask"
+uri = ["archive://seal"]
+"""
+
+
 def read(see: Watched, uri: str) -> None:
     see.go("resources", uri)
     expect(see("real-name")).to_have_text(uri)
@@ -63,7 +81,12 @@ def read(see: Watched, uri: str) -> None:
 @requirement("APP-31", everywhere=True)
 def test_resources_and_prompts_are_found_beside_the_tools(see: Watched) -> None:
     see.go("tools")
-    see("part-resources").click()
+    offered = see.page.get_by_role("navigation", name="What the server offers")
+    expect(offered.get_by_role("link")).to_have_text(["Tools", "Resources", "Prompts"])
+    see("part-tools").focus()
+    see.page.keyboard.press("Tab")
+    see.page.keyboard.press("Enter")
+    expect(see("part-resources")).to_have_attribute("aria-current", "page")
     expect(see.page.get_by_role("heading", level=1)).to_have_text("Resources")
     expect(see("tab-tools")).to_have_attribute("aria-current", "page")
     expect(see("summary")).to_contain_text("local sees 10 of 11 resources")
@@ -113,21 +136,93 @@ def test_a_picture_and_a_sound_are_shown_and_all_else_only_by_its_size(see: Watc
 @requirement("APP-31", everywhere=True)
 def test_a_template_is_filled_in_with_suggestions_and_a_preview_of_its_uri(see: Watched) -> None:
     see.go("resources", TEMPLATE)
+    expect(see("run")).to_be_disabled()
+    expect(see("missing")).to_have_text("Needs name, page.")
+    see("field-page").fill("0")
     see("field-name").fill("a")
     expect(see.page.locator("datalist option[value=alan]")).to_have_count(1)
     see("field-name").fill("alan")
-    see("field-page").fill("one")
-    expect(see("problem-page")).to_be_visible()
+    expect(see("problem-page")).to_contain_text("0 is less than the minimum 1")
+    expect(see("fill").get_by_text("less than the minimum")).to_have_count(1)
+    expect(see("run")).to_have_text("Read anyway")
     see("field-page").fill("3")
     expect(see("uri")).to_have_text("archive://notes/alan/3")
     expect(see("checked")).to_contain_text("allow")
     see("field-page").press("Enter")
     expect(see("result")).to_contain_text("page 3 of alan")
+    see("link").click()  # to the page of that URI
+    expect(see("unlisted")).to_contain_text(f"archive://notes/alan/3 is read by the template {TEMPLATE}")
+    expect(see("checked")).to_contain_text("allow")
+    see("run").click()
+    expect(see("result")).to_contain_text("page 3 of alan")
+
+
+@requirement("APP-31", everywhere=True)
+def test_numbers_of_reads_and_uses_are_right_once_a_run_is_done(alone: Watched) -> None:
+    for screen, name, never, once in (
+        ("resources", "archive://blob", "never read", "1 read"),
+        ("prompts", HOSTILE, "never used", "1 use"),
+        ("resources", "archive://broken", "never read", "1 failed"),
+    ):
+        alone.go(screen, name)
+        row, facts = alone(f"entry-{name}"), alone("detail").locator("dl.facts")
+        expect(row).to_contain_text(never)
+        alone("run").click()
+        expect(row).to_contain_text(once)
+        expect(facts).to_contain_text(once)
+    alone.go("now")
+    expect(alone("by-tool-archive://blob").get_by_role("rowheader")).to_have_text("archive://blob resource")
+    expect(alone("by-tool")).to_contain_text("Most used")
+    ended = alone("finished").get_by_role("listitem").filter(has_text="archive://broken")
+    expect(ended.locator(".pill")).to_have_text("failed")
+    expect(ended.locator(".call-first")).to_have_text("")
+
+
+@requirement("APP-31", "APP-16", everywhere=True)
+def test_a_phone_shows_the_list_or_what_was_chosen(see: Watched) -> None:
+    size = see.page.viewport_size
+    assert size is not None
+    see.page.set_viewport_size({"width": 380, "height": 800})
+    for screen, name in (("resources", TEMPLATE), ("prompts", "mood"), ("prompts", "gone")):
+        see.go(screen)
+        listed = see.page.locator(".tool-list")
+        expect(listed).to_be_visible()
+        see.go(screen, name)
+        expect(listed).to_be_hidden()
+        expect(see.page.locator(".tool-detail")).to_be_in_viewport()
+        assert see.page.evaluate("document.documentElement.scrollWidth") <= 380
+        see("back").click()
+        expect(listed).to_be_visible()
+    see.page.set_viewport_size(size)
+
+
+@requirement("APP-31", "P-23", everywhere=True)
+def test_the_question_and_the_card_of_a_read_say_what_is_read(alone: Watched) -> None:
+    alone.go("resources", "archive://seal")
+    alone("run").click()
+    expect(alone("question")).to_contain_text("Read archive://seal on archive?")
+    expect(alone("question")).not_to_contain_text("{}")
+    alone.page.keyboard.press("Escape")
+    alone.go("approve")
+    card = alone.page.locator("article.card.open")
+    expect(card.get_by_role("heading", level=2)).to_have_text("Read archive://seal")
+    for absent in ("Without arguments", "Tool version", "Archive:"):
+        expect(card).not_to_contain_text(absent)
+    expect(card.get_by_role("button", name="Edit")).to_have_count(0)
+    card.get_by_role("button", name="Remember").click()
+    card.get_by_role("button", name="Yes, and the same again").click()
+    expect(alone.page.locator(".grant")).to_contain_text("local may read archive://seal")
 
 
 @requirement("APP-31", everywhere=True)
 def test_a_uri_that_is_typed_is_read_and_one_that_is_not_there_is_said_to_be_unknown(see: Watched) -> None:
+    see.go("resources", "archive://nothing")
+    expect(see("unlisted")).to_contain_text("There is no such resource")
+    expect(see("unlisted")).to_contain_text("archive://nothing is not in the list")
+    expect(see("problem-uri")).to_have_count(0)  # it is shown once
     see.go("resources")
+    expect(see("unlisted")).to_have_count(0)
+    expect(see("run")).to_be_disabled()
     see("field-uri").fill("archive://notes/ada/1")
     see("run").click()
     expect(see("result")).to_contain_text("page 1 of ada")
@@ -143,8 +238,11 @@ def test_a_uri_that_is_typed_is_read_and_one_that_is_not_there_is_said_to_be_unk
 @requirement("APP-31", everywhere=True)
 def test_a_prompt_is_filled_in_and_its_messages_say_whose_they_are(see: Watched) -> None:
     see.go("prompts", "review")
+    see("field-lines").fill("0")
+    expect(see("problem-lines")).to_contain_text("0 is less than the minimum 1")
+    expect(see("missing")).to_have_text("Needs code.")
+    expect(see("run")).to_be_disabled()
     see("field-lines").fill("3")
-    expect(see("problems")).to_contain_text("required")
     see("field-code").fill("x = 1\ny = 2")
     see("field-style").select_option("long")
     expect(see("checked")).to_have_attribute("data-valid", "true")
@@ -191,11 +289,7 @@ def test_what_they_say_of_themselves_and_hold_stays_text(see: Watched) -> None:
     expect(see("detail").get_by_role("heading", level=2).first).to_have_text(HOSTILE)
     expect(see("result").locator("pre")).to_have_text(HOSTILE)
     read(see, JAVASCRIPT)
-    see("link").click()
-    box = see.page.get_by_role("dialog")
-    expect(box).to_contain_text("This cannot be opened here")
-    expect(box.get_by_test_id("open-url")).to_have_count(0)
-    see.page.keyboard.press("Escape")
+    expect(see("link")).to_have_attribute("href", re.compile("^#/resources/javascript%3A"))
     see.go("prompts", HOSTILE)
     expect(see("real-name")).to_have_text(HOSTILE)
     see("run").click()
@@ -203,8 +297,8 @@ def test_what_they_say_of_themselves_and_hold_stays_text(see: Watched) -> None:
     expect(see("said").nth(0).locator("pre")).to_have_text(HOSTILE)
     expect(see("said").nth(3).locator("pre")).to_have_text(HOSTILE)
     see("said").nth(2).get_by_test_id("link").click()
-    expect(box).to_contain_text("This cannot be opened here")
-    see.page.keyboard.press("Escape")
+    expect(see("real-name")).to_have_text(JAVASCRIPT)
+    see.page.go_back()
     see.page.get_by_test_id("story").click()
     expect(see.page.get_by_role("heading", level=1)).to_contain_text("<script>")
     see.go("now")
@@ -237,8 +331,8 @@ def test_a_scan_finds_nothing_grave(
     with window(chromium, served, link, **options) as see:
         see.page.add_script_tag(content=axe.read_text("utf-8"))
         see.go("resources", TEMPLATE)
-        see("field-name").fill("ada")
         see("field-page").fill("0")
+        see("field-name").fill("ada")
         expect(see("problem-page")).to_be_visible()
         assert see.page.evaluate(AXE) == []
         see.go("prompts", HOSTILE)

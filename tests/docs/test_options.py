@@ -27,7 +27,7 @@ CLASSES: list[tuple[Any, Any]] = [
     (ServerOptions, GuardOptions),
     (GuardOptions, None),
     (ToolOptions, None),
-    (ResourceOptions, None),
+    (ResourceOptions, PromptOptions),
     (PromptOptions, None),
     (HttpOptions, EndpointOptions),
     (EndpointOptions, None),

@@ -915,6 +915,57 @@ def test_what_a_rule_names_and_no_tool_has_is_pointed_out(given: Object, expecte
     assert [*lint_rules(Policy([rule("deny", "r", **given)]), KNOWN)] == expected
 
 
+@requirement("SRV-602", everywhere=True)
+@pytest.mark.parametrize(
+    ("pattern", "uri"),
+    [
+        ("file:///Übersicht/*", "file:///%C3%9Cbersicht/a"),
+        ("HTTPS://Example.com/*", "https://example.com/a"),
+        ("https://example.com/*", "https://Example.com/a"),
+        ("*://Example.COM/a", "https://example.com/a"),
+        ("note://ADA", "note://ADA"),
+        ("x://a%2db", "x://a-b"),
+        ("notes://plan,(v2)*", "notes://plan%2C%28v2%29.txt"),
+        ("notes://plan%2C%28v2%29", "notes://plan,(v2)"),
+        ("notes://R&D=1", "notes://R%26D%3D1"),
+        ("*/Übersicht/a", "file:///docs/%C3%9Cbersicht/a"),
+        ("search://x?q=a,b&n=1", "search://x?q=a%2Cb&n=1"),
+        ("file:///docs/{+path}", "file:///docs/{+path}"),
+    ],
+)
+def test_a_rule_means_a_uri_however_it_is_written(pattern: str, uri: str) -> None:
+    policy = Policy([rule("deny", uri=pattern)])
+    assert policy.decide(ALICE, Subject("resource", uri), {}, NOW).verdict == "deny"
+    assert policy.decide(ALICE, Subject("resource", f"other{uri[:-1]}"), {}, NOW).verdict == "allow"
+
+
+def test_characters_that_part_a_query_are_not_the_same_as_their_escapes() -> None:
+    policy = Policy([rule("allow", uri="x://f?a=1&b=2")], default="deny")
+    for uri, verdict in (("x://f?a=1&b=2", "allow"), ("x://f?a=1%26b%3D2", "deny"), ("x://f%3Fa=1&b=2", "deny")):
+        assert policy.decide(ALICE, Subject("resource", uri), {}, NOW).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_met"),
+    [
+        ("file:///docs/a/*", True),
+        ("file:///docs/a", True),
+        ("file:///d*", True),
+        ("*.md", True),
+        ("FILE:///docs/{+path}", True),
+        ("file:///doc/*", False),
+        ("file:///docs", False),
+        ("config://APP", True),
+        ("config://ap", False),
+        ("https://example.com/*", False),
+    ],
+)
+def test_a_uri_that_no_resource_and_no_template_has_is_pointed_out(pattern: str, is_met: bool) -> None:
+    subjects = [LintedSubject(each, frozenset(), {}, "resource") for each in ("file:///docs/{+path}", "config://app")]
+    warnings = [*lint_rules(Policy([rule("deny", "r", uri=pattern)]), subjects)]
+    assert [each.partition("'")[0] for each in warnings] == ([] if is_met else ["r: uri: "])
+
+
 def test_limits_and_cleaning_for_no_tool_are_pointed_out() -> None:
     rates = Rates(tools={"refun": ToolRate(concurrent=1), "cancel_*": ToolRate()})
     sanitize = Sanitize(tools={"free": ToolSanitize(), "mail_*": ToolSanitize()})
@@ -931,6 +982,14 @@ def test_limits_and_cleaning_for_no_tool_are_pointed_out() -> None:
         (lambda: rule("deny", tools=[1]), "rule 1: tools[0]: Expected `str`, got `int`"),
         (lambda: rule("deny", tools=["a?"]), "rule 1: tools: 'a?' is not a name, or one with `*`"),
         (lambda: rule("deny", "n", tools=[""]), "rule 1 (n): tools: '' is not a name"),
+        (lambda: rule("deny", uri="x://a b"), "rule 1: uri: 'x://a b': a space, a control or invisible character"),
+        (lambda: rule("deny", uri="docs/*"), "rule 1: uri: 'docs/*': not an absolute URI such as"),
+        (
+            lambda: rule("deny", uri=["x://*", "x://%zz*"]),
+            "rule 1: uri: 'x://%zz*': a % without two hexadecimal digits",
+        ),
+        (lambda: rule("deny", uri="x://{a"), "rule 1: uri: 'x://{a'"),
+        (lambda: rule("deny", uri=""), "rule 1: uri: ''"),
         (lambda: rule("deny", servers=["[ab]"]), "rule 1: servers: '[ab]' is not a name"),
         (lambda: rule("deny", principals=[5]), "rule 1: principals[0]: Expected `str`, got `int`"),
         (lambda: rule("deny", groups=["stuff"]), "rule 1: groups: unknown: 'stuff'; did you mean 'staff'?"),

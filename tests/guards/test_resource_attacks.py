@@ -367,6 +367,43 @@ async def test_a_link_that_is_swapped_in_while_reading_is_not_followed(revision:
         assert outcomes <= {"inside", str(NOT_FOUND[revision]), "-32603"}
 
 
+# Rules and other spellings
+
+
+@requirement("SRV-602", "SRV-741", "P-25")
+@pytest.mark.parametrize("verdict", ["deny", "hide", "ask"])
+@pytest.mark.parametrize("revision", ["2025-11-25", R5])
+async def test_no_spelling_of_a_file_gets_round_a_rule_about_its_uri(
+    revision: str, verdict: Any, tmp_path: Path, ran: Ran
+) -> None:
+    name = "plan,secret (R&D).txt"
+    (tmp_path / name).write_text(CANARY)
+    listing = Server("listing")
+    listing.add_files(tmp_path, uri="file:///docs/")
+    as_escaped = f"file:///docs/{quote(name, safe='')}"
+    signs = "(),&"
+    for pattern in (
+        listing.resources[0].uri,
+        as_escaped,
+        f"FILE:///docs/{quote(name, safe=signs)}",
+        "file:///docs/plan,*",
+    ):
+        rules = [Rule(verdict=verdict, uri=pattern)]
+        server = Server("ruled", policy=Policy(rules), approvals=Approvals(wait=0.02, round=0.005, by="operator"))
+        refresh = server.add_files(tmp_path, uri="file:///docs/", pattern="*.txt")
+        async with Peer(server, revision=revision) as peer:
+            ran(revision, "memory")
+            for is_listed in (True, False):
+                if not is_listed:
+                    server.remove(server.resources[0].uri, kind="resource")
+                for count in range(len(signs) + 1):
+                    for safe in itertools.combinations(signs, count):
+                        uri = f"file:///docs/{quote(name, safe=''.join(safe))}"
+                        answer = await insist(peer, "resources/read", {"uri": uri})
+                        assert code(answer) == (NOT_FOUND[revision] if verdict == "hide" else 403), uri
+        refresh()
+
+
 # Subscription floods
 
 

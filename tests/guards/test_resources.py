@@ -102,7 +102,8 @@ ARGUED: list[tuple[str, Object, str, int]] = [  # the request, and what it says,
     ("resources/read", {"uri": "page://private/1"}, "", -1),
     ("resources/read", {"uri": "page://privat%65/1"}, "", -1),
     ("resources/read", {"uri": "PAGE://private/1"}, "", -1),
-    ("resources/read", {"uri": "page://Private/1"}, "Private 1", 0),
+    ("resources/read", {"uri": "page://Private/1"}, "", -1),  # a host has no case
+    ("resources/read", {"uri": "page://Public/1"}, "Public 1", 0),
     ("prompts/get", {"name": "pay", "arguments": {"amount": "100"}}, "pay 100", 0),
     ("prompts/get", {"name": "pay", "arguments": {"amount": "101"}}, "", 403),
 ]

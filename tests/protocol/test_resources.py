@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
+import os
 import re
+import threading
+from collections import Counter
+from contextlib import suppress
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -16,6 +25,7 @@ from hypothesis import given, settings, strategies as st
 from checks import LISTS
 from handrail import Principal, SchemaError, Server
 from handrail.testing import Peer
+from patience import cpu_of
 from requirements import requirement
 from servers_calling import failure, said
 from servers_resources import (
@@ -506,6 +516,105 @@ async def test_a_file_that_is_too_large_or_gone_is_an_error(open_wire: Open) -> 
     assert (await read(wire, f"file:///docs/{name}"))["error"]["code"] == NOT_FOUND[wire.revision]
 
 
+ODD_NAMES = ["plan,secret (v2).txt", "R&D=1", "a+b;c", "it's!$", "a*b", "a@b:", "100%", "ü~", "a?#", "a[1]{2}", "%2C"]
+
+
+@requirement("SRV-705", "SRV-707", everywhere=True)
+@pytest.mark.parametrize("base", ["file:///docs/", "HTTPS://Example.com/docs/"])
+async def test_a_file_is_listed_under_the_uri_that_every_spelling_of_it_reads(tmp_path: Path, base: str) -> None:
+    server = Server("odd")
+    refresh = server.add_files(tmp_path, uri=base)
+    for name in ODD_NAMES:
+        (tmp_path / name).write_text(name)
+    names = set()
+    async with Peer(server, revision=R4) as peer:
+        for _ in range(2):  # first they are not listed, and the template reads them
+            for name in ODD_NAMES:
+                for path in (
+                    quote(name, safe=""),
+                    quote(name, safe="/:@!$&'()*+,;="),
+                    quote(name, safe="(,").replace("%2C", "%2c"),
+                ):
+                    answer = await peer.request("resources/read", {"uri": base.lower() + path})
+                    assert text_of(answer) == name
+                    names.add((name, answer["result"]["contents"][0]["uri"]))
+            refresh()
+    assert names == {(each.name, each.uri) for each in server.resources}
+    with pytest.raises(SchemaError, match="what all URIs begin with"):  # that would be a host, for which A is a
+        server.add_files(tmp_path, uri="docs://")
+
+
+@requirement("SRV-705", everywhere=True)
+def test_one_odd_file_does_not_keep_a_folder_from_being_listed(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    deep = docs.joinpath(*["ü" * 100] * 4)
+    deep.mkdir(parents=True)
+    (deep / "too-long-for-a-uri.txt").write_text("x")
+    for at in range(500):
+        (docs / f"{at}.txt").write_text("x")
+    stop = threading.Event()
+
+    def exchange() -> None:  # what was there for the scan is gone a moment later
+        while not stop.is_set():
+            for at in range(500):
+                with suppress(OSError):
+                    (docs / f"{at}.txt").unlink()
+                    (docs / f"{at}.txt").write_text("x")
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        for at in range(20):
+            Server("busy").add_files(docs, uri=f"file:///{at}/")
+    finally:
+        stop.set()
+        thread.join()
+    server = Server("calm")
+    server.add_files(docs)
+    assert {each.name for each in server.resources} == {f"{at}.txt" for at in range(500)}
+
+
+@requirement("SRV-707", "SRV-708", everywhere=True)
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EMFILE, errno.EIO])
+async def test_a_file_that_cannot_be_read_is_not_one_that_is_not_there(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    server, opens = Server("broken"), os.open
+    server.add_files(tmp_path, uri="file:///docs/")
+
+    def fails(path: Any, *flags: Any, **options: Any) -> int:
+        if path == "a.txt":
+            raise OSError(number, os.strerror(number), str(tmp_path / path))
+        return opens(path, *flags, **options)
+
+    async with Peer(server, revision=R4) as peer:
+        monkeypatch.setattr(os, "open", fails)
+        error = (await peer.request("resources/read", {"uri": "file:///docs/a.txt"}))["error"]
+    assert error["code"] == (-32002 if number in (errno.ENOENT, errno.ELOOP) else -32603)
+    assert str(tmp_path) not in json.dumps(error) and os.strerror(number) not in json.dumps(error)
+
+
+@requirement("SRV-713", everywhere=True)
+def test_the_files_of_a_folder_are_one_change_of_the_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for at in range(50):
+        (tmp_path / f"{at}.txt").write_text("x")
+    server, changes = Server("many"), Counter[str]()
+    server.resource("file:///docs/0.txt")(answering("mine"))
+    server.engine.resources.watchers.append(lambda: changes.update(["list"]))
+    refresh = server.add_files(tmp_path, uri="file:///docs/")
+    assert (len(server.resources), changes["list"]) == (50, 1)
+    assert "not listed: resource 'file:///docs/0.txt' exists already" in caplog.text
+    server.disable("file:///docs/49.txt", kind="resource")
+    changes.clear()
+    for at in range(30):
+        (tmp_path / f"{at}.txt").unlink()
+    (tmp_path / "49.txt").write_text("longer")
+    refresh()
+    assert changes["list"] == 1
+    assert {each.name for each in server.resources} == {"answers", *(f"{at}.txt" for at in range(30, 49))}
+
+
 def _escapes(where: str) -> list[str]:
     """URIs that mean what is not in the folder, or nothing; `where` is the folder above it."""
     base = "file:///docs/"
@@ -642,6 +751,103 @@ async def test_a_static_uri_wins_and_then_the_template_that_says_most(open_wire:
         assert text_of(await read(wire, uri)) == template, uri
 
 
+@requirement("SRV-709", everywhere=True)
+@pytest.mark.parametrize("static", ["x://a,b", "x://a%2Cb", "X://A%2cB"])
+async def test_a_static_uri_wins_however_it_is_written_and_also_when_it_is_off(static: str) -> None:
+    server = Server("both")
+    server.resource("x://{a}")(taking_a("template"))
+    server.resource("x://{+a}")(taking_a("template"))
+    server.resource(static)(answering("static"))
+    async with Peer(server, revision=R4) as peer:
+
+        async def reads() -> set[Json]:
+            uris = ("x://a,b", "x://a%2Cb", "X://a%2cb", "x://%61,b")
+            answers = [await peer.request("resources/read", {"uri": uri}) for uri in uris]
+            return {answer["error"]["code"] if "error" in answer else text_of(answer) for answer in answers}
+
+        assert await reads() == {"static"}
+        server.disable(server.resources[0].uri, kind="resource")
+        assert await reads() == {-32002}
+        server.enable("x://a,b", kind="resource")
+        server.engine.resources.switch("x://a,b", on=False)
+        assert await reads() == {-32002}
+        server.remove("x://a,b", kind="resource")
+        assert await reads() == {-32002}  # an operator's switch outlives the entry
+        server.engine.resources.switch("x://a,b", on=True)
+        assert await reads() == {"template"}
+
+
+@requirement("SRV-709", "SRV-713", everywhere=True)
+async def test_what_is_off_in_an_included_server_is_not_read_by_a_template(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    inner, outer = Server("inner"), Server("outer")
+    inner.add_files(tmp_path, uri="file:///docs/")
+    inner.resource("file:///docs/private/{a}")(taking_a("private"))
+    outer.include(inner)
+    async with Peer(outer, revision=R4) as peer:
+        for name, uri in (("file:///docs/a.txt",) * 2, ("file:///docs/private/{a}", "file:///docs/private/x")):
+            inner.disable(name, kind="resource")
+            assert (await peer.request("resources/read", {"uri": uri}))["error"]["code"] == -32002
+            inner.enable(name, kind="resource")
+            assert "result" in await peer.request("resources/read", {"uri": uri})
+
+
+@requirement("SRV-709", everywhere=True)
+async def test_a_conflict_with_an_included_server_is_logged_and_hinders_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inner, outer, third = Server("inner"), Server("outer"), Server("third")
+    outer.resource("n://{a}")(taking_a("outer"))
+    third.resource("n://{b}")(answering_b)
+    with pytest.raises(SchemaError, match=r"n://\{a\}' matches the same URIs"):
+        outer.include(third)
+    outer.include(inner)
+    other = Server("another")
+    other.include(inner)
+    outer.resource("c://x")(answering("outer"))
+    async with Peer(inner, revision=R4) as peer:
+        for uri, function in (("c://x", answering("inner")), ("n://{b}", answering_b), ("c://y", answering("inner"))):
+            inner.resource(uri)(function)
+        assert await peer.notice(CHANGED["resource"])
+    assert "not included: resource 'c://x' exists already" in caplog.text
+    assert "not included: resource 'n://{b}': 'n://{a}' matches the same URIs" in caplog.text
+    assert ([each.uri for each in outer.resources], len(outer.templates)) == (["c://x", "c://y"], 1)
+    assert ([each.uri for each in other.resources], len(other.templates)) == (["c://x", "c://y"], 1)
+
+
+@requirement("SRV-713", everywhere=True)
+def test_watchers_are_called_in_their_order_and_one_that_fails_hinders_no_other() -> None:
+    server, order = Server("watched"), list[int]()
+
+    def watch(at: int) -> None:
+        order.append(at)
+        if at % 2:
+            raise OSError("closed")
+
+    server.engine.prompts.watchers += [partial(watch, at) for at in range(20)]
+    server.prompt("p")(answering("x"))
+    assert order == [*range(20)]
+
+
+async def answering_b(b: str) -> str:
+    return b
+
+
+@requirement("SRV-709", "P-30", everywhere=True)
+def test_a_template_of_another_scheme_costs_next_to_nothing() -> None:
+    uri, costs = f"one://{'p/' * 900}x", []
+    for others in (0, 400):
+        server = Server("large")
+        server.resource("one://{+a}")(taking_a("x"))
+        for at in range(others):
+            server.resource(f"t{at}://{{+a}}")(taking_a("x"))
+        before = cpu_of(os.getpid())
+        for _ in range(300):
+            assert server.engine.find("resource", uri)[0] is not None
+        costs.append(cpu_of(os.getpid()) - before)
+    assert costs[1] < 10 * costs[0]
+
+
 @requirement("SRV-709")
 @everywhere()
 async def test_a_second_template_of_a_shape_is_refused_while_the_server_runs(open_wire: Open) -> None:
@@ -681,6 +887,42 @@ def test_a_uri_or_template_that_can_never_be_read_is_refused_at_registration(uri
         server.resource(uri)(function)
     assert uri in str(caught.value)
     assert server.resources == [] and server.templates == []
+
+
+@requirement("SRV-709", "SRV-602", everywhere=True)
+@pytest.mark.parametrize(
+    "kind", [UUID, datetime, timedelta, Decimal, bytes, list[int], Object, UUID | None, float | str]
+)
+def test_a_variable_whose_values_have_several_spellings_is_refused_at_registration(kind: Any) -> None:
+    def function(a: Any) -> str:
+        return str(a)
+
+    function.__annotations__["a"] = kind
+    server = Server("strict")
+    with pytest.raises(SchemaError, match=r"'a': a value of its type can be written in several ways.*take a str"):
+        server.resource("x://{a}")(function)
+    for at, plain in enumerate((str, int, float, bool, date, int | None, date | None)):
+        function.__annotations__["a"] = plain
+        server.resource(f"x{at}://{{a}}")(function)
+
+
+@requirement("SRV-702", everywhere=True)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"size": -7}, "size: -7 is not a number of bytes"),
+        ({"size": True}, "size: "),
+        ({"annotations": {"priority": 7}}, "annotations.priority: 7 is not a number from 0 to 1"),
+        ({"annotations": {"audience": "everyone"}}, "annotations.audience: 'everyone' is not a list of"),
+        ({"annotations": {"lastModified": 3}}, "annotations.lastModified: 3 is not an ISO 8601 time"),
+        ({"mime_type": 5}, "mime_type: "),
+    ],
+)
+def test_what_no_client_would_accept_in_a_list_is_refused_at_registration(options: Any, text: str) -> None:
+    server = Server("strict")
+    with pytest.raises((SchemaError, TypeError), match=re.escape(f"resource 'x://a': {text}")):
+        server.resource("x://a", **options)(answering("x"))
+    assert server.resources == []
 
 
 @requirement("SRV-709", everywhere=True)

@@ -178,7 +178,8 @@ export interface ToolInfo extends Listed {
 
 /** GET api/catalog/resources|prompts?as=WHO&scopes=a,b&revision=R: what this caller would see. */
 export interface CatalogView extends Viewed {
-  entries: CatalogEntry[];
+  resources?: CatalogEntry[]; // one of the two
+  prompts?: CatalogEntry[];
 }
 
 export interface CatalogEntry extends Listed {
@@ -221,6 +222,7 @@ export interface Checked {
   verdict: string;
   rule: string;
   uri?: string; // of the resource that would be read
+  entry?: string; // the name of what reads it: that URI, or a template
 }
 
 /** POST api/try {tool | resource | prompt, arguments, revision} → {id}  role call. What happens comes as events "try". */
@@ -268,10 +270,11 @@ export interface Noted {
 export type Block = (
   | { type: "text"; text: string; bytes: number; cut: boolean; notes: Noted }
   | { type: "image" | "audio"; mime: string; data: string; bytes: number; cut: boolean; playable: boolean; notes: Noted }
-  | { type: "link"; uri: string; name: string; title: string; description: string; mime: string; size?: number; notes: Noted }
-  | { type: "resource"; uri: string; mime: string; text?: string; data?: string; bytes: number; cut: boolean; playable?: boolean; notes: Noted }
+  | { type: "link"; uri: string; readable: boolean; name: string; title: string; description: string; mime: string; size?: number; notes: Noted }
+  | { type: "resource"; uri: string; readable: boolean; mime: string; text?: string; data?: string; bytes: number; cut: boolean; playable?: boolean; notes: Noted }
   | { type: "other"; json: Json; notes: Noted }
 ) & { role?: string }; // of a prompt: whose message it is
+// readable: the server has a resource at the URI: it has a page here
 // cut: more than 64 KB of text (1 MB of a picture): GET api/calls/ID/blocks/INDEX gives all of it, as a download
 
 export interface Approval {

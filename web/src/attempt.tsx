@@ -1,4 +1,4 @@
-// What is run from this page, and what came of it. It goes on while other screens are looked at: an approval may be needed there.
+// A run from this page, and its outcome. It continues while other screens are open: an approval may be needed there.
 
 import type { CallError, JsonObject, Progress, Question, Result, TryEvent } from "./api";
 import { at, me, post } from "./api-client";
@@ -10,8 +10,8 @@ import { link } from "./route";
 import { short } from "./schema";
 import { Bar, Button, duration, Elapsed, Empty, Fold, Notice, Panel, Shown, State, useAction } from "./ui";
 
-/** What a run asks for: a tool, a resource (a URI, or a template with its variables in `arguments`), or a prompt. */
-export interface Asked {
+/** What is run: a tool, a resource (a URI, or a template with its variables in `arguments`), or a prompt. */
+export interface RunRequest {
   tool?: string;
   resource?: string;
   prompt?: string;
@@ -21,7 +21,7 @@ export interface Asked {
 
 interface Attempt {
   id: string;
-  name: string; // of what was asked for
+  name: string; // of the tool, resource or prompt
   place: string; // the address of its page
   began: number;
   progress?: Progress;
@@ -29,7 +29,7 @@ interface Attempt {
   question?: { key: string; question: Question };
   aside: boolean; // the question was put aside
   cancelling: boolean;
-  lost: boolean; // the stream broke while it ran: how it ended was not heard
+  lost: boolean; // the stream broke while it ran: its outcome is unknown
   done?: { seconds: number; call: string; result?: Result; error?: CallError };
 }
 
@@ -38,46 +38,46 @@ const MAX_EARLY = 200;
 
 export const attempt = new Cell<Attempt | null>(null);
 
-/** Whether another one can begin. */
-export const isGoing = (it: Attempt | null): boolean => !!it && !it.done && !it.lost;
-let early: TryEvent[] = []; // what was heard before the server had said which one it is about
+/** Whether no other one can begin. */
+export const isRunning = (run: Attempt | null): boolean => !!run && !run.done && !run.lost;
+let early: TryEvent[] = []; // events that came before the id of the run
 
 onTry((event) => {
   if (attempt.value?.id === event.id) take(event);
   else early = [...early.slice(1 - MAX_EARLY), event];
 });
 stream.watch(() => {
-  const it = attempt.value;
-  if (stream.value === "lost" && it && !it.done) attempt.set({ ...it, lost: true });
+  const run = attempt.value;
+  if (stream.value === "lost" && run && !run.done) attempt.set({ ...run, lost: true });
 });
 
 function take(event: TryEvent): void {
-  const it = attempt.value!;
-  if (event.kind === "progress") attempt.set({ ...it, progress: event.progress });
-  else if (event.kind === "log") attempt.set({ ...it, logs: [...it.logs.slice(1 - MAX_LOGS), { level: event.level, text: event.text }] });
-  else if (event.kind === "question") attempt.set({ ...it, question: { key: event.key, question: event.question }, aside: false });
-  else attempt.set({ ...it, question: undefined, done: event });
+  const run = attempt.value!;
+  if (event.kind === "progress") attempt.set({ ...run, progress: event.progress });
+  else if (event.kind === "log") attempt.set({ ...run, logs: [...run.logs.slice(1 - MAX_LOGS), { level: event.level, text: event.text }] });
+  else if (event.kind === "question") attempt.set({ ...run, question: { key: event.key, question: event.question }, aside: false });
+  else attempt.set({ ...run, question: undefined, done: event });
 }
 
-export async function begin(asked: Asked, place: string): Promise<void> {
+export async function begin(request: RunRequest, place: string): Promise<void> {
   early = [];
-  const { id } = await post<{ id: string }>(at("try"), asked);
-  const name = asked.tool ?? asked.resource ?? asked.prompt ?? "";
+  const { id } = await post<{ id: string }>(at("try"), request);
+  const name = request.tool ?? request.resource ?? request.prompt ?? "";
   attempt.set({ id, name, place, began: now(), logs: [], aside: false, cancelling: false, lost: false });
   for (const event of early) if (event.id === id) take(event);
   early = [];
   if (matchMedia("(max-width: 900px)").matches) requestAnimationFrame(() => document.querySelector(".outcome")?.scrollIntoView({ block: "nearest" }));
 }
 
-/** What became of what was run at this place, or what to do. */
+/** The outcome of the run at this place, or what to do. */
 export function Outcome({ place, title, todo }: { place: string; title: string; todo: string }) {
   const { who } = use(me)!;
   const last = use(attempt);
-  const it = last?.place === place ? last : null;
-  if (!it)
+  const run = last?.place === place ? last : null;
+  if (!run)
     return (
       <Panel title="Result" class="outcome">
-        {isGoing(last) ? (
+        {isRunning(last) ? (
           <Empty icon="run" title="Another call is under way">
             <a href={last!.place}>
               Look at <Shown text={short(last!.name, 80)} />
@@ -92,10 +92,10 @@ export function Outcome({ place, title, todo }: { place: string; title: string; 
         )}
       </Panel>
     );
-  const done = it.done;
-  const answer = async (said: { action: string; content?: JsonObject }) => {
-    await post(at("try", it.id, "answer"), { key: it.question!.key, ...said });
-    if (attempt.value?.id === it.id) attempt.set({ ...attempt.value, question: undefined });
+  const done = run.done;
+  const answer = async (decision: { action: string; content?: JsonObject }) => {
+    await post(at("try", run.id, "answer"), { key: run.question!.key, ...decision });
+    if (attempt.value?.id === run.id) attempt.set({ ...attempt.value, question: undefined });
   };
   return (
     <Panel
@@ -114,9 +114,9 @@ export function Outcome({ place, title, todo }: { place: string; title: string; 
               )}
             </>
           ) : (
-            !it.lost && (
+            !run.lost && (
               <>
-                <State of={it.cancelling ? "cancelling" : "running"} testid="outcome" /> <Elapsed since={it.began} />
+                <State of={run.cancelling ? "cancelling" : "running"} testid="outcome" /> <Elapsed since={run.began} />
               </>
             )
           )}
@@ -124,29 +124,29 @@ export function Outcome({ place, title, todo }: { place: string; title: string; 
       }
     >
       <div class="stack">
-        {!done && <Going it={it} />}
-        {it.question && it.aside && (
+        {!done && <Running run={run} />}
+        {run.question && run.aside && (
           <Notice
             tone="info"
             title={
               <>
-                <Shown text={it.question.question.server} max={80} /> waits for your answer.
+                <Shown text={run.question.question.server} max={80} /> waits for your answer.
               </>
             }
           >
-            <Button small testid="question-again" onClick={() => attempt.set({ ...it, aside: false })}>
+            <Button small testid="question-again" onClick={() => attempt.set({ ...run, aside: false })}>
               Answer it
             </Button>
           </Notice>
         )}
-        {it.question && !it.aside && (
-          <Ask key={it.question.key} question={it.question.question} answer={answer} aside={() => attempt.set({ ...it, aside: true })} />
+        {run.question && !run.aside && (
+          <Ask key={run.question.key} question={run.question.question} answer={answer} aside={() => attempt.set({ ...run, aside: true })} />
         )}
         {done?.result && <ResultView result={done.result} call={done.call} />}
         {done?.error && <Refusal error={done.error} />}
-        {it.logs.length > 0 && (
-          <Fold title={`Log (${it.logs.length})`} open={!done || it.logs.length < 20}>
-            <Lines label="Log" testid="logs" of={it.logs.map(({ level, text }) => ["", <LogLevel of={level} />, text])} />
+        {run.logs.length > 0 && (
+          <Fold title={`Log (${run.logs.length})`} open={!done || run.logs.length < 20}>
+            <Lines label="Log" testid="logs" of={run.logs.map(({ level, text }) => ["", <LogLevel of={level} />, text])} />
           </Fold>
         )}
       </div>
@@ -161,17 +161,17 @@ function outcomeOf(done: NonNullable<Attempt["done"]>): string {
   return done.result?.is_error ? "tool_error" : "ok";
 }
 
-function Going({ it }: { it: Attempt }) {
-  const row = use(running).find((each) => each.from === `console ${it.id}`);
+function Running({ run }: { run: Attempt }) {
+  const row = use(running).find((each) => each.from === `console ${run.id}`);
   const [cancel, busy] = useAction(async () => {
-    await post(at("try", it.id, "cancel"));
-    if (attempt.value?.id === it.id) attempt.set({ ...attempt.value, cancelling: true });
+    await post(at("try", run.id, "cancel"));
+    if (attempt.value?.id === run.id) attempt.set({ ...attempt.value, cancelling: true });
   });
-  if (it.lost)
+  if (run.lost)
     return (
-      <Notice tone="warn" title="How it ended was not heard">
+      <Notice tone="warn" title="Its outcome is unknown">
         <p>
-          The connection to the server broke while the call ran. It may have gone on: look under <a href="#/now">Now</a>.
+          The connection to the server broke while the call ran. It may have continued: look under <a href="#/now">Now</a>.
         </p>
         <Button small onClick={() => attempt.set(null)}>
           Put it aside
@@ -180,15 +180,15 @@ function Going({ it }: { it: Attempt }) {
     );
   return (
     <div class="trial" data-testid="going">
-      <Bar done={it.progress?.done ?? 0} total={it.progress?.total} label="Progress" />
+      <Bar done={run.progress?.done ?? 0} total={run.progress?.total} label="Progress" />
       <p class="trial-text" data-testid="progress">
-        {it.progress ? (
+        {run.progress ? (
           <>
             <span class="num">
-              {it.progress.done}
-              {it.progress.total === undefined ? "" : ` of ${it.progress.total}`}
+              {run.progress.done}
+              {run.progress.total === undefined ? "" : ` of ${run.progress.total}`}
             </span>{" "}
-            {it.progress.message && <Shown text={it.progress.message} max={300} />}
+            {run.progress.message && <Shown text={run.progress.message} max={300} />}
           </>
         ) : (
           "It runs."
@@ -199,8 +199,8 @@ function Going({ it }: { it: Attempt }) {
           <a href={link("approve", row.approval ?? "")}>Look at it under Approve</a>
         </Notice>
       )}
-      <Button icon="stop" kind="danger" small busy={busy} disabled={it.cancelling} onClick={cancel} testid="cancel-try">
-        {it.cancelling ? "Cancel requested" : "Cancel"}
+      <Button icon="stop" kind="danger" small busy={busy} disabled={run.cancelling} onClick={cancel} testid="cancel-try">
+        {run.cancelling ? "Cancel requested" : "Cancel"}
       </Button>
     </div>
   );

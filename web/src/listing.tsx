@@ -1,31 +1,188 @@
-// What the lists of tools, resources and prompts have in common.
+// What the screens of tools, resources and prompts have in common: a list as one caller sees it, and one entry of it.
 
 import type { ComponentChildren } from "preact";
+import { useEffect } from "preact/hooks";
 import type { Listed, Viewed } from "./api";
-import { may, post } from "./api-client";
-import { link } from "./route";
-import { Ago, count, duration, Facts, Icon, Notice, Pill, plain, Shown, State, useAction } from "./ui";
+import { at, get, may, post } from "./api-client";
+import { use } from "./cell";
+import { runsEnded, toolsChanged } from "./live";
+import { go, link, route } from "./route";
+import { short } from "./schema";
+import { Ago, Button, Copy, count, duration, Empty, Facts, Go, Icon, many, Notice, Pill, plain, Problem, Shown, State, useAction, useData } from "./ui";
 
-const PARTS: { [screen: string]: string } = { tools: "Tools", resources: "Resources", prompts: "Prompts" };
+export type Catalog = "tools" | "resources" | "prompts";
+export type Query = { [name: string]: string };
 
-/** The name of a list, and the way to the others, seen as the same caller. */
-export function Parts({ at, asked }: { at: string; asked: { [name: string]: string } }) {
+const TITLES: { [catalog in Catalog]: string } = { tools: "Tools", resources: "Resources", prompts: "Prompts" };
+const ADD = { tools: "@server.tool", resources: '@server.resource("notes://{name}")', prompts: "@server.prompt" };
+const CALLS = {
+  tools: { title: "Calls", ran: (n: number) => `${count(n)} run`, never: "never called" },
+  resources: { title: "Reads", ran: (n: number) => many(n, "read"), never: "never read" },
+  prompts: { title: "Uses", ran: (n: number) => many(n, "use"), never: "never used" },
+};
+
+interface ScreenProps<View, Entry> {
+  catalog: Catalog;
+  summary?: (view: View, caller: Query) => ComponentChildren;
+  notices?: (view: View, caller: Query) => ComponentChildren; // above the list
+  row: (entry: Entry, to: string, current: boolean) => ComponentChildren;
+  detail: (entry: Entry, view: View) => ComponentChildren;
+  unlisted: (name: string, view: View) => ComponentChildren; // where no entry is chosen, or none of that name is there
+}
+
+/** One of the three lists, the ways to the others, and the entry that the address names. */
+export function CatalogScreen<Entry extends Listed, View extends Viewed & { [catalog in Catalog]?: Entry[] }>({ catalog, summary, notices, row, detail, unlisted }: ScreenProps<View, Entry>) {
+  const place = use(route);
+  const caller: Query = Object.fromEntries(["as", "scopes", "revision"].map((name) => [name, place.query.get(name) ?? ""]));
+  const words = place.query.get("q") ?? "";
+  const path = catalog === "tools" ? at("tools") : at("catalog", catalog);
+  const { data, failure, again } = useData((signal) => get<View>(path, caller, signal), [use(toolsChanged), use(runsEnded), ...Object.values(caller)]);
+  const to = (name: string, query: Query = {}) => link(catalog, name, { ...caller, q: words, ...query });
+  useEffect(() => {
+    if (matchMedia("(max-width: 900px)").matches) window.scrollTo(0, 0); // the list gives way to the entry
+  }, [place.name]);
+  if (!data) return failure ? <Problem of={failure} again={again} /> : <Empty icon={catalog} title={`Looking which ${catalog} there are…`} />;
+  const entries = data[catalog] ?? [];
+  const wanted = words.trim().toLowerCase();
+  const shown = entries.filter((each) => `${each.name} ${each.title} ${each.description} ${each.tags.join(" ")}`.toLowerCase().includes(wanted));
+  const entry = entries.find((each) => each.name === place.name);
   return (
     <>
-      <h1>{PARTS[at]}</h1>
+      <h1 class="unseen">{TITLES[catalog]}</h1>
       <nav class="parts" aria-label="What the server offers">
-        {Object.entries(PARTS).map(([screen, word]) => (
-          <a class="chip" href={link(screen, "", asked)} aria-current={screen === at ? "page" : undefined} data-testid={`part-${screen}`} key={screen}>
-            {word}
+        {(Object.keys(TITLES) as Catalog[]).map((each) => (
+          <a class="part" href={link(each, "", caller)} aria-current={each === catalog ? "page" : undefined} data-testid={`part-${each}`} key={each}>
+            <Icon name={each} size={18} /> {TITLES[each]}
           </a>
         ))}
       </nav>
+      <div class={place.name ? "catalog chosen" : "catalog"}>
+        <div class="title">
+          <span class="grow">
+            <input
+              type="search"
+              placeholder={`Search ${catalog}`}
+              aria-label={`Search ${catalog}`}
+              value={words}
+              onInput={(event) => go(to(place.name, { q: event.currentTarget.value }), true)}
+            />
+          </span>
+          <Pickers view={data} set={(query) => go(to(place.name, query), true)} />
+        </div>
+        {failure !== undefined && <Problem of={failure} again={again} />}
+        <div class="summary" data-testid="summary">
+          <span>
+            <Shown in="strong" text={data.as} max={60} /> sees <strong>{entries.filter((each) => each.exposed).length}</strong> of {entries.length} {catalog}
+          </span>
+          {summary?.(data, caller)}
+        </div>
+        {notices?.(data, caller)}
+        {!entries.length ? (
+          <Empty icon={catalog} title={`The server has no ${catalog}`}>
+            Add one with <code>{ADD[catalog]}</code>, and it appears here at once.
+          </Empty>
+        ) : (
+          <div class="tools">
+            <ul class="tool-list" aria-label={`${catalog === "resources" ? "Resources and templates" : TITLES[catalog]}, in the order of the wire`}>
+              {shown.map((each) => row(each, to(each.name), each === entry))}
+              {!shown.length && (
+                <li>
+                  <Empty icon="search" title={`None of the ${catalog} matches`}>
+                    <Button onClick={() => go(to(place.name, { q: "" }), true)}>Show all</Button>
+                  </Empty>
+                </li>
+              )}
+            </ul>
+            <div class="tool-detail">
+              {place.name && (
+                <Go to={to("")} kind="back" icon="back" testid="back">
+                  Back to the list
+                </Go>
+              )}
+              {entry ? detail(entry, data) : unlisted(place.name, data)}
+            </div>
+          </div>
+        )}
+      </div>
     </>
   );
 }
 
+interface RowProps {
+  entry: Listed;
+  catalog: Catalog;
+  title: string;
+  to: string;
+  current: boolean;
+  marks: ComponentChildren;
+  facts: string[];
+  switchAt: string; // the address that switches it on and off
+  testid: string;
+}
+
+/** One entry of a list. The whole row leads to it. */
+export function Row({ entry, catalog, title, to, current, marks, facts, switchAt, testid }: RowProps) {
+  return (
+    <li class={`tool ${entry.exposed ? "" : "not-exposed"}`} data-testid={testid} data-exposed={entry.exposed}>
+      <Face of={entry} title={title} />
+      <div class="tool-text">
+        <a class="tool-link" href={to} aria-current={current ? "true" : undefined}>
+          <Shown in="strong" text={short(title, 80)} /> {title !== entry.name && <Shown in="code" text={short(entry.name, 120)} />}
+        </a>
+        <div class="row tight">
+          <Verdict of={entry} />
+          {marks}
+          <Warnings of={entry} />
+        </div>
+        <Hidden of={entry} />
+        <p class="muted fine num">
+          {facts.map((each) => (
+            <span key={each}>
+              <Shown text={each} max={60} line /> ·{" "}
+            </span>
+          ))}
+          <Counts of={entry} catalog={catalog} />
+        </p>
+      </div>
+      <Switch of={entry} to={switchAt} />
+    </li>
+  );
+}
+
+/** The title of an entry and its name, once where they are the same. */
+export function Headline({ entry, title, noun, children }: { entry: Listed; title: string; noun: string; children?: ComponentChildren }) {
+  const name = (
+    <span data-testid="real-name">
+      <Shown text={entry.name} max={400} />
+    </span>
+  );
+  const copy = <Copy text={entry.name} label={`Copy the ${noun}`} />;
+  return (
+    <div class="detail-head">
+      <Face of={entry} title={title} size={32} />
+      <div class="grow">
+        {title === entry.name ? (
+          <span class="with-copy">
+            <h2 class="detail-title">{name}</h2>
+            {copy}
+          </span>
+        ) : (
+          <>
+            <Shown in="h2.detail-title" text={title} max={200} />
+            <span class="with-copy">
+              <code>{name}</code>
+              {copy}
+            </span>
+          </>
+        )}
+      </div>
+      {children}
+    </div>
+  );
+}
+
 /** Whose view it is: a caller, its scopes and a revision. */
-export function Pickers({ view, set }: { view: Viewed; set: (query: { [name: string]: string }) => void }) {
+function Pickers({ view, set }: { view: Viewed; set: (query: Query) => void }) {
   return (
     <div class="pickers">
       <label>
@@ -81,12 +238,12 @@ export function Pickers({ view, set }: { view: Viewed; set: (query: { [name: str
 const percent = (part: number): string => `${part < 0.1 ? (100 * part).toFixed(1) : Math.round(100 * part)} %`;
 
 /** Calls that ran, failed and were refused, apart. */
-export function Counts({ of }: { of: Listed }) {
+function Counts({ of, catalog }: { of: Listed; catalog: Catalog }) {
   const ran = of.calls - of.refused;
-  if (!of.calls) return <>never called</>;
+  if (!of.calls) return <>{CALLS[catalog].never}</>;
   return (
     <>
-      {count(ran)} run
+      {CALLS[catalog].ran(ran)}
       {ran > 0 && (
         <>
           {" · "}
@@ -103,7 +260,7 @@ export function Counts({ of }: { of: Listed }) {
 }
 
 /** Switches an entry on or off; `to` is the address of that. */
-export function Switch({ of: entry, to }: { of: Listed; to: string }) {
+function Switch({ of: entry, to }: { of: Listed; to: string }) {
   const [flip, busy] = useAction(() => post(to, { on: !entry.on }));
   return (
     <button
@@ -127,8 +284,8 @@ export function Switch({ of: entry, to }: { of: Listed; to: string }) {
   );
 }
 
-/** Why the caller does not see it, in its row. */
-export function Hidden({ of }: { of: Listed }) {
+/** Why the caller does not see an entry, in its row. */
+function Hidden({ of }: { of: Listed }) {
   if (of.exposed) return null;
   return (
     <p class="fine hidden-why" data-testid={`hidden-${of.name}`}>
@@ -142,7 +299,7 @@ export function Hidden({ of }: { of: Listed }) {
 }
 
 /** What the rules say, in its row. */
-export function Verdict({ of }: { of: Listed }) {
+function Verdict({ of }: { of: Listed }) {
   return (
     <span data-testid={`verdict-${of.name}`} class="row tight">
       <State of={of.verdict} />
@@ -155,7 +312,7 @@ export function Verdict({ of }: { of: Listed }) {
   );
 }
 
-export function Warnings({ of }: { of: Listed }) {
+function Warnings({ of }: { of: Listed }) {
   if (!of.warnings.length) return null;
   return (
     <Pill tone="warn" icon="warn" title={plain(of.warnings.join("\n"))}>
@@ -164,7 +321,7 @@ export function Warnings({ of }: { of: Listed }) {
   );
 }
 
-/** Why the caller does not see it, and what is odd about it, beside the rest of it. */
+/** Why the caller does not see an entry, and the warnings about it. */
 export function Caution({ of }: { of: Listed }) {
   return (
     <>
@@ -182,8 +339,8 @@ export function Caution({ of }: { of: Listed }) {
   );
 }
 
-/** What is known of it, beside facts of its own kind. `label` is its name in the audit. */
-export function About({ of, label, before = [], after = [] }: { of: Listed; label: string; before?: [string, ComponentChildren][]; after?: [string, ComponentChildren][] }) {
+/** The facts about an entry, and those of its own kind. `records` finds its calls in the audit log. */
+export function About({ of, catalog, records, before = [], after = [] }: { of: Listed; catalog: Catalog; records: Query; before?: [string, ComponentChildren][]; after?: [string, ComponentChildren][] }) {
   return (
     <Facts
       of={[
@@ -211,10 +368,10 @@ export function About({ of, label, before = [], after = [] }: { of: Listed; labe
         ],
         ...before,
         [
-          "Calls",
+          CALLS[catalog].title,
           of.calls ? (
             <>
-              <Counts of={of} /> · last seen <Ago at={of.last} /> · <a href={link("audit", "", { tool: label })}>records</a>
+              <Counts of={of} catalog={catalog} /> · last seen <Ago at={of.last} /> · <a href={link("audit", "", records)}>records</a>
             </>
           ) : (
             "never"
@@ -241,13 +398,13 @@ export function About({ of, label, before = [], after = [] }: { of: Listed; labe
 
 export const SAFE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 
-export function Face({ of, size = 24 }: { of: Listed; size?: number }) {
+function Face({ of, title, size = 24 }: { of: Listed; title: string; size?: number }) {
   const src = of.icons.find((each) => SAFE.test(each.src))?.src;
   return src ? (
     <img class="face" src={src} alt="" width={size} height={size} />
   ) : (
     <span class="face letter" aria-hidden="true">
-      {[...(of.title || of.name)].find((each) => /[\p{L}\p{N}]/u.test(each))?.toUpperCase() ?? "?"}
+      {[...title].find((each) => /[\p{L}\p{N}]/u.test(each))?.toUpperCase() ?? "?"}
     </span>
   );
 }

@@ -19,6 +19,7 @@ export const health = new Cell<Health | null>(null);
 export const figures = new Cell<Figures>({ last: { calls: 0, errors: 0, refused: 0, p95_ms: 0 }, refused: [], tools: [] });
 export const toolsChanged = new Cell(0); // counts; watch it to fetch the list again
 export const grantsChanged = new Cell(0);
+export const runsEnded = new Cell(0); // counts the runs of this session; watch it to fetch numbers of calls again
 export const sampled = new Cell(false); // whether lately more calls ended than were shown
 const LATELY = 3; // s: a word that comes and goes with each tick cannot be read
 let lastSample = 0;
@@ -78,6 +79,7 @@ const TAKES: { [event: string]: (data: any) => void } = {
   grants: () => grantsChanged.set(grantsChanged.value + 1),
   try: (event: TryEvent) => {
     for (const listener of [...onTries]) listener(event);
+    if (event.kind === "done") runsEnded.set(runsEnded.value + 1);
   },
 };
 

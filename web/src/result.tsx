@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Block, CallError, Json, Noted, Result } from "./api";
 import { at } from "./api-client";
+import { link } from "./route";
 import { isObject, short } from "./schema";
 import { bytes, Button, Copy, Dialog, Fold, Go, Icon, JsonTree, Notice, Pill, plain, Save, Shown } from "./ui";
 
@@ -159,14 +160,14 @@ function Content({ block, download }: { block: Block; download: string }) {
           {block.description && (
             <Shown in="p" text={block.description} />
           )}
-          <Target uri={block.uri} />
+          <Target uri={block.uri} readable={block.readable} />
         </section>
       );
     case "resource":
       return (
         <section class="result-part">
           <BlockHead kind="resource" notes={block.notes} detail={[block.mime, bytes(block.bytes)].filter(Boolean).join(", ")} />
-          <Target uri={block.uri} />
+          <Target uri={block.uri} readable={block.readable} />
           {block.text !== undefined ? (
             <Long text={block.text} />
           ) : block.playable ? (
@@ -309,10 +310,17 @@ export function Url({ of }: { of: Address }) {
   );
 }
 
-/** A link that does nothing until a person has seen where it leads, and agreed. */
-function Target({ uri }: { uri: string }) {
+/** A link that does nothing until a person has seen where it leads, and agreed; one to a resource leads to its page. */
+function Target({ uri, readable }: { uri: string; readable: boolean }) {
   const [asked, ask] = useState(false);
   const where = address(uri);
+  if (readable)
+    return (
+      <a class="target" data-testid="link" href={link("resources", uri)}>
+        <Icon name="resources" />
+        <Shown text={short(uri, 300)} />
+      </a>
+    );
   return (
     <>
       <button type="button" class="target" data-testid="link" onClick={() => ask(true)}>

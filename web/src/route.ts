@@ -15,10 +15,18 @@ export function link(screen: string, name = "", query: { [name: string]: string 
   return `#/${screen}${name ? `/${encodeURIComponent(name)}` : ""}${text ? `?${text}` : ""}`;
 }
 
-/** The page of what was called: of a prompt, a resource or a tool, which their labels tell apart. */
+export type Kind = "tool" | "resource" | "prompt";
+
+/** What was called: the labels of tools, resources and prompts tell them apart. */
+export function kindOfCall(label: string): Kind {
+  if (label.startsWith("prompt:")) return "prompt";
+  return /^[a-z][a-z0-9+.-]*:/i.test(label) ? "resource" : "tool";
+}
+
+/** The page of what was called. */
 export function home(label: string): string {
-  if (label.startsWith("prompt:")) return link("prompts", label.slice(7));
-  return link(/^[a-z][a-z0-9+.-]*:/i.test(label) ? "resources" : "tools", label);
+  const kind = kindOfCall(label);
+  return link(`${kind}s`, kind === "prompt" ? label.slice("prompt:".length) : label);
 }
 
 /** Go there. With `replace` the way back does not lead over where we are. */

@@ -6,6 +6,7 @@ import { Failed, said, save } from "./api-client";
 import { Cell, use } from "./cell";
 import { EACH, FIRST } from "./hidden";
 import { now } from "./live";
+import { kindOfCall } from "./route";
 
 // Foreign text
 
@@ -312,6 +313,8 @@ export function Clock({ at, exact }: { at: number; exact?: boolean }) {
 
 const PATHS = {
   now: "M1.5 8h3l2-5 3 10 2-5h3",
+  resources: "M2 4.5h4.5L8 6.5h6v7H2zM2 4.5v-2h4l1 2",
+  prompts: "M2.5 3h11v8H8.5L5 13.8V11H2.5zM5.5 6h5M5.5 8.3h3",
   tools: "M10.5 2a3.5 3.5 0 0 0-3.3 4.7L2 11.9 4.1 14l5.2-5.2A3.5 3.5 0 0 0 13.9 5l-2.1 2.1-2-.9-.9-2L11 2.1",
   try: "M4.5 2.5v11l8.5-5.5z",
   approve: "M8 1.5 13.5 3.5v4c0 3.5-2.3 6-5.5 7-3.2-1-5.5-3.5-5.5-7v-4zM5.5 8l2 2 3.5-4",
@@ -329,6 +332,7 @@ const PATHS = {
   ask: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M6.3 6.3A1.7 1.7 0 1 1 8 8.3v.9M8 11.3v.1",
   block: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M3.8 3.8l8.4 8.4",
   chevron: "M6 4l4 4-4 4",
+  back: "M10 4 6 8l4 4",
   search: "M7 2.5a4.5 4.5 0 1 0 0 9 4.5 4.5 0 0 0 0-9M10.5 10.5 14 14",
   download: "M8 2v8M4.5 7 8 10.5 11.5 7M2.5 13.5h11",
   link: "M6.5 9.5l3-3M7 4.5l1.5-1.5a3 3 0 0 1 4.5 4.5L11.5 9M9 11.5 7.5 13A3 3 0 0 1 3 8.5L4.5 7",
@@ -403,9 +407,10 @@ const STATES: { [state: string]: [Tone, IconName, string] } = {
   pinned: ["quiet", "lock", "pinned"],
 };
 
-/** The state or outcome of a call, an approval, a rule: sign and word. */
-export function State({ of, testid }: { of: string; testid?: string }) {
-  const [tone, icon, word] = STATES[of] ?? ["quiet", "info", of.replace(/_/g, " ")];
+/** The state or outcome of a call, an approval, a rule: sign and word. `label` is what was called: not all are tools. */
+export function State({ of, label = "", testid }: { of: string; label?: string; testid?: string }) {
+  const state = of === "tool_error" && kindOfCall(label) !== "tool" ? "failed" : of;
+  const [tone, icon, word] = STATES[state] ?? ["quiet", "info", state.replace(/_/g, " ")];
   return (
     <Pill tone={tone} icon={icon} testid={testid}>
       <Shown text={word} max={60} line />

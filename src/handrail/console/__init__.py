@@ -152,8 +152,8 @@ class Console:
                     loop.call_soon_threadsafe(lambda: publisher.spawn(context.publish("tools", {})))
 
             for catalog in context.engine.catalogs.values():
-                catalog.watchers.add(on_lists_changed)
-                stack.callback(catalog.watchers.discard, on_lists_changed)
+                catalog.watchers.append(on_lists_changed)
+                stack.callback(catalog.watchers.remove, on_lists_changed)
             if self._socket is not None:
                 from handrail.transports.http1.server import serve_app
 

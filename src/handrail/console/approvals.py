@@ -140,6 +140,7 @@ def _refusal_reason(queue: ApprovalQueue, approval: Approval, session: ConsoleSe
 async def _approval_card(context: ConsoleContext, session: ConsoleSession, approval: Approval) -> Object:
     queue, redactor, request = context.guards.approval_queue, context.redactor, approval.asked
     entry = _current_entry(context, request)
+    title = _title(entry, request.tool)
     page_arguments = redactor.value(request.arguments)
     state = "expired" if approval.state == "pending" and approval.expires <= queue.now() else approval.state
     is_open = state == "pending"
@@ -152,10 +153,10 @@ async def _approval_card(context: ConsoleContext, session: ConsoleSession, appro
         "used": state == "consumed",
         "server": request.server,
         "tool": request.tool,
-        "title": _title(entry, request.tool),
+        "title": title,
         "description": redactor.text(request.description),
         "preview": redactor.text(approval.preview),
-        "sentence": _sentence(_title(entry, request.tool), page_arguments),
+        "sentence": _sentence(title, page_arguments),
         "who": request.principal,
         "client": request.client,
         "rule": request.rule,
@@ -169,7 +170,10 @@ async def _approval_card(context: ConsoleContext, session: ConsoleSession, appro
         "by": approval.by,
         "at": approval.at,
         "note": redactor.text(approval.note),
-        "editable": is_open and entry is not None and len(page_arguments) == len(request.arguments),
+        "editable": is_open
+        and entry is not None
+        and entry.kind != "resource"
+        and len(page_arguments) == len(request.arguments),
         "may": is_open and not why_not,
         "why_not": why_not,
         "suggestions": _suggestions(request, page_arguments) if is_open else [],
@@ -188,8 +192,12 @@ def _current_entry(context: ConsoleContext, request: ApprovalRequest) -> ToolEnt
 
 
 def _title(entry: ToolEntry | None, name: str) -> str:
+    title, prompt_name = title_of(entry), name.removeprefix("prompt:")
+    if prompt_name != name or (":" in name if entry is None else entry.kind == "resource"):
+        verb = "Read" if prompt_name == name else "Get the prompt"
+        return f"{verb} “{title}”" if title else f"{verb} {prompt_name}"
     words = re.sub(r"[_.\s-]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)).strip() or name
-    return title_of(entry) or words[:1].upper() + words[1:]
+    return title or words[:1].upper() + words[1:]
 
 
 def _sentence(title: str, arguments: Object) -> str:

@@ -30,7 +30,7 @@ def call_row(context: ConsoleContext, snapshot: CallSnapshot) -> Object:
     cells: Object = {
         "id": snapshot.id,
         "tool": snapshot.tool,
-        "title": title_of(entry) or snapshot.tool,
+        "title": title_of(entry) or snapshot.tool.removeprefix("prompt:"),
         "who": snapshot.who,
         "client": snapshot.client[:100],
         "revision": snapshot.revision,
@@ -70,6 +70,8 @@ def _make_preview(context: ConsoleContext, snapshot: CallSnapshot) -> str:
         return ""
     parts: list[str] = []
     for name, value in (arguments if type(arguments) is dict else {}).items():
+        if name == "uri" and value == snapshot.tool:  # a resource, whose name it is
+            continue
         size = len(encode(value))
         if size > MAX_VALUE_BYTES:
             parts.append(f"{context.redactor.text(name[:MAX_VALUE_BYTES])} … {size:,} bytes")

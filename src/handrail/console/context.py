@@ -95,9 +95,9 @@ class ConsoleContext:
 
     def find_entry(self, label: str) -> ToolEntry | None:
         """Return the tool, the prompt or the resource that calls have under this label, if it is there now."""
-        find, is_prompt = self.engine.entry_of, label.startswith("prompt:")
-        entry = find("prompts/get", label.removeprefix("prompt:")) if is_prompt else find("tools/call", label)
-        return entry or find("resources/read", label) or self.engine.templates.get(label)
+        find, name = self.engine.find, label.removeprefix("prompt:")
+        entry, _ = find("tool", label) if name == label else find("prompt", name)
+        return entry or find("resource", label)[0] or self.engine.templates.get(label)
 
     def revision(self, name: str) -> Revision:
         """Return the revision of this name, or the newest for an empty name."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,12 @@ from msgspec.json import decode
 from handrail.client.client import Client
 from handrail.client.inflight import Clocks, Log, Progress
 from handrail.client.input_handlers import Elicitation
-from handrail.client.prompts import complete
-from handrail.client.results import CallResult
+from handrail.client.prompts import PromptMessages, complete
+from handrail.client.resources import ReadResult
 from handrail.client.state_dir import allow
 from handrail.console.access import MAX_SESSION_SECONDS, ApiError, ApiRequest
 from handrail.console.context import ConsoleContext, PendingRun
+from handrail.console.tools import lists_of
 from handrail.engine.prompts import to_messages
 from handrail.errors import CallTimeout, InvalidResult, Kind, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.jsonrpc import encode
@@ -74,7 +75,8 @@ async def check(context: ConsoleContext, request: ApiRequest) -> Object:
     params, revision = _parse(context, request)
     principal = Principal(request.session.who)
     entry, arguments = _visible_entry(context, params, principal, revision)
-    problems = [{"path": each.path, "text": each.text} for each in entry.input.problems(arguments)]
+    errors: Json = [] if entry.input.valid(arguments) else (entry.bad_arguments(arguments).data or {})["errors"]
+    problems = [{"path": each["path"], "text": each["message"]} for each in errors]
     verdict, rule = "", ""
     if not entry.scopes <= principal.scopes:
         verdict, rule = "deny", f"needs the scope {' '.join(sorted(entry.scopes - principal.scopes))}"
@@ -82,12 +84,12 @@ async def check(context: ConsoleContext, request: ApiRequest) -> Object:
         decision = context.guards.policy.decide(principal, entry.subject, arguments, revision.name)
         verdict, rule = decision.verdict, decision.rule
     checked = {"valid": not problems, "problems": problems, "verdict": verdict, "rule": rule}
-    return {**checked, "uri": params.resource} if params.resource else checked
+    return {**checked, "uri": params.resource, "entry": entry.limit_name} if params.resource else checked
 
 
 async def suggest(context: ConsoleContext, request: ApiRequest) -> Object:
     """Return what the server suggests for an argument of a prompt, or for a variable of a template."""
-    name, is_template = request.path["name"], request.path["kind"] == "resources"
+    name, is_template = request.path["name"], lists_of(request)[0] == "resources/list"
     argument, value, others = request.body_text("argument"), request.body_text("value"), request.body.get("context", {})
     if type(others) is not dict:
         raise ApiError(400, "context: expected an object, the other arguments by name")
@@ -180,9 +182,10 @@ def _parse(context: ConsoleContext, request: ApiRequest) -> tuple[_RunParams, Re
         params = convert(request.body, _RunParams)
         if [params.tool, params.resource, params.prompt].count("") != 2:
             raise ValidationError("give one of tool, resource and prompt")
+        texts = {} if params.tool else convert(params.arguments, dict[str, str])
         entry = context.engine.templates.get(params.resource)
         if entry is not None and entry.template is not None:
-            params.resource = entry.template.expand(convert(params.arguments, dict[str, str]))
+            params.resource = entry.template.expand(texts)
     except ValidationError as problem:
         raise ApiError(400, f"A run has a tool, arguments and a revision: {problem}") from None
     except KeyError as missing:
@@ -197,7 +200,7 @@ def _visible_entry(
     engine, arguments = context.engine, params.arguments
     entry: ToolEntry | None = engine.catalog.get(params.tool) or engine.prompts.get(params.prompt)
     if params.resource:
-        entry, arguments = engine.find_resource(params.resource) or (None, {})
+        entry, arguments = engine.find("resource", params.resource)
     if entry is None or not entry.is_visible_to(principal.scopes) or context.guards.hides(entry, principal, revision):
         raise ApiError(404, f"There is no {params.name[:200]!r} for {principal.id}")
     reading = None if params.tool else repair(entry.input, arguments)  # all others come as texts
@@ -268,6 +271,19 @@ class ToolRun:
 
     async def _events(self, params: _RunParams, revision: Revision) -> AsyncIterator[Progress | Log | ToolResult]:
         seconds = self.seconds
+        events: asyncio.Queue[Progress | Log | None] = asyncio.Queue()
+        next_progress_at, logs, now = 0.0, 0, asyncio.get_running_loop().time
+
+        def on_event(event: Progress | Log) -> None:
+            nonlocal next_progress_at, logs
+            if isinstance(event, Log):
+                logs += 1
+                is_shown = logs <= MAX_LOGS
+            elif is_shown := now() >= next_progress_at:
+                next_progress_at = now() + PROGRESS_INTERVAL_SECONDS
+            if is_shown:
+                events.put_nowait(event)
+
         client = Client(
             self._target,
             revision=revision.name,
@@ -276,25 +292,20 @@ class ToolRun:
             confirm=allow,  # the person has pressed the button
             elicit=self._elicit,
             elicit_url=self._elicit,
-            log=lambda *_: None,
+            log=lambda _, entry: on_event(entry),
             name="handrail console",
         )
-        meta = {LOG_LEVEL: "debug"} if revision.stateless else None
-        next_progress_at, logs, now = 0.0, 0, asyncio.get_running_loop().time
         async with client:
-            if not params.tool:
-                yield await _ask(client, params, seconds)
-                return
-            async for event in client.events(params.tool, params.arguments, meta=meta):
-                if isinstance(event, Progress):
-                    if now() < next_progress_at:
-                        continue
-                    next_progress_at = now() + PROGRESS_INTERVAL_SECONDS
-                elif isinstance(event, Log):
-                    logs += 1
-                    if logs > MAX_LOGS:
-                        continue
-                yield event.result if isinstance(event, CallResult) else event
+            meta = {LOG_LEVEL: "debug"} if revision.stateless else {}
+            request = asyncio.create_task(_send_request(client, params, meta, on_event))
+            request.add_done_callback(lambda _: events.put_nowait(None))
+            try:
+                while (event := await events.get()) is not None:
+                    yield event
+                yield await request
+            finally:
+                request.cancel()
+                await asyncio.wait({request})
 
     @property
     def _last_call(self) -> Any:
@@ -355,12 +366,22 @@ class ToolRun:
         return error
 
 
-async def _ask(client: Client, params: _RunParams, seconds: float) -> ToolResult:
-    """Read a resource, or get a prompt; return the contents or messages as blocks."""
+async def _send_request(
+    client: Client, params: _RunParams, meta: Object, on_event: Callable[[Progress | Log], None]
+) -> ToolResult:
+    """Call a tool, read a resource or get a prompt; return the contents or messages as blocks."""
+    if params.tool:
+        return (await client.call(params.tool, params.arguments, meta=meta, progress=on_event)).result
+    (remote,) = client.servers.values()
     if params.prompt:
-        return to_messages((await client.prompt(params.prompt, params.arguments, timeout=seconds)).messages)
-    contents = (await client.read(params.resource, timeout=seconds)).raw["contents"]
-    return ToolResult([EmbeddedResource(each) for each in contents])
+        prompt: Object = {"name": params.prompt, "arguments": params.arguments, "_meta": meta}
+        answer = await remote.request("prompt", params.prompt, "prompts/get", prompt, PromptMessages, progress=on_event)
+        return to_messages(answer.messages)
+    resource: Object = {"uri": params.resource, "_meta": meta}
+    result = await remote.request(
+        "resource", params.resource, "resources/read", resource, ReadResult, progress=on_event
+    )
+    return ToolResult([EmbeddedResource(each) for each in result.raw["contents"]])
 
 
 # Questions

@@ -39,6 +39,7 @@ class Redactor:
     """Masks the secrets of one server."""
 
     def __init__(self, engine: Engine) -> None:
+        self._find = engine.find
         self._server_secrets = engine.guard_set.secrets
         self._secrets = Secrets(self._server_secrets, (engine.guard_options.get("sanitize") or Sanitize()).patterns)
         self._margin = max([MARGIN_CHARS, *map(len, self._server_secrets)])
@@ -127,6 +128,10 @@ class Redactor:
             page_result["meta"] = page_meta if type(page_meta) is dict else {"": page_meta}
         return page_result
 
+    def is_readable(self, uri: str) -> bool:
+        """Return whether this server has a resource at the URI."""
+        return self._find("resource", uri)[0] is not None
+
     def block(self, result: ToolResult, index: int) -> bytes:
         """Return all of one block, for a download. Call it in a thread: large texts take long."""
         if not 0 <= index < len(result.content):
@@ -153,10 +158,12 @@ def _page_block(redactor: Redactor, block: Block) -> Object:
         case ResourceLink():
             names = {"name": block.name, "title": block.title, "description": block.description, "uri": block.uri}
             texts = {name: "" if value is UNSET else redactor.truncate(value)[0] for name, value in names.items()}
+            members |= {"readable": redactor.is_readable(block.uri)}
             members |= {} if block.size is UNSET else {"size": block.size}
             return {"type": "link", **texts, "mime": "" if block.mime_type is UNSET else block.mime_type, **members}
         case EmbeddedResource(resource=inner):
-            members |= {"uri": redactor.truncate(inner["uri"])[0], "mime": str(inner.get("mimeType", ""))}
+            members |= {"uri": redactor.truncate(inner["uri"])[0], "readable": redactor.is_readable(inner["uri"])}
+            members["mime"] = str(inner.get("mimeType", ""))
             if "text" not in inner:
                 return {"type": "resource", **_media(members["mime"], inner["blob"]), **members}
             text, cut = redactor.truncate(inner["text"])

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from handrail.console import approvals, audit, calls, events, playground, resources, sign_in, static_files, tools
+from handrail.console import approvals, audit, calls, events, playground, sign_in, static_files, tools
 from handrail.console.access import ApiError, ApiRequest
 from handrail.console.context import ConsoleContext
 from handrail.model import Object
@@ -48,7 +48,7 @@ ROUTES = [
     Route("POST", "/api/tools/{name}/switch", "manage", tools.switch),
     Route("POST", "/api/tools/{name}/accept", "manage", tools.accept),
     Route("POST", "/api/tools/{name}/icon", "manage", tools.icon),
-    Route("GET", "/api/catalog/{kind}", "view", resources.view),
+    Route("GET", "/api/catalog/{kind}", "view", tools.view),
     Route("POST", "/api/catalog/{kind}/{name}/switch", "manage", tools.switch),
     Route("POST", "/api/catalog/{kind}/{name}/complete", "call", playground.suggest),
     Route("POST", "/api/try", "call", playground.start),

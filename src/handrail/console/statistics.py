@@ -91,7 +91,7 @@ def page_figures(context: ConsoleContext, total: Figures) -> Object:
         "tools": [
             {
                 "tool": name,
-                "title": title_of(context.find_entry(name)) or name,
+                "title": title_of(context.find_entry(name)) or name.removeprefix("prompt:"),
                 "calls": tally.calls,
                 "errors": tally.errors,
                 "refused": tally.refused,
@@ -104,7 +104,7 @@ def page_figures(context: ConsoleContext, total: Figures) -> Object:
 
 def health(context: ConsoleContext, total: Figures, pending_count: int) -> Object:
     """Return the `Health` of the page, from the last five minutes."""
-    tools, calls, errors = len(list(context.engine.catalog)), total.calls, total.errors
+    calls, errors = total.calls, total.errors
     reasons: Counter[str] = Counter()
     for _, outcome, count in total.refused:
         reasons[_reason(outcome)] += count
@@ -114,15 +114,15 @@ def health(context: ConsoleContext, total: Figures, pending_count: int) -> Objec
         notes.append("Calls were refused because they could not be recorded; the server's log says why.")
     if pending_count:
         notes.append(f"{_count_of(pending_count, 'call')} waiting for approval.")
-    has_entries = any(each for catalog in context.engine.catalogs.values() for each in catalog)
-    if not has_entries:
+    entries = Counter(catalog.kind.split()[0] for catalog in context.engine.catalogs.values() for _ in catalog)
+    if not entries:
         notes.append("The server has no tools, or all of them are switched off.")
     if context.guards.trail is None:
         notes.append("Calls are not recorded: the audit log is off.")
     level = "good"
     if total.unrecorded or (calls >= MIN_CALLS_FOR_RATE and errors * 2 > calls):
         level = "bad"
-    elif not has_entries or max(errors, refused) * 10 > calls:
+    elif not entries or max(errors, refused) * 10 > calls:
         level = "warn"
     prefix = "Mostly healthy: " if level == "good" else ""
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
@@ -138,7 +138,8 @@ def health(context: ConsoleContext, total: Figures, pending_count: int) -> Objec
     elif calls:
         sentence = "Healthy: no call failed or was refused in the last five minutes."
     else:
-        sentence = f"Idle: {_count_of(tools, 'tool')}, no calls in the last five minutes."
+        offered = ", ".join(_count_of(count, kind) for kind, count in entries.items()) or "0 tools"
+        sentence = f"Idle: {offered}, no calls in the last five minutes."
     return {"level": level, "sentence": sentence, "notes": notes}
 
 

@@ -1,8 +1,7 @@
-"""The tools of a server as one caller sees them, with the reason for each tool that the caller cannot see.
+"""The tools, resources and prompts of a server as one caller sees them, with the reason for each that is hidden.
 
-The list is made by the function that answers `tools/list`; `resources` has resources and prompts. Pins are the earlier
-definitions of the tools: those of `tools.lock` beside the served file, or else those at the first start with this
-store, until a person accepts a change.
+The lists are made by the function that answers `tools/list`. Pins are the earlier definitions of the tools: those of
+`tools.lock` beside the served file, or else those at the first start with this store, until a person accepts a change.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 from msgspec.json import decode
 
 from handrail.client.tools import MAX_DESCRIPTION, safe_icons, signature
@@ -24,7 +23,9 @@ from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
 from handrail.engine.dispatcher import Dispatcher, list_entries
+from handrail.engine.prompts import PromptEntry
 from handrail.engine.reply_channel import NullChannel
+from handrail.engine.resources import ResourceEntry
 from handrail.errors import PeerError
 from handrail.guards.limits import ANONYMOUS, LOCAL, Rate, Rates
 from handrail.guards.sanitize import check_media
@@ -39,7 +40,7 @@ from handrail.guards.tool_definitions import (
     read_lock,
 )
 from handrail.jsonrpc import encode
-from handrail.model import Json, Object, Principal
+from handrail.model import Json, Object, Principal, ResourceTemplate
 from handrail.observe.activity import Tally
 from handrail.revisions import Revision
 from handrail.revisions.base import LISTS
@@ -52,11 +53,7 @@ __all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "rest
 SWITCH_PREFIX = "console-switch:"  # of the topics' keys, one for each switched entry, while the server runs
 TALLY_SECONDS = 0.5
 TOOLS = "tools/list"
-_METHODS = {
-    "tools": (TOOLS,),
-    "resources": ("resources/list", "resources/templates/list"),
-    "prompts": ("prompts/list",),
-}
+_METHODS = {"resources": ("resources/list", "resources/templates/list"), "prompts": ("prompts/list",)}
 BYTES_PER_TOKEN = 4  # approximately: models differ
 _ICON_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
@@ -83,28 +80,39 @@ class Viewer(Struct):
 
 
 async def view(context: ConsoleContext, request: ApiRequest) -> Object:
-    totals = await collect_tallies(context)
-    viewer = viewer_of(context, request, totals)
-    responses = list_responses(context, viewer, TOOLS)
-    by_name = {each["name"]: each for each in listed_entries(responses, TOOLS)}
-    entries, tool_pins = context.engine.catalog.entries, await load_pins(context)
-    look_alike_names = dict(confusable_names(entry.tool.name for entry in entries))
-    tools = [
-        _tool_row(context, viewer, each, by_name.get(each.tool.name), tool_pins, look_alike_names, totals)
-        for each in entries
-    ]
+    """Return the tools, the resources and templates, or the prompts."""
+    methods, totals = lists_of(request), await _collect_tallies(context)
+    viewer, pins = _viewer_of(context, request, totals), await load_pins(context)
+    rows: list[Object] = []
+    size = 0
+    for method in methods:
+        entries = context.engine.catalogs[method].entries
+        is_offered = bool(entries) and method in viewer.revision.requests
+        responses = _list_responses(context, viewer, method) if is_offered else []
+        raw_entries = [each for response in responses for each in decode(response)["result"][LISTS[method]]]
+        listed = {each.get("uri", each.get("uriTemplate", each["name"])): each for each in raw_entries}
+        look_alike_names = dict(confusable_names(entry.name for entry in entries))
+        rows += [
+            _row(context, viewer, method, each, listed.get(each.name), pins, look_alike_names, totals)
+            for each in entries
+        ]
+        size += sum(map(len, responses))
     return {
-        **viewer_members(context, viewer, totals),
-        "tools": tools,
-        "tokens": sum(each["tokens"] for each in tools if each["exposed"]),
-        "bytes": sum(map(len, responses)),
+        "as": viewer.principal.id,
+        "scopes": sorted(viewer.principal.scopes),
+        "revision": viewer.revision.name,
+        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *context.guards.policy.principals, *totals.principals])],
+        "revisions": context.engine.offer.supported,
+        LISTS[methods[0]]: rows,
+        "tokens": sum(each["tokens"] for each in rows if each["exposed"]),
+        "bytes": size,
     }
 
 
 async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
     """Return the responses to `tools/list`, one page a line."""
-    viewer = viewer_of(context, request, await collect_tallies(context))
-    return RawResponse(b"\n".join(list_responses(context, viewer, TOOLS)), "text/plain; charset=utf-8")
+    viewer = _viewer_of(context, request, await _collect_tallies(context))
+    return RawResponse(b"\n".join(_list_responses(context, viewer, TOOLS)), "text/plain; charset=utf-8")
 
 
 async def switch(context: ConsoleContext, request: ApiRequest) -> Object:
@@ -166,10 +174,10 @@ async def icon(context: ConsoleContext, request: ApiRequest) -> Object:
 
 def lists_of(request: ApiRequest) -> tuple[str, ...]:
     """Return the methods that list what the path is about."""
-    kind = request.path.get("kind", "tools")
-    if kind not in _METHODS:
+    kind = request.path.get("kind")
+    if kind is not None and kind not in _METHODS:
         raise ApiError(404, f"{kind[:40]!r} is not one of {', '.join(_METHODS)}")
-    return _METHODS[kind]
+    return (TOOLS,) if kind is None else _METHODS[kind]
 
 
 def _requested_entry(context: ConsoleContext, request: ApiRequest) -> tuple[str, ToolEntry]:
@@ -183,17 +191,7 @@ def _requested_entry(context: ConsoleContext, request: ApiRequest) -> tuple[str,
     return entries[name]
 
 
-def viewer_members(context: ConsoleContext, viewer: Viewer, totals: WorkerTally) -> Object:
-    return {
-        "as": viewer.principal.id,
-        "scopes": sorted(viewer.principal.scopes),
-        "revision": viewer.revision.name,
-        "principals": [*dict.fromkeys([LOCAL, ANONYMOUS, *context.guards.policy.principals, *totals.principals])],
-        "revisions": context.engine.offer.supported,
-    }
-
-
-def viewer_of(context: ConsoleContext, request: ApiRequest, totals: WorkerTally) -> Viewer:
+def _viewer_of(context: ConsoleContext, request: ApiRequest, totals: WorkerTally) -> Viewer:
     query = request.query
     name = query.get("as") or request.session.who
     scopes = totals.principals.get(name, frozenset())
@@ -206,11 +204,7 @@ class _Cursor(Struct):
     cursor: str | UnsetType = UNSET
 
 
-def listed_entries(responses: list[bytes], method: str) -> list[Object]:
-    return [each for response in responses for each in decode(response)["result"][LISTS[method]]]
-
-
-def list_responses(context: ConsoleContext, viewer: Viewer, method: str) -> list[bytes]:
+def _list_responses(context: ConsoleContext, viewer: Viewer, method: str) -> list[bytes]:
     """Return the responses to a request for a list, page by page. No rate limit is charged."""
     conversation = Dispatcher(context.engine, NullChannel(), viewer.principal)
     responses: list[bytes] = []
@@ -238,7 +232,7 @@ class WorkerTally(Struct):
         self.principals = {**other.principals, **self.principals}
 
 
-async def collect_tallies(context: ConsoleContext) -> WorkerTally:
+async def _collect_tallies(context: ConsoleContext) -> WorkerTally:
     """Return the sum of all workers that answer within TALLY_SECONDS."""
     totals = _own_tally(context)
     if context.workers == 1:
@@ -263,42 +257,22 @@ def _own_tally(context: ConsoleContext) -> WorkerTally:
     )
 
 
-# One tool
+# One entry
 
 
-def _tool_row(
+def _row(
     context: ConsoleContext,
     viewer: Viewer,
+    method: str,
     entry: ToolEntry,
     listed: Object | None,
-    tool_pins: ConsolePins,
+    pins: ConsolePins,
     look_alike_names: dict[str, str],
     totals: WorkerTally,
 ) -> Object:
-    tool = entry.tool
-    claims: Object = {} if tool.annotations is UNSET else tool.annotations
-    size = len(encode(listed if listed is not None else viewer.revision.tool(tool)))
-    members: Object = {
-        **entry_members(context, viewer, TOOLS, entry, listed is not None, totals),
-        "signature": signature(definition(tool)),
-        "annotations": claims,
-        "tokens": -(-size // BYTES_PER_TOKEN),
-        "fingerprint": entry.fingerprint,
-        "pin": tool_pins.state(entry),
-        "warnings": list(warnings_of(entry, look_alike_names, context.lock_flaw)),
-    }
-    if tool.output_schema is not UNSET:
-        members["output_schema"] = tool.output_schema
-    redacted: Object = context.redactor.definition(members)
-    return redacted
-
-
-def entry_members(
-    context: ConsoleContext, viewer: Viewer, method: str, entry: ToolEntry, is_listed: bool, totals: WorkerTally
-) -> Object:
-    """Return what the page says of an entry of any kind."""
     tool, tally = entry.tool, totals.tools.get(entry.label, Tally())
-    return {
+    size = len(encode(entry.definition(viewer.revision) if listed is None else listed))
+    members: Object = {
         "name": entry.name,
         "title": title_of(entry) or entry.name,
         "description": "" if tool.description is UNSET else tool.description,
@@ -307,16 +281,37 @@ def entry_members(
         "tags": sorted(entry.tags),
         "scopes": sorted(entry.scopes),
         "on": context.engine.catalogs[method].is_on(entry),
-        "exposed": is_listed,
-        "hidden_because": "" if is_listed else _hidden_because(context, viewer, method, entry),
+        "exposed": listed is not None,
+        "hidden_because": "" if listed is not None else _hidden_because(context, viewer, method, entry),
         "limits": list(_limits(context, viewer.principal, entry)),
         "calls": tally.calls,
         "errors": tally.errors,
         "refused": tally.refused,
         "p95_ms": round(tally.p95 * 1000, 3),
         "last": tally.last,
+        "tokens": -(-size // BYTES_PER_TOKEN),
+        "warnings": list(_warnings(entry, look_alike_names, context.lock_flaw if method == TOOLS else "")),
         **_verdict(context, viewer, entry),
     }
+    if isinstance(entry, ResourceEntry | PromptEntry):
+        members |= _listing_members(entry)
+    else:
+        members |= {"signature": signature(definition(tool)), "fingerprint": entry.fingerprint}
+        members |= {"annotations": tool.annotations or {}, "pin": pins.state(entry)}
+        members |= {} if tool.output_schema is UNSET else {"output_schema": tool.output_schema}
+    redacted: Object = context.redactor.definition(members)
+    return redacted
+
+
+def _listing_members(entry: ResourceEntry | PromptEntry) -> Object:
+    """Return what is listed of a resource or a prompt only."""
+    listing, completes = to_builtins(entry.listing), sorted(entry.complete)
+    kind = "template" if isinstance(entry.listing, ResourceTemplate) else entry.kind
+    members = {name: listing[name] for name in ("mimeType", "size", "annotations") if name in listing}
+    if isinstance(entry, ResourceEntry) and entry.template is not None:  # what has a default may be required in a URI
+        required = [each for each in entry.template.names if each not in entry.template.optional]
+        members["input_schema"] = {**entry.tool.input_schema, "required": required}
+    return {"kind": kind, "own_name": entry.listing.name, "completes": completes, **members}
 
 
 def _hidden_because(context: ConsoleContext, viewer: Viewer, method: str, entry: ToolEntry) -> str:
@@ -368,7 +363,7 @@ def _rate_text(text: str) -> str:
     return f"{rate.count:,} a {rate.unit}{burst}"
 
 
-def warnings_of(entry: ToolEntry, look_alike_names: dict[str, str], flaw: str) -> Iterator[str]:
+def _warnings(entry: ToolEntry, look_alike_names: dict[str, str], flaw: str) -> Iterator[str]:
     if flaw:
         yield f"It cannot be compared with its locked definition: {flaw}"
     value = entry.tool.description

@@ -21,6 +21,7 @@ from handrail.engine.call import Call
 from handrail.engine.call_state import CallState
 from handrail.engine.input_requests import Answer, Form, RetryLater
 from handrail.errors import Kind, Refused, TransportError
+from handrail.guards.policy import SubjectKind
 from handrail.jsonrpc import encode
 from handrail.model import Object
 from handrail.stores import StoreError
@@ -142,7 +143,8 @@ class ApprovalFlow:
                 await self._queue.cancel(approval)  # only if it is still pending: a decision made meanwhile counts
 
     async def _ask_caller(self, approval: Approval) -> Answer:
-        key, question = f"approval-{approval.id}", _Consent(_question_text(approval, self._request), self._queue)
+        text = _question_text(approval, self._request, self._call.entry.kind)
+        key, question = f"approval-{approval.id}", _Consent(text, self._queue)
         try:
             answer: Answer = (await Call(self._call).ask_all({key: question}))[key]
             return answer
@@ -213,7 +215,7 @@ def approval_used_up(name: str) -> Refused:
     return Refused(Kind.DENIED, text)
 
 
-def _question_text(approval: Approval, request: ApprovalRequest) -> str:
+def _question_text(approval: Approval, request: ApprovalRequest, kind: SubjectKind) -> str:
     """Return the question: title and description of the tool, all arguments, the preview, and why it is asked."""
     arguments_text = escape(encode(request.arguments).decode(), lines=False)
     if len(arguments_text) > LONG_ARGUMENTS_CHARS:  # short arguments first: a long one must not hide them
@@ -221,14 +223,17 @@ def _question_text(approval: Approval, request: ApprovalRequest) -> str:
         arguments_text = escape(encode(dict(by_length)).decode(), lines=False)
     # The caller learns the name of an operator's rule, not what the rule looks at.
     why = f"because {request.why}" if request.rule.startswith("built in") else f"by the rule {request.rule!r}"
-    tool, server, why = (escape(each, lines=False) for each in (request.tool, request.server, why))
+    label = request.tool.removeprefix("prompt:") if kind == "prompt" else request.tool
+    tool, server, why = (escape(each, lines=False) for each in (label, request.server, why))
     since = "".join(f"\nSince it was last allowed: {escape(each, lines=False)}." for each in approval.before)
     name = f"{escape(request.title, lines=False)} ({tool})" if request.title not in ("", request.tool) else tool
     about = f"\n{one_line(request.description, MAX_DESCRIPTION)}" if request.description else ""
     # Each line of a preview is marked: its text may come from anywhere, and must not pass for the question's.
     lines = escape(approval.preview).splitlines()
     preview = "".join(["\nPreview:", *(f"\n| {line}" for line in lines)]) if lines else ""
-    return f"Allow {name} on {server}?{about}\n{arguments_text}{preview}\nAsked {why}.{since}"
+    verb = {"tool": "Allow", "resource": "Read", "prompt": "Get the prompt"}[kind]
+    arguments_line = f"\n{arguments_text}" if request.arguments or kind == "tool" else ""
+    return f"{verb} {name} on {server}?{about}{arguments_line}{preview}\nAsked {why}.{since}"
 
 
 class _Consent(Form):

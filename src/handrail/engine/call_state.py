@@ -118,6 +118,7 @@ class CallState(SlotHolder, eq=False):
     intent_pending: bool = False  # the audit log is writing the intent; the tool starts when it is on disk
     intended: bool = False  # the intent is on disk, or may be: from here on the tool may have had an effect
     recorded: bool = False  # the outcome was handed to the audit log
+    is_unsendable: bool = False  # the result could not be sent; an error was
     context: Context | None = None  # in which the call runs
     task: asyncio.Task[Any] | None = None
     reply_future: asyncio.Future[None] | None = None  # set when the reply was sent, for shutdown

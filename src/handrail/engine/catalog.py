@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
+from msgspec import UNSET, MsgspecError, Raw, Struct, UnsetType, to_builtins
 from msgspec.json import decode
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from handrail.errors import Kind, Refused, SchemaError
 from handrail.guards.policy import Subject, SubjectKind
 from handrail.guards.tool_definitions import fingerprint
 from handrail.jsonrpc import encode
-from handrail.model import Json, Object, Tool, ToolResult
+from handrail.model import Json, Object, Tool, ToolResult, check_members
 from handrail.revisions import Revision
 from handrail.schema.compile import Checker, compile_schema, sensitive_properties
 from handrail.schema.derive import Invoke
@@ -90,7 +90,11 @@ class ToolEntry(Struct, kw_only=True):
     trusted_output: bool = False  # a built-in tool whose results were sanitized before
     label: str = ""  # the name in approvals and in the audit log; differs from the names of other kinds
     limit_name: str = ""  # the same for rate limits and figures; that of a template, not of each URI
+    limited_as: str = ""  # another entry, whose limits and figures these are
     complete: Mapping[str, Completer] = {}  # by argument
+    convert: Callable[[Any, str], ToolResult] | None = None  # from the function's value and the name to a result
+    takes_call: bool = False  # the function sees who calls
+    requested_uri: str = ""  # of a resource of a template: as the client wrote it
 
     @property
     def name(self) -> str:
@@ -111,21 +115,37 @@ class ToolEntry(Struct, kw_only=True):
         """Compute what follows from the definition, which may have been renamed since it was compiled."""
         hints = {} if self.tool.annotations is UNSET else self.tool.annotations
         self.subject = Subject(kind=self.kind, name=self.tool.name, tags=self.tags, annotations=hints)
-        self.label = self.limit_name = self.prefix + self.tool.name
-        self.fingerprint = fingerprint(self.tool)
+        self.label = self.prefix + self.tool.name
+        self.limit_name = self.limited_as or self.label
+        # An approval is good for its kind only.
+        tool = self.tool if self.kind == "tool" else replace(self.tool, annotations={"kind": self.kind})
+        self.fingerprint = fingerprint(tool)
 
     def definition(self, revision: Revision) -> Any:
         """Return the tool as a revision lists it."""
         return revision.tool(self.tool)
 
     def bad_arguments(self, arguments: Object) -> Refused:
-        problems = self.input.problems(arguments)
+        spelled = arguments if self.kind == "tool" else _spelled_values(arguments, self.tool.input_schema)
+        problems = self.input.problems(spelled) or self.input.problems(arguments)
         return Refused(
             Kind.BAD_ARGUMENTS,
             "; ".join(each.text for each in problems),
             {"errors": [{"path": each.path, "keyword": each.keyword, "message": each.text} for each in problems]},
             prefix=f"Invalid arguments for {self.kind} {self.tool.name}: ",
         )
+
+
+def _spelled_values(texts: Object, schema: Object) -> Object:
+    """Return texts as the numbers and truth values that they spell, where the schema wants no text."""
+    values: Object = {}
+    for name, text in texts.items():
+        value = text
+        if schema.get("properties", {}).get(name, {}).get("type") in ("integer", "number", "boolean"):
+            with suppress(MsgspecError):
+                value = decode(text)
+        values[name] = value
+    return values
 
 
 def make_entry(tool: Tool, **rest: Any) -> ToolEntry:
@@ -149,9 +169,6 @@ def make_entry(tool: Tool, **rest: Any) -> ToolEntry:
 
 def normalize(definition: D, where: str) -> D:
     """Return the definition with its listed parts as strict JSON: one bad entry would break the whole list."""
-    for name in ("title", "description", "mime_type"):
-        if not isinstance(getattr(definition, name, UNSET), str | UnsetType):
-            raise SchemaError(f"{where}: {name}: expected a text, got {describe_value(getattr(definition, name))}")
     own: dict[str, Any] = {}
     for name in {"annotations", "icons", "meta"} & {*definition.__struct_fields__}:
         value = getattr(definition, name)
@@ -159,6 +176,11 @@ def normalize(definition: D, where: str) -> D:
             own[name] = value if value is UNSET else decode(encode(to_jsonable(value)))
         except NotJson as problem:
             raise SchemaError(f"{where}: {name}: {problem}") from None
+    members = {name: getattr(definition, name, UNSET) for name in ("title", "description", "mime_type", "size")}
+    try:  # the annotations of tools are others
+        check_members(f"{where}: ", members if isinstance(definition, Tool) else members | own)
+    except ValueError as problem:
+        raise SchemaError(str(problem)) from None
     for icon in own["icons"] if own["icons"] is not UNSET else ():
         source = icon.get("src") if isinstance(icon, dict) else None
         if not isinstance(source, str) or not source.startswith(("https://", "data:")):
@@ -240,7 +262,7 @@ class Catalog(Generic[L]):
         self._lock = threading.RLock()
         self._pages: dict[tuple[str, int, int, frozenset[str], frozenset[str]], tuple[Raw, int | None]] = {}
         self.hiding: frozenset[str] = frozenset()  # scopes that make an entry appear
-        self.watchers: set[Callable[[], None]] = set()
+        self.watchers: list[Callable[[], None]] = []
         self.get = self._listed.get
 
     def __iter__(self) -> Iterator[L]:
@@ -249,43 +271,65 @@ class Catalog(Generic[L]):
 
     @property
     def has_entries(self) -> bool:
-        """Whether there are any, also switched off."""
-        return bool(self._entries)
+        """Whether there were ever any: a capability that was declared to a client stays."""
+        return self._last_position > 0
 
     @property
     def entries(self) -> list[L]:
         """All entries, also those that are switched off."""
         return list(self._entries.values())
 
+    def conflict(self, entry: L) -> str:
+        """Return why an entry cannot be added; empty if it can."""
+        is_taken = entry.name in self._entries
+        return f"{self.kind} {entry.name!r} exists already; remove it first, or choose another name" if is_taken else ""
+
+    def knows(self, name: str) -> bool:
+        """Return whether there is an entry of this name, or an operator has switched the name off."""
+        return name in self._entries or name in self._switched_off
+
     def add(self, entry: L) -> None:
+        for problem in self.exchange((), (entry,)):
+            raise SchemaError(problem)
+
+    def exchange(self, removed: Collection[L], added: Iterable[L]) -> list[str]:
+        """Remove the entries that are still here and add others, as one change; return why some were not added."""
+        problems = []
         with self._lock:
-            if entry.name in self._entries:
-                text = f"{self.kind} {entry.name!r} exists already; remove it first, or choose another name"
-                raise SchemaError(text)
-            self._last_position += 1
-            entry.position = self._last_position
-            entry.prepare()
-            self._entries[entry.name] = entry
-        self._rebuild()
+            last = self._last_position
+            for entry in removed:
+                if self._entries.get(entry.name) is entry:
+                    del self._entries[entry.name]
+            for entry in added:
+                if problem := self.conflict(entry):
+                    problems.append(problem)
+                    continue
+                self._last_position += 1
+                entry.position = self._last_position
+                entry.prepare()
+                self._entries[entry.name] = entry
+        if removed or self._last_position > last:
+            self._rebuild()
+        return problems
 
     def mirror(self, source: Catalog[L], prefix: str, server: Any) -> None:
-        """List what another server lists, from now on; `server` is that server."""
-        copied: dict[str, L] = {}
+        """Have what another server has, from now on; `server` is that server. What is switched off there is so here."""
+        copied: dict[tuple[str, bool], L] = {}
 
         def copy() -> None:
-            theirs = {entry.name: entry for entry in source if not entry.trusted_output}
-            for name, ours in list(copied.items()):
-                if theirs.get(name) is not ours.origin:
-                    with suppress(KeyError):  # removed here before
-                        self.remove(ours.name)
-                    del copied[name]
-            for name, entry in theirs.items():
-                if name not in copied:
-                    copied[name] = replace(entry.renamed(prefix), origin=entry, via=(server, *entry.via))
-                    self.add(copied[name])
+            theirs = {(each.name, source.is_on(each)): each for each in source.entries if not each.trusted_output}
+            gone = [copied.pop(key) for key, ours in list(copied.items()) if theirs.get(key) is not ours.origin]
+            added = {
+                key: replace(each.renamed(prefix), origin=each, via=(server, *each.via), enabled=key[1])
+                for key, each in theirs.items()
+                if key not in copied
+            }
+            copied.update(added)
+            for problem in self.exchange(gone, added.values()):
+                log.warning("server %r: not included: %s", server.name, problem)
 
         copy()
-        source.watchers.add(copy)
+        source.watchers.append(copy)
 
     def remove(self, name: str) -> None:
         with self._lock:
@@ -356,7 +400,10 @@ class Catalog(Generic[L]):
             hidden = [entry.scopes for entry in self._listed.values() if entry.hide]
             self.hiding = frozenset().union(*hidden)
         for watcher in list(self.watchers):
-            watcher()
+            try:
+                watcher()
+            except Exception:  # an observer must not come between a change and the others
+                log.exception("catalog: a watcher of the list of %ss failed", self.kind)
 
 
 ToolCatalog = Catalog[ToolEntry]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +23,10 @@ from handrail.suggest import closest, describe_value, mapping
 if TYPE_CHECKING:
     from handrail.engine.catalog import ToolEntry
 
+log = logging.getLogger("handrail")
+
 COMPLETION_SECONDS = 10.0
+COMPLETION_THREADS = 8
 
 
 class Completer(Struct, frozen=True):
@@ -30,22 +36,54 @@ class Completer(Struct, frozen=True):
     takes_context: bool
 
 
-async def find_values(entry: ToolEntry, params: Any, threads: ThreadPool) -> list[str]:
+class CompletionPool:
+    """The threads that run functions of completion; a caller has at most half of them."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPool(COMPLETION_THREADS)
+        self._running: Counter[str] = Counter()  # by caller; a function goes on when its request has timed out
+
+    async def run(self, caller: str, function: Callable[[], list[str]]) -> list[str]:
+        most = COMPLETION_THREADS // 2
+        if self._running[caller] >= most:
+            raise Refused(Kind.OVERLOADED, f"{most} completions of this caller are running; wait for one to end")
+        self._running[caller] += 1
+        loop = asyncio.get_running_loop()
+
+        def on_end() -> None:  # in the thread, or here if it never began
+            with suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(self._running.subtract, (caller,))
+
+        values: list[str] = await self._threads.run(function, ended=on_end)
+        return values
+
+
+async def find_values(entry: ToolEntry, params: Any, pool: CompletionPool, caller: str) -> list[str]:
     """Return the values that the argument of a `completion/complete` could have, the best ones first."""
     completer = entry.complete.get(params.argument.name)
     if completer is None:
         return []
-    function, value = completer.function, params.argument.value
-    context = getattr(params, "context", None)  # not in every revision
-    given = (value, {} if context is None else dict(context.arguments)) if completer.takes_context else (value,)
+    function = completer.function
+    arguments = (params.argument.value, known_arguments(params))[: 1 + completer.takes_context]
     try:
         async with asyncio.timeout(COMPLETION_SECONDS):
             if inspect.iscoroutinefunction(function):
-                return _texts(await function(*given))
-            texts: list[str] = await threads.run(lambda: _texts(function(*given)))
-            return texts
+                return _texts(await function(*arguments))
+            return await pool.run(caller, lambda: _texts(function(*arguments)))
     except TimeoutError:
         raise Refused(Kind.TIMEOUT, f"The completion took longer than {COMPLETION_SECONDS:g} s") from None
+    except BaseException as problem:
+        task = asyncio.current_task()
+        if isinstance(problem, Refused | GeneratorExit) or (task is not None and task.cancelling()):
+            raise
+        log.error("completion of %r failed", entry.name, exc_info=problem)
+        raise Refused(Kind.INTERNAL, "The completion failed; the server's log has the details") from None
+
+
+def known_arguments(params: Any) -> dict[str, str]:
+    """Return the arguments that have values already; not every revision sends them."""
+    context = getattr(params, "context", None)
+    return {} if context is None else dict(context.arguments)
 
 
 def make_completers(functions: Any, schema: Object, where: str) -> dict[str, Completer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -14,17 +15,19 @@ from msgspec.structs import replace
 
 from handrail import jsonrpc
 from handrail.engine.catalog import Catalog, ToolCatalog, ToolEntry
+from handrail.engine.completion import CompletionPool
 from handrail.engine.eager import ThreadPool
 from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
 from handrail.engine.prompts import PromptEntry
 from handrail.engine.reply_channel import OpenStream, Reply
-from handrail.engine.resources import ResourceEntry, check_overlap, find_resource
+from handrail.engine.resources import ResourceEntry, TemplateCatalog, find_resource
 from handrail.engine.results import error_result
 from handrail.errors import Kind, Refused
+from handrail.guards.policy import SubjectKind
 from handrail.jsonrpc import Id, Request
-from handrail.model import REFUSED, SERVER_ASKS, Json, Object
+from handrail.model import REFUSED, SERVER_ASKS, Object
 from handrail.protocol.seal import KEY_HINT, Seal, key_problem
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import LISTS, REFUSAL_ERRORS, ErrorMapping, Identity, ServerDescription
@@ -33,13 +36,17 @@ from handrail.suggest import check_options, collection, expect
 if TYPE_CHECKING:
     from handrail.engine.inflight import InFlightCalls
 
+log = logging.getLogger("handrail")
+
 DEFAULT_PAGE = 1_000
 
 _RESULT = ErrorMapping(0)  # a refusal as the result of the tool
-_READABLE = ErrorMapping(403)  # what that is where there is no tool
+_READABLE = ErrorMapping(403, 403)  # a refusal that a model may read, where a result has no place for it
 _FAILED = ErrorMapping(-32603)
 LIST_CHANGED = {each: f"notifications/{each}/list_changed" for each in ("tools", "resources", "prompts")}
 """The notifications of changed lists, by capability."""
+KINDS: dict[str, SubjectKind] = {"tools/call": "tool", "resources/read": "resource", "prompts/get": "prompt"}
+"""What the methods that run a function are about."""
 _OF_RESOURCES = [f"resources/{each}" for each in ("list", "templates/list", "read", "subscribe", "unsubscribe")]
 
 _FORMS = {
@@ -74,8 +81,8 @@ class ServerOptions(GuardOptions, total=False):
     icons: icons as the protocol writes them: src, mimeType, sizes
     website_url: a page about the server
     instructions: how a model should use these tools together
-    page_size: tools on one page of the list (1,000; all of them for 2024-10-07)
-    list_changed: notify clients when the tools change (True)
+    page_size: entries on one page of a list (1,000; all of them for 2024-10-07)
+    list_changed: notify clients when the tools, resources or prompts change (True)
     tools: False: the server has no tools and says so (True)
     revisions: the names of the revisions to speak (all)
     workers: threads for `def` tools (16)
@@ -110,7 +117,7 @@ _MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
     **dict.fromkeys(("version", "title", "description", "website_url", "instructions"), ("a text", str)),
     **dict.fromkeys(("list_changed", "identify", "tracing"), ("True or False", bool)),
     "tools": ("True or False (functions are added with @server.tool or server.add)", bool),
-    "page_size": ("a number of tools", int),
+    "page_size": ("a number of entries", int),
     "workers": ("a number of threads", int),
     "cache_seconds": ("a number of seconds", int, float),
     "limits": ("Limits(…)", Limits),
@@ -153,7 +160,7 @@ class Engine:
         self.clock: Callable[[], float] = time.time
         self.catalog = ToolCatalog("tool")
         self.resources: Catalog[ResourceEntry] = Catalog("resource")
-        self.templates: Catalog[ResourceEntry] = Catalog("resource template")
+        self.templates = TemplateCatalog("resource template")
         self.prompts: Catalog[PromptEntry] = Catalog("prompt")
         self.catalogs: dict[str, Catalog[Any]] = {
             "tools/list": self.catalog,
@@ -164,10 +171,11 @@ class Engine:
         self.hidden: set[str] = set()  # methods behind a capability that is not declared
         self._hide_methods()
         for method, catalog in self.catalogs.items():
-            catalog.watchers.add(partial(self._on_list_changed, LIST_CHANGED[method.partition("/")[0]]))
-        self.on_resource_updated: set[Callable[[str], None]] = set()  # tell other processes
+            catalog.watchers.append(partial(self._on_list_changed, LIST_CHANGED[method.partition("/")[0]]))
+        self.on_resource_updated: set[Callable[[str], None]] = set()  # publish updates to other processes
         self.in_flight: InFlightCalls | None = None  # of the event loop that serves, as a rule there is one
         self.thread_pool = ThreadPool(options.get("workers", 16))
+        self.completion_pool = CompletionPool()
         self.open_streams: set[OpenStream] = set()
         self.middleware: list[Middleware] = []
         self.sinks: tuple[CallSink, ...] = ()
@@ -209,34 +217,35 @@ class Engine:
         if entry.template is None:
             self.resources.add(entry)
         else:
-            check_overlap(self.templates, entry)
             self.templates.add(entry)
 
-    def entry_of(self, method: str, name: Json) -> ToolEntry | None:
-        """Return the tool, the prompt or the resource that a request of a method names."""
-        if type(name) is not str:
-            return None
-        if method == "resources/read":
-            found = self.find_resource(name)
-            return None if found is None else found[0]
-        return self.prompts.get(name) if method == "prompts/get" else self.catalog.get(name)
-
-    def find_resource(self, uri: str) -> tuple[ResourceEntry, Object] | None:
-        """Return the entry that reads a URI, and the variables in it."""
-        return find_resource(self.resources, self.templates, uri)
+    def find(self, kind: SubjectKind, name: str) -> tuple[ToolEntry | None, Object]:
+        """Return the tool or prompt of a name, or what reads a URI with the variables in it; None if there is none."""
+        if kind != "resource":
+            return (self.catalog if kind == "tool" else self.prompts).get(name), {}
+        match = find_resource(self.resources, self.templates, name)
+        if match is None:
+            return None, {}
+        entry, variables = match
+        masked = self.guard_set.mask_arguments(variables) if variables else variables
+        if masked != variables and entry.template is not None:  # people and the audit log see the label
+            entry.label = entry.template.expand(masked).replace("%2A", "*")
+        return entry, variables
 
     def resource_updated(self, uri: str) -> None:
         """Notify the subscribers of a resource in all processes, from any thread."""
         self.notify_subscribers(uri)
-        for tell in list(self.on_resource_updated):
-            tell(uri)
+        for publish in list(self.on_resource_updated):
+            publish(uri)
 
     def notify_subscribers(self, uri: str) -> None:
         """Notify the subscribers of a resource in this process."""
-        found = self.find_resource(uri)
-        if found is not None:
-            for stream in list(self.open_streams):
-                stream.resource_updated(found[0])
+        entry, _ = self.find("resource", uri)
+        if entry is None:
+            log.warning("resources: update of %.200s: there is no such resource", uri)
+            return
+        for stream in list(self.open_streams):
+            stream.resource_updated(entry)
 
     def announces(self, revision: Revision) -> bool:
         """Whether peers of a revision are notified when a list changes."""

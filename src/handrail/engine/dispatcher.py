@@ -17,26 +17,31 @@ from msgspec import UNSET, Struct, UnsetType
 
 from handrail import jsonrpc
 from handrail.engine.call_state import CallState
-from handrail.engine.catalog import ToolEntry
-from handrail.engine.completion import find_values
-from handrail.engine.core import LIST_CHANGED, Engine
+from handrail.engine.catalog import Catalog, ToolEntry
+from handrail.engine.completion import find_values, known_arguments
+from handrail.engine.core import KINDS, LIST_CHANGED, Engine
 from handrail.engine.guard_set import needs_scopes, unknown
 from handrail.engine.http_sessions import MAX_SUBSCRIPTIONS
 from handrail.engine.inflight import InFlightCalls, state_purpose
 from handrail.engine.outcome import RefusedCall, refusal_record
 from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback, ReplyChannel
+from handrail.engine.resources import ResourceEntry, unknown_resource
 from handrail.errors import Kind, Refused, RemoteProtocolError, TransportError
+from handrail.guards.policy import SubjectKind
 from handrail.jsonrpc import Id, InvalidMessage, Message, Notification, Request, Response, decode
 from handrail.model import ClientInfo, Json, Object, Principal
 from handrail.protocol.connection import CANCELLED, Connection, names_version
 from handrail.protocol.http_rules import NAME_PARAMS, Headers, check_param_headers
 from handrail.revisions import Revision
 from handrail.revisions.base import LEVELS, LISTS, SUBSCRIPTION
+from handrail.stores import StoreError
+from handrail.suggest import closest
 
 log = logging.getLogger("handrail")
 
 UPDATED = "notifications/resources/updated"
 MAX_BATCH = 256
+MAX_SUBSCRIBED_CHARS = 128 * 1024  # of the URIs in one subscriptions/listen
 CURSOR_SECONDS = 24 * 3600
 CLEANUP_SECONDS = 0.3  # at the end, for tools that were cancelled
 
@@ -49,6 +54,15 @@ class Subscription(Struct):
     methods: frozenset[str]  # of the notifications
     uris: Mapping[str, str]  # canonical URIs of resources, and how the client wrote them
     reply: ReplyCallback
+
+
+class AsyncRequest(Struct):
+    """A request in flight that is answered in a task and is no call."""
+
+    id: Id
+    revision: Revision
+    reply: ReplyCallback
+    task: asyncio.Task[None]
 
 
 class Dispatcher:
@@ -134,7 +148,8 @@ class Dispatcher:
                 is_list = request.method in METHODS and METHODS[request.method].counts_as == "list"
                 waits = self.engine.guard_set.charge_request(self.principal, self.address, is_list=is_list)
                 if waits is not None:
-                    self._start_request(self._list_when_charged(request, revision, waits, respond))
+                    work = self._list_when_charged(request, revision, waits, respond)
+                    self.answer_later(request.id, revision, request.method, respond, work)
                     return None
             params = connection.parse_params(request, revision)
             return METHODS[request.method].handler(self, request.id, revision, params, respond)
@@ -151,20 +166,38 @@ class Dispatcher:
 
     async def _list_when_charged(
         self, request: Request, revision: Revision, waits: Awaitable[Any], respond: ReplyCallback
-    ) -> None:
+    ) -> Reply | None:
         from handrail.guards.limits import await_charge
 
-        try:
-            await await_charge(waits)
-            params = self.connection.parse_params(request, revision)
-            reply = METHODS[request.method].handler(self, request.id, revision, params, respond)
-        except Refused as refused:
-            reply = self.engine.encode_refusal(revision, request.id, refused, method=request.method)
-        except Exception:
-            log.exception("%s failed", request.method)
-            reply = self.engine.encode_refusal(revision, request.id, Refused(Kind.INTERNAL, "Internal error"))
-        if reply is not None:
-            respond(reply)
+        await await_charge(waits)
+        params = self.connection.parse_params(request, revision)
+        return METHODS[request.method].handler(self, request.id, revision, params, respond)
+
+    def answer_later(
+        self,
+        request_id: Id,
+        revision: Revision,
+        method: str,
+        respond: ReplyCallback,
+        work: Coroutine[Any, Any, Reply | None],
+    ) -> None:
+        """Answer a request that is no call in a task. The peer can cancel it as it can cancel a call."""
+
+        async def answer() -> None:
+            try:
+                reply = await work
+            except Refused as refused:
+                reply = self.engine.encode_refusal(revision, request_id, refused, method=method)
+            except Exception:
+                log.exception("%s failed", method)
+                reply = self.engine.encode_refusal(revision, request_id, Refused(Kind.INTERNAL, "Internal error"))
+            finally:
+                self.connection.in_flight.pop(request_id, None)
+            if reply is not None:
+                respond(reply)
+
+        task = self._keep(self.calls.loop.create_task(answer()))
+        self.connection.in_flight[request_id] = AsyncRequest(request_id, revision, respond, task)
 
     def record_refusal(
         self,
@@ -178,12 +211,13 @@ class Dispatcher:
         engine, guards = self.engine, self.engine.guard_set
         if request.method not in NAME_PARAMS or not (engine.sinks or guards.trail is not None):
             return
+        name = request.params.get(NAME_PARAMS[request.method])
         refusal = RefusedCall(
             origin=self,
             request=request,
             revision=revision,
             refused=refused,
-            entry=engine.entry_of(request.method, request.params.get(NAME_PARAMS[request.method])),
+            entry=engine.find(KINDS[request.method], name)[0] if type(name) is str else None,
             answer=answer,
             started_ns=perf_counter_ns() if started_ns is None else started_ns,
         )
@@ -194,7 +228,7 @@ class Dispatcher:
                 log.exception("calls: a refused request was not observed")
         if guards.trail is not None:
             refusal.call_id = refusal.call_id or guards.next_serial()
-            guards.trail.submit(refusal_record(refusal, guards.name))
+            guards.trail.submit(refusal_record(refusal, guards.name, guards.secrets))
 
     def _on_notification(self, message: Notification) -> None:
         if message.method == CANCELLED:
@@ -258,15 +292,19 @@ class Dispatcher:
             or entry.name in connection.subscriptions
             or any(entry.name in each.uris for each in self.subscriptions())
         )
-        if is_wanted and self.may_know(entry, revision):
+        if is_wanted and self.is_visible(entry, revision):
             self._announce_later(UPDATED, entry.name)
 
     def subscriptions(self) -> list[Subscription]:
         return [each for each in list(self.connection.in_flight.values()) if isinstance(each, Subscription)]
 
-    def may_know(self, entry: ToolEntry, revision: Revision) -> bool:
-        is_visible = entry.is_visible_to(self.principal.scopes)
-        return is_visible and not self.engine.guard_set.hides(entry, self.principal, revision)
+    @property
+    def subscribed_count(self) -> int:
+        return sum(len(each.uris) for each in self.subscriptions())
+
+    def is_visible(self, entry: ToolEntry, revision: Revision) -> bool:
+        is_in_scope = entry.is_visible_to(self.principal.scopes)
+        return is_in_scope and not self.engine.guard_set.hides(entry, self.principal, revision)
 
     def _announce_later(self, method: str, uri: str) -> None:
         """Notify the peer, from any thread. Changes in one turn of the loop are announced together."""
@@ -275,46 +313,61 @@ class Dispatcher:
         if not self._announcement_pending:
             self._announcement_pending = True
             with contextlib.suppress(RuntimeError):  # the loop has closed, and the connection with it
-                self.calls.loop.call_soon_threadsafe(self._announce)
+                self.calls.loop.call_soon_threadsafe(self._start_announcing)
 
-    def _announce(self) -> None:
-        self._announcement_pending = False
-        connection, revision = self.connection, self.connection.revision
+    def _start_announcing(self) -> None:
+        self._keep(self.calls.start_task(self._announce(), None))
+
+    async def _announce(self) -> None:
+        """Send the notifications that are due. While the peer does not read, later ones wait, each of them once."""
         unannounced = self._unannounced or {}
-        for method, uri in list(unannounced):
-            del unannounced[method, uri]
-            if uri and self.find_subscription is not None:
-                self._start_request(self._notify_session(self.find_subscription(uri)))
-            elif uri in connection.subscriptions:
-                self.reply_channel.send(jsonrpc.notification(method, {"uri": connection.subscriptions[uri]}))
-            elif not uri and revision is not None and connection.ready and self.engine.announces(revision):
-                self.reply_channel.send(jsonrpc.notification(method))
-            for each in self.subscriptions():
-                if uri in each.uris:
-                    self.notify_subscriber(method, each.id, {"uri": each.uris[uri]})
-                elif method in each.methods:
-                    self.notify_subscriber(method, each.id, {})
+        try:
+            while unannounced:
+                for method, uri in list(unannounced):
+                    del unannounced[method, uri]
+                    await self._notify(method, uri)
+                await self.reply_channel.drain()
+        except StoreError as problem:
+            log.warning("subscriptions: an update was not announced: %s", problem)
+        finally:
+            self._announcement_pending = False
+        for method, uri in list(unannounced)[:1]:  # came since the end of the loop, from another thread
+            self._announce_later(method, uri)
 
-    async def _notify_session(self, subscription: Awaitable[str]) -> None:
-        if uri := await subscription:
-            self.reply_channel.send(jsonrpc.notification(UPDATED, {"uri": uri}))
+    async def _notify(self, method: str, uri: str) -> None:
+        connection, revision = self.connection, self.connection.revision
+        if uri and self.find_subscription is not None:
+            if subscribed := await self.find_subscription(uri):
+                self.reply_channel.send(jsonrpc.notification(method, {"uri": subscribed}))
+        elif uri in connection.subscriptions:
+            self.reply_channel.send(jsonrpc.notification(method, {"uri": connection.subscriptions[uri]}))
+        elif not uri and revision is not None and connection.ready and self.engine.announces(revision):
+            self.reply_channel.send(jsonrpc.notification(method))
+        for each in self.subscriptions():
+            if uri in each.uris:
+                self.notify_subscriber(method, each.id, {"uri": each.uris[uri]})
+            elif method in each.methods:
+                self.notify_subscriber(method, each.id, {})
 
     def notify_subscriber(self, method: str, request_id: Id, params: Object) -> None:
         self.reply_channel.send(jsonrpc.notification(method, {**params, "_meta": {SUBSCRIPTION: request_id}}))
 
-    def _start_request(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Answer a request that is no call in a task, which `close` waits for."""
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Keep a task that `close` waits for."""
         self._request_tasks = self._request_tasks or set()
-        self._request_tasks.add(task := self.calls.loop.create_task(coroutine))
+        self._request_tasks.add(task)
         task.add_done_callback(self._request_tasks.discard)
+        return task
 
-    def _cancel_without_reply(self, request: CallState | Subscription) -> None:
-        """Cancel a request at the wish of its peer, which gets no reply."""
+    def _cancel_without_reply(self, request: CallState | Subscription | AsyncRequest) -> None:
+        """Cancel a request for its peer, without a reply."""
         if isinstance(request, CallState):
             request.calls.abandon(request)
-        else:
-            del self.connection.in_flight[request.id]
-            request.reply(NO_REPLY)
+            return
+        del self.connection.in_flight[request.id]
+        if isinstance(request, AsyncRequest):
+            request.task.cancel()
+        request.reply(NO_REPLY)
 
     def _send_reply(self, reply: Reply) -> None:
         if reply.body:
@@ -441,30 +494,29 @@ def list_entries(
 
 
 def start_call(
-    peer: Dispatcher,
-    request_id: Id,
-    revision: Revision,
-    params: Any,
-    respond: ReplyCallback,
-    entry: ToolEntry | None = None,
-    arguments: Object | None = None,
+    kind: SubjectKind, peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
 ) -> Reply | None:
-    """Start a call of the tool that the parameters name; or of a resource or a prompt, which was found already."""
+    """Start a call of a tool, a read of a resource, or a request for a prompt."""
     engine, guards = peer.engine, peer.engine.guard_set
-    if entry is None:
-        entry, arguments = engine.catalog.get(params.name), params.arguments
-    assert arguments is not None
+    entry: ToolEntry | None
+    if kind == "resource":
+        entry, arguments = engine.find(kind, params.uri)
+    else:
+        entry, arguments = (engine.catalog if kind == "tool" else engine.prompts).get(params.name), params.arguments
     if entry is None or not entry.is_visible_to(peer.principal.scopes) or guards.hides(entry, peer.principal, revision):
-        guards.charge_request(peer.principal, peer.address)  # there is no tool with a limit of its own
-        hidden = guards.hidden(engine.catalog, peer.principal, revision)
-        raise unknown("tool", params.name, engine.catalog.closest(params.name, peer.principal.scopes, hidden))
+        guards.charge_request(peer.principal, peer.address)  # there is no entry with a limit of its own
+        if kind == "resource":
+            raise unknown_resource(params.uri)
+        catalog: Catalog[Any] = engine.catalog if kind == "tool" else engine.prompts
+        hidden = guards.hidden(catalog, peer.principal, revision)
+        raise unknown(kind, params.name, catalog.closest(params.name, peer.principal.scopes, hidden))
     if not entry.scopes <= peer.principal.scopes:
         guards.charge_request(peer.principal, peer.address)
         raise needs_scopes(entry)
     if len(peer.connection.in_flight) >= engine.limits.max_calls:
         _refuse_overload(peer)
     if entry.input.headers and peer.headers is not None and revision.stateless:
-        check_param_headers(entry.input.headers, params.arguments, peer.headers)
+        check_param_headers(entry.input.headers, arguments, peer.headers)
     client = peer.connection.client if revision.sender is None else revision.sender(params)
     call = CallState(
         peer,
@@ -487,103 +539,104 @@ def start_call(
     return begun if begun is None or isinstance(begun, Reply) else peer.calls.run(call, begun)
 
 
-def read_resource(
-    peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
-) -> Reply | None:
-    found = _find_resource(peer, revision, params.uri)
-    if found is None:
-        peer.engine.guard_set.charge_request(peer.principal, peer.address)
-        raise unknown("resource", params.uri)
-    return start_call(peer, request_id, revision, params, respond, *found)
-
-
-def get_prompt(
-    peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
-) -> Reply | None:
-    prompts, guards = peer.engine.prompts, peer.engine.guard_set
-    entry = prompts.get(params.name)
-    if entry is None or not peer.may_know(entry, revision):
-        guards.charge_request(peer.principal, peer.address)
-        hidden = guards.hidden(prompts, peer.principal, revision)
-        raise unknown("prompt", params.name, prompts.closest(params.name, peer.principal.scopes, hidden))
-    return start_call(peer, request_id, revision, params, respond, entry, params.arguments)
-
-
-def _find_resource(peer: Dispatcher, revision: Revision, uri: str) -> tuple[ToolEntry, Object] | None:
-    """Return the entry that reads a URI, and the variables in it; None if the caller must not know of it."""
-    found = peer.engine.find_resource(uri)
-    return found if found is not None and peer.may_know(found[0], revision) else None
-
-
 def complete(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
     """Complete an argument of a prompt, or a variable of a template."""
-    engine, argument = peer.engine, params.argument.name
-    is_prompt = hasattr(params.ref, "name")
+    engine, argument, is_prompt = peer.engine, params.argument.name, params.ref.kind == "prompt"
     name = params.ref.name if is_prompt else params.ref.uri
-    entry = engine.entry_of("prompts/get", name) if is_prompt else engine.templates.get(name)
-    if entry is None or not peer.may_know(entry, revision):
-        raise Refused(Kind.BAD_PARAMS, f"completion/complete: unknown {params.ref.kind}: {name[:200]}")
-    if (refused := engine.guard_set.refusal(entry, peer.principal, revision)) is not None:
-        raise refused
-    if argument not in entry.tool.input_schema.get("properties", {}):
-        raise Refused(Kind.BAD_PARAMS, f"completion/complete: {name[:200]} has no argument {argument[:200]!r}")
-    if len(peer._request_tasks or ()) >= engine.limits.max_calls:
+    entry: ToolEntry | None = (engine.prompts if is_prompt else engine.templates).get(name)
+    if entry is None or not peer.is_visible(entry, revision):
+        raise Refused(Kind.BAD_PARAMS, f"Unknown {params.ref.kind}: {name[:200]}")
+    engine.guard_set.check_allowed(entry, {}, peer.principal, revision)
+    arguments = entry.tool.input_schema.get("properties", {})
+    if argument not in arguments:
+        near = closest(argument, arguments)
+        text = f"{name[:200]} has no argument {argument[:200]!r}"
+        raise Refused(Kind.BAD_PARAMS, f"{text}; did you mean {near!r}?" if near else text)
+    if len(peer.connection.in_flight) >= engine.limits.max_calls:
         _refuse_overload(peer)
-    peer._start_request(_complete(peer, request_id, revision, entry, params, respond))
+    work = _complete(peer, request_id, revision, entry, params)
+    peer.answer_later(request_id, revision, "completion/complete", respond, work)
 
 
-async def _complete(
-    peer: Dispatcher, request_id: Id, revision: Revision, entry: ToolEntry, params: Any, respond: ReplyCallback
-) -> None:
+async def _complete(peer: Dispatcher, request_id: Id, revision: Revision, entry: ToolEntry, params: Any) -> Reply:
     engine = peer.engine
-    try:
-        values: Json = await find_values(entry, params, engine.thread_pool)
-        values, _ = await engine.guard_set.sanitize_message(values)
-        reply = engine.encode_response(revision, request_id, revision.encoders["completion/complete"](values))
-    except Refused as refused:
-        reply = engine.encode_refusal(revision, request_id, refused, method="completion/complete")
-    except Exception:
-        log.exception("completion of %r failed", entry.name)
-        reply = engine.encode_refusal(revision, request_id, Refused(Kind.INTERNAL, "Internal error"))
-    respond(reply)
+    values: Json = await find_values(entry, params, engine.completion_pool, f"{peer.principal.id} {peer.address}")
+    if isinstance(entry, ResourceEntry):
+        values = _visible_values(peer, revision, entry, params, values)
+    values, _ = await engine.guard_set.sanitize_message(values)
+    reply = engine.encode_response(revision, request_id, revision.encoders["completion/complete"](values))
+    if len(reply.body) > engine.limits.max_message_bytes:
+        raise Refused(Kind.FAILED, f"The values have {len(reply.body):,} bytes, which are too many to be sent")
+    return reply
+
+
+def _visible_values(
+    peer: Dispatcher, revision: Revision, entry: ResourceEntry, params: Any, values: list[str]
+) -> list[str]:
+    """Return the values of a template's variable without those whose URI is hidden from the caller."""
+    engine, template, argument = peer.engine, entry.template, params.argument.name
+    policy = engine.guard_set.policy
+    if template is None or not (policy.hides_anything and policy.concerns("resource", "hide")):
+        return values
+    variables = known_arguments(params)
+    if {*template.names} - template.optional - {argument} - variables.keys():
+        return []  # the URI is not known
+    entries = [engine.find("resource", template.expand({**variables, argument: value}))[0] for value in values]
+    pairs = zip(values, entries, strict=True)
+    return [value for value, each in pairs if each is not None and peer.is_visible(each, revision)]
 
 
 def subscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-    connection, found = peer.connection, _find_resource(peer, revision, params.uri)
-    if found is None:
-        raise unknown("resource", params.uri)
-    entry = found[0]
-    if (refused := peer.engine.guard_set.refusal(entry, peer.principal, revision)) is not None:
-        raise refused
-    if entry.name not in connection.subscriptions and len(connection.subscriptions) >= MAX_SUBSCRIPTIONS:
+    connection, before = peer.connection, peer.connection.subscriptions
+    name = _subscribable(peer, revision, params.uri)
+    if name and name not in before and len(before) >= MAX_SUBSCRIPTIONS:
         text = f"{MAX_SUBSCRIPTIONS:,} resources are subscribed to; unsubscribe from some first"
         raise Refused(Kind.OVERLOADED, text)
-    connection.subscriptions = {**connection.subscriptions, entry.name: params.uri}
+    if name:
+        connection.subscriptions = {**before, name: params.uri}
     return peer.engine.encode_response(revision, request_id, {})
 
 
+def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:
+    """Return the canonical URI; empty for a hidden resource below a template, which looks like any absent one there."""
+    engine = peer.engine
+    entry, variables = engine.find("resource", uri)
+    if entry is None or not peer.is_visible(entry, revision):
+        visible = (each for each in engine.templates if each.template and peer.is_visible(each, revision))
+        if entry is None or not any(each.template.match(uri) for each in visible if each.template):
+            raise unknown_resource(uri)
+        return ""
+    engine.guard_set.check_allowed(entry, variables, peer.principal, revision)
+    return entry.name
+
+
 def unsubscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
-    found, before = _find_resource(peer, revision, params.uri), peer.connection.subscriptions
-    name = "" if found is None else found[0].name
-    after = {key: uri for key, uri in before.items() if key != name and uri != params.uri}
-    if found is None and len(after) == len(before):
-        raise unknown("resource", params.uri)
+    before = peer.connection.subscriptions
+    entry, _ = peer.engine.find("resource", params.uri)
+    name = entry.name if entry is not None and peer.is_visible(entry, revision) else ""
+    after = {key: uri for key, uri in before.items() if uri != params.uri and key != name}
+    if not name and len(after) == len(before):
+        _subscribable(peer, revision, params.uri)
     peer.connection.subscriptions = after
     return peer.engine.encode_response(revision, request_id, {})
 
 
 def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
-    engine, in_flight, wanted = peer.engine, peer.connection.in_flight, params.notifications
+    engine, in_flight, filters = peer.engine, peer.connection.in_flight, params.notifications
     if len(in_flight) >= engine.limits.max_calls:
         _refuse_overload(peer)
-    capabilities = [each for each in engine.announced_lists(revision) if getattr(wanted, f"{each}_list_changed")]
+    capabilities = [each for each in engine.announced_lists(revision) if getattr(filters, f"{each}_list_changed")]
     honoured: Object = {f"{each}ListChanged": True for each in capabilities}
-    room = MAX_SUBSCRIPTIONS - sum(len(each.uris) for each in peer.subscriptions())
+    streams = [each for each in engine.open_streams if (each.principal, each.address) == (peer.principal, peer.address)]
+    room = MAX_SUBSCRIPTIONS - sum(each.subscribed_count for each in streams)
     uris: dict[str, str] = {}
-    for uri in wanted.resource_subscriptions[: 2 * MAX_SUBSCRIPTIONS]:
-        found = _find_resource(peer, revision, uri) if len(uris) < room else None
-        if found is not None and engine.guard_set.refusal(found[0], peer.principal, revision) is None:
-            uris.setdefault(found[0].name, uri)
+    left = MAX_SUBSCRIBED_CHARS
+    for uri in filters.resource_subscriptions[: max(room, 0)]:
+        if (left := left - len(uri)) < 0:
+            break
+        with contextlib.suppress(Refused):
+            name = _subscribable(peer, revision, uri) or f"hidden {len(uris)}"  # which never has an update
+            uris.setdefault(name, uri)
     if uris:
         honoured["resourceSubscriptions"] = [*uris.values()]
     methods = frozenset(LIST_CHANGED[each] for each in capabilities)
@@ -624,9 +677,7 @@ METHODS: dict[str, Method] = {
     "logging/setLevel": Method(set_level),
     "server/discover": Method(discover, counts_as="list"),
     **{method: Method(partial(list_entries, method), counts_as="list") for method in LISTS},
-    "tools/call": Method(start_call, counts_as="call"),
-    "resources/read": Method(read_resource, counts_as="call"),
-    "prompts/get": Method(get_prompt, counts_as="call"),
+    **{method: Method(partial(start_call, kind), counts_as="call") for method, kind in KINDS.items()},
     "resources/subscribe": Method(subscribe),
     "resources/unsubscribe": Method(unsubscribe),
     "completion/complete": Method(complete),

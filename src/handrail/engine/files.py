@@ -1,4 +1,4 @@
-"""The files of a folder as resources: read-only, bounded, and nothing beside the folder.
+"""The files of a folder as resources: read-only, bounded, and nothing outside the folder.
 
 A path is opened one name at a time, relative to the folder that is open already, and no link is followed. So what is
 read lies in the folder, whatever is exchanged on the disk meanwhile.
@@ -6,25 +6,29 @@ read lies in the folder, whatever is exchanged on the disk meanwhile.
 
 from __future__ import annotations
 
+import errno
 import mimetypes
 import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from handrail.errors import ResourceNotFound, SchemaError, ToolError
 from handrail.model import EmbeddedResource
-from handrail.protocol.uri_template import is_safe_path, uri_problem
+from handrail.protocol.uri_template import UriTemplate, is_safe_path, normalize_uri, uri_problem
+from handrail.suggest import expect
 
 MAX_LISTED = 1_000  # files; those beyond can be read
 MAX_SCANNED = 20_000  # entries of folders that are looked at
 MAX_DEPTH = 32  # folders in one another
 
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG)  # ENXIO: a socket
 _BINARY = ("image/", "audio/", "video/", "font/", "application/octet-stream", "application/zip", "application/pdf")
 _FOLDS_CASE = sys.platform == "darwin"
 _HAS_OPENAT = os.open in os.supports_dir_fd
@@ -32,7 +36,7 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK if _HAS_OPENAT else 0 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY if _HAS_OPENAT else 0
 
 
-class FoundFile(NamedTuple):
+class FolderFile(NamedTuple):
     path: str  # below the folder, with /
     size: int
 
@@ -46,53 +50,63 @@ class Folder:
         if not _HAS_OPENAT:
             raise SchemaError(f"{where}: this system cannot open files without following links; write a resource")
         if not self._root.is_dir():
-            raise SchemaError(f"{where}: there is no such folder")
+            is_file = self._root.is_file()
+            hint = (
+                'it is a file; give its folder, and its name as pattern="…"' if is_file else "there is no such folder"
+            )
+            raise SchemaError(f"{where}: {hint}")
+        expect(f"{where}: pattern", pattern, 'a text such as "*.md"', str)
+        expect(f"{where}: max_bytes", max_bytes, "a number of bytes", int)
         if max_bytes < 1:
             raise SchemaError(f"{where}: max_bytes: {max_bytes} is less than 1")
-        self.uri = f"file:///{quote(self._root.name)}/" if uri is None else uri
-        if problem := uri_problem(self.uri):
-            raise SchemaError(f"{where}: uri {self.uri!r}: {problem}")
-        if not self.uri.endswith("/") or "{" in self.uri:
-            raise SchemaError(f"{where}: uri {self.uri!r}: expected what all URIs begin with, such as 'file:///docs/'")
+        uri = f"file:///{quote(self._root.name)}/" if uri is None else uri
+        if problem := uri_problem(uri):
+            raise SchemaError(f"{where}: uri {uri!r}: {problem}")
+        if not uri.endswith("/") or not normalize_uri(uri + "A").endswith("/A"):  # x:// begins a host, in any case
+            raise SchemaError(f"{where}: uri {uri!r}: expected what all URIs begin with, such as 'file:///docs/'")
+        self.template = UriTemplate(normalize_uri(uri) + "{+path}")
         self._pattern = pattern
         self._max_bytes = max_bytes
 
     def uri_of(self, path: str) -> str:
-        return self.uri + quote(path)
+        return self.template.expand({"path": path})
 
-    def files(self) -> Iterator[FoundFile]:
+    def files(self) -> Iterator[FolderFile]:
         """Yield the files in order of their paths; the first of them, if there are very many."""
-        budget, pending, found = MAX_SCANNED, [""], list[FoundFile]()
+        budget, pending, files = MAX_SCANNED, [""], list[FolderFile]()
         while pending and budget > 0:
             folder = pending.pop()
-            try:
-                with os.scandir(self._root / folder) as entries:
-                    rows = sorted((each for each in entries if self._is_listed(each.name)), key=lambda each: each.name)
-            except OSError:  # removed, or not readable
-                continue
-            budget -= len(rows)
-            for each in rows:
-                path = folder + each.name
-                if each.is_dir(follow_symlinks=False) and path.count("/") < MAX_DEPTH:
-                    pending.append(f"{path}/")
-                elif each.is_file(follow_symlinks=False) and fnmatchcase(path, self._pattern):
-                    found.append(FoundFile(path, each.stat(follow_symlinks=False).st_size))
-        yield from sorted(found)[:MAX_LISTED]
+            with suppress(OSError), ExitStack() as stack:  # removed, or not readable
+                descriptor = self._open(folder.split("/")[:-1], _FOLDER_FLAGS)
+                stack.callback(os.close, descriptor)
+                rows = [each for each in stack.enter_context(os.scandir(descriptor)) if self._is_listed(each.name)]
+                budget -= len(rows)
+                for each in sorted(rows, key=lambda each: each.name):
+                    path = folder + each.name
+                    if each.is_dir(follow_symlinks=False) and path.count("/") < MAX_DEPTH:
+                        pending.append(f"{path}/")
+                    elif each.is_file(follow_symlinks=False) and fnmatchcase(path, self._pattern):
+                        with suppress(OSError):  # removed meanwhile
+                            files.append(FolderFile(path, each.stat(follow_symlinks=False).st_size))
+        yield from islice((each for each in sorted(files) if not uri_problem(self.uri_of(each.path))), MAX_LISTED)
 
     def _is_listed(self, name: str) -> bool:
         return not name.startswith(".") and name.isprintable() and is_safe_path(name)
 
     def media_type(self, path: str) -> str:
-        known = "text/markdown" if path.endswith(".md") else "application/octet-stream"
-        return mimetypes.guess_type(path)[0] or known
+        fallback = "text/markdown" if path.endswith(".md") else "application/octet-stream"
+        return mimetypes.guess_type(path)[0] or fallback
 
     def read(self, path: str, uri: str) -> EmbeddedResource:
         """Return the whole file as text, if it is text in UTF-8, else as bytes."""
-        if not all(self._is_listed(name) for name in path.split("/")) or not fnmatchcase(path, self._pattern):
+        names = path.split("/")
+        if not all(map(self._is_listed, names)) or len(names) > MAX_DEPTH or not fnmatchcase(path, self._pattern):
             raise ResourceNotFound()
         try:
             data = self._read(path)
-        except (OSError, ValueError):  # ValueError: a NUL
+        except (OSError, ValueError) as problem:  # ValueError: a NUL
+            if isinstance(problem, OSError) and problem.errno not in _ABSENT:
+                raise
             raise ResourceNotFound() from None
         media_type = self.media_type(path)
         resource: dict[str, object] = {"uri": uri, "mimeType": media_type}
@@ -103,24 +117,26 @@ class Folder:
                 pass
         return EmbeddedResource({**resource, "blob": data})
 
+    def _open(self, names: list[str], flags: int) -> int:
+        """Open what is below the folder under these names, one after the other; the caller closes the descriptor."""
+        descriptor = os.open(self._root, _FOLDER_FLAGS)
+        for depth, name in enumerate(names, 1):
+            try:
+                if _FOLDS_CASE and name not in os.listdir(descriptor):
+                    raise FileNotFoundError(errno.ENOENT, name)
+                inner = os.open(name, flags if depth == len(names) else _FOLDER_FLAGS, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+            descriptor = inner
+        return descriptor
+
     def _read(self, path: str) -> bytes:
-        *folders, name = path.split("/")
         with ExitStack() as stack:
-
-            def enter(entry: str | Path, flags: int, within: int | None = None) -> int:
-                if _FOLDS_CASE and within is not None and entry not in os.listdir(within):
-                    raise FileNotFoundError(entry)
-                descriptor = os.open(entry, flags, dir_fd=within)
-                stack.callback(os.close, descriptor)
-                return descriptor
-
-            within = enter(self._root, _FOLDER_FLAGS)
-            for folder in folders:
-                within = enter(folder, _FOLDER_FLAGS, within)
-            descriptor = enter(name, _FILE_FLAGS, within)
+            descriptor = self._open(path.split("/"), _FILE_FLAGS)
+            stack.callback(os.close, descriptor)
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode):
-                raise FileNotFoundError(name)
+                raise FileNotFoundError(errno.ENOENT, path)
             if before.st_size > self._max_bytes:
                 raise ToolError(f"{path} has {before.st_size:,} bytes; at most {self._max_bytes:,} can be read")
             with open(descriptor, "rb", closefd=False) as file:

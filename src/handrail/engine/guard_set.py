@@ -194,10 +194,10 @@ class GuardSet:
         self.store = MemoryStore(clock=self.clock) if store is None else store
         shared = (shared and store is not None) or bool(options and options.webhook.url)
         self.approval_queue = ApprovalQueue(
-            self.store, options, trail=self.trail, clock=self.clock, shared=shared, redact=self._mask_arguments
+            self.store, options, trail=self.trail, clock=self.clock, shared=shared, redact=self.mask_arguments
         )
 
-    def _mask_arguments(self, arguments: Object) -> Object:
+    def mask_arguments(self, arguments: Object) -> Object:
         """Return arguments as they may be stored."""
         return cast(Object, mask_secrets(self._secret_matcher.redact(arguments), self.secrets))
 
@@ -216,13 +216,16 @@ class GuardSet:
         hides = self.policy.hides
         return frozenset(each.name for each in catalog if hides(principal, each.subject, revision.name))
 
-    def refusal(self, entry: ToolEntry, principal: Principal, revision: Revision) -> Refused | None:
-        """Return why a caller may not use an entry that it may see, whatever the arguments; None if it may."""
+    def check_allowed(self, entry: ToolEntry, arguments: Object, principal: Principal, revision: Revision) -> None:
+        """Refuse what a caller may see and may not use."""
         if not entry.scopes <= principal.scopes:
-            return needs_scopes(entry)
-        decision = self.policy.decide(principal, entry.subject, {}, revision.name) if self._has_policy else None
-        if decision is None or decision.verdict != "deny":
-            return None
+            raise needs_scopes(entry)
+        if self._has_policy:
+            decision = self.policy.decide(principal, entry.subject, arguments, revision.name)
+            if decision.verdict == "deny":
+                raise self._denied(entry, principal, decision, revision)
+
+    def _denied(self, entry: ToolEntry, principal: Principal, decision: Decision, revision: Revision) -> Refused:
         allowed = self.policy.denial_hint(principal, entry.subject, decision, revision.name)
         return Refused(Kind.FORBIDDEN, f"{entry.name} is not allowed {allowed}", readable=True)
 
@@ -318,8 +321,7 @@ class GuardSet:
         who, subject = call.principal, call.entry.subject
         call.decision = decision = self.policy.decide(who, subject, call.arguments, call.revision.name)
         if decision.verdict == "deny":
-            allowed = self.policy.denial_hint(who, subject, decision, call.revision.name)
-            raise Refused(Kind.FORBIDDEN, f"{call.name} is not allowed {allowed}", readable=True)
+            raise self._denied(call.entry, who, decision, call.revision)
         if (
             decision.verdict == "allow"
             and subject.annotations.get("destructiveHint") is True
@@ -369,8 +371,10 @@ class GuardSet:
         if approval.edited is not None:
             call.sent, call.reviewed_arguments = call.sent or call.arguments, call.arguments
             misplaced: list[tuple[str, str]] = []
-            masked = self._mask_arguments(call.reviewed_arguments)  # in the caller's order; the stored ones are sorted
+            masked = self.mask_arguments(call.reviewed_arguments)  # in the caller's order; the stored ones are sorted
             call.arguments = unmask(call.reviewed_arguments, masked, approval.edited, "", misplaced)
+            if entry.kind == "resource":
+                misplaced = [("", "a resource is read by the URI that was asked for")]
             if misplaced or not entry.input.valid(call.arguments):
                 await self.approval_queue.cancel(approval)
                 why = misplaced[0][1] if misplaced else entry.bad_arguments(call.arguments).text
@@ -448,20 +452,23 @@ class GuardSet:
 
     async def _sanitize_in_thread(self, call: CallState, sanitizer: Sanitizer, original: ToolResult) -> ToolResult:
         """Sanitize a large result without holding up the other calls."""
-        scan = await self._cleaning_pool.run(partial(sanitizer.scan, call.entry.tool.name, original, copies=True))
+        scan = await self._cleaning_pool.run(partial(sanitizer.scan, call.entry.limit_name, original, copies=True))
         result = self._finish_sanitizing(call, sanitizer, original, scan)
         return result if isinstance(result, ToolResult) else await result
 
     def _finish_sanitizing(
         self, call: CallState, sanitizer: Sanitizer, original: ToolResult, scan: Scan
     ) -> ToolResult | Coroutine[Any, Any, ToolResult]:
-        result, findings = sanitizer.finish(call.entry.tool.name, scan)
+        result, findings = sanitizer.finish(call.entry.limit_name, scan)
         if result is not original or findings:
             result = _mark_sanitized(call, original.structured, result, findings)
-        if call.entry.kind != "tool" and any(each.kind == "size" for each in findings):
-            if self.truncated_results is not None:
-                self.truncated_results.take_unsaved()
-            return error_result(f"The {call.entry.kind} {call.name} is larger than may be sent")
+        kind = call.entry.kind
+        if kind != "tool" and not result.is_error:  # whole, or an error
+            withheld = [each.text for each in result.content if kind == "resource" and isinstance(each, Text)]
+            if withheld or any(each.kind == "size" for each in findings):
+                if self.truncated_results is not None:
+                    self.truncated_results.take_unsaved()
+                return error_result(withheld[0] if withheld else f"The {kind} {call.name} is larger than may be sent")
         if self.truncated_results is not None and self.truncated_results.unsaved:
             unsaved = self.truncated_results.take_unsaved()  # at once: the next result may be cut meanwhile
             return _save_remainder(self.truncated_results, unsaved, call, result)

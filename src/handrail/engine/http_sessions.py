@@ -8,11 +8,13 @@ and the events of streams that a client may resume.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec import UNSET, Struct
+from msgspec.json import decode
 
 from handrail.engine.core import Engine
 from handrail.jsonrpc import encode
@@ -21,6 +23,8 @@ from handrail.protocol.connection import Connection
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import LEVELS
 from handrail.stores import Store, supports
+
+R = TypeVar("R")
 
 SESSION_SECONDS = 24 * 3600
 EVENT_SECONDS = 300
@@ -140,34 +144,44 @@ class HttpSessions:
 
     async def close(self, session: HttpSession) -> None:
         await self.store.put(session.key, _ENDED, ttl=SESSION_SECONDS)
+        await self.store.delete(_subscriptions_key(session))
         await self.publish(session.name, None)
 
     async def save_level(self, session: HttpSession) -> None:
         level: str = LEVELS[session.connection.level]
         await self.store.put(session.key, level.encode(), ttl=SESSION_SECONDS)
 
-    async def subscriptions(self, session: HttpSession) -> Mapping[str, str]:
-        """Return the canonical URIs of the resources that a session has subscribed to, and how it wrote them."""
-        prefix = _subscription_key(session, "")
-        rows = await self.store.scan(prefix, limit=MAX_SUBSCRIPTIONS + 1)
-        return {key.removeprefix(prefix): uri.decode() for key, uri in rows}
+    async def change_subscriptions(self, session: HttpSession, change: Callable[[], R]) -> R:
+        """Run what changes the subscriptions of a session, store them, and return the result.
+
+        A change that another request, perhaps in another process, has stored meanwhile is kept.
+        """
+        key, connection = _subscriptions_key(session), session.connection
+        stored = await self.store.get(key)
+        connection.subscriptions = before = _subscriptions(stored)
+        result = change()
+        after = connection.subscriptions
+        added, removed = {uri: after[uri] for uri in after if after[uri] != before.get(uri)}, before.keys() - after
+        while added or removed:
+            put = partial(self.store.put, key, encode(after), ttl=SESSION_SECONDS)
+            if await (put(if_absent=True) if stored is None else put(if_equals=stored)):
+                break
+            stored = await self.store.get(key)
+            after = {uri: text for uri, text in _subscriptions(stored).items() if uri not in removed} | added
+        return result
 
     async def find_subscription(self, session: HttpSession, uri: str) -> str:
         """Return a canonical URI as the session wrote it; empty if it has not subscribed to that."""
-        return (await self.store.get(_subscription_key(session, uri)) or b"").decode()
-
-    async def save_subscriptions(self, session: HttpSession, before: Mapping[str, str]) -> None:
-        """Store what has changed in the subscriptions of a session."""
-        after = session.connection.subscriptions
-        added = [(uri, after[uri]) for uri in after if after[uri] != before.get(uri)]
-        for uri in before.keys() - after:
-            await self.store.delete(_subscription_key(session, uri))
-        for uri, text in added:
-            await self.store.put(_subscription_key(session, uri), text.encode(), ttl=SESSION_SECONDS)
+        return _subscriptions(await self.store.get(_subscriptions_key(session))).get(uri, "")
 
 
-def _subscription_key(session: HttpSession, uri: str) -> str:
-    return f"subscription:{session.name}:{uri}"
+def _subscriptions_key(session: HttpSession) -> str:
+    return f"subscriptions:{session.name}"
+
+
+def _subscriptions(stored: bytes | None) -> dict[str, str]:
+    """Return canonical URIs of resources, and how the client wrote them."""
+    return {} if stored is None else decode(stored, type=dict[str, str])
 
 
 class EventLog:

@@ -22,11 +22,12 @@ from handrail.engine.eager import Start, starter
 from handrail.engine.input_requests import questions_in
 from handrail.engine.outcome import CallEnd, end_of, outcome_record
 from handrail.engine.reply_channel import NO_REPLY, Reply
+from handrail.engine.resources import unknown_resource
 from handrail.engine.results import error_result, failure_result
-from handrail.errors import Kind, Refused, ToolError
+from handrail.errors import Kind, Refused, ResourceNotFound, ToolError
 from handrail.guards.sanitize import Finding
 from handrail.jsonrpc import Id, encode_sorted
-from handrail.model import InputRequest, Json, Object, Text, ToolResult
+from handrail.model import InputRequest, Json, Object, ToolResult
 from handrail.protocol.connection import CANCELLED
 
 log = logging.getLogger("handrail")
@@ -130,13 +131,14 @@ class InFlightCalls:
         now = self.loop.time()
         if (
             call.entry.mode == "async"
-            and now - self._blocking_warnings.get(call.name, -WARN_AGAIN_SECONDS) >= WARN_AGAIN_SECONDS
+            and now - self._blocking_warnings.get(call.entry.limit_name, -WARN_AGAIN_SECONDS) >= WARN_AGAIN_SECONDS
         ):
-            self._blocking_warnings[call.name] = now
+            self._blocking_warnings[call.entry.limit_name] = now
             log.warning(
-                "tool %r held the event loop for %.1f s, and no other call went on: await what takes long"
+                "%s %r held the event loop for %.1f s, and no other call went on: await what takes long"
                 " (asyncio.sleep in place of time.sleep), or make it `def`, which runs in a thread",
-                call.name,
+                call.entry.kind,
+                call.entry.limit_name,
                 seconds,
             )
 
@@ -268,9 +270,13 @@ class InFlightCalls:
         """Return the reply to a call that has ended. None: it comes with the audit record, or was sent already."""
         if call.release is not None:
             call.release_slot()
+        if isinstance(result, ResourceNotFound) and call.entry.kind == "resource":
+            result = unknown_resource(call.entry.requested_uri or call.name)
         end = end_of(call, result) if call.marks is not None else None
         reply = None if call.cancelled else self._encode_outcome(call, result)
         if end is not None:
+            if call.is_unsendable:
+                end.outcome = "tool_error"
             if call.trail is not None and not call.recorded:
                 reply = self._record_outcome(call, end, reply)
             for sink in call.sinks:
@@ -331,47 +337,35 @@ class InFlightCalls:
             else:
                 log.error("%s %r failed outside the %s", call.entry.method, call.name, call.entry.kind, exc_info=result)
                 return self.engine.encode_refusal(revision, call.id, Refused(Kind.INTERNAL, "Internal error"))
-        if call.entry.kind != "tool":
-            return self._encode_whole(call, result)
+        entry = call.entry
+        if result.is_error and entry.kind != "tool":
+            return self._encode_failure(call, result.text, result.data)
         try:
-            reply = self.engine.encode_response(
-                revision, call.id, revision.encoders["tools/call"](result, call.entry.wraps)
-            )
+            encoder = revision.encoders[entry.method]
+            if entry.kind == "tool":
+                encoded = encoder(result, entry.wraps)
+            else:
+                encoded = encoder(*entry.encoder_arguments(self.engine, result))
+            reply = self.engine.encode_response(revision, call.id, encoded)
         except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
-            log.error("tool %r returned what cannot be sent: %s", call.name, problem)
-            reply = self._encode_failure(call, f"The tool {call.name} returned a value that is not strict JSON.")
+            log.error("%s %r returned what cannot be sent: %s", entry.kind, call.name, problem)
+            call.is_unsendable = True
+            reply = self._encode_failure(
+                call, f"The {entry.kind} {call.name} returned a value that is not strict JSON."
+            )
         if len(reply.body) > self.engine.limits.max_message_bytes:
             size, most = len(reply.body), self.engine.limits.max_message_bytes
             text = f"The result of {call.name} has {size:,} bytes; at most {most:,} can be sent. Ask for less of it."
             hint = "return pages, cut texts with Sanitize(max_text=…), link to a resource, or raise max_message_bytes"
-            log.error("tool %r: its result has %s bytes, at most %s can be sent: %s", call.name, size, most, hint)
+            log.error("%s %r: its result has %s bytes, at most %s: %s", entry.kind, call.name, size, most, hint)
+            call.is_unsendable = True
             reply = self._encode_failure(call, f"{text} (Its author can {hint}.)")
         return reply
 
-    def _encode_whole(self, call: CallState, result: ToolResult) -> Reply:
-        """Return the reply to a read, or to a request for a prompt: whole, or an error."""
-        revision, entry, name = call.revision, call.entry, call.name
-        withheld = [each for each in result.content if isinstance(each, Text)] if entry.kind == "resource" else []
-        if result.is_error or withheld:
-            return self._encode_failure(call, result.text)
-        try:
-            arguments = entry.encoder_arguments(self.engine, result)
-            reply = self.engine.encode_response(revision, call.id, revision.encoders[entry.method](*arguments))
-        except (MsgspecError, ValueError, TypeError, RecursionError) as problem:
-            log.error("%s %r returned what cannot be sent: %s", entry.kind, name, problem)
-            return self._encode_failure(call, f"The {entry.kind} {name} cannot be sent as JSON.")
-        if len(reply.body) > self.engine.limits.max_message_bytes:
-            size, most = len(reply.body), self.engine.limits.max_message_bytes
-            log.error("%s %r: its result has %s bytes, at most %s can be sent", entry.kind, name, size, most)
-            text = f"The {entry.kind} {name} has {size:,} bytes; at most {most:,} can be sent."
-            return self._encode_failure(call, text)
-        return reply
-
-    def _encode_failure(self, call: CallState, text: str) -> Reply:
+    def _encode_failure(self, call: CallState, text: str, data: Object | None = None) -> Reply:
         if call.entry.kind != "tool":
-            return self.engine.encode_refusal(
-                call.revision, call.id, Refused(Kind.FAILED, text), method=call.entry.method
-            )
+            refused = Refused(Kind.FAILED, text, data or None)
+            return self.engine.encode_refusal(call.revision, call.id, refused, method=call.entry.method)
         return self.engine.encode_response(
             call.revision, call.id, call.revision.encoders["tools/call"](error_result(text), False)
         )

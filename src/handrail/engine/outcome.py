@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from operator import sub
 from time import perf_counter_ns
 from typing import Protocol
@@ -21,7 +22,7 @@ from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import NAME_PARAMS, Headers
 from handrail.protocol.trace import read as read_trace, read_headers
 from handrail.revisions import Revision
-from handrail.text.controls import mask_secrets
+from handrail.text.controls import mask, mask_secrets
 from handrail.text.secrets import Secrets
 
 StageTimes = defstruct("StageTimes", [(name, int, 0) for name in STAGES], omit_defaults=True)
@@ -120,11 +121,12 @@ def outcome_record(call: CallState, end: CallEnd) -> CallRecord:
     return record
 
 
-def refusal_record(refusal: RefusedCall, server: str) -> CallRecord:
+def refusal_record(refusal: RefusedCall, server: str, secrets: Collection[str] = ()) -> CallRecord:
     """Return the record of a request that never became a call. Its name and arguments may be any JSON."""
     origin, params = refusal.origin, refusal.request.params
     name, arguments, meta = (params.get(each) for each in (NAME_PARAMS[refusal.request.method], "arguments", "_meta"))
     prefix = "prompt:" if refusal.request.method == "prompts/get" else ""
+    label = mask(prefix + name[:200], secrets) if type(name) is str else ""
     meta_trace = read_trace(meta.get("traceparent")) if type(meta) is dict else None
     trace = meta_trace or read_headers(origin.trace_headers)
     arguments_digest, arguments_bytes = measure_arguments({} if arguments is None else arguments)
@@ -136,7 +138,7 @@ def refusal_record(refusal: RefusedCall, server: str) -> CallRecord:
         origin.address,
         server,
         revision=refusal.revision.name,
-        tool=prefix + name[:200] if type(name) is str else "",
+        tool=label if refusal.entry is None else refusal.entry.label,
         arguments_digest=arguments_digest,
         arguments_bytes=arguments_bytes,
         trace="" if trace is None else trace.trace_id,

@@ -22,7 +22,7 @@ from handrail.engine.eager import ThreadPool
 from handrail.engine.guard_set import GuardSet
 from handrail.engine.input_requests import questions_in
 from handrail.engine.results import error_result, failure_result, mark_dangerous, to_result
-from handrail.errors import Refused, ToolError
+from handrail.errors import Refused, ResourceNotFound, ToolError
 from handrail.model import ToolResult
 
 log = logging.getLogger("handrail")
@@ -147,7 +147,7 @@ class Pipeline:
         """Sanitize a result, after the notifications that the tool did not await."""
         if call.unsent:
             return self._settle_after_notifications(call, value, result)
-        guards, name, marks = self._guards, call.entry.tool.name, call.marks
+        guards, name, marks = self._guards, call.entry.limit_name, call.marks
         if marks is not None:
             marks.append(perf_counter_ns())
         mirrored = result.structured is not UNSET and not isinstance(value, ToolResult)
@@ -178,6 +178,8 @@ class Pipeline:
 def _failure(call: CallState, problem: BaseException) -> ToolResult:
     """Return the result of a tool that failed; raise what ends the call in another way."""
     name = call.entry.tool.name
+    if isinstance(problem, ResourceNotFound) and call.entry.kind == "resource":
+        raise problem
     if isinstance(problem, ToolError):
         return mark_dangerous(call.entry, failure_result(name, problem))
     is_end = isinstance(problem, Refused | asyncio.CancelledError | GeneratorExit)
@@ -207,7 +209,7 @@ def compose(middleware: list[Middleware], pipeline: Pipeline, guards: GuardSet) 
         try:
             result = to_result(state.entry, await inner(call))  # middleware may have changed it
         except ToolError as failure:
-            result = failure_result(call.name, failure)
+            result = _failure(state, failure)
         if guards.sanitizer is None:
             return result
         sanitized = guards.sanitize_result(state, result)  # also an unchanged one: its parts may have changed

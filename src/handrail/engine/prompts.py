@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from handrail.engine.catalog import ToolEntry, normalize
@@ -29,7 +27,6 @@ from handrail.model import (
 )
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
-from handrail.schema.derive import Invoke
 from handrail.suggest import describe_value
 
 _BLOCKS = (Text, Image, Audio, ResourceLink, EmbeddedResource)
@@ -45,9 +42,12 @@ class PromptEntry(ToolEntry, kw_only=True):
     listing: Prompt
 
     def encoder_arguments(self, engine: Any, result: ToolResult) -> tuple[Any, ...]:
-        if not isinstance(result, PromptResult):  # of middleware
-            result = PromptResult(result.content, meta=result.meta, roles=["user"] * len(result.content))
-        return (result,)
+        roles = result.roles if isinstance(result, PromptResult) else []
+        roles = [*roles, *["user"] * len(result.content)][: len(result.content)]  # middleware may add and remove blocks
+        about = self.listing.description
+        if about is not UNSET and engine.guard_set.sanitizer is not None:
+            about = engine.guard_set.sanitizer.text(about)
+        return (PromptResult(result.content, meta=result.meta, roles=roles, description=about),)
 
     def renamed(self, prefix: str) -> Self:
         name = prefix + self.tool.name
@@ -57,11 +57,11 @@ class PromptEntry(ToolEntry, kw_only=True):
         return revision.definition(self.listing)
 
 
-def make_prompt_entry(prompt: Prompt, schema: Object, invoke: Invoke, complete: Any, **rest: Any) -> PromptEntry:
+def make_prompt_entry(prompt: Prompt, schema: Object, *, complete: Any = None, **rest: Any) -> PromptEntry:
     """Check a definition, and compile everything that a request for the prompt needs of it."""
     where = f"prompt {prompt.name!r}"
     if not prompt.name or not isinstance(prompt.name, str):
-        raise SchemaError(f"{where}: a name is a text")
+        raise SchemaError(f"{where}: a name is a text of at least one character")
     required = schema.get("required", ())
     arguments = [
         PromptArgument(name, each.get("title", UNSET), each.get("description", UNSET), name in required)
@@ -71,7 +71,7 @@ def make_prompt_entry(prompt: Prompt, schema: Object, invoke: Invoke, complete: 
     return PromptEntry(
         tool=Tool(name=prompt.name, title=prompt.title, description=prompt.description, input_schema=schema),
         listing=prompt,
-        invoke=_wrap(invoke, prompt.description, is_async=rest["mode"] == "async"),
+        convert=to_messages,
         input=compile_schema(schema, where),
         output=None,
         wraps=False,
@@ -81,23 +81,13 @@ def make_prompt_entry(prompt: Prompt, schema: Object, invoke: Invoke, complete: 
     )
 
 
-def _wrap(invoke: Invoke, description: str | UnsetType, *, is_async: bool) -> Callable[[Object, Any], Any]:
-    """Return the function of a prompt so that it returns messages."""
-
-    async def get_async(arguments: Object, call: Any) -> ToolResult:
-        value = invoke(arguments, call)
-        return to_messages(await value if inspect.isawaitable(value) else value, description)
-
-    return get_async if is_async else lambda arguments, call: to_messages(invoke(arguments, call), description)
-
-
-def to_messages(value: Any, description: str | UnsetType = UNSET) -> ToolResult:
+def to_messages(value: Any, name: str = "") -> ToolResult:
     """Return the value of a prompt as messages; a text, or a block, is a message of the user."""
     if isinstance(value, ToolResult):
         return value
     messages = [_message(each) for each in (value if isinstance(value, list | tuple) else [value])]
     content = [Text(each.content) if isinstance(each.content, str) else each.content for each in messages]
-    return PromptResult(content, roles=[each.role for each in messages], description=description)
+    return PromptResult(content, roles=[each.role for each in messages])
 
 
 def _message(value: Any) -> PromptMessage:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from handrail.model import Principal
 from handrail.protocol.connection import Connection
 
 __all__ = ["NO_REPLY", "NullChannel", "OpenStream", "Reply", "ReplyCallback", "ReplyChannel"]
@@ -57,6 +58,12 @@ class OpenStream(Protocol):
 
     connection: Connection
     reply_channel: ReplyChannel
+    principal: Principal
+    address: str
+
+    @property
+    def subscribed_count(self) -> int:
+        """How many resources its `subscriptions/listen` requests are subscribed to."""
 
     def list_changed(self, method: str) -> None:
         """Notify the peer, by a notification of this method, that a list has changed; from any thread."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from msgspec import UNSET, UnsetType
@@ -11,16 +10,28 @@ from msgspec.structs import replace
 
 from handrail.engine.catalog import Catalog, ToolEntry, normalize
 from handrail.engine.completion import make_completers
-from handrail.errors import Kind, Refused, ResourceNotFound, SchemaError
+from handrail.errors import Kind, Refused, SchemaError
 from handrail.guards.policy import Subject, SubjectKind
 from handrail.jsonrpc import encode
-from handrail.model import EmbeddedResource, Object, Resource, ResourceTemplate, Tool, ToolResult
-from handrail.protocol.uri_template import UriTemplate, normalize_uri, uri_problem
+from handrail.model import (
+    Audio,
+    EmbeddedResource,
+    Image,
+    Object,
+    Resource,
+    ResourceLink,
+    ResourceTemplate,
+    Text,
+    Tool,
+    ToolResult,
+)
+from handrail.protocol.uri_template import UriTemplate, normalize_spelling, normalize_uri, uri_problem
 from handrail.revisions import Revision
 from handrail.schema.compile import compile_schema
-from handrail.schema.derive import Invoke
 from handrail.schema.jsonable import to_jsonable
+from handrail.suggest import closest, describe_value
 
+_PLAIN_TYPES = {"string", "integer", "number", "boolean", "null", "enum"}
 MAX_SHOWN_URI_CHARS = 200  # in the text of an error; its data has the whole URI
 
 
@@ -35,7 +46,6 @@ class ResourceEntry(ToolEntry, kw_only=True):
 
     listing: Resource | ResourceTemplate
     template: UriTemplate | None = None
-    asked: str = ""  # of a template: the URI as the client wrote it
     ttl_ms: int | UnsetType = UNSET  # how long a client may keep what it read; unset: not at all
 
     def renamed(self, prefix: str) -> Self:
@@ -45,18 +55,18 @@ class ResourceEntry(ToolEntry, kw_only=True):
         return revision.definition(self.listing)
 
     def encoder_arguments(self, engine: Any, result: ToolResult) -> tuple[Any, ...]:
-        is_private = self.hide or engine.guard_set.policy.hides_anything or bool(self.scopes) or self.ttl_ms is UNSET
-        return result, self.ttl_ms or 0, "private" if is_private else "public"
+        guards = engine.guard_set
+        is_same_for_all = not (self.takes_call or self.scopes or self.hide or self.via or engine.middleware)
+        is_public = is_same_for_all and self.ttl_ms is not UNSET and not guards.policy.concerns("resource")
+        return result, self.ttl_ms or 0, "public" if is_public else "private"
 
-    def at(self, uri: str, asked: str) -> Self:
+    def at(self, uri: str, requested_uri: str) -> Self:
         """Return the entry for one URI of the template, in its canonical form. Rules are about that URI."""
         subject = Subject(kind="resource", name=uri, tags=self.tags, transient=True)
-        return replace(self, tool=replace(self.tool, name=uri), subject=subject, label=uri, asked=asked)
+        return replace(self, tool=replace(self.tool, name=uri), subject=subject, label=uri, requested_uri=requested_uri)
 
 
-def make_resource_entry(
-    uri: str, names: Object, schema: Object, invoke: Invoke, complete: Any, **rest: Any
-) -> ResourceEntry:
+def make_resource_entry(uri: str, names: Object, schema: Object, *, complete: Any = None, **rest: Any) -> ResourceEntry:
     """Check a definition, and compile everything that a request to read the resource needs of it."""
     where = f"resource {uri!r}"
     template: UriTemplate | None = None
@@ -64,11 +74,15 @@ def make_resource_entry(
     try:
         if "{" in uri or "}" in uri:
             template = UriTemplate(uri)
+            if "size" in names:
+                raise ValueError("size: the resources of a template differ in size; leave it out")
             listing = normalize(ResourceTemplate(uri_template=uri, **names), where)
         else:
             if problem := uri_problem(uri):
                 raise ValueError(problem)
             listing = normalize(Resource(uri=normalize_uri(uri), **names), where)
+    except SchemaError:
+        raise
     except (TypeError, ValueError) as problem:
         raise SchemaError(f"{where}: {problem}") from None
     _check_names(template, schema, where)
@@ -82,7 +96,7 @@ def make_resource_entry(
         ),
         listing=listing,
         template=template,
-        invoke=_wrap(invoke, mime_type, is_async=rest["mode"] == "async"),
+        convert=partial(to_contents, mime_type=mime_type),
         input=compile_schema(schema, where),
         output=None,
         wraps=False,
@@ -98,9 +112,12 @@ def _check_names(template: UriTemplate | None, schema: Object, where: str) -> No
     parameters, required = schema.get("properties", {}), schema.get("required", ())
     for name in variables:
         if name not in parameters:
-            raise SchemaError(
-                f"{where}: the function does not take {name!r}; its parameters are the template's variables"
-            )
+            near = closest(name, parameters)
+            hint = f"did you mean {{{near}}}?" if near else "its parameters are the template's variables"
+            raise SchemaError(f"{where}: the function does not take {name!r}; {hint}")
+        if not _has_one_spelling(parameters[name], schema.get("$defs", {})):
+            text = f"{where}: {name!r}: a value of its type can be written in several ways, and a rule names one URI"
+            raise SchemaError(f"{text}; take a str, an int, a float, a bool, a date or an Enum")
     for name in required:
         if name not in variables:
             raise SchemaError(
@@ -111,59 +128,64 @@ def _check_names(template: UriTemplate | None, schema: Object, where: str) -> No
             raise SchemaError(f"{where}: {name!r} may be missing in the URI; give the parameter a default")
 
 
-def check_overlap(templates: Catalog[ResourceEntry], entry: ResourceEntry) -> None:
-    """Refuse a template that matches the same URIs as another one."""
-    for each in templates.entries:
-        is_same = each.name == entry.name  # which the catalog refuses
-        if each.template and entry.template and each.template.shape == entry.template.shape and not is_same:
-            text = f"resource {entry.name!r}: {each.name!r} matches the same URIs; remove one of them"
-            raise SchemaError(text)
+def _has_one_spelling(schema: Object, definitions: Object) -> bool:
+    """Return whether each value is one text; a UUID, a time or a Decimal is several."""
+    options = [definitions.get(each.get("$ref", "").rpartition("/")[2], each) for each in schema.get("anyOf", [schema])]
+    kinds = {"enum" if "enum" in each or "const" in each else str(each.get("type")) for each in options}
+    has_format = any("contentEncoding" in each or each.get("format", "date") != "date" for each in options)
+    return kinds <= _PLAIN_TYPES and not kinds >= {"string", "number"} and not has_format
+
+
+class TemplateCatalog(Catalog[ResourceEntry]):
+    """Templates of resources, no two of which match the same URIs."""
+
+    def conflict(self, entry: ResourceEntry) -> str:
+        for each in self.entries:
+            is_same = each.name == entry.name  # which the catalog refuses
+            if each.template and entry.template and each.template.shape == entry.template.shape and not is_same:
+                return f"resource {entry.name!r}: {each.name!r} matches the same URIs; remove one of them"
+        return super().conflict(entry)
 
 
 def find_resource(
     resources: Catalog[ResourceEntry], templates: Catalog[ResourceEntry], uri: str
 ) -> tuple[ResourceEntry, Object] | None:
-    """Return the entry that reads a URI, and the variables in it. The template with the most literal text wins."""
+    """Return the entry that reads a URI, and the variables in it.
+
+    A static one wins, however the URI is written; then the template with the most literal text.
+    """
     if uri_problem(uri):
         return None
-    entry = resources.get(normalize_uri(uri))
-    if entry is not None:
-        return entry, {}
-    best: tuple[int, ResourceEntry, UriTemplate, dict[str, str]] | None = None
-    for each in templates:
-        if each.template is None or (best is not None and each.template.literal_length <= best[0]):
-            continue
-        variables = each.template.match(uri)
-        if variables is not None:
-            best = each.template.literal_length, each, each.template, variables
-    if best is None:
-        return None
-    _, entry, template, variables = best
-    return entry.at(template.expand(variables), uri), {**variables}
+    name, spelling = normalize_uri(uri), normalize_spelling(uri)
+    if not resources.knows(name):
+        match = _match_template(templates, spelling)
+        if match is None:
+            return None
+        best, template, variables = match
+        canonical = template.expand(variables)
+        name = normalize_uri(canonical)
+        if not resources.knows(name):
+            again = _match_template(templates, normalize_spelling(canonical))
+            is_same = again is not None and again[0] is best  # else the spelling went around a closer template
+            return (best.at(canonical, uri), {**variables}) if is_same and templates.is_on(best) else None
+    entry = resources.get(name)  # None: it is switched off, and no template stands in for it
+    return None if entry is None else (entry, {})
+
+
+def _match_template(
+    templates: Catalog[ResourceEntry], spelling: str
+) -> tuple[ResourceEntry, UriTemplate, dict[str, str]] | None:
+    matches = [
+        (each, each.template, variables)
+        for each in templates.entries
+        if each.template is not None and (variables := each.template.match_normal(spelling)) is not None
+    ]
+    return max(matches, key=lambda match: match[1].literal_length, default=None)
 
 
 def unknown_resource(uri: str) -> Refused:
     text = f"Resource not found: {uri}" if len(uri) <= MAX_SHOWN_URI_CHARS else "Resource not found"
     return Refused(Kind.UNKNOWN_RESOURCE, text, {"uri": uri})
-
-
-def _wrap(invoke: Invoke, mime_type: str | UnsetType, *, is_async: bool) -> Callable[[Object, Any], Any]:
-    """Return the function of a resource so that it returns contents."""
-
-    async def read_async(arguments: Object, call: Any) -> ToolResult:
-        try:
-            value = invoke(arguments, call)
-            return to_contents(await value if inspect.isawaitable(value) else value, call.name, mime_type)
-        except ResourceNotFound:
-            raise unknown_resource(call._state.entry.asked or call.name) from None
-
-    def read(arguments: Object, call: Any) -> ToolResult:
-        try:
-            return to_contents(invoke(arguments, call), call.name, mime_type)
-        except ResourceNotFound:
-            raise unknown_resource(call._state.entry.asked or call.name) from None
-
-    return read_async if is_async else read
 
 
 def to_contents(value: Any, uri: str, mime_type: str | UnsetType = UNSET) -> ToolResult:
@@ -172,6 +194,9 @@ def to_contents(value: Any, uri: str, mime_type: str | UnsetType = UNSET) -> Too
         return value
     if value is None:
         raise TypeError(f"resource {uri!r} returned None; raise ResourceNotFound() if there is none of this URI")
+    if isinstance(value, Text | Image | Audio | ResourceLink):
+        hint = "return its text, its bytes or EmbeddedResource(…)"
+        raise TypeError(f"resource {uri!r} returned {describe_value(value)}, a block of tools and prompts; {hint}")
     if not isinstance(value, list | tuple) or not any(isinstance(each, EmbeddedResource | bytes) for each in value):
         return ToolResult([_content(value, uri, mime_type)])
     for each in value:

@@ -49,10 +49,12 @@ _BLOCKS = (Text, Image, Audio, ResourceLink, EmbeddedResource)
 def to_result(entry: ToolEntry, value: Any) -> ToolResult:
     """Return the value of a tool as a result; an error result if it is not JSON or does not fit the output schema."""
     schema = entry.output
-    if type(value) is str and schema is None:
+    if type(value) is str and schema is None and entry.convert is None:
         result = ToolResult([Text(value)])
     else:
         try:
+            if entry.convert is not None:
+                value = entry.convert(value, entry.tool.name)
             result = (
                 _normalize_result(value) if isinstance(value, ToolResult) else _wrap_value(value, schema is not None)
             )
@@ -71,8 +73,8 @@ def to_result(entry: ToolEntry, value: Any) -> ToolResult:
             log.error("%s %r returned what cannot be sent: %s", entry.kind, entry.tool.name, problem)
             return error_result(f"The {entry.kind} {entry.tool.name} returned a value that cannot be sent: {problem}")
         except BaseException:  # raised by the value's own methods; its text is not for the peer
-            log.exception("tool %r returned what cannot be sent", entry.tool.name)
-            return error_result(f"The tool {entry.tool.name} returned a value that cannot be sent.")
+            log.exception("%s %r returned what cannot be sent", entry.kind, entry.tool.name)
+            return error_result(f"The {entry.kind} {entry.tool.name} returned a value that cannot be sent.")
     return result if entry.dangerous is UNSET and not result.risk else mark_dangerous(entry, result)
 
 

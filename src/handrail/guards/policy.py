@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from difflib import get_close_matches
 from fnmatch import fnmatchcase, translate
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo, available_timezones
@@ -39,6 +39,7 @@ from handrail.guards.limits import Rates
 from handrail.guards.predicates import TriState, all_of, check_choice, compile_condition, first_step
 from handrail.guards.sanitize import Sanitize
 from handrail.model import Object, Principal
+from handrail.protocol.uri_template import normalize_uri, uri_problem
 from handrail.revisions import REVISIONS
 from handrail.suggest import closest, collection, describe_value, expect, mapping, texts
 
@@ -71,6 +72,8 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24(?=:00)):([0-5]
 _RANK = {"hide": 0, "deny": 1, "ask": 2, "allow": 2}  # rules of one rank apply in the order written
 _STRICTNESS = {"deny": 1, "ask": 2, "allow": 3}
 _UNSUPPORTED_WILDCARDS = "?[]{}"
+_VARIABLE = re.compile(r"\*|\{[^{}]*\}")  # in a pattern of URIs, or in a template
+_spelling = lru_cache(16)(normalize_uri)  # many rules are asked about one URI
 _LIST_FIELDS = "principals groups scopes without_scopes tools uri prompts tags days revisions servers".split()
 _KIND_FIELDS: dict[str, SubjectKind] = {
     "tools": "tool",
@@ -116,6 +119,7 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if type(self.uri) is str:
             force_setattr(self, "uri", [self.uri])
+        check_choice("Rule: kind", self.kind, ("", *get_args(SubjectKind)))
         for name in _LIST_FIELDS:
             if type(value := getattr(self, name)) is not list:
                 members = texts(f"Rule: {name}", value)
@@ -178,7 +182,10 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
     where = f"rule {number} ({name})" if rule.name else name
     kind = _kind_of(rule, where)
     tools = any_glob(rule.tools, f"{where}: tools", _UNSUPPORTED_WILDCARDS)
-    uris = any_glob(rule.uri, f"{where}: uri")
+    for pattern in rule.uri:
+        if problem := uri_problem(_VARIABLE.sub("x:x", pattern)):
+            raise ValueError(f"{where}: uri: {pattern!r}: {problem}")
+    uris = any_glob([*map(normalize_uri, rule.uri)], f"{where}: uri")
     prompts = any_glob(rule.prompts, f"{where}: prompts", _UNSUPPORTED_WILDCARDS)
     servers = any_glob(rule.servers, f"{where}: servers", _UNSUPPORTED_WILDCARDS)
     principals = any_glob(rule.principals, f"{where}: principals")
@@ -197,7 +204,7 @@ def compile_rule(rule: Rule, number: int, groups: Mapping[str, Callable[[str], b
     if "*" not in rule.tools:
         condition("tools", lambda _, subject, __: tools(subject.name))
     if "*" not in rule.uri:
-        condition("uri", lambda _, subject, __: uris(subject.name))
+        condition("uri", lambda _, subject, __: uris(_spelling(subject.name)))
     if "*" not in rule.prompts:
         condition("prompts", lambda _, subject, __: prompts(subject.name))
     condition("tags", lambda _, subject, __: not subject.tags.isdisjoint(rule.tags))
@@ -372,6 +379,12 @@ class Policy:
         """Whether every caller may call every tool that is not destructive."""
         return not self.compiled_rules and self._default.verdict == "allow"
 
+    def concerns(self, kind: SubjectKind, verdict: Verdict | None = None) -> bool:
+        """Return whether the default is not to allow, or a rule (of this verdict) is about subjects of a kind."""
+        return self._default.verdict != "allow" or any(
+            rule.kind in ("", kind) and verdict in (None, rule.decision.verdict) for rule in self.compiled_rules
+        )
+
     @cached_property
     def version(self) -> str:
         """The same for the same rules and members of the groups they name: a yes under others is none."""
@@ -447,7 +460,8 @@ class Policy:
             if catch_all and catch_kind in ("", rule.kind):
                 warnings.append(f"{name}: never decides: {catch_all!r} comes first and matches every call")
             elif not (rule.caller_tests or rule.time_tests or rule.argument_tests):
-                warnings.append(f"{name}: has no condition: {verdict} for every caller and tool, destructive or not")
+                subject = rule.kind if rule.kind in ("resource", "prompt") else "tool, destructive or not"
+                warnings.append(f"{name}: has no condition: {verdict} for every caller and {subject}")
                 catch_all, catch_kind = name, rule.kind
         return warnings
 
@@ -561,19 +575,20 @@ def lint_rules(policy: Policy, subjects: Sequence[LintedSubject]) -> Iterator[st
         names = [each.name for each in candidates]
         yield from _unmatched(f"{where}: tools", rule.tools, names, "tool")
         yield from _unmatched(f"{where}: prompts", rule.prompts, names, "prompt")
-        if not any("{" in name for name in names):  # a template can have any URI
-            yield from _unmatched(f"{where}: uri", rule.uri, names, "resource")
+        uris = [normalize_uri(name) for name in names]
+        rest = [each for each in map(normalize_uri, rule.uri) if not any(_may_meet(each, uri) for uri in uris)]
+        yield from _unmatched(f"{where}: uri", rest, uris, "resource")
         tags = sorted({tag for each in candidates for tag in each.tags})
         for tag in rule.tags:
             if tag not in tags:
                 yield f"{where}: tags: {tag!r} is on no {compiled.kind or 'tool'}{_hint(tag, tags)}"
         matches = any_glob(rule.tools or rule.prompts or ["*"], where)
         matching = [each for each in candidates if matches(each.name) and (not rule.tags or each.tags & {*rule.tags})]
-        known = [each.arguments for each in matching]
+        listed = [each.arguments for each in matching]
         for path in rule.arguments if matching else ():
             word = first_step(path)
-            if word is not None and all(each is not None and word not in each for each in known):
-                arguments = sorted(set().union(*(each for each in known if each)))
+            if word is not None and all(each is not None and word not in each for each in listed):
+                arguments = sorted(set().union(*(each for each in listed if each)))
                 subject = compiled.kind or "tool"
                 yield f"{where}: arguments: {word!r} is an argument of no {subject} it is about{_hint(word, arguments)}"
 
@@ -589,6 +604,13 @@ def _unmatched(where: str, patterns: Iterable[str], names: Sequence[str], kind: 
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             yield f"{where}: {pattern!r} matches no {kind}{_hint(pattern, names)}"
+
+
+def _may_meet(pattern: str, template: str) -> bool:
+    """Return whether a pattern may match a URI of a template; a static URI is none."""
+    start, is_open, _ = pattern.partition("*")
+    literal, is_template, _ = template.partition("{")
+    return bool(is_template) and (start.startswith(literal) or (bool(is_open) and literal.startswith(start)))
 
 
 def _hint(word: str, words: Iterable[str]) -> str:

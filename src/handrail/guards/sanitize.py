@@ -400,17 +400,29 @@ class ResultCleaner:
         if isinstance(block, Image | Audio):
             return self._media(block, block.mime_type, block.data, where)
         if isinstance(block, EmbeddedResource) and "blob" in block.resource:
-            return self._media(block, block.resource.get("mimeType", ""), block.resource["blob"], where)
+            return self._media(block, _mime_type(block), block.resource["blob"], where)
+        if isinstance(block, EmbeddedResource) and "\\" in (text := _text(block)) and "json" in _mime_type(block):
+            block = replace(block, resource={**block.resource, "text": self._json(text, where)})
         if isinstance(block, EmbeddedResource) and self._options.media != "keep" and "<" in _text(block):
-            reason = active_svg(block.resource.get("mimeType", ""), _text(block))
+            reason = active_svg(_mime_type(block), _text(block))
             is_withheld = bool(reason) and self._options.media == "withhold"
             if reason:
                 self._add_finding("media", where, "scripts", changed=is_withheld)
             return Text(f"[resource withheld: {reason}]") if is_withheld else block
         return block
 
+    def _json(self, text: str, where: str) -> str:
+        """Return a JSON text without what its escapes say."""
+        try:
+            value = parse(text)
+        except (MsgspecError, UnicodeEncodeError):
+            return text
+        cleaned = self.value(value, where)
+        return text if cleaned == value else encode(cleaned).decode()
+
     def _media(self, block: Image | Audio | EmbeddedResource, mime: str, data: bytes | str, where: str) -> Block:
-        label, size, limit = type(block).__name__.lower(), size_of(data), self._options.max_media or maxsize
+        label = "resource" if isinstance(block, EmbeddedResource) else type(block).__name__.lower()
+        size, limit = size_of(data), self._options.max_media or maxsize
         if size > limit:
             self._add_finding("size", where, "max_media", size, changed=True)
             return Text(f"[{label} withheld: {size:,} bytes, more than the {limit:,} allowed]")
@@ -652,6 +664,11 @@ def _text(block: Block) -> str:
     if isinstance(block, Text):
         return block.text
     return block.resource.get("text", "") if isinstance(block, EmbeddedResource) else ""
+
+
+def _mime_type(block: EmbeddedResource) -> str:
+    mime_type: str = block.resource.get("mimeType", "")
+    return mime_type
 
 
 def _is_json_of(block: Block, value: Json) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
 from keyword import iskeyword
+from typing import Literal
 from unicodedata import normalize
 from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-__all__ = ["MAX_URI_CHARS", "UriTemplate", "is_safe_path", "normalize_uri", "uri_problem"]
+__all__ = ["MAX_URI_CHARS", "UriTemplate", "is_safe_path", "normalize_spelling", "normalize_uri", "uri_problem"]
 
 MAX_URI_CHARS = 2_048
 
@@ -36,12 +36,7 @@ _FORBIDDEN = re.compile(
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]|%(?:2e|2f|5c|00)", re.IGNORECASE)
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PARTS = re.compile(r"([^:]*:)(//[^/?#]*)?([^?#]*)(.*)", re.DOTALL)  # scheme, authority, path, query and fragment
-
-
-class _Kind(Enum):
-    SEGMENT = "segment"
-    PATH = "path"
-    QUERY = "query"
+_Kind = Literal["segment", "path", "query"]
 
 
 class _Variable(Struct, frozen=True):
@@ -82,7 +77,7 @@ class UriTemplate:
             raise ValueError(f"URI template {text!r}: there is no variable such as {{name}}; this is a static URI")
         if not _SCHEME.match(pieces[0]):
             raise ValueError(f"URI template {text!r}: the scheme cannot be variable; begin with one, such as 'file:'")
-        self._literals = [_normalize_spelling(pieces[0])]
+        self._literals = [normalize_spelling(pieces[0])]
         self._variables: list[_Variable] = []
         self._query: dict[str, _Variable] = {}
         for expression, literal in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -90,7 +85,7 @@ class UriTemplate:
                 raise ValueError(f"URI template {text!r}: {{{expression}}}: {problem}")
         self.optional = frozenset(self._query)
         self.literal_length = sum(map(len, self._literals))
-        is_path = [variable.kind is _Kind.PATH for variable in self._variables]
+        is_path = [variable.kind == "path" for variable in self._variables]
         self._pivot = is_path.index(True) if True in is_path else 0
         _, mark, query = "".join(self._literals).partition("?")
         self._fixed_members = query.count("&") + 1 if mark else 0  # of the query, in the literals
@@ -104,9 +99,14 @@ class UriTemplate:
 
     def match(self, uri: str) -> dict[str, str] | None:
         """Return the decoded variables; None if the URI is another one, malformed, or has an unsafe value."""
-        values = self._scan(uri)
+        return None if uri_problem(uri) else self.match_normal(normalize_spelling(uri))
+
+    def match_normal(self, uri: str) -> dict[str, str] | None:
+        """Do the same for a URI that is checked, and written as `normalize_spelling` returns it."""
+        if (values := self._scan(uri)) is None or len(canonical := self.expand(values)) > MAX_URI_CHARS:
+            return None
         # Literals between variables can be read in two ways: only what the canonical form agrees with is accepted.
-        return values if values is not None and self._scan(self.expand(values)) == values else None
+        return values if canonical == uri or self._scan(canonical) == values else None
 
     def expand(self, variables: Mapping[str, str]) -> str:
         """Return the canonical URI of these values; a variable of the query may be absent."""
@@ -126,7 +126,7 @@ class UriTemplate:
                 return "query variables end a URI; put them last, without a fragment"
             if ("?" in before) is not (operator == "&") and not self._query:
                 return "write {?name} for the first member of a query, and {&name} after one"
-            added = [_Variable(name, _Kind.QUERY, "?#&") for name in names]
+            added = [_Variable(name, "query", "?#&") for name in names]
         elif len(names) > 1:
             return "several variables stand in a query only, {?a,b}; write a literal between them, {a}/{b}"
         else:
@@ -135,18 +135,18 @@ class UriTemplate:
             self._literals[-1] += _PREFIXES[operator].format(name)
             if self._query or not self._literals[-1]:
                 return "two variables touch, or one follows the query; put a literal such as / between them"
-            if is_path and any(variable.kind is _Kind.PATH for variable in self._variables):
+            if is_path and any(variable.kind == "path" for variable in self._variables):
                 return "a second variable of several segments; where the first ends would be a guess"
             in_query = "?" in before
             keeps = _IN_PATH.replace("&", "") if in_query else _IN_PATH
-            kind = _Kind.PATH if is_path else _Kind.SEGMENT
+            kind: _Kind = "path" if is_path else "segment"
             added = [_Variable(name, kind, "?#&" if in_query else "?#", keeps if is_path else "")]
         for variable in added:
             if problem := _name_problem(variable.name):
                 return problem
             if variable.name in self.names:
                 return f"{variable.name!r} occurs twice; give each variable a name of its own"
-            if variable.kind is _Kind.QUERY:
+            if variable.kind == "query":
                 self._query[variable.name] = variable
             else:
                 self._variables.append(variable)
@@ -154,11 +154,11 @@ class UriTemplate:
         return ""
 
     def _scan(self, uri: str) -> dict[str, str] | None:
-        if uri_problem(uri):
+        if not uri.startswith(self._literals[0]):
             return None
-        base, members = _normalize_spelling(uri), list[str]()
+        base, members = uri, list[str]()
         if self._query:
-            base, mark, query = base.partition("?")
+            base, mark, query = uri.partition("?")
             members = query.split("&") if mark else []
             fixed, members = members[: self._fixed_members], members[self._fixed_members :]
             base += mark + "&".join(fixed) if self._fixed_members else ""
@@ -204,9 +204,10 @@ class UriTemplate:
 
 def uri_problem(uri: str) -> str:
     """Return why a text is no absolute URI; empty if it is one. Letters of all scripts are accepted."""
-    if len(uri) > MAX_URI_CHARS:
+    ascii_chars = len(uri.encode("ascii", "ignore"))
+    if ascii_chars + 3 * (len(uri.encode("utf-8", "replace")) - ascii_chars) > MAX_URI_CHARS:  # as it is escaped
         return f"longer than {MAX_URI_CHARS:,} characters"
-    if not _SCHEME.match(uri) or uri.endswith(":"):
+    if not _SCHEME.match(uri) or _SCHEME.fullmatch(uri):
         return "not an absolute URI such as 'file:///notes/today'"
     if not uri.isprintable() or _FORBIDDEN.search(uri):
         return 'a space, a control or invisible character, or one of "<>\\^`{|}; percent-encode it'
@@ -214,20 +215,22 @@ def uri_problem(uri: str) -> str:
 
 
 def normalize_uri(uri: str) -> str:
-    """Return the one spelling of a URI (RFC 3986, section 6.2.2), without a change of its path, query or fragment."""
-    match = _PARTS.fullmatch(_normalize_spelling(uri))
-    if match is None:
+    """Return the one spelling of a URI that resources and rules are looked up by.
+
+    The host is in lower case, and reserved characters are not escaped, but where that would change the query.
+    """
+    uri = normalize_spelling(uri)
+    if (match := _PARTS.fullmatch(uri)) is None:
         return uri
     scheme, authority, path, rest = match[1], match[2] or "", match[3], match[4]
     user, at, host = authority.rpartition("@")
-    host = _normalize_escapes(host.lower())  # lower-case for letters, upper-case again for escapes
     path = "/" if not path and scheme in ("http:", "https:") else path
-    return f"{scheme}{user}{at}{host}{path}{rest}"
+    return scheme + _normalize_escapes(f"{user}{at}{host.lower()}{path}", "&=") + _normalize_escapes(rest, "")
 
 
 def is_safe_path(value: str) -> bool:
     """Return whether a relative path with `/` stays in its folder, on every system and in every Unicode form."""
-    return _is_safe(value, _Kind.PATH)
+    return _is_safe(value, "path")
 
 
 def _is_safe(value: str, kind: _Kind) -> bool:
@@ -235,13 +238,14 @@ def _is_safe(value: str, kind: _Kind) -> bool:
         if _UNSAFE.search(form):
             return False
         segments = form.replace("\\", "/").split("/")
-        if kind is _Kind.QUERY:
+        if kind == "query":
             if ".." in segments:
                 return False
         elif (
             "\\" in form
             or not {"", ".", ".."}.isdisjoint(segments)
-            or (len(segments) > 1 if kind is _Kind.SEGMENT else _DRIVE.match(form))
+            or (kind == "segment" and len(segments) > 1)
+            or _DRIVE.match(form)
         ):
             return False
     return True
@@ -257,16 +261,21 @@ def _name_problem(name: str) -> str:
     return f"{name!r} cannot be a parameter of a Python function; write {example!r}"
 
 
-def _normalize_spelling(uri: str) -> str:
-    scheme, mark, rest = uri.partition(":")
-    return scheme.lower() + mark + _normalize_escapes(rest)
+def normalize_spelling(uri: str) -> str:
+    """Return a URI with its scheme in lower case and its escapes in their one form (RFC 3986, section 6.2.2)."""
+    end = match.end() if (match := _SCHEME.match(uri)) else 0  # 0: a pattern that begins with *
+    return uri[:end].lower() + _normalize_escapes(uri[end:])
 
 
-def _normalize_escapes(text: str) -> str:
-    """Escape what is not ASCII, decode the escapes of unreserved characters, write the others in upper case."""
+def _normalize_escapes(text: str, reserved: str | None = None) -> str:
+    """Escape what is not ASCII, decode the escapes of unreserved characters, write the others in upper case.
+
+    With `reserved`, decode also the escapes of these, and of those characters that mean nothing in a path or a query.
+    """
+    plain = _UNRESERVED if reserved is None else _UNRESERVED.union("!$'()+,;:@", reserved)
 
     def normal(match: re.Match[str]) -> str:
         sign = chr(int(match[1], 16))
-        return sign if sign in _UNRESERVED else match[0].upper()
+        return sign if sign in plain else match[0].upper()
 
     return _ESCAPE.sub(normal, quote(text, safe=_ASCII, errors="replace"))

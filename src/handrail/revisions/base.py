@@ -236,9 +236,9 @@ ERROR_MAPPINGS: Mapping[Kind, ErrorMapping] = {
 
 REFUSAL_ERRORS: Mapping[Kind, ErrorMapping] = {
     Kind.BAD_ARGUMENTS: ErrorMapping(-32602),
-    Kind.THROTTLED: ErrorMapping(429),
-    Kind.DENIED: ErrorMapping(403),
-    Kind.PENDING: ErrorMapping(403),
+    Kind.THROTTLED: ErrorMapping(429, 429),
+    Kind.DENIED: ErrorMapping(403, 403),
+    Kind.PENDING: ErrorMapping(403, 403),
     Kind.TIMEOUT: ErrorMapping(408),
 }
 """What becomes a result of a tool, and is an error (else -32603) where a result has no place for failures."""

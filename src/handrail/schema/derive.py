@@ -46,6 +46,7 @@ class Signature(Struct, frozen=True):
     output_schema: Object | UnsetType
     invoke: Invoke
     description: str = ""  # the docstring, without what it says of single parameters
+    takes_call: bool = False
 
 
 class _Parameters(NamedTuple):
@@ -102,7 +103,9 @@ def derive(
         described |= {name: note for name, them in notes.items() for note in them if isinstance(note, str)}
         for name in described.keys() & schema.get("properties", {}).keys():
             schema["properties"][name].setdefault("description", described[name])
-    return Signature(schema, _output(hints.get("return", Any), Types(where, closed=False)), invoke, prose)
+    return Signature(
+        schema, _output(hints.get("return", Any), Types(where, closed=False)), invoke, prose, bool(parameters.call)
+    )
 
 
 def form_for(kind: type) -> tuple[Object, Callable[[Object], Any]]:

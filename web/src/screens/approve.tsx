@@ -10,7 +10,7 @@ import { type Draft, drafted, Editor, Judged, useChecked } from "../form";
 import { grantsChanged, onApproval, waiting } from "../live";
 import { useNotifications } from "../notify";
 import { Long } from "../result";
-import { go, home, link, route } from "../route";
+import { go, home, kindOfCall, link, route } from "../route";
 import { isObject, kindOf, placed, short } from "../schema";
 import {
   Ago,
@@ -36,7 +36,8 @@ import {
 } from "../ui";
 
 const MAX_CARDS = 50;
-const REASONS = ["wrong target", "suspicious arguments", "not now"];
+const SUSPICIOUS = "suspicious arguments";
+const REASONS = ["wrong target", SUSPICIOUS, "not now"];
 const IN_VIEW_MS = 600; // a card has to be looked at before a key decides it
 const HOURS = [1, 8, 24, 7 * 24, 30 * 24].map((hours) => hours * 3600); // that a yes may be remembered
 
@@ -175,6 +176,9 @@ export function Approve() {
   );
 }
 
+/** Whether the title ends in the name: of a resource or a prompt without a title of its own. */
+const isNamed = (it: Approval): boolean => kindOfCall(it.tool) !== "tool" && it.title.endsWith(` ${it.tool.replace(/^prompt:/, "")}`);
+
 const stateOf = (it: Approval): string => (it.state === "approved" ? "unused" : it.state);
 
 const focusCard = (id: string): void => document.getElementById(`card-${id}`)?.focus();
@@ -289,8 +293,9 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
     if (event.detail > 0 || ready) void decide(what, body);
     else look();
   };
-  const names = [...new Set([...Object.keys(it.arguments), ...differences.map((each) => each.name)])];
+  const kind = kindOfCall(it.tool);
   const itself = differences.find((each) => each.name === "(the tool itself)");
+  const names = [...new Set([...Object.keys(it.arguments), ...differences.map((each) => each.name)])].filter((name) => name !== itself?.name);
   const narrow = it.suggestions.filter((each) => Object.keys(each.matching).length); // the others are what stands below them
   const durations = HOURS.filter((each) => each <= longest);
   return (
@@ -312,8 +317,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
     >
       <header class="card-head">
         <h2 id={`title-${it.id}`}>
-          <Shown text={it.title || it.tool} max={100} />{" "}
-          <Shown in="code" text={it.tool} max={100} />
+          <Shown text={it.title || it.tool} max={100} /> {!isNamed(it) && <Shown in="code" text={it.tool} max={100} />}
         </h2>
         <span class="muted">
           on <Shown text={it.server} max={60} />
@@ -356,13 +360,13 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
           </div>
         </dl>
         {itself && (
-          <Notice tone="warn" title="The tool itself has changed since its last approved call">
+          <Notice tone="warn" title={`The ${kind} itself has changed since its last approved call`}>
             <a href={home(it.tool)}>Look at what has changed</a>
           </Notice>
         )}
         {it.masked && (
           <Notice tone="info">
-            <p>Secrets in the arguments are masked here. The tool gets them as they are.</p>
+            <p>Secrets in the arguments are masked here. The {kind} gets them as they are.</p>
           </Notice>
         )}
         {editing && open ? (
@@ -378,18 +382,18 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
           />
         ) : (
           <>
-            <h3>
-              {names.length ? "With these arguments" : "Without arguments"}
-              {differences.some((each) => each !== itself) && <span class="muted"> · unusual differences to earlier approved calls are marked</span>}
-            </h3>
+            {(names.length > 0 || kind !== "resource") && (
+              <h3>
+                {names.length ? "With these arguments" : "Without arguments"}
+                {differences.some((each) => each !== itself) && <span class="muted"> · unusual differences to earlier approved calls are marked</span>}
+              </h3>
+            )}
             <dl class="given" data-testid={`arguments-${it.id}`}>
-              {names
-                .filter((name) => name !== itself?.name)
-                .map((name) => (
-                  <Given key={name} name={name} value={it.arguments[name]} differs={differences.find((each) => each.name === name)} />
-                ))}
+              {names.map((name) => (
+                <Given key={name} name={name} value={it.arguments[name]} differs={differences.find((each) => each.name === name)} />
+              ))}
             </dl>
-            <Fold title="Tool version">
+            <Fold title={`${kind[0]!.toUpperCase()}${kind.slice(1)} version`}>
               <p>
                 <code class="fingerprint" data-testid={`fingerprint-${it.id}`}>
                   <Shown text={it.fingerprint} />
@@ -430,7 +434,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
               autocomplete="off"
               onInput={(event) => setNote(event.currentTarget.value)}
             />
-            {REASONS.map((each) => (
+            {REASONS.filter((each) => names.length > 0 || each !== SUSPICIOUS).map((each) => (
               <button type="button" class="chip" key={each} aria-pressed={note === each} onClick={() => setNote(note === each ? "" : each)}>
                 {each}
               </button>
@@ -444,18 +448,20 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
               No
             </Button>
             <span class="push row">
-              <Button
-                icon="edit"
-                testid={`edit-${it.id}`}
-                disabled={!!busy || !it.editable}
-                title={it.editable ? "Change the arguments, then approve" : "It cannot be edited here"}
-                onClick={() => {
-                  setDraft(drafted(it.arguments));
-                  edit(true);
-                }}
-              >
-                Edit
-              </Button>
+              {kind !== "resource" && (
+                <Button
+                  icon="edit"
+                  testid={`edit-${it.id}`}
+                  disabled={!!busy || !it.editable}
+                  title={it.editable ? "Change the arguments, then approve" : "It cannot be edited here"}
+                  onClick={() => {
+                    setDraft(drafted(it.arguments));
+                    edit(true);
+                  }}
+                >
+                  Edit
+                </Button>
+              )}
               {longest > 0 && (
                 <button
                   type="button"
@@ -472,7 +478,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
           </div>
           {remembering && longest > 0 && (
             <div class="remember">
-              <p class="muted">Yes now, and to the same caller later, as long as the tool stays as it is:</p>
+              <p class="muted">Yes now, and to the same caller later, as long as the {kind} stays as it is:</p>
               {narrow.map((each, index) => (
                 <Button
                   key={index}
@@ -493,7 +499,7 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
                   disabled={!!busy}
                   onClick={button("exactly", { yes: true, remember: Math.min(seconds, longest) })}
                 >
-                  Yes, and with exactly these arguments
+                  {names.length ? "Yes, and with exactly these arguments" : "Yes, and the same again"}
                 </Button>
                 <label class="row">
                   <span class="muted">for</span>
@@ -681,7 +687,7 @@ function Past({ it, open }: { it: Approval; open: boolean }) {
           <span class="row tight">
             <State of={stateOf(it)} />
             <Shown in="strong" text={short(it.title || it.tool, 80)} />
-            <Shown in="code" text={short(it.tool, 80)} />
+            {!isNamed(it) && <Shown in="code" text={short(it.tool, 80)} />}
             <span class="muted">
               for <Shown text={short(it.who, 60)} />
               {it.at > 0 && (
@@ -732,14 +738,15 @@ function Granted({ it }: { it: Grant }) {
   const firm = Object.entries(it.arguments)
     .filter(([name]) => !(name in it.matching))
     .map(([name, value]) => `${name} = ${JSON.stringify(value)}`);
+  const kind = kindOfCall(it.tool);
   return (
     <li class="grant" data-testid={`grant-${it.id}`}>
       <div class="grow">
         <p>
           <Shown in="strong" text={it.who} max={80} />{" "}
-          may call{" "}
+          may {{ tool: "call", resource: "read", prompt: "get" }[kind]}{" "}
           <Shown in="code" text={it.tool} max={80} />{" "}
-          {loose.length + firm.length ? "when" : "without arguments"} <Shown text={[...loose, ...firm].join(", ")} max={160} />
+          {loose.length + firm.length ? "when" : kind === "resource" ? "" : "without arguments"} <Shown text={[...loose, ...firm].join(", ")} max={160} />
         </p>
         <p class="muted fine">
           <Countdown until={it.until} />, approved by <Shown text={it.by} max={80} /> <Ago at={it.made} />

@@ -311,7 +311,7 @@ function Entry({ of, change }: { of: AuditRecord[]; change: (to: Partial<Filter>
             )}
           </td>
         ))}
-        <td data-label="Outcome">{head.outcome && <State of={head.outcome} />}</td>
+        <td data-label="Outcome">{head.outcome && <State of={head.outcome} label={shown.tool} />}</td>
         <td data-label="Took" class="right num">
           {typeof took === "number" && duration(took)}
         </td>

@@ -5,7 +5,7 @@ import { at, get, may, post } from "../api-client";
 import { use } from "../cell";
 import { finished, running, runningTotal, totals } from "../live";
 import { Lines, LogLevel, Refusal, ResultView } from "../result";
-import { home, link, type Route } from "../route";
+import { home, kindOfCall, link, type Route } from "../route";
 import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Go, JsonTree, Notice, Panel, Pill, plain, Problem, Save, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
 
 /** The row of this call as the stream last told it. */
@@ -96,10 +96,10 @@ function Told({ story, row }: { story: Story; row: Row }) {
   );
 }
 
-const WORDS: { [screen: string]: string } = { tools: "Tool", resources: "Resource", prompts: "Prompt" };
+const WORDS = { tool: "Tool", resource: "Resource", prompt: "Prompt" };
 
 function Top({ row }: { row: Row }) {
-  const page = home(row.tool);
+  const kind = kindOfCall(row.tool);
   const [asked, setAsked] = useState(false);
   const [cancel, busy] = useAction(async () => {
     await post(at("calls", row.id, "cancel"));
@@ -113,17 +113,17 @@ function Top({ row }: { row: Row }) {
       {row.title && row.title !== row.tool && (
         <Shown in="code.muted" text={row.tool} max={120} line />
       )}
-      <State of={state} testid="state" />
+      <State of={state} label={row.tool} testid="state" />
       <span class="num grow">{going ? <Elapsed since={row.began} /> : duration(row.seconds)}</span>
       {going && (
         <Button kind="danger" icon="stop" busy={busy} disabled={state === "cancelling" || !may("manage")} testid={`cancel-${row.id}`} onClick={cancel}>
           {state === "cancelling" ? "Cancel requested" : "Cancel"}
         </Button>
       )}
-      <Go to={page} icon="tools">
-        {WORDS[page.split("/")[1]!]}
+      <Go to={home(row.tool)} icon={`${kind}s`}>
+        {WORDS[kind]}
       </Go>
-      {page.startsWith("#/tools/") && (
+      {kind === "tool" && (
         <Go to={link("try", row.tool)} icon="try">
           Try
         </Go>
@@ -348,7 +348,7 @@ function Records({ id, records }: { id: string; records: AuditRecord[] }) {
               <span class="muted num">{count(record.number)}</span>
               <Clock at={record.time} exact />
               <Shown text={record.event} max={60} line />
-              {record.outcome && <State of={record.outcome} />}
+              {record.outcome && <State of={record.outcome} label={record.tool} />}
             </li>
           ))}
         </ol>

@@ -6,7 +6,7 @@ import { at, may, me, post, said } from "../api-client";
 import { use } from "../cell";
 import { Chart } from "../chart";
 import { figures, finished, health, minutes, running, runningTotal, sampled, totals, waiting } from "../live";
-import { home, link, route } from "../route";
+import { home, kindOfCall, link, route } from "../route";
 import { Ago, Bar, Button, clock, Copy, count, Countdown, duration, Elapsed, Empty, Icon, many, Panel, plain, say, Shown, SIGNS, State, useSlow } from "../ui";
 
 const HOLD = 3000; // ms that a list keeps still after the pointer last moved over it
@@ -227,13 +227,13 @@ function Refusals() {
 function ByTool() {
   const { tools } = use(figures);
   return (
-    <Panel class="live by-tool" title="Tools" testid="by-tool" extra={<Note of="Last 5 min" />}>
+    <Panel class="live by-tool" title="Most used" testid="by-tool" extra={<Note of="Last 5 min" />}>
       {tools.length ? (
-        <div class="live-list" tabIndex={0} role="group" aria-label="Tools in the last five minutes">
+        <div class="live-list" tabIndex={0} role="group" aria-label="Most used in the last five minutes">
           <table class="num">
             <thead>
               <tr>
-                <th scope="col">Tool</th>
+                <th scope="col">Name</th>
                 <th scope="col">Calls</th>
                 <th scope="col">Failed</th>
                 <th scope="col">Refused</th>
@@ -247,6 +247,7 @@ function ByTool() {
                     <a class="line" href={home(one.tool)} title={plain(one.tool)}>
                       <Shown text={one.title} max={60} line />
                     </a>
+                    {kindOfCall(one.tool) !== "tool" && <span class="muted"> {kindOfCall(one.tool)}</span>}
                   </th>
                   <td>{count(one.calls)}</td>
                   <td class={one.errors ? "bad" : ""}>{count(one.errors)}</td>
@@ -379,7 +380,7 @@ function Idle() {
   const any = use(totals).calls > 0;
   const command = `handrail call ${server.target} TOOL`;
   return (
-    <Empty icon="now" title="No tool is running">
+    <Empty icon="now" title="Nothing is running">
       {any ? (
         <p>A call shows here the moment it begins.</p>
       ) : (
@@ -506,7 +507,7 @@ class Live extends Component<{ row: Row; place: number; flash: boolean }, { aske
     return (
       <li class={`call ${done ? "done" : "going"} ${this.fresh ? "fresh" : ""}`} style={{ "--i": place }} data-testid={`row-${row.id}`} data-state={state}>
         <div class="call-state">
-          <State of={state} />
+          <State of={state} label={row.tool} />
         </div>
         <div class="call-main">
           <p class="line">

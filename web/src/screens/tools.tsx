@@ -1,14 +1,12 @@
 // Which tools a caller sees, as the wire lists them, why others are hidden, and everything about one of them.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import type { Change, Icon as Picture, Json, JsonObject, ToolInfo, ToolsView } from "../api";
-import { at, get, getText, may, post } from "../api-client";
-import { use } from "../cell";
+import { at, getText, may, post } from "../api-client";
 import { compared, Side } from "../diff";
-import { toolsChanged } from "../live";
-import { About, Caution, Counts, Face, Hidden, Parts, Pickers, SAFE, Switch, Verdict, Warnings } from "../listing";
+import { About, CatalogScreen, Caution, Headline, type Query, Row, SAFE } from "../listing";
 import { address, Long, Url } from "../result";
-import { go, link, route } from "../route";
+import { link } from "../route";
 import { lines, short } from "../schema";
 import {
   Button,
@@ -26,102 +24,78 @@ import {
   Panel,
   Pill,
   plain,
-  Problem,
   Shown,
   State,
   useAction,
-  useData,
 } from "../ui";
 
 const MANY_TOOLS = 40; // from about here on models choose worse
 
 export function Tools() {
-  const place = use(route);
-  const changed = use(toolsChanged);
-  const asked = Object.fromEntries(["as", "scopes", "revision"].map((name) => [name, place.query.get(name) ?? ""]));
-  const words = place.query.get("q") ?? "";
-  const { data, failure, again } = useData((signal) => get<ToolsView>(at("tools"), asked, signal), [changed, ...Object.values(asked)]);
-  const detail = useRef<HTMLDivElement>(null);
-  const to = (name: string, query: { [name: string]: string } = {}) => link("tools", name, { ...asked, q: words, ...query });
-  useEffect(() => {
-    if (place.name && matchMedia("(max-width: 900px)").matches) detail.current?.scrollIntoView({ block: "start" });
-  }, [place.name, !data]);
-  if (!data) return failure ? <Problem of={failure} again={again} /> : <Empty icon="tools" title="Looking which tools there are…" />;
-  const wanted = words.trim().toLowerCase();
-  const found = data.tools.filter((each) => `${each.name} ${each.title} ${each.description} ${each.tags.join(" ")}`.toLowerCase().includes(wanted));
-  const tool = data.tools.find((each) => each.name === place.name) ?? null;
+  return (
+    <CatalogScreen<ToolInfo, ToolsView>
+      catalog="tools"
+      summary={(view, caller) => <Summary view={view} asked={caller} />}
+      notices={(view, caller) => <Notices view={view} asked={caller} />}
+      row={(tool, to, current) => (
+        <Row
+          key={tool.name}
+          entry={tool}
+          catalog="tools"
+          title={tool.title || tool.name}
+          to={to}
+          current={current}
+          marks={
+            <>
+              <Hint of={tool} />
+              <Mark pin={tool.pin} />
+            </>
+          }
+          facts={[`${count(tool.tokens)} tokens`]}
+          switchAt={at("tools", tool.name, "switch")}
+          testid={`tool-${tool.name}`}
+        />
+      )}
+      detail={(tool, view) => <Detail key={tool.name} tool={tool} revision={view.revision} />}
+      unlisted={(name) =>
+        name ? (
+          <Empty icon="tools" title="There is no such tool">
+            <Shown text={name} max={200} /> is not here now.
+          </Empty>
+        ) : (
+          <Empty icon="tools" title="Choose a tool">
+            Its description, schemas, rules, limits and what has changed in it are shown here.
+          </Empty>
+        )
+      }
+    />
+  );
+}
+
+function Summary({ view, asked }: { view: ToolsView; asked: Query }) {
+  const [wire, setWire] = useState<string | null>(null);
+  const [show, busy] = useAction(async () => setWire(await getText(at("tools", "wire"), asked)));
   return (
     <>
-      <div class="title">
-        <Parts at="tools" asked={asked} />
-        <span class="grow">
-          <input
-            type="search"
-            placeholder="Search tools"
-            aria-label="Search tools"
-            value={words}
-            onInput={(event) => go(to(place.name, { q: event.currentTarget.value }), true)}
-          />
-        </span>
-        <Pickers view={data} set={(query) => go(to(place.name, query), true)} />
-      </div>
-      {failure !== undefined && <Problem of={failure} again={again} />}
-      <Summary view={data} asked={asked} />
-      {!data.tools.length ? (
-        <Empty icon="tools" title="The server has no tools">
-          Add one with <code>@server.tool</code>, and it appears here at once.
-        </Empty>
-      ) : (
-        <div class="tools">
-          <ul class="tool-list" aria-label="Tools, in the order of the wire">
-            {found.map((each) => (
-              <Item key={each.name} tool={each} to={to(each.name)} current={each.name === place.name} />
-            ))}
-            {!found.length && (
-              <li>
-                <Empty icon="search" title="No tool says that">
-                  <Button onClick={() => go(to(place.name, { q: "" }), true)}>Show all</Button>
-                </Empty>
-              </li>
-            )}
-          </ul>
-          <div class="tool-detail" ref={detail}>
-            {tool ? (
-              <Detail key={tool.name} tool={tool} revision={data.revision} back={to("")} />
-            ) : place.name ? (
-              <Empty icon="tools" title="There is no such tool">
-                <Shown text={place.name} max={200} /> is not here now.
-              </Empty>
-            ) : (
-              <Empty icon="tools" title="Choose a tool">
-                Its description, schemas, rules, limits and what has changed in it are shown here.
-              </Empty>
-            )}
-          </div>
-        </div>
+      <span class="num">about {count(view.tokens)} tokens</span>
+      <span class="num">{bytes(view.bytes)} on the wire</span>
+      <Button kind="quiet" small icon="wire" busy={busy} onClick={show} testid="wire">
+        As the wire lists it
+      </Button>
+      {wire !== null && (
+        <Dialog title={`tools/list, as ${plain(view.as)} gets it in ${view.revision}`} wide onClose={() => setWire(null)} testid="wire-dialog">
+          <Code text={wire} label="The answer to tools/list" testid="wire-text" />
+        </Dialog>
       )}
     </>
   );
 }
 
-function Summary({ view, asked }: { view: ToolsView; asked: { [name: string]: string } }) {
-  const [wire, setWire] = useState<string | null>(null);
-  const [show, busy] = useAction(async () => setWire(await getText(at("tools", "wire"), asked)));
+function Notices({ view, asked }: { view: ToolsView; asked: Query }) {
   const exposed = view.tools.filter((each) => each.exposed).length;
   const changed = view.tools.filter((each) => each.pin.state === "changed" || each.pin.state === "new");
   return (
     <>
-      <p class="summary" data-testid="summary">
-        <span>
-          <Shown in="strong" text={view.as} max={60} />{" "}
-          sees <strong>{exposed}</strong> of {view.tools.length} tools
-        </span>
-        <span class="num">about {count(view.tokens)} tokens</span>
-        <span class="num">{bytes(view.bytes)} on the wire</span>
-        <Button kind="quiet" small icon="wire" busy={busy} onClick={show} testid="wire">
-          As the wire lists it
-        </Button>
-      </p>
       {exposed > MANY_TOOLS && (
         <Notice tone="warn" title={`${exposed} tools at once`} testid="many-tools">
           <p>
@@ -149,38 +123,7 @@ function Summary({ view, asked }: { view: ToolsView; asked: { [name: string]: st
           </p>
         </Notice>
       )}
-      {wire !== null && (
-        <Dialog title={`tools/list, as ${plain(view.as)} gets it in ${view.revision}`} wide onClose={() => setWire(null)} testid="wire-dialog">
-          <Code text={wire} label="The answer to tools/list" testid="wire-text" />
-        </Dialog>
-      )}
     </>
-  );
-}
-
-function Item({ tool, to, current }: { tool: ToolInfo; to: string; current: boolean }) {
-  return (
-    <li class={`tool ${tool.exposed ? "" : "not-exposed"}`} data-testid={`tool-${tool.name}`} data-exposed={tool.exposed}>
-      <Face of={tool} />
-      <div class="tool-text">
-        <a class="tool-link" href={to} aria-current={current ? "true" : undefined}>
-          <Shown in="strong" text={short(tool.title || tool.name, 80)} />{" "}
-          <Shown in="code" text={short(tool.name, 80)} />
-        </a>
-        <div class="row tight">
-          <Verdict of={tool} />
-          <Hint of={tool} />
-          <Mark pin={tool.pin} />
-          <Warnings of={tool} />
-        </div>
-        <Hidden of={tool} />
-        <p class="muted fine num">
-          {count(tool.tokens)} tokens ·{" "}
-          <Counts of={tool} />
-        </p>
-      </div>
-      <Switch of={tool} to={at("tools", tool.name, "switch")} />
-    </li>
   );
 }
 
@@ -199,29 +142,16 @@ function Mark({ pin }: { pin: ToolInfo["pin"] }) {
   return pin.state === "none" ? null : <State of={pin.state} />;
 }
 
-function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; back: string }) {
+function Detail({ tool, revision }: { tool: ToolInfo; revision: string }) {
   return (
     <div class="stack" data-testid="tool-detail">
       <Panel>
         <div class="stack">
-          <div class="detail-head">
-            <Face of={tool} size={32} />
-            <div class="grow">
-              <Shown in="h2.detail-title" text={tool.title || tool.name} max={200} />
-              <span class="with-copy">
-                <code data-testid="real-name">
-                  <Shown text={tool.name} max={200} />
-                </code>
-                <Copy text={tool.name} label="Copy the name" />
-              </span>
-            </div>
-            <Go to={back} kind="back">
-              Back to the list
-            </Go>
+          <Headline entry={tool} title={tool.title || tool.name} noun="name">
             <Go to={link("try", tool.name)} kind="primary" icon="try" testid="try-it">
               Try it
             </Go>
-          </div>
+          </Headline>
           <Caution of={tool} />
           {tool.description ? (
             <Long text={tool.description} label="Description" />
@@ -231,7 +161,8 @@ function Detail({ tool, revision, back }: { tool: ToolInfo; revision: string; ba
           <Code text={tool.signature} label="Signature" />
           <About
             of={tool}
-            label={tool.name}
+            catalog="tools"
+            records={{ tool: tool.name }}
             before={[["Costs", `about ${count(tool.tokens)} tokens in each conversation`]]}
             after={[
               [

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import type { Checked, JsonObject, ToolInfo, ToolsView } from "../api";
 import { at, get, may, me, post } from "../api-client";
-import { attempt, begin, isGoing, Outcome } from "../attempt";
+import { attempt, begin, isRunning, Outcome } from "../attempt";
 import { use } from "../cell";
 import { forCurl, forPython, forShell, noCurl } from "../commands";
 import { type Draft, drafted, Editor, Judged, read, useChecked } from "../form";
@@ -52,7 +52,7 @@ function Bench({ tool, tools, given }: { tool: ToolInfo; tools: ToolInfo[]; give
     (value) => post<Checked>(at("try", "check"), { tool: tool.name, arguments: value }),
     allowed ? tool.fingerprint || tool.name : "",
   );
-  const going = isGoing(use(attempt));
+  const going = isRunning(use(attempt));
   const place = link("try", tool.name);
   const [run, starting] = useAction(async () => {
     if (draft.broken || going || !allowed) return;

@@ -9,10 +9,11 @@ GET and DELETE: streams that a client opens by itself, and the end of a session.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import parse_qs
 
 from msgspec import UNSET, UnsetType
@@ -28,7 +29,10 @@ from handrail.protocol import framing as sse, http_rules as http
 from handrail.protocol.connection import Connection, names_version
 from handrail.protocol.http_rules import NAME_PARAMS, PROTOCOL, SESSION
 from handrail.revisions.base import CAPABILITIES, VERSION
+from handrail.stores import StoreError
 from handrail.transports.http.exchange import JSON, KEEP_ALIVE_SECONDS, WATCH_DELAY_SECONDS, Exchange, Fields
+
+log = logging.getLogger("handrail")
 
 QUIET_SECONDS = 2.0
 """Then a response becomes an event stream, so that no proxy takes it for dead."""
@@ -254,7 +258,7 @@ def _answer(exchange: Exchange, conversation: Dispatcher, message: Message | lis
             conversation.connection.check_envelope(message, conversation.connection.revision_of(message))
         return _refuse(exchange, request_id, Refused(Kind.OVERLOADED, text))
     session = exchange.session
-    if session and session.name and type(message) is Request and message.method in _SUBSCRIBING_METHODS:
+    if session and session.name and _is_subscribing(message):
         return _change_subscription(exchange, conversation, session, message)
     reply = conversation.handle(message, exchange.stream.finish)
     if reply is not None and waits and exchange.wants_json and not exchange.stream.unsent:
@@ -307,14 +311,26 @@ async def _store_log_level(
         await continuation
 
 
+def _is_subscribing(message: Message | list[Json]) -> TypeGuard[Request | list[Json]]:
+    if isinstance(message, list):
+        methods = [each.get("method") for each in message if type(each) is dict]
+    else:
+        methods = [message.method] if type(message) is Request else []
+    return any(each in _SUBSCRIBING_METHODS for each in methods if type(each) is str)
+
+
 async def _change_subscription(
-    exchange: Exchange, conversation: Dispatcher, session: HttpSession, message: Request
+    exchange: Exchange, conversation: Dispatcher, session: HttpSession, message: Request | list[Json]
 ) -> None:
     """Subscribe to a resource, or unsubscribe. Every process that has a stream of the session reads it in the store."""
-    sessions, connection = exchange.endpoint.sessions, session.connection
-    connection.subscriptions = before = await sessions.subscriptions(session)
-    reply = conversation.handle(message, exchange.stream.finish)
-    await sessions.save_subscriptions(session, before)
+    change = partial(conversation.handle, message, exchange.stream.finish)
+    try:
+        reply = await exchange.endpoint.sessions.change_subscriptions(session, change)
+    except StoreError as problem:
+        log.error("http: subscriptions of a session not stored: %s", problem)
+        refused = Refused(Kind.UNRECORDED, "Subscriptions cannot be stored now; the server's log says why")
+        request_id = message.id if type(message) is Request else UNSET
+        reply = conversation.engine.encode_refusal(conversation.connection.fallback_revision, request_id, refused)
     continuation = _deliver(exchange, conversation, reply)
     if continuation is not None:
         await continuation

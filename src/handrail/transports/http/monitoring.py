@@ -22,7 +22,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from msgspec.json import decode
 
-from handrail.engine.core import Engine
+from handrail.engine.core import KINDS, Engine
 from handrail.guards.identity import ApiKeys
 from handrail.jsonrpc import Notification, Request, encode
 from handrail.model import Object
@@ -133,7 +133,8 @@ class RequestMonitor:
         message = getattr(exchange, "message", None)
         params = message.params if isinstance(message, Request | Notification) else {}
         method, meta = getattr(message, "method", ""), params.get("_meta")
-        entry = self._engine.entry_of(method, params.get(NAME_PARAMS.get(method, "name")))
+        name = params.get(NAME_PARAMS.get(method, "name"))
+        entry = self._engine.find(KINDS.get(method, "tool"), name)[0] if type(name) is str else None
         meta = meta if type(meta) is dict else {}
         named, connection = meta.get(VERSION), getattr(exchange, "connection", None)
         agreed = None if connection is None else connection.revision
