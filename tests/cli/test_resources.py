@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,10 @@ def test_lists_are_printed_inert_and_as_json(home: Path) -> None:
         (["read", "note://home/ada"], 0, "ada in home\n", ""),
         (["read", "note://both"], 0, "note://both:\none\napplication/octet-stream, 2 bytes: ", ""),
         (["read", "no:such"], 3, "", "`handrail resources` lists what there is"),
+        (["read", "today"], 2, "", "no resource of the URI 'today'; did you mean note://today?"),
+        (["read", ""], 2, "", "the URI is an empty text"),
+        (["read", "note://{folder}/{name}"], 2, "", "is a template; put values in place of {folder}, {name}"),
+        (["read", "note://both", "--json", "--save", "out"], 2, "", "--json and --save: choose one of them"),
         (["read", "note://home/broken"], 3, "", "It is torn."),
         (["read", "note://home/../x"], 3, "", "Resource not found"),
         (["read", "note://secret/x"], 5, "", "note://secret/x is not allowed"),
@@ -115,6 +120,7 @@ def test_lists_are_printed_inert_and_as_json(home: Path) -> None:
         (["complete", "note://{folder}/{name}", "folder"], 0, "", "no values"),
         (["complete", "review", "colour"], 3, "", "has no argument"),
         (["complete", "revue", "style"], 2, "", "did you mean review?"),
+        (["complete", "note://home/ada", "name"], 2, "", "as `handrail resources` prints it: note://{folder}/{name}"),
     ],
 )
 def test_every_verb_prints_its_result_and_has_a_code(
@@ -168,6 +174,67 @@ def test_what_is_not_text_goes_to_a_file_that_overwrites_none(home: Path) -> Non
     assert (home / "texts" / "result-0.md").read_bytes() == b"# Today\x1b[2J"
     chart = handrail("prompt", "notes.py", "chart", "--save", "out", home=home)
     assert chart.stdout.startswith("user:\n") and "result-0-2.png" in chart.stdout
+
+
+TOOLS_ONLY = """
+from handrail import Server
+server = Server("tools")
+server.run()
+"""
+ODD = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    answers = {
+        "initialize": {"protocolVersion": "2025-11-25", "serverInfo": {"name": "odd", "version": "1"},
+                       "capabilities": {"resources": {}}},
+        "resources/list": {"resources": 7},
+        "resources/templates/list": {"resourceTemplates": [{"uriTemplate": "x://{a}", "name": "x"}]},
+        "resources/read": {"contents": [{"uri": "one\\x1b", "text": "1"}, {"uri": "two", "text": "2"}, *[5] * 1000]},
+    }
+    if "id" in message:
+        result = answers.get(message["method"])
+        answer = {"error": {"code": -32601, "message": "no"}} if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+
+
+@requirement("APP-30", "APP-18", everywhere=True)
+@pytest.mark.parametrize("verb", ["resources", "prompts", "list"])
+def test_what_a_server_does_not_have_is_an_empty_list(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS_ONLY, "utf-8")
+    done = handrail(verb, "tools.py", home=tmp_path)
+    expected = f"no {verb if verb != 'list' else 'tools'}"
+    assert done.returncode == 0 and expected in done.stderr and done.stdout == ""
+
+
+@requirement("APP-30", "P-33", everywhere=True)
+def test_contents_with_odd_uris_and_many_problems_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD, "utf-8")
+    done = handrail("read", f"{sys.executable} odd.py", "x:1", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "one\\x1b:\n1\ntwo:\n2\n"
+    notes = [line for line in done.stderr.splitlines() if line.startswith("handrail: ")]
+    assert len(notes) == 11 and notes[-1] == "handrail: and 990 more problems"
+
+
+@requirement("APP-30", everywhere=True)
+def test_a_server_that_does_not_list_its_resources_is_named(home: Path) -> None:
+    (home / "odd.py").write_text(ODD, "utf-8")
+    servers = {name: {"command": sys.executable, "args": [str(home / f"{name}.py")]} for name in ("notes", "odd")}
+    (home / "servers.json").write_text(json.dumps({"mcpServers": servers}), "utf-8")
+    done = handrail("resources", "servers.json", "--yes", home=home)
+    assert "note://today" in done.stdout and "x://{a}" in done.stdout
+    assert "odd: resources/list: there is no list of resources" in done.stderr
+    shown = json.loads(handrail("resources", "servers.json", "--yes", "--json", home=home).stdout)
+    assert [*shown["problems"]] == ["odd"]
+
+
+@requirement("APP-30", everywhere=True)
+def test_inspect_counts_all_that_a_server_has(home: Path) -> None:
+    shown = json.loads(handrail("inspect", "notes.py", "--json", home=home).stdout)
+    counts = {name: shown[name] for name in ("tools", "resources", "templates", "prompts")}
+    assert counts == {"tools": 0, "resources": 3, "templates": 1, "prompts": 2}
 
 
 @requirement("APP-30", everywhere=True)

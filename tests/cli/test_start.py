@@ -78,7 +78,7 @@ def test_a_wrong_command_line_ends_with_its_own_code_and_words(tmp_path: Path, w
     [
         ("call F T --yes a=1 b=2", {"server": "F", "tool": "T", "words": ["a=1", "b=2"], "yes": True}),
         ("call F --yes T a=1 --timeout 3 b=2", {"tool": "T", "words": ["a=1", "b=2"], "timeout": 3.0}),
-        ("explain call T --server F a=1", {"tool": "T", "words": ["a=1"], "server": "F"}),
+        ("explain call T --server F a=1", {"name": "T", "words": ["a=1"], "server": "F"}),
         ("lock A --file F B", {"servers": ["A", "B"], "file": "F"}),
         ("lock A --env X=1 B --env Y=2", {"servers": ["A", "B"], "env": ["X=1", "Y=2"]}),
         ("approve ID --note x yes", {"id": "ID", "answer": "yes", "note": "x"}),

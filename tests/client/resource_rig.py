@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 import rigs
-from rigs import MODERN, Object, Rig, ordinary
+from rigs import MODERN, HttpRig, Object, Rig, ordinary
 
 META = "io.modelcontextprotocol/"
 PICTURE = "iVBORw0KGgo="
@@ -76,6 +77,8 @@ def shelf(rig: Rig, message: Object) -> None:
     rig.state.setdefault("ttl", 3_600_000)
     method, params = message.get("method"), message.get("params", {})
     done: Object = {"resultType": "complete"} if rig.revision == MODERN else {}
+    if method in rig.state.get("hangs", ()):
+        return
     if override := rig.state.get("answers", {}).get(method):  # of a test
         rig.result(message, {**done, **override})
     elif method in LISTS:
@@ -161,6 +164,43 @@ def announce(rig: Rig, updated: tuple[str, ...] = (), changed: tuple[str, ...] =
         for ident, honoured in rig.state.get("listening", {}).items():
             if f"{each}ListChanged" in honoured:
                 rig.notify(f"notifications/{each}/list_changed", _meta={META + "subscriptionId": ident})
+
+
+class ShelfRig(Rig):
+    """The shelf in memory; `refusals` are counted down by connections that fail."""
+
+    refusals = 0
+
+    def connect(self) -> Rig:
+        from handrail.errors import TransportError
+
+        if self.refusals:
+            self.refusals -= 1
+            raise TransportError("refused")
+        return super().connect()
+
+
+class HttpShelf(HttpRig):
+    """The shelf over HTTP, with a notification stream; with `has_stream` False, without one."""
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(shelf, revision)
+        self.has_stream = True
+        self._cut = asyncio.Event()
+
+    def cut_stream(self) -> None:
+        self._cut.set()
+        self._cut = asyncio.Event()
+
+    async def other(self, verb: str, writer: asyncio.StreamWriter) -> bool:
+        if self.headers[-1].get("mcp-session-id") in self.ended:
+            writer.write(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+            return True
+        if verb != "GET" or not self.has_stream:
+            return await super().other(verb, writer)
+        writer.write(b"HTTP/1.1 200 x\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\nretry: 1\n\n")
+        await self._cut.wait()
+        return False
 
 
 def command(revision: str, log: Path) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 from clients import ALL, LEGACY, R0, R1, R2, R3, R4, R5, Heard, P
 from handrail import Client, Confirmation, Elicitation
 from handrail.errors import (
+    CallTimeout,
     ConfirmationRequired,
     Denied,
     InvalidResult,
@@ -31,10 +32,11 @@ from handrail.model import Audio, EmbeddedResource, Image, PromptMessage, Resour
 from handrail.transports.memory import MemoryTransport
 from patience import PATIENCE
 from requirements import record_ran, requirement
-from rigs import HttpRig, Object, Rig
-from tests.client.resource_rig import ENTRIES, KINDS, LISTS, capabilities, command, shelf
+from rigs import Object, Rig
+from tests.client.resource_rig import ENTRIES, KINDS, LISTS, HttpShelf, ShelfRig, capabilities, command, shelf
 
 TRANSPORTS = ("memory", "stdio", "http")
+BOTH_LISTS = {"resourcesListChanged": True, "promptsListChanged": True}
 COMPLETIONS = (R2, R3, R4, P, R5)  # revisions in which completion has to be declared
 NAMES = {"resources/list": "resources", "resources/templates/list": "templates", "prompts/list": "prompts"}
 
@@ -51,6 +53,7 @@ def open_shelf(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     """`async with open_shelf(revision, transport, state, **options of Client) as (client, heard)`."""
     monkeypatch.setattr("handrail.client.negotiation._handshake_servers", set())
     monkeypatch.setattr("handrail.client.resources.RENEW_SECONDS", 0.0)
+    monkeypatch.setattr("handrail.transports.http_client.MIN_RETRY_SECONDS", 0.0)
 
     @asynccontextmanager
     async def opened(
@@ -58,9 +61,10 @@ def open_shelf(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     ) -> AsyncIterator[tuple[Client, Heard]]:
         record_ran(request, revision, transport)
         options = {"revision": revision, "timeout": PATIENCE, **options}
-        rig = HttpRig(shelf, revision) if transport == "http" else Rig(shelf, revision)
+        rig = HttpShelf(revision) if transport == "http" else ShelfRig(shelf, revision)
         rig.state.update(state or {})
-        if isinstance(rig, HttpRig):
+        if isinstance(rig, HttpShelf):
+            rig.has_stream = rig.state.get("has_stream", True)
             async with rig.listening() as url, Client(url, **options) as client:
                 yield client, Heard(rig, None)
         elif transport == "memory":
@@ -109,8 +113,7 @@ async def test_every_page_is_listed_once(open_shelf: OpenShelf, revision: str, t
         lists = listing(client, method)
         entries = await lists()
         assert [each.raw for each in entries] == ENTRIES[method] and entries.refused == {}
-        if revision == R5 or transport != "http":  # the rig has no stream of notifications
-            entries = await kept(lists)
+        entries = await kept(lists)
         assert await lists(fresh=True) is not entries
         pages = [each.get("params", {}).get("cursor") for each in heard.asked(method)]
         one_list = [None, "2", "4"][: (len(ENTRIES[method]) + 1) // 2]
@@ -130,8 +133,8 @@ async def test_a_notice_makes_the_lists_of_its_kind_stale(
         if revision == R5:
             await until(lambda: len(heard.asked("subscriptions/listen")) > 0)
             listened = heard.asked("subscriptions/listen")[-1]["params"]["notifications"]
-            assert listened == {f"{kind}ListChanged": True}  # what was not listed is not watched
-        entries = await (lists if revision != R5 and transport == "http" else partial(kept, lists))()
+            assert listened == BOTH_LISTS
+        entries = await kept(lists)
         await client.call("echo", {"changed": [kind]})
         async with asyncio.timeout(PATIENCE):
             while True:
@@ -142,17 +145,16 @@ async def test_a_notice_makes_the_lists_of_its_kind_stale(
 
 @requirement("CLI-50")
 @everywhere(R5)
-async def test_one_subscription_watches_all_the_lists_that_were_fetched(
-    open_shelf: OpenShelf, revision: str, transport: str
-) -> None:
-    async with open_shelf(revision, transport) as (client, heard):
-        await client.resources()
-        await client.templates()
-        await client.prompts()
-        both = {"resourcesListChanged": True, "promptsListChanged": True}
-        await until(lambda: both in [params(each) for each in heard.asked("subscriptions/listen")])
-        for _ in range(2):
-            assert params(heard.asked("subscriptions/listen")[-1]) == both
+async def test_one_subscription_watches_all_lists(open_shelf: OpenShelf, revision: str, transport: str) -> None:
+    changed: list[str] = []
+    async with open_shelf(revision, transport, on_tools_changed=changed.append) as (client, heard):
+        await kept(client.resources)
+        await client.tools()
+        changed.clear()
+        await kept(client.templates)
+        await kept(client.prompts)
+        assert [params(each) for each in heard.asked("subscriptions/listen")] == [BOTH_LISTS]
+        assert changed == []
 
 
 @requirement("CLI-50")
@@ -221,12 +223,11 @@ async def test_what_a_server_does_not_declare_is_not_asked_for(
 ) -> None:
     async with open_shelf(revision, transport, {"capabilities": {"tools": {}}}) as (client, heard):
         before = len(heard.messages)
+        for lists in (client.resources, client.templates, client.prompts):
+            assert list(await lists()) == []
         for attempt, capability in (
-            (client.resources(), "resources"),
-            (client.templates(), "resources"),
             (client.read("doc://text"), "resources"),
             (client.subscribe("doc://text").__aenter__(), "resources"),
-            (client.prompts(), "prompts"),
             (client.prompt("review"), "prompts"),
         ):
             with pytest.raises(RemoteProtocolError, match=f"no {capability}") as caught:
@@ -530,7 +531,8 @@ def listened(heard: Heard) -> list[Any]:
     """What was subscribed to and unsubscribed from, in the words of the revision."""
     methods = ("resources/subscribe", "resources/unsubscribe", "subscriptions/listen")
     asked = [each for each in heard.messages if each.get("method") in methods]
-    return [(each["method"].partition("/")[2], params(each)) for each in asked]
+    calls = [(each["method"].partition("/")[2], params(each)) for each in asked]
+    return [each for each in calls if each[1] != BOTH_LISTS]
 
 
 def params(message: Object) -> Any:
@@ -555,7 +557,7 @@ async def test_updates_arrive_until_the_subscription_ends(open_shelf: OpenShelf,
                 async with asyncio.timeout(PATIENCE):
                     await heard.rig.closed.wait()  # type: ignore[attr-defined]  # an HttpRig
             else:
-                (listen,), (cancelled,) = heard.asked("subscriptions/listen"), heard.asked("notifications/cancelled")
+                listen, (cancelled,) = heard.asked("subscriptions/listen")[0], heard.asked("notifications/cancelled")
                 assert cancelled["params"]["requestId"] == listen["id"]
         else:
             assert listened(heard) == [("subscribe", "doc://text"), ("unsubscribe", "doc://text")]
@@ -579,8 +581,9 @@ async def test_a_uri_that_is_subscribed_to_twice_is_one_subscription(
             await client.call("echo", {"updated": ["doc://text", "doc://b"]})
             assert (await anext(one), await anext(other)) == ("doc://text", "doc://b")
             assert one._waiting == other._waiting == {}
-            assert listened(heard) == [("subscribe", "doc://text"), ("subscribe", "doc://b")]
-        ends = listened(heard)[2:]
+            begins = listened(heard)
+            assert begins == [("subscribe", "doc://text"), ("subscribe", "doc://b"), ("subscribe", "doc://text")]
+        ends = listened(heard)[3:]
         assert ends == [("unsubscribe", "doc://b"), ("unsubscribe", "doc://text")]
 
 
@@ -604,6 +607,89 @@ async def test_a_subscription_is_renewed_when_the_server_comes_back(
         await client.close()
         with pytest.raises(TransportError, match="closed"):
             await anext(updates)
+
+
+@requirement("CLI-52")
+@everywhere(R1, R5, transports=("memory",))
+async def test_a_renewal_is_repeated_until_the_client_closes(
+    open_shelf: OpenShelf, revision: str, transport: str
+) -> None:
+    async with (
+        open_shelf(revision, transport) as (client, heard),
+        asyncio.timeout(PATIENCE),
+        client.subscribe("doc://text") as updates,
+    ):
+        rig = heard.rig
+        assert isinstance(rig, ShelfRig)
+        rig.refusals = 2
+        rig.die()
+        assert await anext(updates) == "doc://text"
+        assert len(listened(heard)) == 2 and rig.refusals == 0
+        rig.refusals = 1_000
+        rig.die()
+        waiting = asyncio.ensure_future(anext(updates))
+        await until(lambda: rig.refusals < 1_000)
+        await client.close()
+        with pytest.raises(TransportError):
+            await waiting
+
+
+@requirement("CLI-52")
+@everywhere(R2, R3, R4, transports=("http",))
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_a_subscription_is_renewed_on_each_new_stream_and_in_each_new_session(
+    open_shelf: OpenShelf, revision: str, transport: str, is_ended: bool
+) -> None:
+    async with (
+        open_shelf(revision, transport) as (client, heard),
+        asyncio.timeout(PATIENCE),
+        client.subscribe("doc://text") as updates,
+    ):
+        rig = heard.rig
+        assert isinstance(rig, HttpShelf)
+        if is_ended:  # the server was restarted
+            rig.ended.add(rig.session)
+            rig.session = "s-2"
+        rig.cut_stream()
+        assert await anext(updates) == "doc://text"
+        subscribes = [each for each in rig.headers if each[""] == "POST"]
+        assert subscribes[-1]["mcp-session-id"] == rig.session
+        assert listened(heard)[:2] == [("subscribe", "doc://text")] * 2
+        assert len(heard.asked("initialize")) == 1 + is_ended
+
+
+@requirement("CLI-52")
+@everywhere(R2, R4, transports=("http",))
+async def test_updates_that_could_not_arrive_are_not_subscribed_to(
+    open_shelf: OpenShelf, revision: str, transport: str
+) -> None:
+    async with open_shelf(revision, transport, {"has_stream": False}) as (client, heard):
+        with pytest.raises(RemoteProtocolError, match="no stream on which updates could arrive") as caught:
+            async with asyncio.timeout(PATIENCE), client.subscribe("doc://text"):
+                pass
+        assert caught.value.sent is Sent.NO and listened(heard) == []
+
+
+@requirement("CLI-52")
+async def test_two_spellings_are_one_subscription(open_shelf: OpenShelf) -> None:
+    async with open_shelf(R4, "memory") as (client, heard), client.subscribe("doc://te%78t") as updates:
+        async with client.subscribe("DOC://text"):
+            pass
+        await client.call("echo", {"updated": ["doc://text"]})
+        assert await anext(updates) == "doc://text"
+        assert [verb for verb, _ in listened(heard)] == ["subscribe", "subscribe"]
+
+
+async def test_a_server_that_does_not_answer_holds_no_subscriber_back(
+    open_shelf: OpenShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.client.resources.UNSUBSCRIBE_SECONDS", 0.01)
+    silent = {"hangs": ["resources/unsubscribe"]}
+    async with open_shelf(R4, "memory", silent, timeout=100 * PATIENCE) as (client, heard), asyncio.timeout(PATIENCE):
+        async with client.subscribe("doc://text"):
+            pass
+        async with client.subscribe("doc://text"):
+            assert [verb for verb, _ in listened(heard)] == ["subscribe", "unsubscribe", "subscribe"]
 
 
 @requirement("CLI-52")
@@ -740,6 +826,7 @@ RULES = [
     Rule(verdict="deny", uri="doc://binary*"),
     Rule(verdict="hide", kind="resource", uri="doc://several"),
     Rule(verdict="ask", uri="doc://text"),
+    Rule(verdict="ask", uri="note://*"),
     Rule(verdict="deny", prompts=["kinds"]),
     Rule(verdict="hide", prompts=["asks"]),
     Rule(verdict="ask", prompts=["review"], arguments={"code": {"is": "secret"}}),
@@ -779,8 +866,9 @@ async def test_rules_hold_for_what_is_read(
         for name in ("kinds", "asks"):
             with pytest.raises(Denied):
                 await client.prompt(name)
+        for what in ("kinds", "asks", "doc://binary{x}", "DOC://binary{x}", "doc://%62inary{x}"):
             with pytest.raises(Denied):
-                await client.complete(name, "a")
+                await client.complete(what, "a")
         assert len(heard.messages) == before and not confirmed
         assert (await client.read("doc://text")).text == "hello ü"
         await client.prompt("review", {"code": "x"})
@@ -793,14 +881,21 @@ async def test_rules_hold_for_what_is_read(
             ("prompt:review", {"code": "secret", "no": "1"}),
         ]
     async with open_shelf(revision, transport, policy=RULES) as (client, heard):
-        with pytest.raises(ConfirmationRequired):
-            await client.read("doc://text")
-        assert not heard.asked("resources/read")
+        for attempt in (
+            client.read("doc://text"),
+            client.subscribe("doc://text").__aenter__(),
+            client.complete("NOTE://{name}/{page}", "name"),
+        ):
+            with pytest.raises(ConfirmationRequired):
+                await attempt
+        methods = ("resources/read", "resources/subscribe", "subscriptions/listen", "completion/complete")
+        assert [each for method in methods for each in heard.asked(method) if params(each) != BOTH_LISTS] == []
 
 
-async def test_without_rules_nothing_that_is_read_is_confirmed(open_shelf: OpenShelf) -> None:
-    async with open_shelf(R5, "memory", confirm=lambda _: False) as (client, _):
+async def test_without_rules_nothing_that_is_read_is_confirmed(open_shelf: OpenShelf, tmp_path: Path) -> None:
+    async with open_shelf(R5, "memory", confirm=lambda _: False, audit=tmp_path / "a.jsonl") as (client, _):
         assert (await client.read("doc://text")).text and (await client.prompt("review", {"code": "x"})).text
+    assert '"intent"' in (tmp_path / "a.jsonl").read_text() and '"agreed"' not in (tmp_path / "a.jsonl").read_text()
 
 
 @everywhere(R4, R5, transports=("memory", "http"))
@@ -811,9 +906,16 @@ async def test_what_is_read_is_recorded(open_shelf: OpenShelf, revision: str, tr
     ):
         await client.read("doc://text")
         await client.prompt("review", {"code": "x"})
-        for attempt in (client.read("doc://nowhere"), client.read("doc://binary")):
+        for attempt in (
+            client.read("doc://nowhere"),
+            client.read("doc://binary"),
+            client.subscribe("doc://binary").__aenter__(),
+            client.complete("DOC://binary{x}", "x"),
+        ):
             with pytest.raises(PeerError):
                 await attempt
+        async with client.subscribe("doc://text/x"):
+            await client.complete("review", "style")
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     calls = [each for each in records if "call" in each]
     assert [(each["event"], each.get("tool"), each.get("outcome")) for each in calls] == [
@@ -823,7 +925,11 @@ async def test_what_is_read_is_recorded(open_shelf: OpenShelf, revision: str, tr
         ("outcome", None, "ok"),
         ("intent", "doc://nowhere", None),
         ("outcome", None, "protocol"),
-        ("refusal", "doc://binary", "denied"),
+        *[("refusal", uri, "denied") for uri in ("doc://binary", "doc://binary", "doc://binary{x}")],
+        ("intent", "doc://text/x", None),
+        ("outcome", None, "ok"),
+        ("intent", "prompt:review", None),
+        ("outcome", None, "ok"),
     ]
     assert calls[0]["agreed"] == "confirmed" and calls[1]["characters"] == len("hello ü")
 
@@ -835,15 +941,16 @@ async def test_what_is_read_is_recorded(open_shelf: OpenShelf, revision: str, tr
 async def two_shelves(
     first: Object, second: Object, third: Object | None = None
 ) -> AsyncIterator[tuple[Client, list[Rig]]]:
-    rigs = []
+    rigs: list[Rig] = []
     for name, state in (("a", first), ("b", second), ("c", third or {"capabilities": {"tools": {}}})):
-        rig = Rig(shelf, R4)
+        rig = ShelfRig(shelf, R4)
         rig.name = name
+        rig.refusals = state.get("refusals", 0)
         rig.state.update(state)
         rigs.append(rig)
     client = Client({"mcpServers": {rig.name: {"command": "true"} for rig in rigs}}, revision=R4, timeout=PATIENCE)
-    for target, rig in zip(client._targets, rigs, strict=True):
-        target.make_transport = partial(MemoryTransport, rig)
+    for target, each in zip(client._targets, rigs, strict=True):
+        target.make_transport = partial(MemoryTransport, each)
     async with client:
         yield client, rigs
 
@@ -888,13 +995,63 @@ async def test_names_and_uris_lead_to_their_servers() -> None:
         assert not [each for each in c.heard if each["method"].startswith(("resources", "prompts", "completion"))]
 
 
-async def test_the_only_server_with_resources_is_asked_for_all_of_them() -> None:
-    async with two_shelves({}, {"capabilities": {"prompts": {}}}) as (client, (a, b, _)):
-        assert (await client.read("doc://text")).text == "hello ü"
-        assert not a.asked("resources/list")
-        assert len(await client.resources()) == 5 and client.problems == {}
-        b.state["answers"] = {"prompts/list": {"prompts": 7}}
-        assert {each.server for each in await client.prompts()} == {"a"} and list(client.problems) == ["b"]
+async def test_a_list_that_fails_is_a_problem_until_it_is_listed() -> None:
+    async with two_shelves({}, {}) as (client, (_, b, _c)):
+        answers = b.state["answers"] = {"resources/list": {"resources": 7}}
+        assert {each.server for each in await client.resources()} == {"a"} and list(client.problems) == ["b"]
+        await client.templates()
+        await client.prompts()
+        assert "no list" in str(client.problems["b"])
+        answers.clear()
+        await client.resources()
+        assert client.problems == {}
+
+
+@pytest.mark.parametrize("broken", ["never connected", "its list fails"])
+async def test_no_other_server_is_taken_for_one_that_could_not_be_asked(broken: str) -> None:
+    only_a: Object = {"resources/templates/list": [{"uriTemplate": "doc://{name}", "name": "all"}]}
+    refusals = 1_000 if broken == "never connected" else 0
+    b: Object = {"answers": {method: {"none": 1} for method in NAMES}, "refusals": refusals}
+    async with two_shelves(only_a, b) as (client, rigs):
+        for attempt in (
+            client.read("doc://b"),
+            client.subscribe("doc://b").__aenter__(),
+            client.complete("doc://{name}", "name"),
+        ):
+            with pytest.raises(RemoteProtocolError, match=r"could not ask b for 'doc.*server=a or b or c") as caught:
+                await attempt
+            assert caught.value.sent is Sent.NO
+        assert not any(listened(Heard(rig, None)) or rig.asked("completion/complete") for rig in rigs)
+        assert list(client.problems) == ["b"]
+        assert (await client.read("doc://text", server="a")).text == "hello ü"
+        assert await client.complete("doc://{name}", "name", server="a")
+
+
+async def test_servers_are_listed_once_to_find_the_right_one() -> None:
+    state: Object = {"capabilities": {"tools": {}, "resources": {}}}  # without notices
+    alone: Object = {"resources/list": [], "resources/templates/list": []}
+    async with two_shelves(state, {**state, **alone}) as (client, rigs):
+        for _ in range(5):
+            for uri in ("doc://text", "note://a/1"):
+                assert (await client.read(uri)).contents
+        lists = [method for rig in rigs for method in NAMES if rig.asked(method)]
+        assert lists == [*NAMES][:2] * 2
+        assert [len(rig.asked("resources/list")) for rig in rigs] == [3, 1, 0]
+
+
+async def test_a_timeout_holds_also_while_the_server_is_looked_for() -> None:
+    async with two_shelves({}, {"hangs": ["resources/list"]}) as (client, (a, _, _c)):
+        with pytest.raises(CallTimeout):
+            await client.read("doc://text", timeout=0.01)
+        assert not a.asked("resources/read")
+
+
+async def test_of_two_servers_with_the_same_uri_the_first_is_indexed() -> None:
+    async with two_shelves({}, {}) as (client, _):
+        resources = await client.resources()
+        assert [each.server for each in resources if each.uri == "doc://text"] == ["a", "b"]
+        assert resources["doc://text"].server == "a"
+        assert (await client.read(resources["doc://text"])).text == "hello ü"
 
 
 # The client that blocks
@@ -914,10 +1071,48 @@ def test_the_same_without_await() -> None:
                 assert uri == "doc://text"
                 break
         assert [each["method"] for each in rig.heard[-2:]] == ["tools/call", "resources/unsubscribe"]
+        with pytest.raises(TypeError, match='use it as "with client'):
+            for _ in client.subscribe("doc://text"):
+                pass
         with client.subscribe("doc://text") as updates:
             client.close()
             with pytest.raises(TransportError, match="closed"):
                 next(updates)
+
+
+# Mistakes
+
+
+@everywhere(R4, transports=("memory",))
+async def test_mistakes_are_answered_with_what_is_right(open_shelf: OpenShelf, revision: str, transport: str) -> None:
+    async with open_shelf(revision, transport) as (client, heard):
+        anything: Any = client
+        resource, prompt = (await client.resources())[0], (await client.prompts())[0]
+        assert (await client.read(resource)).text == "hello ü"
+        assert (await client.prompt(prompt, {"code": "x"})).text == '{"code": "x"}'
+        before = len(heard.messages)
+        mistakes: list[tuple[Callable[[], Any], str]] = [
+            (
+                lambda: anything.subscribe("doc://text").__aiter__(),
+                'use it as "async with client.subscribe(uri) as updates:"',
+            ),
+            (lambda: anything.subscribe("doc://text").__await__(), 'use it as "async with'),
+            (lambda: anything.subscribe(5), "subscribe: not sent: a URI is a text, got 5"),
+            (lambda: anything.read(5), "read: not sent: a URI is a text, got 5"),
+            (lambda: anything.read("doc://text", timout=3), "read: unknown option 'timout'; did you mean 'timeout'?"),
+            (lambda: anything.prompt("review", timout=3), "prompt: unknown option 'timout'; did you mean 'timeout'?"),
+            (lambda: anything.prompt("review", code="x"), "arguments go into a dict: prompt('review', {'code': 'x'})"),
+            (lambda: anything.complete("review", "style", 5), "not sent: value is a text, got 5"),
+            (lambda: anything.list_templates, "write client.templates()"),
+            (lambda: anything.get_resource, "write client.read(uri)"),
+            (lambda: anything.resource, "write client.read(uri)"),
+            (lambda: anything.unsubscribe, "write `async with client.subscribe(uri) as updates:`"),
+        ]
+        for attempt, text in mistakes:
+            with pytest.raises((TypeError, AttributeError, LocalProtocolError)) as caught:
+                await attempt()
+            assert text in str(caught.value)
+        assert len(heard.messages) == before
 
 
 # What it costs who only calls

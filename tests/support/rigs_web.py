@@ -219,6 +219,8 @@ class Notes:
                 each.future.exception()  # seen: `losses` has it, whether or not the test waits for it
         self._tell()
 
+    def on_stream(self) -> None: ...
+
     def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         self.left_out.append(f"{why}{' (too long)' if too_long else ''}")
         self._tell()

@@ -61,6 +61,8 @@ class Ear:
         self.problems.append((problem, about))
         self._changed.set()
 
+    def on_stream(self) -> None: ...
+
     def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         self.why.append(why)
         self.too_long += too_long

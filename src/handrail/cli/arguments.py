@@ -71,7 +71,7 @@ def parse_arguments(words: Iterable[str], schema: Object) -> Object:
 
 def unknown_name(kind: str, name: str, names: list[str]) -> UsageError:
     """Return the error for an unknown tool, resource or prompt, with the closest name, or with all of them."""
-    parts = {part: each for each in reversed(names) for part in re.split(r"[._-]", each) if len(part) > 2}
+    parts = {part: each for each in reversed(names) for part in re.split(r"[._/:-]", each) if len(part) > 2}
     if near := closest(name, names) or parts.get(closest(name, parts) or ""):
         return UsageError(f"no {kind} {one_line(name, 100)!r}; did you mean {escape(near, lines=False)}?")
     names_text = ", ".join([*(one_line(each, 60) for each in names[:MAX_LISTED]), *["…"] * (len(names) > MAX_LISTED)])

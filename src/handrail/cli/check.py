@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
@@ -18,7 +19,7 @@ from handrail.config import SECTIONS
 from handrail.engine.catalog import ToolEntry
 from handrail.guards.identity import ApiKeys
 from handrail.guards.limits import ANONYMOUS, LOCAL, CallerSlots, Plans, Rates
-from handrail.guards.policy import Policy
+from handrail.guards.policy import Policy, SubjectKind
 from handrail.model import Object, Principal
 from handrail.revisions import REVISIONS
 from handrail.schema.repair import repair
@@ -29,6 +30,7 @@ __all__ = ["run_check", "run_explain", "run_keys"]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
+_KINDS: dict[str, SubjectKind] = {"call": "tool", "read": "resource", "prompt": "prompt"}
 Row = tuple[str, str, str]
 
 
@@ -127,16 +129,14 @@ def run_explain(args: Namespace, screen: Screen) -> int:
 
 def _find(server: Server, args: Namespace) -> tuple[ToolEntry, Object]:
     """Return the entry that a request would use, and its arguments."""
-    engine, kind = server.engine, {"call": "tool", "read": "resource"}.get(args.action, args.action)
-    if kind == "resource":
-        found = engine.find_resource(args.name)
-        if found is None:
-            raise unknown_name(kind, args.name, [each.name for each in (*engine.resources, *engine.templates)])
-        return found
-    catalog = engine.catalog if kind == "tool" else engine.prompts
-    entry = catalog.get(args.name)
+    engine, kind = server.engine, _KINDS[args.action]
+    entry, variables = engine.find(kind, args.name)
     if entry is None:
-        raise unknown_name(kind, args.name, [each.name for each in catalog])
+        catalogs: dict[str, Iterable[ToolEntry]] = {"tool": engine.catalog, "prompt": engine.prompts}
+        names = catalogs.get(kind, [*engine.resources, *engine.templates])
+        raise unknown_name(kind, args.name, [each.name for each in names])
+    if kind == "resource":
+        return entry, variables
     if args.arguments_json is not None:
         return entry, parse_document(args.arguments_json)
     return entry, parse_arguments(args.words, {**entry.tool.input_schema, "required": []})

@@ -62,6 +62,8 @@ class _VerbAction(_Choice):
         if unparsed:  # argparse allows no value after an option; this slower method does
             options = verb.parse_intermixed_args(words)
         vars(namespace).update(vars(options), verb=name)
+        if namespace.json and getattr(namespace, "save", None):
+            raise UsageError("--json and --save: choose one of them; the JSON has all that would be saved")
 
 
 _AddVerb = Callable[..., CommandParser]
@@ -225,8 +227,8 @@ def _add_resource_verbs(verb: _AddVerb) -> None:
     complete.add_argument("what", metavar="PROMPT|TEMPLATE", help="the name of a prompt, or a URI template")
     complete.add_argument("argument", metavar="ARGUMENT")
     complete.add_argument("start", nargs="?", default="", metavar="START", help="the first letters of the value")
-    known = "another argument that has its value already"
-    complete.add_argument("--known", dest="words", action="append", default=[], metavar="KEY=VALUE", help=known)
+    others = "another argument that has its value already"
+    complete.add_argument("--known", dest="words", action="append", default=[], metavar="KEY=VALUE", help=others)
 
 
 def _add_arguments(command: CommandParser, text: str) -> None:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import Any
 
-from handrail.cli.arguments import parse_arguments, unknown_name
+from handrail.cli.arguments import parse_arguments
 from handrail.cli.connect import client_for
-from handrail.cli.exit_codes import ExitCode
+from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen
-from handrail.cli.tools import FileSaver, print_lists, read_arguments, render_block, report_to
-from handrail.client.client import BlockingClient
-from handrail.client.prompts import ListedPrompt
-from handrail.client.resources import ListedResource
+from handrail.cli.tools import (
+    FileSaver,
+    find_entry,
+    print_lists,
+    print_problems,
+    read_arguments,
+    render_block,
+    report_to,
+)
+from handrail.client.prompts import ListedPrompt, PromptMessages
+from handrail.client.resources import ListedResource, ReadResult
 from handrail.client.state_dir import CALLS_FILE, state_folder
 from handrail.client.tools import ListedEntries
 from handrail.errors import RemoteProtocolError
-from handrail.model import EmbeddedResource, Object
+from handrail.model import Object
 from handrail.text.controls import escape, one_line
 
 __all__ = ["run_complete", "run_prompt", "run_prompts", "run_read", "run_resources"]
 
+_VARIABLE = re.compile(r"\{[^{}]*\}")
 _TEXTS: Object = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
@@ -45,7 +55,13 @@ def run_prompts(args: Namespace, screen: Screen) -> int:
 
 
 def run_read(args: Namespace, screen: Screen) -> int:
+    if not args.uri:
+        raise UsageError("the URI is an empty text")
+    if variables := _VARIABLE.findall(args.uri):
+        raise UsageError(f"{one_line(args.uri, 300)} is a template; put values in place of {', '.join(variables)}")
     with client_for(args, screen, audit=state_folder(os.environ) / CALLS_FILE) as connection:
+        if ":" not in args.uri:
+            find_entry("resource of the URI", connection.resources(), args.uri)
         try:
             with screen.progress(f"reading {one_line(args.uri, 100)}") as spinner:
                 result = connection.read(args.uri, progress=report_to(spinner))
@@ -53,45 +69,49 @@ def run_read(args: Namespace, screen: Screen) -> int:
             if isinstance(problem.data, dict) and "uri" in problem.data:
                 problem.hint = "`handrail resources` lists what there is"
             raise
-    if screen.as_json:
-        screen.data(result.raw)
-        return ExitCode.OK
-    files = FileSaver(args.save)
-    for number, content in enumerate(result.contents):
-        if args.save or content.text is None:
-            screen.write(files.save(content.data, content.mime_type or "no media type", number))
-        elif len(result.contents) == 1:
-            screen.write(escape(content.text))
-        else:
-            screen.write(render_block(EmbeddedResource({"uri": content.uri, "text": content.text}), number, files))
-    for flaw in result.problems:
-        screen.note(one_line(flaw, 300))
-    return ExitCode.OK
+    files, is_one = FileSaver(args.save), len(result.contents) == 1
+    texts = (
+        files.save(each.data, each.mime_type or "no media type", number)
+        if args.save or each.text is None
+        else ("" if is_one else f"{escape(each.uri, lines=False)}:\n") + escape(each.text)
+        for number, each in enumerate(result.contents)
+    )
+    return _print(result, texts, screen)
 
 
 def run_prompt(args: Namespace, screen: Screen) -> int:
     with client_for(args, screen, audit=state_folder(os.environ) / CALLS_FILE) as connection:
         with screen.progress(f"asking {args.server}"):
-            prompt = _find(connection, args.prompt)
+            prompt = find_entry("prompt", connection.prompts(), args.prompt)
         arguments = read_arguments(args, _schema(prompt))
         with screen.progress(f"getting {prompt.name}") as spinner:
             result = connection.prompt(prompt.name, arguments, progress=report_to(spinner))
+    files = FileSaver(args.save)
+    texts = (
+        f"{screen.paint(f'{each.role}:', 'bold')}\n{render_block(each.content, number, files)}"
+        for number, each in enumerate(result.messages)
+    )
+    return _print(result, texts, screen)
+
+
+def _print(result: ReadResult | PromptMessages, texts: Iterable[str], screen: Screen) -> int:
     if screen.as_json:
         screen.data(result.raw)
-        return ExitCode.OK
-    files = FileSaver(args.save)
-    for number, message in enumerate(result.messages):
-        screen.write(screen.paint(f"{message.role}:", "bold"))
-        screen.write(render_block(message.content, number, files))
-    for flaw in result.problems:
-        screen.note(one_line(flaw, 300))
+    else:
+        for text in texts:
+            screen.write(text)
+        print_problems(result.problems, screen)
     return ExitCode.OK
 
 
 def run_complete(args: Namespace, screen: Screen) -> int:
     others = parse_arguments(args.words, _TEXTS)
     with client_for(args, screen) as connection, screen.progress(f"asking {args.server}"):
-        what = args.what if "{" in args.what else _find(connection, args.what)
+        prompts = connection.prompts() if "{" not in args.what else None
+        if prompts is not None and ":" in args.what and args.what not in prompts:
+            templates = ", ".join([one_line(each.key, 100) for each in connection.templates()])
+            raise UsageError(f"a template is written as `handrail resources` prints it: {templates or 'there is none'}")
+        what = args.what if prompts is None else find_entry("prompt", prompts, args.what)
         completion = connection.complete(what, args.argument, args.start, context=others)
     if screen.as_json:
         screen.data({"values": completion.values, "total": completion.total, "hasMore": completion.has_more})
@@ -104,14 +124,6 @@ def run_complete(args: Namespace, screen: Screen) -> int:
         of_all = "" if completion.total is None else f" of {completion.total:,}"
         screen.note(f"{len(completion)}{of_all} values; a longer start gives fewer")
     return ExitCode.OK
-
-
-def _find(connection: BlockingClient, name: str) -> ListedPrompt:
-    prompts = connection.prompts()
-    prompt = prompts.get(name)
-    if prompt is None:
-        raise unknown_name("prompt", name, [each.name for each in prompts])
-    return prompt
 
 
 def _schema(prompt: ListedPrompt) -> Object:

@@ -17,6 +17,7 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import MsgspecError, Struct, json as msgspec_json
@@ -29,8 +30,9 @@ from handrail.client.client import BlockingClient
 from handrail.client.inflight import Progress
 from handrail.client.mcp_config import EntryError, ServerEntry
 from handrail.client.results import CallResult
+from handrail.client.server_tools import MAX_FLAWS
 from handrail.client.state_dir import CALLS_FILE, state_folder
-from handrail.client.tools import E, ListedEntries, ListedEntry, ListedTool, Tools, describe
+from handrail.client.tools import E, ListedEntries, ListedEntry, ListedTool, describe
 from handrail.errors import HandrailError, PeerError
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
 from handrail.text.controls import escape, mask, mask_secrets, one_line
@@ -89,7 +91,7 @@ def print_lists(
 
 def run_show(args: Namespace, screen: Screen) -> int:
     with client_for(args, screen) as connection, screen.progress(f"asking {args.server}"):
-        tool = _find(connection.tools(), args.tool)
+        tool = find_entry("tool", connection.tools(), args.tool)
     if screen.as_json:
         screen.data(_raw(tool))
         return ExitCode.OK
@@ -105,7 +107,7 @@ def run_call(args: Namespace, screen: Screen) -> int:
     mcp_client = client_for(args, screen, audit=state_folder(os.environ) / CALLS_FILE)
     with mcp_client as connection:
         with screen.progress(f"asking {args.server}"):
-            tool = _find(connection.tools(), args.tool)
+            tool = find_entry("tool", connection.tools(), args.tool)
         call_arguments = read_arguments(args, tool.input_schema)
         welcome = mcp_client.welcome if len(mcp_client.servers) == 1 else {}
         confirm = confirm_on_terminal(tool, call_arguments, args, screen, welcome)
@@ -150,9 +152,11 @@ def run_inspect(args: Namespace, screen: Screen) -> int:
         connected = time.monotonic() - began
         welcome, identity, revision = connection.welcome, connection.identity, connection.revision
         began = time.monotonic()
-        tools, problem, code = None, "", ExitCode.OK
+        lists: dict[str, ListedEntries[Any]] = {}
+        problem, code = "", ExitCode.OK
         try:
-            tools = connection.tools()
+            for kind in ("tools", "resources", "templates", "prompts"):
+                lists[kind] = getattr(connection, kind)()
         except PeerError as failed:
             problem, code = str(failed), exit_code_for(failed)
         listed = time.monotonic() - began
@@ -162,8 +166,9 @@ def run_inspect(args: Namespace, screen: Screen) -> int:
         "capabilities": welcome.get("capabilities"),
         "supported": welcome.get("supportedVersions"),
         "instructions": welcome.get("instructions"),
-        "tools": None if tools is None else len(tools),
-        "refused": {} if tools is None else tools.refused,
+        "tools": None,
+        **{kind: len(entries) for kind, entries in lists.items()},
+        "refused": {name: why for entries in lists.values() for name, why in entries.refused.items()},
         "connect_seconds": round(connected, 3),
         "list_seconds": round(listed, 3),
         "problem": problem or None,
@@ -181,11 +186,11 @@ def _raw(entry: ListedEntry) -> Object:
     return {**entry.raw, "name": entry.name, "server": entry.server, **changed}
 
 
-def _find(tools: Tools, name: str) -> ListedTool:
-    tool = tools.get(name)
-    if tool is None:
-        raise unknown_name("tool", name, [each.name for each in tools])
-    return tool
+def find_entry(kind: str, entries: ListedEntries[E], name: str) -> E:
+    entry = entries.get(name)
+    if entry is None:
+        raise unknown_name(kind, name, [each.key for each in entries])
+    return entry
 
 
 def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
@@ -201,13 +206,19 @@ def _print(result: CallResult, args: Namespace, screen: Screen) -> None:
         screen.write(render_block(block, number, files))
     if not result.content and result.data is not None:
         screen.write(_pretty(json_text(result.data)))
-    for problem in result.problems:
+    print_problems(result.problems, screen)
+
+
+def print_problems(problems: list[str], screen: Screen) -> None:
+    for problem in problems[:MAX_FLAWS]:
         screen.note(one_line(problem, 300))
+    if len(problems) > MAX_FLAWS:
+        screen.note(f"and {len(problems) - MAX_FLAWS:,} more problems")
 
 
 def render_block(block: Block | str, number: int, files: FileSaver) -> str:
-    if isinstance(block, Text | str):
-        return escape(_pretty(block if isinstance(block, str) else block.text))
+    if isinstance(block, Text):
+        return escape(_pretty(block.text))
     if isinstance(block, Image | Audio):
         data = block.data if isinstance(block.data, bytes) else b64decode(block.data)
         return files.save(data, block.mime_type, number)

@@ -15,22 +15,21 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
 from handrail import __version__
 from handrail.client.connection import Tap
-from handrail.client.inflight import Clocks, Log, Progress, add_context
+from handrail.client.inflight import Clocks, Log, Progress, add_context, deadline_at
 from handrail.client.input_handlers import Elicitation, InputHandlers, Sampling
 from handrail.client.mcp_config import ConnectOptions, ServerEntry, Transport, targets
 from handrail.client.results import CallResult
 from handrail.client.server_list import L
 from handrail.client.server_tools import ClientSettings, ServerTools
 from handrail.client.state_dir import Confirm, StateDirectory
-from handrail.client.tools import MAX_DESCRIPTION, E, Tools
-from handrail.errors import PeerError, RemoteProtocolError, Sent, TransportError
+from handrail.client.tools import MAX_DESCRIPTION, E, ListedEntries, ListedEntry, Tools
+from handrail.errors import LocalProtocolError, PeerError, RemoteProtocolError, Sent, TransportError
 from handrail.guards.tool_definitions import read_lock
 from handrail.model import Object
 from handrail.revisions.base import SERVER_INFO
@@ -40,8 +39,8 @@ from handrail.transports.http_client import Authorizer
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.client.prompts import Completion, ListedPrompt, PromptMessages, Prompts
-    from handrail.client.resources import ListedTemplate, ReadResult, Resources, ResourceSubscription, Templates
+    from handrail.client.prompts import Completion, ListedPrompt, PromptMessages
+    from handrail.client.resources import ListedResource, ListedTemplate, ReadResult, ResourceSubscription
     from handrail.client.server_tools import Recorder
     from handrail.guards.policy import Policy, Rule
 
@@ -50,6 +49,7 @@ log = logging.getLogger("handrail")
 T = TypeVar("T")
 
 MAX_QUEUED_EVENTS = 1_000  # of one call, not yet consumed
+_UNKNOWN_METHOD = -32601
 
 OTHER_NAMES = {
     "call_tool": "client.call(name, {…})",
@@ -63,9 +63,13 @@ OTHER_NAMES = {
     "list_roots": "Client(…, roots=[…])",
     "list_resources": "client.resources()",
     "list_resource_templates": "client.templates()",
+    "list_templates": "client.templates()",
     "read_resource": "client.read(uri)",
+    "get_resource": "client.read(uri)",
+    "resource": "client.read(uri)",
     "subscribe_resource": "`async with client.subscribe(uri) as updates:`",
     "unsubscribe_resource": "`async with client.subscribe(uri) as updates:`",
+    "unsubscribe": "`async with client.subscribe(uri) as updates:`",
     "list_prompts": "client.prompts()",
     "get_prompt": "client.prompt(name, {…})",
 }
@@ -204,7 +208,7 @@ class Client:
         self._recorder: Recorder | None = None
         self._auth = auth
         self._servers: dict[str, ServerTools] = {}
-        self.problems: dict[str, PeerError] = {}  # of the servers of a configuration that could not be reached
+        self._problems: dict[tuple[str, str], PeerError] = {}  # by server and method
 
     async def __aenter__(self) -> Client:
         try:
@@ -231,7 +235,7 @@ class Client:
                 problem.hint = ". ".join(filter(None, (problem.hint, target.exit_hint)))
             if isinstance(problem, PeerError) and several:
                 log.warning("%s", problem)
-                self.problems[target.name] = problem
+                self._problems[target.name, "connect"] = problem
             elif isinstance(problem, BaseException):
                 raise problem
 
@@ -259,6 +263,11 @@ class Client:
     @property
     def servers(self) -> dict[str, ServerTools]:
         return dict(self._servers)
+
+    @property
+    def problems(self) -> dict[str, PeerError]:
+        """The servers of a configuration that could not be reached, or did not list what they have."""
+        return {name: problem for (name, _), problem in self._problems.items()}
 
     @property
     def revision(self) -> str:
@@ -297,28 +306,42 @@ class Client:
 
     async def tools(self, *, fresh: bool = False) -> Tools:
         """Return the tools of all servers. The list is cached until a server announces a change, unless `fresh`."""
-        return await self._merged("tools", Tools, lambda each: each.tools(fresh=fresh))
+        return await self._merged("tools/list", Tools, lambda each: each.tools(fresh=fresh))
+
+    async def _listed(self, method: str, entry_type: type[E], **options: bool) -> ListedEntries[E]:
+        return await self._merged(method, ListedEntries, lambda each: each.list_of(method, entry_type).get(**options))
 
     async def _merged(
         self,
-        capability: str,
+        method: str,
         list_type: Callable[[list[E], dict[str, str]], L],
         fetch: Callable[[ServerTools], Awaitable[L]],
     ) -> L:
-        """Return one list of the lists of all servers."""
+        """Return one list of the lists of all servers. The list of a server that declares none is empty."""
+
+        async def fetch_declared(remote: ServerTools) -> L:
+            try:
+                return await fetch(remote)
+            except RemoteProtocolError as refused:
+                is_declared = not remote.connection.is_open or remote.connection.offers(method.partition("/")[0])
+                # A server that has resources may know nothing of templates.
+                if is_declared and (method != "resources/templates/list" or refused.code != _UNKNOWN_METHOD):
+                    raise
+                return list_type([], {})
+
         if len(self._servers) <= 1:
-            return await fetch(self._first_server)
+            return await fetch_declared(self._first_server)
         visible: list[E] = []
         refused: dict[str, str] = {}
-        results = await asyncio.gather(*map(fetch, self._servers.values()), return_exceptions=True)
-        for (name, remote), entries in zip(self._servers.items(), results, strict=True):
+        results = await asyncio.gather(*map(fetch_declared, self._servers.values()), return_exceptions=True)
+        for name, entries in zip(self._servers, results, strict=True):
             if isinstance(entries, PeerError):  # a broken server does not hide the others
-                if not remote.connection.is_open or remote.connection.offers(capability):
-                    self.problems[name] = entries
+                self._problems[name, method] = entries
             elif isinstance(entries, BaseException):
                 raise entries
             else:
-                self.problems.pop(name, None)
+                self._problems.pop((name, "connect"), None)
+                self._problems.pop((name, method), None)
                 refused.update(entries.refused)
                 for entry in entries:
                     if entry.kind == "resource" or self._find(entry.key)[0].name == name:
@@ -376,11 +399,7 @@ class Client:
         into: a dataclass, Struct, TypedDict or pydantic model. The data of the result is returned as an object of it;
             a tool that reports a failure raises `CallFailed`.
         """
-        if misplaced:
-            options = ("timeout", "confirm", "progress", "meta", "repeat", "into")
-            near = closest(next(iter(misplaced)), options)
-            hint = f"did you mean {near!r}?" if near else f"arguments go into a dict: call({name!r}, {misplaced!r})"
-            raise TypeError(f"call: unknown option {next(iter(misplaced))!r}; {hint}")
+        _refuse_misplaced("call", name, misplaced, ("timeout", "confirm", "progress", "meta", "repeat", "into"))
         on_event = None if progress is None else lambda event: progress(event) if isinstance(event, Progress) else None
         remote, own = self._find(name)
         result = await remote.call(
@@ -436,27 +455,28 @@ class Client:
 
     # Resources and prompts
 
-    async def resources(self, *, fresh: bool = False) -> Resources:
+    async def resources(self, *, fresh: bool = False) -> ListedEntries[ListedResource]:
         """Return the resources of all servers, cached as the tools are."""
-        from handrail.client.resources import Resources, list_resources
+        from handrail.client.resources import ListedResource
 
-        return await self._merged("resources", Resources, partial(list_resources, fresh=fresh))
+        return await self._listed("resources/list", ListedResource, fresh=fresh)
 
-    async def templates(self, *, fresh: bool = False) -> Templates:
+    async def templates(self, *, fresh: bool = False) -> ListedEntries[ListedTemplate]:
         """Return the resource templates of all servers, cached as the tools are."""
-        from handrail.client.resources import Templates, list_templates
+        from handrail.client.resources import ListedTemplate
 
-        return await self._merged("resources", Templates, partial(list_templates, fresh=fresh))
+        return await self._listed("resources/templates/list", ListedTemplate, fresh=fresh)
 
-    async def prompts(self, *, fresh: bool = False) -> Prompts:
+    async def prompts(self, *, fresh: bool = False) -> ListedEntries[ListedPrompt]:
         """Return the prompts of all servers, cached as the tools are."""
-        from handrail.client.prompts import Prompts, list_prompts
+        from handrail.client.prompts import ListedPrompt
 
-        return await self._merged("prompts", Prompts, partial(list_prompts, fresh=fresh))
+        return await self._listed("prompts/list", ListedPrompt, fresh=fresh)
 
+    @suggest_options("read")
     async def read(
         self,
-        uri: str,
+        uri: str | ListedResource,
         *,
         server: str = "",
         timeout: float | Clocks | None = None,
@@ -468,12 +488,16 @@ class Client:
         server: which of several servers has the resource; else the one that lists it, or a template that matches.
         timeout, confirm, progress: as of `call`. Without rules, reading needs no confirmation.
         """
-        from handrail.client.resources import read
+        from handrail.client.resources import ReadResult
 
-        remote = await self._server_of(uri, server)
-        return await read(remote, uri, timeout=timeout, confirm=confirm, progress=progress)
+        own, clocks = _own_uri("read", uri), self._settings.clocks.within(timeout)
+        deadline = asyncio.get_running_loop().time() + clocks.total
+        async with deadline_at(deadline, clocks):
+            remote = await self._server_of(uri, server)
+        options: Any = {"clocks": clocks, "deadline": deadline, "confirm": confirm, "progress": progress}
+        return await remote.request("resource", own, "resources/read", {"uri": own}, ReadResult, **options)
 
-    def subscribe(self, uri: str, *, server: str = "") -> ResourceSubscription:
+    def subscribe(self, uri: str | ListedResource, *, server: str = "") -> ResourceSubscription:
         """Return the updates of a resource, to use in `async with` and `async for`.
 
         >>> async with client.subscribe("file:///notes/today") as updates:
@@ -484,16 +508,17 @@ class Client:
         """
         from handrail.client.resources import ResourceSubscription
 
-        return ResourceSubscription(uri, lambda: self._server_of(uri, server))
+        return ResourceSubscription(_own_uri("subscribe", uri), lambda: self._server_of(uri, server))
 
     async def prompt(
         self,
-        name: str,
+        name: str | ListedPrompt,
         arguments: Mapping[str, Any] | None = None,
         *,
         timeout: float | Clocks | None = None,
         confirm: Confirm | None = None,
         progress: Callable[[Progress], None] | None = None,
+        **misplaced: Never,
     ) -> PromptMessages:
         """Return the messages of a prompt. Arguments are sent as texts: what is no text as its JSON, None not at all.
 
@@ -501,8 +526,10 @@ class Client:
         """
         from handrail.client.prompts import get_prompt
 
+        _refuse_misplaced("prompt", name, misplaced, ("timeout", "confirm", "progress"))
         remote, own = self._find(name, "prompt")
-        return await get_prompt(remote, own, arguments or {}, timeout=timeout, confirm=confirm, progress=progress)
+        options: Any = {"clocks": self._settings.clocks.within(timeout), "confirm": confirm, "progress": progress}
+        return await get_prompt(remote, own, arguments or {}, **options)
 
     async def complete(
         self,
@@ -511,23 +538,27 @@ class Client:
         value: str = "",
         *,
         context: Mapping[str, Any] | None = None,
+        server: str = "",
     ) -> Completion:
         """Return the values that an argument of a prompt, or a variable of a template, can have; `value` is its start.
 
         what: the name of a prompt, or a URI template. `context` has other arguments that are known already.
+        server: which of several servers has the template.
 
         A server that completes nothing is not asked: there are no values then.
         """
         from handrail.client.prompts import complete
 
-        if isinstance(what, str):
-            is_template = "{" in what
-            remote, own = (await self._server_of(what), what) if is_template else self._find(what, "prompt")
+        is_template = "{" in what if isinstance(what, str) else what.kind == "resource"
+        if is_template:
+            remote, own = await self._server_of(what, server), _own_uri("complete", what)
         else:
-            remote, own, is_template = self._server(what.server), what.own_name, what.kind == "resource"
+            remote, own = self._find(what, "prompt")
         return await complete(remote, own, is_template, argument, value, context or {})
 
-    def _find(self, name: str, kind: str = "tool") -> tuple[ServerTools, str]:
+    def _find(self, name: str | ListedEntry, kind: str = "tool") -> tuple[ServerTools, str]:
+        if isinstance(name, ListedEntry):
+            return self._server(name.server), name.own_name
         if len(self._servers) <= 1:
             return self._first_server, name
         for server in sorted(self._servers, key=len, reverse=True):
@@ -542,18 +573,31 @@ class Client:
             raise RemoteProtocolError(f"there is no server {name!r:.100}", sent=Sent.NO, hint=hint)
         return self._servers[name]
 
-    async def _server_of(self, uri: str, server: str = "") -> ServerTools:
-        """Return the server of a resource or a template: the one named, the only one, or the one that lists it."""
+    async def _server_of(self, uri: str | ListedEntry, server: str) -> ServerTools:
+        """Return the server of a resource or a template: the one named, the only one, or the only one that lists it.
+
+        What a server lists that cannot be asked is unknown: it may be the right one, so no other one is taken.
+        """
+        if isinstance(uri, ListedEntry):
+            return self._server(uri.server)
         if server:
             return self._server(server)
-        candidates = [each for each in self._servers.values() if each.connection.offers("resources")]
-        if len(candidates) <= 1:
-            return candidates[0] if candidates else self._first_server
-        names = {each.server for each in await self.resources() if each.uri == uri}
-        names = names or {each.server for each in await self.templates() if each.matches(uri)}
-        if len(names) != 1:
-            text = f"{'several servers list' if names else 'no server lists'} {uri!r:.200}"
-            raise RemoteProtocolError(text, sent=Sent.NO, hint=f"Name it: server={' or '.join(names or self._servers)}")
+        if len(self._servers) <= 1:
+            return self._first_server
+        from handrail.client.resources import ListedResource, ListedTemplate
+
+        names, silent = set[str](), list[str]()
+        lists = {"resources/list": ListedResource, "resources/templates/list": ListedTemplate}
+        for stale, method in product((True, False), lists):  # a list that has expired decides if it has the URI
+            if not names and not silent:
+                entries = await self._listed(method, lists[method], stale=stale)
+                names = {each.server for each in entries if each.matches(uri)}
+                silent = [name for name, other in self._problems if other == method]
+        if silent or len(names) != 1:
+            text = "several servers list" if names else "no server lists"
+            text = f"could not ask {', '.join(silent)} for" if silent else text
+            hint = f"Name it: server={' or '.join(sorted(names if names and not silent else self._servers))}"
+            raise RemoteProtocolError(f"{text} {uri!r:.200}", sent=Sent.NO, hint=hint)
         return self._servers[names.pop()]
 
 
@@ -600,30 +644,26 @@ class BlockingClient:
             if not self._closed:  # else closing the client has ended the events, and its error says more
                 self._run(_close(events))
 
-    def resources(self, *, fresh: bool = False) -> Resources:
+    def resources(self, *, fresh: bool = False) -> ListedEntries[ListedResource]:
         return self._run(self._client.resources(fresh=fresh))
 
-    def templates(self, *, fresh: bool = False) -> Templates:
+    def templates(self, *, fresh: bool = False) -> ListedEntries[ListedTemplate]:
         return self._run(self._client.templates(fresh=fresh))
 
-    def prompts(self, *, fresh: bool = False) -> Prompts:
+    def prompts(self, *, fresh: bool = False) -> ListedEntries[ListedPrompt]:
         return self._run(self._client.prompts(fresh=fresh))
 
-    def read(self, uri: str, **options: Any) -> ReadResult:
+    def read(self, uri: str | ListedResource, **options: Any) -> ReadResult:
         """Read a resource; the options are those of `Client.read`."""
         return self._run(self._client.read(uri, **options))
 
-    @contextmanager
-    def subscribe(self, uri: str, *, server: str = "") -> Iterator[Iterator[str]]:
+    def subscribe(self, uri: str | ListedResource, *, server: str = "") -> BlockingSubscription:
         """Subscribe to the updates of a resource: `with client.subscribe(uri) as updates: for uri in updates: …`"""
-        updates = self._run(self._client.subscribe(uri, server=server).__aenter__())
-        try:
-            yield iter(lambda: self._run(anext(updates)), None)
-        finally:
-            if not self._closed:
-                self._run(updates.__aexit__())
+        return BlockingSubscription(self, self._client.subscribe(uri, server=server))
 
-    def prompt(self, name: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> PromptMessages:
+    def prompt(
+        self, name: str | ListedPrompt, arguments: Mapping[str, Any] | None = None, **options: Any
+    ) -> PromptMessages:
         """Return the messages of a prompt; the options are those of `Client.prompt`."""
         return self._run(self._client.prompt(name, arguments, **options))
 
@@ -690,6 +730,44 @@ class BlockingClient:
         except BaseException:  # also Ctrl-C: the call is cancelled at the server too
             future.cancel()
             raise
+
+
+class BlockingSubscription:
+    """The updates of a resource, for a `BlockingClient`."""
+
+    def __init__(self, client: BlockingClient, updates: ResourceSubscription) -> None:
+        self._client = client
+        self._updates = updates
+
+    def __enter__(self) -> BlockingSubscription:
+        self._client._run(self._updates.__aenter__())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._client._closed:
+            self._client._run(self._updates.__aexit__())
+
+    def __iter__(self) -> BlockingSubscription:
+        self._updates.check_entered("with")
+        return self
+
+    def __next__(self) -> str:
+        return self._client._run(anext(self._updates))
+
+
+def _own_uri(verb: str, uri: object) -> str:
+    uri = uri.own_name if isinstance(uri, ListedEntry) else uri
+    if not isinstance(uri, str):
+        raise LocalProtocolError(f"{verb}: not sent: a URI is a text, got {describe_value(uri)}")
+    return uri
+
+
+def _refuse_misplaced(verb: str, name: object, misplaced: Mapping[str, object], options: Sequence[str]) -> None:
+    """Refuse an unknown option of a verb: it is misspelt, or an argument of the tool or the prompt."""
+    for option in misplaced:
+        near = closest(option, options)
+        hint = f"did you mean {near!r}?" if near else f"arguments go into a dict: {verb}({name!r}, {misplaced!r})"
+        raise TypeError(f"{verb}: unknown option {option!r}; {hint}")
 
 
 async def _next(events: AsyncIterator[Any]) -> Any:

@@ -98,13 +98,14 @@ class ClientConnection:
         self._pending = PendingRequests(self.name, self._server_requests.is_busy, self.cancel_request)
         self.subscription = ListSubscription(self)
         self.subscribing = asyncio.Lock()  # of resources/subscribe and unsubscribe: none overtakes another
-        self.watches: set[ResourceWatch] = set()  # that the server has been told of by resources/subscribe
+        self.watches: dict[Callable[[Notification | None], None], str] = {}
+        """URIs by what gets each update of a resource, and None where subscriptions of the session may be lost."""
         self._backoff = RestartBackoff(self.name, self.now)
         self._last_id = 0
         self._request_meta: Object = {}
         self._opener: asyncio.Task[None] | None = None  # shared by all tasks that wait for the connection
         self._closing_tasks: set[asyncio.Task[None]] = set()  # of earlier transports
-        self._closed = False
+        self.is_closed = False
 
     # Open and close
 
@@ -119,7 +120,7 @@ class ClientConnection:
 
     async def _open_once(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `work`, or wait for the opening under way. A task that stops waiting does not cancel it for others."""
-        if self._closed:
+        if self.is_closed:
             raise TransportError("the client is closed", server=self.name)
         opener = self._opener
         if opener is None:
@@ -143,11 +144,7 @@ class ClientConnection:
             self._disconnect(problem if isinstance(problem, PeerError) else TransportError("not connected"))
             raise
         self.subscription.resume()
-        self._wake_watches()
-
-    def _wake_watches(self) -> None:
-        for watch in self.watches:
-            watch.on_lost()
+        self.on_stream()
 
     def _on_open_done(self, opener: asyncio.Task[None]) -> None:
         self._opener = None
@@ -165,7 +162,7 @@ class ClientConnection:
         """Open a new transport in place of the present one."""
         if self.transport is not None:
             await self.transport.close()
-        if self._closed:
+        if self.is_closed:
             raise TransportError("the client is closed")
         self.revision, self.failure = None, None
         self.transport = self._make_transport()
@@ -187,7 +184,7 @@ class ClientConnection:
 
     async def close(self) -> None:
         """End the connection; requests in flight fail with TransportError."""
-        self._closed = True
+        self.is_closed = True
         if self._opener is not None:
             self._opener.cancel()
         self._disconnect(TransportError("the client was closed"))
@@ -412,7 +409,11 @@ class ClientConnection:
             self._backoff.add_failure()
         for pending in list(self._pending.by_id.values()):
             self._pending.fail(pending, TransportError(problem.text, sent=pending.sent, hint=problem.hint))
-        self._wake_watches()
+        self.on_stream()
+
+    def on_stream(self) -> None:
+        for watch in self.watches:
+            watch(None)
 
     def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         self.discard_reasons = [*self.discard_reasons[1 - MAX_DISCARD_REASONS :], why]
@@ -492,7 +493,7 @@ class ClientConnection:
                 pending.on_notification(message)
             elif message.method == UPDATED:
                 for watch in self.watches:
-                    watch.on_notification(message)
+                    watch(message)
         elif message.method == CANCELLED:
             request_id = params.get("requestId")
             pending = self._pending.by_id.get(request_id) if type(request_id) is int else None
@@ -554,39 +555,26 @@ class ServerRequests:
         connection.send_message(reply)
 
 
-class ResourceWatch(Protocol):
-    """Waits for updates of a resource."""
-
-    uri: str
-    session: Object | None  # the handshake with the server that was told of it
-
-    def on_notification(self, message: Notification) -> None: ...
-    def on_lost(self) -> None:
-        """Look whether to subscribe again: the server, or the session, has ended, or another one has begun."""
-
-
 class ListSubscription:
     """Notifications that lists changed, in revisions where a client has to subscribe to them."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
-        self._capabilities: list[str] = []  # whose lists were fetched
+        self._is_started = False
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, capability: str) -> None:
-        """Subscribe now and after each reconnect, where the server offers it."""
-        if capability not in self._capabilities:
-            self._capabilities.append(capability)
-            if self._task is not None and self.is_offered(capability):  # one subscription has all lists
-                self._task.cancel()
+    def start(self) -> None:
+        """Subscribe to all lists that the server offers, now and after each reconnect."""
+        if not self._is_started:
+            self._is_started = True
             self.resume()
 
     def resume(self) -> None:
-        """Subscribe again on a new transport, or to more lists, if the subscription was started."""
-        revision, task = self._connection.revision, self._task
-        is_running = task is not None and not task.done() and not task.cancelling()
-        if revision is not None and revision.stateless and not is_running and self._filter():
-            self._task = asyncio.create_task(self._run(task))
+        """Subscribe again on a new transport, if the subscription was started."""
+        revision, is_running = self._connection.revision, self._task is not None and not self._task.done()
+        is_due = self._is_started and not is_running and revision is not None and revision.stateless
+        if is_due and self._filter():
+            self._task = asyncio.create_task(self._run())
 
     def is_offered(self, capability: str) -> bool:
         """Whether the server declares that it announces changes of its tools, resources or prompts."""
@@ -599,7 +587,7 @@ class ListSubscription:
         return [] if task is None else [task]
 
     def _filter(self) -> Object:
-        return {f"{each}ListChanged": True for each in self._capabilities if self.is_offered(each)}
+        return {f"{each}ListChanged": True for each in _LIST_CHANGED.values() if self.is_offered(each)}
 
     def _on_notification(self, message: Notification) -> None:
         """Mark the lists as changed: changes before the acknowledgement were not announced."""
@@ -611,9 +599,7 @@ class ListSubscription:
             if type(filters) is not dict or filters.get(name) is not True:
                 log.warning("client: %s: server declares listChanged but does not announce it", self._connection.name)
 
-    async def _run(self, previous: asyncio.Task[None] | None) -> None:
-        if previous is not None:
-            await asyncio.wait({previous})
+    async def _run(self) -> None:
         connection, pause = self._connection, 0.5
         while connection.failure is None:
             began = connection.now()

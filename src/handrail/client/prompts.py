@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from handrail.client.inflight import add_context, deadline_at
-from handrail.client.tools import ListedEntries, ListedEntry
-from handrail.errors import InvalidResult, LocalProtocolError, PeerError, RemoteProtocolError
+from handrail.client.inflight import deadline_at
+from handrail.client.tools import ListedEntry
+from handrail.errors import InvalidResult, LocalProtocolError, RemoteProtocolError
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, PromptMessage, Text
 from handrail.revisions import Revision
 from handrail.schema.jsonable import NotJson, to_jsonable
+from handrail.suggest import describe_value
 
 if TYPE_CHECKING:
     from handrail.client.server_tools import ServerTools
+    from handrail.guards.policy import SubjectKind
 
 _UNKNOWN_METHOD = -32601
 
@@ -34,18 +36,12 @@ class ListedPrompt(ListedEntry):
         return [each for each in arguments if type(each) is dict and type(each.get("name")) is str]
 
 
-class Prompts(ListedEntries[ListedPrompt]):
-    """A list of prompts, indexed by position or name; `refused` has what was left out, with the reason."""
-
-
 class PromptMessages:
     """The messages of a prompt. `raw` is all of the result, unchanged.
 
     The content of a message is a block of a tool result; one of an unknown kind is the dict it came as. `problems`
     lists what is malformed in it but does not make it useless; with `Client(strict=True)` such a result is an error.
     """
-
-    is_error = False
 
     def __init__(self, raw: Object, revision: Revision) -> None:
         self.raw = raw
@@ -89,15 +85,15 @@ class Completion(Struct, frozen=True):
     has_more: bool = False
     raw: Object = {}
 
+    @property
+    def text(self) -> str:
+        return "\n".join(self.values)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.values)
 
     def __len__(self) -> int:
         return len(self.values)
-
-
-async def list_prompts(remote: ServerTools, *, fresh: bool) -> Prompts:
-    return await remote.list_of("prompts/list", ListedPrompt, Prompts).get(fresh=fresh)
 
 
 async def get_prompt(remote: ServerTools, name: str, arguments: Mapping[str, Any], **options: Any) -> PromptMessages:
@@ -112,27 +108,30 @@ async def complete(
     name = {"type": "ref/resource", "uri": own_name} if is_template else {"type": "ref/prompt", "name": own_name}
     params: Object = {"ref": name, "argument": {"name": argument, "value": value}}
     texts, deadline = _texts(remote, phase, context), connection.now() + connection.clocks.total
+    if type(value) is not str:
+        raise LocalProtocolError(f"{remote.name}: {phase}: not sent: value is a text, got {describe_value(value)}")
+    async with deadline_at(deadline, connection.clocks):
+        await connection.open()
+    revision = connection.revision
+    assert revision is not None
+    if "completions" in revision.server_capabilities and not connection.offers("completions"):
+        return Completion()
+    if texts and "context" in revision.requests["completion/complete"].__struct_fields__:
+        params["context"] = {"arguments": texts}
+    kind: SubjectKind = "resource" if is_template else "prompt"
     try:
-        async with deadline_at(deadline, connection.clocks):
-            await connection.open()
-        remote.refuse_denied("resource" if is_template else "prompt", own_name)
-        revision = connection.revision
-        assert revision is not None
-        if "completions" in revision.server_capabilities and not connection.offers("completions"):
+        return await remote.request(kind, own_name, "completion/complete", params, _completion, deadline=deadline)
+    except RemoteProtocolError as refused:
+        if refused.code == _UNKNOWN_METHOD:
             return Completion()
-        if texts and "elicitation/create" in revision.input_methods:  # both came with 2025-06-18
-            params["context"] = {"arguments": texts}
-        raw = await connection.request("completion/complete", params, connection.clocks, deadline)
-    except PeerError as problem:
-        if isinstance(problem, RemoteProtocolError) and problem.code == _UNKNOWN_METHOD:
-            return Completion()
-        problem.phase = phase
-        add_context(problem, connection.name, phase)
         raise
+
+
+def _completion(raw: Object, revision: Revision) -> Completion:
     completion: Json = raw.get("completion")
     values = completion.get("values") if type(completion) is dict else None
     if type(values) is not list or not all(type(each) is str for each in values):
-        raise InvalidResult("there is no list of texts to choose from", result=raw, server=remote.name, phase=phase)
+        raise InvalidResult("there is no list of texts to choose from", result=raw)
     total = completion.get("total")
     return Completion(values, total if type(total) is int else None, completion.get("hasMore") is True, raw)
 
@@ -142,7 +141,7 @@ def _texts(remote: ServerTools, phase: str, arguments: Mapping[str, Any]) -> dic
     if not isinstance(arguments, Mapping):
         raise LocalProtocolError(f"{remote.name}: {phase}: not sent: arguments are a dict, by name")
     try:
-        given = to_jsonable({name: value for name, value in arguments.items() if value is not None})
+        present = to_jsonable({name: value for name, value in arguments.items() if value is not None})
     except NotJson as problem:
         raise LocalProtocolError(f"{remote.name}: {phase}: not sent: {problem}") from None
-    return {name: value if type(value) is str else encode(value).decode() for name, value in given.items()}
+    return {name: value if type(value) is str else encode(value).decode() for name, value in present.items()}

@@ -62,8 +62,8 @@ class ServerList(Generic[E, L]):
         self._watched_stream: tuple[ClientTransport, int] | None = None  # carries list_changed for the cached list
         self._lock = asyncio.Lock()
 
-    async def get(self, *, fresh: bool = False) -> L:
-        """Return the entries of all pages; cached until the server announces a change or the list expires."""
+    async def get(self, *, fresh: bool = False, stale: bool = False) -> L:
+        """Return the entries of all pages; cached until a change is announced or, unless `stale`, the list expires."""
         clocks, deadline = self._connection.clocks, self._connection.now() + self._connection.clocks.total
         try:
             async with deadline_at(deadline, clocks):
@@ -71,7 +71,7 @@ class ServerList(Generic[E, L]):
             try:
                 cached = self.cached
                 is_watched = self._watched_stream is not None and self._watched_stream == self._list_changed_stream
-                is_fresh = is_watched or time.monotonic() < self._fresh_until
+                is_fresh = stale or is_watched or time.monotonic() < self._fresh_until
                 if cached is None or fresh or self.is_changed or not is_fresh:
                     cached = await self._fetch(deadline)
                 return cached
@@ -90,7 +90,7 @@ class ServerList(Generic[E, L]):
         async with deadline_at(deadline, self._connection.clocks):
             await self._connection.open()
         self._connection.require(self.capability)
-        self._connection.subscription.start(self.capability)
+        self._connection.subscription.start()
         self.is_changed = False
         stream = self._list_changed_stream
         entries: dict[str, E] = {}

@@ -27,9 +27,9 @@ from handrail.client.input_handlers import InputHandlers, call_handler
 from handrail.client.mcp_config import ServerTarget
 from handrail.client.pins import LockedPins, ToolPins
 from handrail.client.results import CallResult
-from handrail.client.server_list import L, ServerList
+from handrail.client.server_list import ServerList
 from handrail.client.state_dir import LOCAL_PRINCIPAL, Confirm, Confirmation, StateDirectory, allow, needs_confirmation
-from handrail.client.tools import READS, E, ListedTool, Tools, has_invisible_names
+from handrail.client.tools import READS, E, ListedEntries, ListedTool, Tools, has_invisible_names
 from handrail.errors import (
     CallFailed,
     ConfirmationRequired,
@@ -55,18 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handrail")
 
-R = TypeVar("R", bound="Result")
-
-
-class Result(Protocol):
-    """What a request was answered with."""
-
-    is_error: bool
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def problems(self) -> list[str]: ...
+R = TypeVar("R")
 
 
 class RecordedCall(Protocol):
@@ -131,15 +120,15 @@ class Recorder:
         if self._owns_trail and not self._open_calls:
             await self._trail.close()
 
-    async def _write_outcome(self, call: RecordedCall, outcome: Result | BaseException) -> bool:
+    async def _write_outcome(self, call: RecordedCall, outcome: object) -> bool:
         """Return whether the outcome is recorded. If nothing was sent, its record is not waited for."""
         if call.intent_written:
             record = OutgoingCallRecord("outcome", call=call.call_id)
         else:
             record = _new_record(call, "refusal")
         if not isinstance(outcome, BaseException):
-            record.outcome = "tool_error" if outcome.is_error else "ok"
-            blocks = outcome.content if isinstance(outcome, CallResult) else [Text(outcome.text)]
+            record.outcome = "tool_error" if isinstance(outcome, CallResult) and outcome.is_error else "ok"
+            blocks = outcome.content if isinstance(outcome, CallResult) else [Text(getattr(outcome, "text", ""))]
             record.characters = sum(len(each.text) for each in blocks if isinstance(each, Text))
         else:
             is_cancelled = isinstance(outcome, asyncio.CancelledError)
@@ -319,16 +308,14 @@ class ServerTools:
         """Whether a call needs a new list of the tools."""
         return self._tools.is_stale
 
-    def list_of(
-        self, method: str, entry_type: type[E], list_type: Callable[[list[E], dict[str, str]], L]
-    ) -> ServerList[E, L]:
+    def list_of(self, method: str, entry_type: type[E]) -> ServerList[E, ListedEntries[E]]:
         """Return the list of resources, templates or prompts; rules hide entries of it, notifications make it stale."""
         if method not in self._lists:
-            self._lists[method] = ServerList[E, L](
+            self._lists[method] = ServerList[E, ListedEntries[E]](
                 self.connection,
                 method,
                 lambda raw: entry_type(raw, self.name, self.prefix),
-                lambda by_name, refused: list_type(self._visible(by_name.values(), refused), refused),
+                lambda by_name, refused: ListedEntries(self._visible(by_name.values(), refused), refused),
                 member=entry_type.key_member,
                 trusted=self._settings.trusted,
             )
@@ -443,53 +430,61 @@ class ServerTools:
         params: Object,
         read: Callable[[Object, Revision], R],
         *,
-        timeout: float | Clocks | None = None,
+        clocks: Clocks | None = None,
+        deadline: float | None = None,
         confirm: Confirm | None = None,
         progress: Callable[[Progress], None] | None = None,
+        send: Callable[[OutgoingCall], Awaitable[Object]] | None = None,
     ) -> R:
-        """Send a request that only reads under the rules of a call; `name` is what rules and records see."""
-        clocks = self._settings.clocks if timeout is None else self._settings.clocks.within(timeout)
-        deadline, confirm = self.connection.now() + clocks.total, confirm or self._settings.confirm
+        """Send a request that only reads under the rules of a call; rules and records see `name`.
+
+        `send` sends it in another way than as one request.
+        """
+        clocks = clocks or self._settings.clocks
+        deadline, confirm = deadline or self.connection.now() + clocks.total, confirm or self._settings.confirm
         on_event = None if progress is None else lambda event: progress(event) if isinstance(event, Progress) else None
-        tool = self._stand_in(kind, name)
+        tool = self._entry_of(kind, name)
         call = OutgoingCall(self.name, tool.name, params, clocks, deadline, confirm, on_event, True, tool, method)
-        result = self._request(call, read)
+        result = self._request(call, read, send or self._call_once)
         try:
             return await (result if self._recorder is None else self._recorder.record_call(call, result))
         except PeerError as problem:
             add_context(problem, self.name, f"{method} {name}")
             raise
 
-    async def _request(self, call: OutgoingCall, read: Callable[[Object, Revision], R]) -> R:
+    async def _request(
+        self,
+        call: OutgoingCall,
+        read: Callable[[Object, Revision], R],
+        send: Callable[[OutgoingCall], Awaitable[Object]],
+    ) -> R:
         async with deadline_at(call.deadline, call.clocks):
             await self.connection.open()
-        self.connection.require(call.method.partition("/")[0])
+        self.connection.require(f"{call.tool.kind}s")
         call.revision = self._revision_name
         if why := self._confirmation_reason(call):
             asked_at = self.connection.now()
             await self._confirm(call, why)
             call.deadline += self.connection.now() - asked_at
-        raw = await self._call_once(call)
+        await self._write_intent(call)
+        raw = await send(call)
         if raw.get("resultType", "complete") != "complete":
             raw = await self._resolve_input_requests(call, raw)
         assert self.connection.revision is not None
         result = read(raw, self.connection.revision)
-        if self._settings.strict and result.problems:
-            raise InvalidResult(f"the result is malformed: {'; '.join(result.problems[:MAX_FLAWS])}", result=result)
+        if self._settings.strict and (flaws := getattr(result, "problems", None)):
+            raise InvalidResult(f"the result is malformed: {'; '.join(flaws[:MAX_FLAWS])}", result=result)
         return result
 
-    def refuse_denied(self, kind: SubjectKind, name: str) -> None:
-        """Raise Denied if a rule denies or hides a resource or a prompt."""
-        if self._settings.policy is not None:
-            tool = self._stand_in(kind, name)
-            _check_uri(tool.own_name)
-            decision = self._settings.policy.decide(LOCAL_PRINCIPAL, tool.subject, {}, self._revision_name)
-            if decision.verdict in ("deny", "hide"):
-                raise Denied(f"{decision.rule}: {decision.why}")
+    async def _write_intent(self, call: OutgoingCall) -> None:
+        if self._recorder is not None and not call.intent_written:
+            await self._recorder.write_intent(call)
 
-    def _stand_in(self, kind: SubjectKind, name: str) -> ListedTool:
+    def _entry_of(self, kind: SubjectKind, name: str) -> ListedTool:
         """Return what rules, confirmation and records see of a resource or a prompt, which only read."""
-        prefix = "prompt:" if kind == "prompt" else ""
+        from handrail.protocol.uri_template import normalize_uri
+
+        name, prefix = (name, "prompt:") if kind == "prompt" else (normalize_uri(name), "")
         tool = ListedTool({"name": name, "annotations": READS}, self.name, prefix, trusted=True)
         tool.kind, tool.listed = kind, False
         return tool
@@ -524,7 +519,7 @@ class ServerTools:
         why, strict = needs_confirmation(call.tool, decision)
         if strict or (why and call.confirm is not None):
             return why
-        call.confirmed_by = "unconfirmed" if why else "" if decision else "trusted"
+        call.confirmed_by = "unconfirmed" if why else "" if decision or call.tool.kind != "tool" else "trusted"
         return ""
 
     async def _confirm(self, call: OutgoingCall, why: str) -> None:
@@ -595,8 +590,7 @@ class ServerTools:
         if not self.connection.is_open:  # the call is not sent yet; an error here is not retried
             async with deadline_at(call.deadline, call.clocks):
                 await self.connection.open()
-        if self._recorder is not None and not call.intent_written:
-            await self._recorder.write_intent(call)
+        await self._write_intent(call)
         try:
             return await self.connection.request(
                 call.method,

@@ -52,6 +52,8 @@ class ListedEntry:
 
     kind: SubjectKind
     key_member = "name"  # that tells the entries of one server apart
+    trusted = False  # the annotations of the server
+    listed = True
 
     def __init__(self, raw: Object, server: str, prefix: str = "") -> None:
         self.raw = raw
@@ -88,8 +90,17 @@ class ListedEntry:
     def subject(self) -> Subject:
         """The entry as rules see it. What is not a tool only reads, by the protocol."""
         from handrail.guards.policy import Subject  # few clients have rules
+        from handrail.protocol.uri_template import normalize_uri
 
-        return Subject(self.kind, self.own_name, annotations=READS, server=self.server)
+        is_tool, name = self.kind == "tool", self.own_name
+        return Subject(
+            self.kind,
+            normalize_uri(name) if self.kind == "resource" else name,
+            annotations=self.annotations if is_tool else READS,
+            trusted=self.trusted or not is_tool,
+            server=self.server,
+            transient=not self.listed,
+        )
 
 
 class ListedTool(ListedEntry):
@@ -100,11 +111,10 @@ class ListedTool(ListedEntry):
     change_since = "it was first seen"
     definitions: tuple[Object | None, Object | None] | None = None  # before and now; None: unknown
     is_blocked = False  # by a lock: calls are refused
-    listed = True
 
     def __init__(self, raw: Object, server: str, prefix: str = "", *, trusted: bool = False) -> None:
         super().__init__(raw, server, prefix)
-        self.trusted = trusted  # the annotations of the server
+        self.trusted = trusted
 
     @property
     def input_schema(self) -> Object:
@@ -115,20 +125,6 @@ class ListedTool(ListedEntry):
     def output_schema(self) -> Object | None:
         schema = self.raw.get("outputSchema")
         return schema if type(schema) is dict else None
-
-    @cached_property
-    def subject(self) -> Subject:
-        """The tool as rules see it."""
-        from handrail.guards.policy import Subject  # few clients have rules
-
-        return Subject(
-            self.kind,
-            self.own_name,
-            annotations=self.annotations,
-            trusted=self.trusted,
-            server=self.server,
-            transient=not self.listed,
-        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -179,11 +175,16 @@ class ListedTool(ListedEntry):
 
 
 class ListedEntries(Generic[E]):
-    """A list of a server, indexed by position, name or URI; `refused` has what was left out, with the reason."""
+    """A list, indexed by position, name or URI; `refused` has what was left out, with the reason.
+
+    Where two servers list the same URI, the index gives the entry of the first.
+    """
 
     def __init__(self, entries: Sequence[E] = (), refused: dict[str, str] | None = None) -> None:
         self._entries = list(entries)
-        self._by_key = {entry.key: entry for entry in entries}
+        self._by_key: dict[str, E] = {}
+        for entry in entries:
+            self._by_key.setdefault(entry.key, entry)
         self.refused = refused or {}
 
     @overload

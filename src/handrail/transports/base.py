@@ -42,6 +42,9 @@ class MessageHandler(Protocol):
     def on_failure(self, problem: PeerError, request: PendingRequest | None = None) -> None:
         """Handle the end of one request, or (None) of the transport: no more messages will arrive."""
 
+    def on_stream(self) -> None:
+        """Handle a notification stream that was opened, or that cannot be opened again: updates may be lost."""
+
     def on_discarded(self, why: str, *, too_long: bool = False) -> None:
         """Handle input that was dropped because it is not a message, or too long."""
 
@@ -61,6 +64,10 @@ class ClientTransport(Protocol):
     def set_revision(self, revision: Revision) -> None:
         """Set the negotiated revision."""
         return
+
+    async def has_stream(self) -> bool:
+        """Wait for the notification stream; return False if the server has none."""
+        return True
 
     async def fall_back(self) -> bool:
         """Try an older form of the transport; return whether the server supports one."""

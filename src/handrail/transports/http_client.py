@@ -102,6 +102,7 @@ class HttpClientTransport:
         self._rejected_messages = 0
         self._listener: asyncio.Task[None] | None = None
         self.notification_stream = self._streams = 0
+        self._stream_tried = asyncio.Event()  # whether the server has a notification stream is known
         self._is_sse = False  # the transport of 2024: all messages arrive on one stream
         self._stream_error: TransportError | None = None  # why that stream has ended
 
@@ -296,6 +297,8 @@ class HttpClientTransport:
                     if request is None:
                         self._streams += not resumed  # a new number: notifications may have been missed
                         self.notification_stream = self._streams
+                        self._stream_tried.set()
+                        self._handler.on_stream()
                     await stream.dispatch(response, self._handler, request, self._outbox)
                     await drain_response(response)
                 elif response.status < 500:
@@ -333,6 +336,7 @@ class HttpClientTransport:
         is_due = self._revision is not None and not self._revision.stateless and not self._is_closed
         # A GET without a session header would request the older transport.
         if is_due and self._session_headers and self._listener is None and not self._is_sse:
+            self._stream_tried.clear()
             self._listener = self._start(self._run_listener())
 
     async def _run_listener(self) -> None:
@@ -344,15 +348,26 @@ class HttpClientTransport:
                 await self._get_stream(None, stream)
             except PeerError as problem:
                 log.debug("%s: no stream: %s", self._origin, problem)
-                return  # the server has no notification stream
+                break  # the server has no notification stream, or has ended the session
             except Exception:
                 log.exception("%s: a stream failed unexpectedly", self._origin)
-                return
+                break
             finally:
                 self.notification_stream = 0
+                self._stream_tried.set()
             failures = 0 if stream.pieces != before else failures
             await asyncio.sleep(stream.pause(failures))
             failures += 1
+        self._handler.on_stream()
+
+    async def has_stream(self) -> bool:
+        if self._initialized is not None:
+            await asyncio.wait({self._initialized})
+        if self._listener is not None:
+            with contextlib.suppress(TimeoutError):  # a proxy may hold the headers of a stream back
+                await asyncio.wait_for(self._stream_tried.wait(), ORDER_SECONDS)
+        is_listening = self._listener is not None and not self._listener.done()
+        return is_listening or self._is_sse or self._session_lost  # which the next request finds out
 
     # The older transport
 
