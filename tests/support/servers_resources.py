@@ -447,7 +447,7 @@ def _contents(server: Server) -> None:
 
 def completing() -> Server:
     """Completion functions of every kind: as many values as are asked for, without end, slow, broken."""
-    server = Server("completing", rates=None)
+    server = Server("completing", rates=None)  # a test asks more often than the limits allow
     ran: Counter[str] = Counter()
 
     def count(value: str) -> list[str]:
@@ -607,7 +607,7 @@ def library() -> Server:
     """A folder of files, with what must not be read beside it and in it."""
     place = Path(tempfile.mkdtemp(prefix="resources-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    server = Server("library", rates=None)
+    server = Server("library", rates=None)  # a test asks more often than the limits allow
     server.add_files(write_files(place), uri="file:///docs/", max_bytes=MAX_BYTES)
 
     @server.tool
@@ -655,7 +655,7 @@ def naive() -> Server:
     (docs / "readme.md").write_text("inside")
     (docs / "sub" / "one.txt").write_text("inside")
     (place / "canary.txt").write_text(CANARY)
-    server = Server("naive", rates=None)
+    server = Server("naive", rates=None)  # a test asks more often than the limits allow
 
     def read(path: str) -> str:
         try:
@@ -828,7 +828,7 @@ KINDS = (Kind("resource"), Kind("template"), Kind("prompt"))
 
 def counting() -> Server:
     """A tool, and two that count the Python calls between them, those of transports apart."""
-    server = Server("counting", rates=None)
+    server = Server("counting", rates=None)  # a test asks more often than the limits allow
     calls: Counter[str] = Counter()
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
