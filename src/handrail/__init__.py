@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         ToolResult as ToolResult,
     )
     from handrail.server import (
+        Gateway as Gateway,
         PromptOptions as PromptOptions,
         ResourceOptions as ResourceOptions,
         Server as Server,
@@ -111,7 +112,7 @@ else:
             " Sent ToolError TransportError Unrecorded",
             "model": "Audio ClientInfo EmbeddedResource Image Principal Prompt PromptMessage Resource ResourceLink"
             " ResourceTemplate Text Tool ToolResult",
-            "server": "PromptOptions ResourceOptions Server ToolOptions",
+            "server": "Gateway PromptOptions ResourceOptions Server ToolOptions",
             "stores": "Store StoreError",
             "stores.memory": "MemoryStore",
             "stores.sqlite": "SqliteStore",

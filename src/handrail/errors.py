@@ -236,6 +236,7 @@ class Refused(HandrailError):
     `prefix` is put before the text where a revision has no other place to say what the text is about. `retry_after` is
     in seconds; HTTP has a header for it. `needed_scopes` are the scopes that the caller lacks. `readable` makes it a
     result of the tool in every revision, whatever its kind: a model reads results, and not errors of the protocol.
+    `code` is an application's own error code, which every revision reports as it is.
     """
 
     def __init__(
@@ -248,6 +249,7 @@ class Refused(HandrailError):
         retry_after: float = 1.0,
         needed_scopes: frozenset[str] = frozenset(),
         readable: bool = False,
+        code: int = 0,
     ) -> None:
         super().__init__(prefix + text)
         self.kind = kind
@@ -257,6 +259,7 @@ class Refused(HandrailError):
         self.retry_after = retry_after
         self.needed_scopes = needed_scopes
         self.readable = readable
+        self.code = code
 
 
 class SchemaError(HandrailError, ValueError):

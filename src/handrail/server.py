@@ -26,6 +26,7 @@ from handrail.engine.preview import make_preview
 from handrail.engine.prompts import make_prompt_entry
 from handrail.engine.resources import make_resource_entry
 from handrail.errors import Kind, SchemaError, missing_extra
+from handrail.gateway.settings import UpstreamOptions
 from handrail.guards.policy import SubjectKind
 from handrail.guards.tool_definitions import source_of
 from handrail.model import Object, Principal, Prompt, Resource, ResourceTemplate, Tool
@@ -41,10 +42,12 @@ if TYPE_CHECKING:
     from handrail.approvals.queue import ApprovalQueue
     from handrail.engine.files import FolderFile
     from handrail.engine.resources import ResourceEntry
+    from handrail.gateway.upstream import Upstream
+    from handrail.gateway.upstreams import Upstreams
     from handrail.stores import Store
     from handrail.transports.http.endpoint import Endpoint
 
-__all__ = ["Server"]
+__all__ = ["Gateway", "Server"]
 
 log = logging.getLogger("handrail")
 
@@ -249,6 +252,7 @@ class Server:
         self.state: Any = None
         self._lifespan = None if lifespan is None else _check_lifespan(lifespan, self)
         self._included: list[Server] = []
+        self._upstreams: Upstreams | None = None
         self._serving_count = 0
         self._stack = AsyncExitStack()
         self._alongside: list[Callable[[], AbstractAsyncContextManager[Any]]] = []
@@ -498,8 +502,36 @@ class Server:
         """The tools that are listed, in their order."""
         return [entry.tool for entry in self.engine.catalog]
 
-    def include(self, other: Server, *, prefix: str = "") -> None:
-        """Offer the tools of another server under `prefix`, with its middleware and state; changes are mirrored."""
+    @_takes_options(UpstreamOptions)
+    def include(self, other: Any, *, prefix: str | None = None, **options: Unpack[UpstreamOptions]) -> None:
+        """Offer what another server has under `prefix`; changes are mirrored.
+
+        other: a `Server` of this process, with its middleware and state; or what a `Client` takes (a command, a URL,
+            an `mcpServers` entry or file, a `Client`): an upstream server, called when a tool of it is called
+        prefix: goes before its names ("" for one server, NAME_ for each of several)
+        """
+        if not isinstance(other, Server):
+            self._include_upstream(other, prefix, options)
+            return
+        check_options(f"include {other.name!r}: a server of this process", options, ())
+        self._mirror(other, prefix or "")
+
+    def _include_upstream(self, thing: Any, prefix: str | None, options: UpstreamOptions) -> None:
+        from handrail.gateway.upstreams import Upstreams  # deferred: it loads the client
+
+        if self.is_serving:
+            raise RuntimeError(f"server {self.name!r}: upstream servers cannot be included while it serves")
+        if self._upstreams is None:
+            self._upstreams = Upstreams(self.engine, self)
+            self._alongside.append(self._upstreams.serving)
+        self._upstreams.include(thing, prefix, options)
+
+    @property
+    def upstreams(self) -> dict[str, Upstream]:
+        """The upstream servers that are included, by name."""
+        return {} if self._upstreams is None else dict(self._upstreams.by_name)
+
+    def _mirror(self, other: Server, prefix: str) -> None:
         if other._includes(self):
             raise ValueError(f"server {other.name!r} cannot be included here: it is, or includes, this one")
         for theirs, ours in zip(other.engine.catalogs.values(), self.engine.catalogs.values(), strict=True):
@@ -642,6 +674,18 @@ class Server:
         except BaseException:
             await self._stack.aclose()
             raise
+
+
+class Gateway(Server):
+    """A server that includes upstream servers: each in `servers` is what `Server.include` takes.
+
+    >>> gateway = Gateway("npx -y some-server", "https://example.org/mcp", name="work")
+    """
+
+    def __init__(self, *servers: Any, name: str = "gateway", **options: Unpack[ServerOptions]) -> None:
+        super().__init__(name, **options)
+        for each in servers:
+            self.include(each)
 
 
 def _spans(forms: Mapping[Kind, ErrorMapping]) -> CallSink:

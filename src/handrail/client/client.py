@@ -23,7 +23,7 @@ from handrail import __version__
 from handrail.client.connection import Tap
 from handrail.client.inflight import Clocks, Log, Progress, add_context, deadline_at
 from handrail.client.input_handlers import Elicitation, InputHandlers, Sampling
-from handrail.client.mcp_config import ConnectOptions, ServerEntry, Transport, targets
+from handrail.client.mcp_config import ConnectOptions, ServerEntry, ServerTarget, Transport, targets
 from handrail.client.results import CallResult
 from handrail.client.server_list import L
 from handrail.client.server_tools import ClientSettings, ServerTools
@@ -259,6 +259,11 @@ class Client:
             await self._recorder.close()
 
     # Servers
+
+    @property
+    def targets(self) -> list[ServerTarget]:
+        """How each server is reached."""
+        return list(self._targets)
 
     @property
     def servers(self) -> dict[str, ServerTools]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -250,17 +250,26 @@ class ClientConnection:
         header_map: dict[str, tuple[str, ...]] | None = None,
         on_event: Callable[[Progress | Log], None] | None = None,
         with_progress: bool = False,
+        envelope: Object | None = None,
     ) -> Object:
         """Send a request and return its result; PeerError says why there is none.
 
-        `deadline` is when its total clock fires. `with_progress` asks the server for progress notifications.
+        `deadline` is when its total clock fires. `with_progress` asks the server for progress notifications. `envelope`
+        are members of `_meta` in place of this client's own, where the revision has some in every request.
         """
         if not self.is_open:
             async with deadline_at(deadline, clocks):
                 await self.open()
         handshake_result = self.handshake_result
         pending = self.start_request(
-            method, params, clocks, deadline, header_map=header_map, on_event=on_event, with_progress=with_progress
+            method,
+            params,
+            clocks,
+            deadline,
+            header_map=header_map,
+            on_event=on_event,
+            with_progress=with_progress,
+            envelope=envelope,
         )
         try:
             return await pending.future  # as `result` does, with one coroutine less per call
@@ -276,7 +285,14 @@ class ClientConnection:
             async with deadline_at(deadline, clocks):
                 await self._open_once(self.negotiation.initialize if self.failure is None else self._connect)
         pending = self.start_request(
-            method, params, clocks, deadline, header_map=header_map, on_event=on_event, with_progress=with_progress
+            method,
+            params,
+            clocks,
+            deadline,
+            header_map=header_map,
+            on_event=on_event,
+            with_progress=with_progress,
+            envelope=envelope,
         )
         return await self.result(pending)
 
@@ -291,6 +307,7 @@ class ClientConnection:
         header_map: dict[str, tuple[str, ...]] | None = None,
         on_event: Callable[[Progress | Log], None] | None = None,
         with_progress: bool = False,
+        envelope: Object | None = None,
     ) -> InFlightRequest:
         """Send a request; await it by `result`."""
         transport, requests = self.transport, self._pending
@@ -315,6 +332,8 @@ class ClientConnection:
         wire_revision = revision or self.revision
         if wire_revision is not None and wire_revision.stateless:
             meta: Object = {**self._request_meta} if revision is None else self.request_meta(wire_revision)
+            if envelope is not None:
+                meta |= envelope
             if transport.disconnect_cancels:
                 pending.headers = {
                     "MCP-Protocol-Version": wire_revision.name,
@@ -527,7 +546,8 @@ class ServerRequests:
             connection.send_message(jsonrpc.error(request.id, 429, text))
         else:
             context = origin.context if isinstance(origin, InFlightRequest) else None
-            task = asyncio.create_task(self._respond(request), context=None if context is None else context.copy())
+            context = Context() if context is None else context.copy()
+            task = asyncio.create_task(self._respond(request), context=context)
             self.tasks[request.id] = task
             task.add_done_callback(lambda _: self.tasks.pop(request.id, None))  # also if the task never started
 

@@ -62,7 +62,7 @@ class InputHandlers:
     """The input handlers of a client, and the capabilities that it declares for them.
 
     A handler runs with the context variables of the call that asks, so that a gateway can route it to its own caller.
-    Over stdio that is unknown while several calls are pending; then the handler has those of the connection.
+    Over stdio that is unknown while several calls are pending; then the handler has none.
     """
 
     def __init__(

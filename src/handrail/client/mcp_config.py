@@ -28,7 +28,7 @@ from handrail.errors import ConfirmationRequired, Denied, HandrailError
 from handrail.model import Object
 from handrail.schema.jsonable import pointer
 from handrail.suggest import closest
-from handrail.text.controls import is_secret
+from handrail.text.controls import is_secret, mask
 from handrail.transports.base import ClientTransport
 from handrail.transports.http_client import Authorizer, HttpClientTransport
 from handrail.transports.subprocess import SubprocessTransport
@@ -357,6 +357,21 @@ class ServerTarget(Struct):
     make_transport: Callable[[], ClientTransport]
     key: str = ""
     exit_hint: str = ""
+
+    def with_stderr(self, on_stderr: Callable[[str], None]) -> ServerTarget:
+        """Return the target with another reader of a command's standard error."""
+        make = self.make_transport
+        if not isinstance(make, partial) or make.func is not SubprocessTransport:
+            return self
+        return replace(self, make_transport=partial(make, on_stderr=on_stderr))
+
+    @property
+    def label(self) -> str:
+        """The command, or the address without what may be secret in it, to display."""
+        if not self.key.startswith(("http://", "https://")):
+            return mask(self.key.removesuffix(" in "))
+        parts = urlsplit(self.key)
+        return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
 class ConnectOptions(Struct):

@@ -59,6 +59,7 @@ class ServerList(Generic[E, L]):
         self._flaw = flaw
         self._fresh_until = 0.0
         self._has_ttl = False  # the server limits how long the list is fresh
+        self.is_private = True  # for one caller only; a server that says nothing may mean that
         self._watched_stream: tuple[ClientTransport, int] | None = None  # carries list_changed for the cached list
         self._lock = asyncio.Lock()
 
@@ -86,6 +87,11 @@ class ServerList(Generic[E, L]):
         """Whether a call needs a new list: there is none, a change was announced, or it has expired."""
         return self.cached is None or self.is_changed or (self._has_ttl and time.monotonic() >= self._fresh_until)
 
+    @property
+    def fresh_seconds(self) -> float:
+        """How long the server lets the list be kept from now on."""
+        return max(0.0, self._fresh_until - time.monotonic())
+
     async def _fetch(self, deadline: float) -> L:
         async with deadline_at(deadline, self._connection.clocks):
             await self._connection.open()
@@ -96,12 +102,14 @@ class ServerList(Generic[E, L]):
         entries: dict[str, E] = {}
         refused: dict[str, str] = {}
         fresh_until, size, most = float("inf"), 0, MAX_TOOLS if self.capability == "tools" else MAX_ENTRIES
+        is_private = False
         try:
             async for page in self._pages(deadline):
                 ttl = page.get("ttlMs", 0)
                 seconds = min(ttl, MAX_TTL_MS) / 1000 if type(ttl) in (int, float) and ttl > 0 else 0.0
                 fresh_until = min(fresh_until, time.monotonic() + seconds)
                 self._has_ttl = seconds > 0
+                is_private = is_private or page.get("cacheScope") != "public"
                 for raw in page[LISTS[self._method]]:
                     size += self._add(raw, entries, refused)
                     if len(entries) + len(refused) > most or size > MAX_LIST_BYTES:
@@ -112,6 +120,7 @@ class ServerList(Generic[E, L]):
             raise
         listed = self._finish(entries, refused)
         self.cached, self._fresh_until, self._watched_stream = listed, fresh_until, stream
+        self.is_private = is_private
         return listed
 
     async def _pages(self, deadline: float) -> AsyncIterator[Object]:

@@ -22,7 +22,7 @@ from handrail.client.tools import MAX_DESCRIPTION, safe_icons, signature
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
-from handrail.engine.dispatcher import Dispatcher, list_entries
+from handrail.engine.dispatcher import Dispatcher, list_page
 from handrail.engine.prompts import PromptEntry
 from handrail.engine.reply_channel import NullChannel
 from handrail.engine.resources import ResourceEntry
@@ -200,21 +200,16 @@ def _viewer_of(context: ConsoleContext, request: ApiRequest, totals: WorkerTally
     return Viewer(Principal(name, scopes), context.revision(query.get("revision", "")))
 
 
-class _Cursor(Struct):
-    cursor: str | UnsetType = UNSET
-
-
 def _list_responses(context: ConsoleContext, viewer: Viewer, method: str) -> list[bytes]:
     """Return the responses to a request for a list, page by page. No rate limit is charged."""
     conversation = Dispatcher(context.engine, NullChannel(), viewer.principal)
     responses: list[bytes] = []
-    params = _Cursor()
+    cursor: str | UnsetType = UNSET
     while True:
-        responses.append(list_entries(method, conversation, len(responses) + 1, viewer.revision, params, None).body)
+        responses.append(list_page(method, conversation, len(responses) + 1, viewer.revision, cursor).body)
         cursor = decode(responses[-1])["result"].get("nextCursor")
         if not cursor:
             return responses
-        params = _Cursor(cursor)
 
 
 # Calls and callers, by worker

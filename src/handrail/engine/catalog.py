@@ -14,7 +14,7 @@ from msgspec.json import decode
 from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused, SchemaError
-from handrail.guards.policy import Subject, SubjectKind
+from handrail.guards.policy import Subject, SubjectKind, hints
 from handrail.guards.tool_definitions import fingerprint
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object, Tool, ToolResult, check_members
@@ -95,6 +95,11 @@ class ToolEntry(Struct, kw_only=True):
     convert: Callable[[Any, str], ToolResult] | None = None  # from the function's value and the name to a result
     takes_call: bool = False  # the function sees who calls
     requested_uri: str = ""  # of a resource of a template: as the client wrote it
+    upstream: str = ""  # the name of the upstream server it comes from; empty: this server's own
+    trusted: bool = True  # its hints are believed
+    hints: Object | None = None  # what a person has accepted in place of its own hints
+    withheld: str = ""  # why it is neither listed nor run
+    asks: bool = False  # a person may have to be asked, whatever the rules say
 
     @property
     def name(self) -> str:
@@ -108,13 +113,20 @@ class ToolEntry(Struct, kw_only=True):
         """Return the entry for a server that includes it under a prefix."""
         return replace(self, tool=replace(self.tool, name=prefix + self.tool.name))
 
+    def rename(self, name: str) -> None:
+        """Give the entry another name, before it is added."""
+        self.tool = replace(self.tool, name=name)
+
     def is_visible_to(self, scopes: frozenset[str]) -> bool:
         return not self.hide or self.scopes <= scopes
 
     def prepare(self) -> None:
         """Compute what follows from the definition, which may have been renamed since it was compiled."""
-        hints = {} if self.tool.annotations is UNSET else self.tool.annotations
-        self.subject = Subject(kind=self.kind, name=self.tool.name, tags=self.tags, annotations=hints)
+        own = {} if self.tool.annotations is UNSET else self.tool.annotations
+        self.subject = Subject(
+            self.kind, self.tool.name, self.tags, own if self.hints is None else self.hints, self.trusted, self.upstream
+        )
+        self.asks = hints(self.subject).get("destructiveHint") is True and self.kind == "tool"
         self.label = self.prefix + self.tool.name
         self.limit_name = self.limited_as or self.label
         # An approval is good for its kind only.
@@ -292,11 +304,14 @@ class Catalog(Generic[L]):
         for problem in self.exchange((), (entry,)):
             raise SchemaError(problem)
 
-    def exchange(self, removed: Collection[L], added: Iterable[L]) -> list[str]:
-        """Remove the entries that are still here and add others, as one change; return why some were not added."""
+    def exchange(self, removed: Collection[L], added: Iterable[L], *, in_place: bool = False) -> list[str]:
+        """Remove the entries that are still here and add others, as one change; return why some were not added.
+
+        `in_place`: each entry has its position already. Else it comes last.
+        """
         problems = []
         with self._lock:
-            last = self._last_position
+            is_changed = bool(removed)
             for entry in removed:
                 if self._entries.get(entry.name) is entry:
                     del self._entries[entry.name]
@@ -304,11 +319,15 @@ class Catalog(Generic[L]):
                 if problem := self.conflict(entry):
                     problems.append(problem)
                     continue
-                self._last_position += 1
-                entry.position = self._last_position
+                if not in_place:
+                    self._last_position += 1
+                    entry.position = self._last_position
                 entry.prepare()
                 self._entries[entry.name] = entry
-        if removed or self._last_position > last:
+                is_changed = True
+            if in_place:
+                self._entries = dict(sorted(self._entries.items(), key=lambda each: each[1].position))
+        if is_changed:
             self._rebuild()
         return problems
 
@@ -355,7 +374,10 @@ class Catalog(Generic[L]):
 
     def visible(self, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> list[L]:
         """Return the listed entries that a caller with these scopes may see, without those that rules hide."""
-        return [each for name, each in self._listed.items() if name not in hidden and each.is_visible_to(scopes)]
+        listed = self._listed.items()
+        return [
+            each for name, each in listed if name not in hidden and not each.withheld and each.is_visible_to(scopes)
+        ]
 
     def closest(self, name: str, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> str | None:
         """Return the visible name most like this one, for a hint."""

@@ -6,9 +6,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from handrail.engine.results import error_result
 from handrail.errors import Kind, Refused
 from handrail.guards.policy import SubjectKind
 from handrail.jsonrpc import Id, Request
-from handrail.model import REFUSED, SERVER_ASKS, Object
+from handrail.model import REFUSED, SERVER_ASKS, ClientInfo, Object, Principal
 from handrail.protocol.seal import KEY_HINT, Seal, key_problem
 from handrail.revisions import Offer, Revision
 from handrail.revisions.base import LISTS, REFUSAL_ERRORS, ErrorMapping, Identity, ServerDescription
@@ -70,6 +70,25 @@ class Limits(Struct, frozen=True, kw_only=True):
             expect(f"Limits: {name}", getattr(self, name), "a number", int, float)
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
+
+
+class UpstreamSet(Protocol):
+    """The upstream servers whose entries stand in the catalogs of this one, as requests need them."""
+
+    def prepare(self, method: str, principal: Principal, address: str, revision: Revision, client: ClientInfo) -> Ready:
+        """Have the entries of a list ready for a client; return what to wait for, if that takes time."""
+
+    def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
+        """Return the names in a list that upstreams do not show to a client with these capabilities."""
+
+    def cache_hint(self, method: str) -> tuple[int, bool]:
+        """Return for how many milliseconds a list may be kept, and whether it is for one caller only."""
+
+    def watch(self, entry: ToolEntry, principal: Principal, address: str) -> None:
+        """Have the upstream of a resource announce its updates."""
+
+
+Ready = Awaitable[None] | None
 
 
 class ServerOptions(GuardOptions, total=False):
@@ -168,6 +187,7 @@ class Engine:
             "resources/templates/list": self.templates,
             "prompts/list": self.prompts,
         }
+        self.upstreams: UpstreamSet | None = None
         self.hidden: set[str] = set()  # methods behind a capability that is not declared
         self._hide_methods()
         for method, catalog in self.catalogs.items():
@@ -204,14 +224,21 @@ class Engine:
 
     def _hide_methods(self) -> None:
         """Hide the methods of what the server does not have; any thread may read the set meanwhile."""
-        has_arguments = self.templates.has_entries or self.prompts.has_entries
+        has_upstreams = self.upstreams is not None  # what they have is known later
+        has_resources = has_upstreams or self.resources.has_entries or self.templates.has_entries
+        has_prompts = has_upstreams or self.prompts.has_entries
         for has_any, methods in (
             (self.has_tools, ("tools/list", "tools/call")),
-            (self.resources.has_entries or self.templates.has_entries, _OF_RESOURCES),
-            (self.prompts.has_entries, ("prompts/list", "prompts/get")),
-            (has_arguments, ("completion/complete",)),
+            (has_resources, _OF_RESOURCES),
+            (has_prompts, ("prompts/list", "prompts/get")),
+            (self.templates.has_entries or has_prompts, ("completion/complete",)),
         ):
             (self.hidden.difference_update if has_any else self.hidden.update)(methods)
+
+    def use_upstreams(self, upstreams: UpstreamSet) -> None:
+        """Serve what upstream servers have beside the server's own."""
+        self.upstreams = upstreams
+        self._hide_methods()
 
     def add_resource(self, entry: ResourceEntry) -> None:
         if entry.template is None:
@@ -313,6 +340,8 @@ class Engine:
             refused.text = sanitizer.text(refused.text)
             refused.data = None if refused.data is None else sanitizer.value(refused.data)
         form = _RESULT if refused.readable else self.forms.get(refused.kind) or revision.error_mappings[refused.kind]
+        if refused.code:
+            form = ErrorMapping(refused.code)
         if not form.code and method != "tools/call":
             form = REFUSAL_ERRORS.get(refused.kind, _READABLE if refused.readable else _FAILED)
         if form.code:

@@ -44,6 +44,9 @@ MAX_BATCH = 256
 MAX_SUBSCRIBED_CHARS = 128 * 1024  # of the URIs in one subscriptions/listen
 CURSOR_SECONDS = 24 * 3600
 CLEANUP_SECONDS = 0.3  # at the end, for tools that were cancelled
+OWN_KEYS = "io.handrail/"  # begin the names of answers that only a sealed state may hold
+ENTRY_METHODS = {kind: method for method, kind in KINDS.items()}
+_LIST_OF = {"tool": "tools/list", "resource": "resources/list", "prompt": "prompts/list"}
 
 
 class Subscription(Struct):
@@ -198,6 +201,38 @@ class Dispatcher:
 
         task = self._keep(self.calls.loop.create_task(answer()))
         self.connection.in_flight[request_id] = AsyncRequest(request_id, revision, respond, task)
+
+    def handle_when_ready(
+        self,
+        ready: Awaitable[None],
+        method: str,
+        request_id: Id,
+        revision: Revision,
+        params: Any,
+        respond: ReplyCallback,
+    ) -> None:
+        """Handle a request again when upstream servers are ready for it."""
+
+        def handle() -> None:
+            request = Request(request_id, method, {})
+            try:
+                reply = METHODS[method].handler(self, request_id, revision, params, respond, is_ready=True)
+            except Refused as refused:
+                reply = self._refuse(request, revision, refused, perf_counter_ns())
+            except Exception:
+                log.exception("%s failed", method)
+                reply = self._refuse(request, revision, Refused(Kind.INTERNAL, "Internal error"), perf_counter_ns())
+            if reply is not None:
+                respond(reply)
+
+        async def wait() -> None:
+            await ready
+            self.calls.loop.call_soon(handle)  # a call starts its own task, which is only possible outside of this one
+
+        self.answer_later(request_id, revision, method, respond, wait())
+
+    def client_of(self, revision: Revision, params: Any) -> ClientInfo:
+        return self.connection.client if revision.sender is None else revision.sender(params)
 
     def record_refusal(
         self,
@@ -471,15 +506,46 @@ def _asks_user(peer: Dispatcher, revision: Revision, client: ClientInfo) -> bool
 
 
 def list_entries(
-    method: str, peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object
+    method: str,
+    peer: Dispatcher,
+    request_id: Id,
+    revision: Revision,
+    params: Any,
+    respond: ReplyCallback,
+    *,
+    is_ready: bool = False,
+) -> Reply | None:
+    upstreams, client = peer.engine.upstreams, None
+    if upstreams is not None:
+        client = peer.client_of(revision, params)
+        ready = None if is_ready else upstreams.prepare(method, peer.principal, peer.address, revision, client)
+        if ready is not None:
+            peer.handle_when_ready(ready, method, request_id, revision, params, respond)
+            return None
+    return list_page(method, peer, request_id, revision, params.cursor, client)
+
+
+def list_page(
+    method: str,
+    peer: Dispatcher,
+    request_id: Id,
+    revision: Revision,
+    sealed: str | UnsetType,
+    client: ClientInfo | None = None,
 ) -> Reply:
+    """Return one page of a list; `client` is who asks, where upstream servers show some clients less than others."""
     engine, catalog = peer.engine, peer.engine.catalogs[method]
     after: Json = 0
-    if params.cursor is not UNSET:
-        after = engine.seal.open(method, peer.principal.id, params.cursor, engine.clock())
+    if sealed is not UNSET:
+        after = engine.seal.open(method, peer.principal.id, sealed, engine.clock())
         if type(after) is not int:
             raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
     hidden = engine.guard_set.hidden(catalog, peer.principal, revision)
+    ttl_ms, is_private = engine.ttl_ms, bool(catalog.hiding) or engine.guard_set.policy.hides_anything
+    if engine.upstreams is not None:
+        hidden |= frozenset() if client is None else engine.upstreams.hidden(method, revision, client)
+        most, is_for_one = engine.upstreams.cache_hint(method)
+        ttl_ms, is_private = min(ttl_ms, most), is_private or is_for_one
     size, sanitizer = engine.page_size_for(revision), engine.guard_set.sanitizer
     clean = None if sanitizer is None else sanitizer.value
     entries, last = catalog.page(revision, after, size, peer.principal.scopes, hidden, clean)
@@ -487,14 +553,19 @@ def list_entries(
     if last is not None:
         expires = int(engine.clock()) + CURSOR_SECONDS
         cursor = engine.seal.seal(method, peer.principal.id, last, expires)
-    scope = "private" if catalog.hiding or engine.guard_set.policy.hides_anything else "public"
-    return engine.encode_response(
-        revision, request_id, revision.encoders[method](entries, cursor, engine.ttl_ms, scope)
-    )
+    scope = "private" if is_private else "public"
+    return engine.encode_response(revision, request_id, revision.encoders[method](entries, cursor, ttl_ms, scope))
 
 
 def start_call(
-    kind: SubjectKind, peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback
+    kind: SubjectKind,
+    peer: Dispatcher,
+    request_id: Id,
+    revision: Revision,
+    params: Any,
+    respond: ReplyCallback,
+    *,
+    is_ready: bool = False,
 ) -> Reply | None:
     """Start a call of a tool, a read of a resource, or a request for a prompt."""
     engine, guards = peer.engine, peer.engine.guard_set
@@ -503,6 +574,12 @@ def start_call(
         entry, arguments = engine.find(kind, params.uri)
     else:
         entry, arguments = (engine.catalog if kind == "tool" else engine.prompts).get(params.name), params.arguments
+    if entry is None and engine.upstreams is not None and not is_ready:  # perhaps it was not listed yet
+        client, method = peer.client_of(revision, params), _LIST_OF[kind]
+        ready = engine.upstreams.prepare(method, peer.principal, peer.address, revision, client)
+        if ready is not None:
+            peer.handle_when_ready(ready, ENTRY_METHODS[kind], request_id, revision, params, respond)
+            return None
     if entry is None or not entry.is_visible_to(peer.principal.scopes) or guards.hides(entry, peer.principal, revision):
         guards.charge_request(peer.principal, peer.address)  # there is no entry with a limit of its own
         if kind == "resource":
@@ -513,11 +590,14 @@ def start_call(
     if not entry.scopes <= peer.principal.scopes:
         guards.charge_request(peer.principal, peer.address)
         raise needs_scopes(entry)
+    if entry.withheld:
+        guards.charge_request(peer.principal, peer.address)
+        raise Refused(Kind.FORBIDDEN, f"{entry.name} {entry.withheld}", readable=True)
     if len(peer.connection.in_flight) >= engine.limits.max_calls:
         _refuse_overload(peer)
     if entry.input.headers and peer.headers is not None and revision.stateless:
         check_param_headers(entry.input.headers, arguments, peer.headers)
-    client = peer.connection.client if revision.sender is None else revision.sender(params)
+    client = peer.client_of(revision, params)
     call = CallState(
         peer,
         peer.calls,
@@ -594,7 +674,15 @@ def subscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any,
         raise Refused(Kind.OVERLOADED, text)
     if name:
         connection.subscriptions = {**before, name: params.uri}
+        _watch(peer, name)
     return peer.engine.encode_response(revision, request_id, {})
+
+
+def _watch(peer: Dispatcher, uri: str) -> None:
+    """Have an upstream server announce the updates of its resource."""
+    entry = peer.engine.find("resource", uri)[0] if peer.engine.upstreams is not None else None
+    if entry is not None and peer.engine.upstreams is not None and entry.upstream:
+        peer.engine.upstreams.watch(entry, peer.principal, peer.address)
 
 
 def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:
@@ -639,6 +727,8 @@ def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, re
             uris.setdefault(name, uri)
     if uris:
         honoured["resourceSubscriptions"] = [*uris.values()]
+        for name in uris:
+            _watch(peer, name)
     methods = frozenset(LIST_CHANGED[each] for each in capabilities)
     in_flight[request_id] = Subscription(request_id, revision, methods, uris, respond)
     peer.watch()
@@ -652,7 +742,8 @@ def _refuse_overload(peer: Dispatcher) -> NoReturn:
 
 def _retry_answers(call: CallState, params: Any) -> Object:
     """Return all answers so far: those sealed in the state, and those of this round."""
-    answers: Object = {} if params.input_responses is UNSET else params.input_responses
+    given: Object = {} if params.input_responses is UNSET else params.input_responses
+    answers = {name: each for name, each in given.items() if not name.startswith(OWN_KEYS)}
     if params.request_state is UNSET:
         return answers
     engine = call.calls.engine

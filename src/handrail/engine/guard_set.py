@@ -203,7 +203,7 @@ class GuardSet:
 
     def must_decide(self, entry: ToolEntry) -> bool:
         """Return whether the policy has to decide about the calls of a tool."""
-        return self._has_policy or entry.subject.annotations.get("destructiveHint") is True
+        return self._has_policy or entry.asks
 
     def hides(self, entry: ToolEntry, principal: Principal, revision: Revision) -> bool:
         policy = self.policy
@@ -338,7 +338,7 @@ class GuardSet:
         assert decision is not None
         request = ApprovalRequest(
             server=self.name,
-            principal=_approval_owner(call),
+            principal=owner_of(call.principal, call.address),
             tool=call.entry.label,
             fingerprint=entry.fingerprint,
             arguments=call.arguments,
@@ -567,10 +567,12 @@ def _release(*places: Callable[[], None]) -> None:
         release()
 
 
-def _approval_owner(call: CallState) -> str:
-    """Return the owner of an approval. Anonymous callers differ by network: one cannot use the approval of another."""
-    principal_id = call.principal.id
-    return f"{principal_id} from {network(call.address)}" if principal_id == ANONYMOUS else principal_id
+def owner_of(principal: Principal, address: str) -> str:
+    """Return who owns what a call leaves behind: approvals, and sessions with upstream servers.
+
+    Anonymous callers differ by network: one cannot use what belongs to another.
+    """
+    return f"{principal.id} from {network(address)}" if principal.id == ANONYMOUS else principal.id
 
 
 def _unrecorded(call: CallState, problem: Exception) -> Refused:

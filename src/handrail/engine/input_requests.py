@@ -145,7 +145,20 @@ class Roots:
         return roots
 
 
-Question = Form | Url | Sample | Roots
+class Relay:
+    """A question of another server, passed on with the answer as they are."""
+
+    as_is = False
+
+    def __init__(self, capability: str, request: InputRequest) -> None:
+        self.capability = capability
+        self.request = request
+
+    def read(self, answer: Object) -> Object:
+        return answer
+
+
+Question = Form | Url | Sample | Roots | Relay
 
 
 def _action(answer: Object) -> Action:

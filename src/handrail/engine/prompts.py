@@ -53,6 +53,10 @@ class PromptEntry(ToolEntry, kw_only=True):
         name = prefix + self.tool.name
         return replace(self, tool=replace(self.tool, name=name), listing=replace(self.listing, name=name))
 
+    def rename(self, name: str) -> None:
+        super().rename(name)
+        self.listing = replace(self.listing, name=name)
+
     def definition(self, revision: Revision) -> Any:
         return revision.definition(self.listing)
 

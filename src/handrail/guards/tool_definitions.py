@@ -44,6 +44,7 @@ from handrail.text.controls import escape, one_line, skeleton, strip_invisible, 
 
 __all__ = [
     "FIELDS",
+    "TOOL_CLASSES",
     "Change",
     "LockError",
     "LockedServer",
@@ -367,11 +368,18 @@ class LockError(HandrailError, ValueError):
 
 
 class LockedServer(Struct, frozen=True):
-    """One server of a lock: what it was reached by (empty if that is secret), its revision, its tools by name."""
+    """One server of a lock: what it was reached by (empty if that is secret), its revision, its tools by name.
+
+    `classes` has what a person has accepted of tools behind a gateway, by name: reads, writes or destroys.
+    """
 
     target: str
     revision: str
     tools: dict[str, Object]
+    classes: dict[str, str] = {}
+
+
+TOOL_CLASSES = ("reads", "writes", "destroys")
 
 
 def lock_text(servers: Mapping[str, LockedServer]) -> str:
@@ -381,7 +389,8 @@ def lock_text(servers: Mapping[str, LockedServer]) -> str:
             "target": server.target,
             "revision": server.revision,
             "tools": {
-                tool: _encode_tool(tool, tool_definition) for tool, tool_definition in sorted(server.tools.items())
+                tool: _encode_tool(tool, tool_definition, server.classes.get(tool, ""))
+                for tool, tool_definition in sorted(server.tools.items())
             },
         }
         for name, server in sorted(servers.items())
@@ -419,16 +428,23 @@ def _decode_server(name: str, value: Json) -> LockedServer:
         if type(members[each]) is not str:
             raise ValueError(f"{where}.{each}: {members[each]!r:.40} is not a text")
     tools = _object(f"{where}.tools", members["tools"])
-    definitions = {
-        tool: _decode_tool(f"{where}.tools.{one_line(tool, 100)}", tool, body) for tool, body in tools.items()
-    }
-    return LockedServer(members["target"], members["revision"], definitions)
+    definitions: dict[str, Object] = {}
+    classes: dict[str, str] = {}
+    for tool, body in tools.items():
+        place = f"{where}.tools.{one_line(tool, 100)}"
+        body = dict(_object(place, body))
+        if "class" in body:
+            classes[tool] = body.pop("class")
+            if classes[tool] not in TOOL_CLASSES:
+                raise ValueError(f"{place}.class: {classes[tool]!r:.40} is not one of {', '.join(TOOL_CLASSES)}")
+        definitions[tool] = _decode_tool(place, tool, body)
+    return LockedServer(members["target"], members["revision"], definitions, classes)
 
 
-def _encode_tool(name: str, members: Object) -> Object:
+def _encode_tool(name: str, members: Object, accepted: str = "") -> Object:
     if type(members.get("description")) is list:
         raise LockError(f"{one_line(name, 100)}: its description is a list, which no revision has")
-    body: Object = {"fingerprint": f"sha256:{fingerprint(members)}"}
+    body: Object = {"fingerprint": f"sha256:{fingerprint(members)}"} | ({"class": accepted} if accepted else {})
     body |= {member: json.loads(canonical(value)) for member, value in definition(members).items() if member != "name"}
     if type(text := body.get("description")) is str and "\n" in text:
         body["description"] = text.split("\n")

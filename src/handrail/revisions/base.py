@@ -145,6 +145,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     no_optional_members: bool = False  # no member is left out: an empty one stands for none
     null_id: bool = True  # an error about an unreadable message says `"id": null`
     progress_message: bool = False
+    typed_meta: bool = False  # `_meta` of a request may hold more than a progress token
     input_mode: Literal["request", "retry"] = "request"
     input_methods: frozenset[str] = frozenset({"sampling/createMessage", "roots/list"})
     requests: Mapping[str, Any]  # method -> its parameters; absent: unknown method

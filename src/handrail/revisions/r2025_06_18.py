@@ -31,6 +31,7 @@ REVISION = replace(
     batches=False,
     http_default=False,
     version_header=True,
+    typed_meta=True,
     result_problems=partial(result_problems, structured="object"),
     requests={**r2025_03_26.REVISION.requests, "completion/complete": base.CompleteInContextParams},
     input_methods=r2025_03_26.REVISION.input_methods | {"elicitation/create"},

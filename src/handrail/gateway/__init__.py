@@ -1,0 +1,1 @@
+"""The gateway: a server that includes upstream servers, whose tools, resources and prompts live elsewhere."""

@@ -1,0 +1,50 @@
+"""Whether an upstream can be called: a circuit breaker with a back-off and a half-open probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["CircuitBreaker"]
+
+FAILURES = 3  # in a row, until calls are refused at once
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
+
+
+class CircuitBreaker:
+    """Counts failures in a row. While it is open, calls fail at once; after a pause one call tries again."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._failures = 0
+        self._open_until = 0.0
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= FAILURES
+
+    def wait_seconds(self) -> float:
+        """Return 0 if a call may be tried now, else the seconds until one may. The call that may try is the probe."""
+        if not self.is_open:
+            return 0.0
+        left = self._open_until - self._now()
+        if left > 0:
+            return left
+        if self._probing:
+            return FIRST_PAUSE_SECONDS
+        self._probing = True
+        return 0.0
+
+    def add_success(self) -> None:
+        self._failures, self._probing = 0, False
+
+    def add_failure(self) -> None:
+        self._failures += 1
+        self._probing = False
+        if self.is_open:
+            exponent = min(self._failures - FAILURES, 10)
+            self._open_until = self._now() + min(FIRST_PAUSE_SECONDS * 2**exponent, MAX_PAUSE_SECONDS)
+
+    def release(self) -> None:
+        """The probe ended without a verdict: it was cancelled."""
+        self._probing = False

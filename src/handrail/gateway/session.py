@@ -1,0 +1,329 @@
+"""One connection to an upstream server, and the calls that are on their way over it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, Struct
+
+from handrail.client.connection import ClientConnection
+from handrail.client.inflight import FOREVER, Clocks, Log, Progress, deadline_at
+from handrail.client.server_list import ServerList
+from handrail.client.tools import ListedEntries, ListedEntry, ListedTool, has_invisible_names
+from handrail.engine.call import Call
+from handrail.engine.call_state import CallState
+from handrail.engine.input_requests import InputRequired
+from handrail.errors import InvalidResult, RemoteProtocolError, SchemaError, ToolError
+from handrail.gateway.questions import (
+    UPSTREAM,
+    CapabilityKey,
+    Parked,
+    ask_caller,
+    capabilities_of,
+    check_declared,
+    to_model,
+)
+from handrail.model import InputRequest, Json, Object
+from handrail.revisions import Revision
+from handrail.revisions.base import CAPABILITIES, LEVELS, LOG_LEVEL
+
+if TYPE_CHECKING:
+    from handrail.gateway.upstream import Upstream
+
+log = logging.getLogger("handrail")
+
+MAX_ROUNDS = 8  # of questions to a caller that takes requests, in one call
+FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0  # before a call that the upstream asks to repeat
+CONNECT_SECONDS = 30.0  # to start a command, or to connect, and for each message of the handshake
+LIST_SECONDS = 60.0  # for all pages of one list
+CALL_CLOCKS = Clocks(connect=CONNECT_SECONDS, first=FOREVER, idle=FOREVER, total=FOREVER)
+"""The timeouts of a call are those of its entry: the engine cancels the call, and that cancels it here."""
+
+_current: ContextVar[BridgedCall | None] = ContextVar("handrail_bridged_call", default=None)
+
+
+class BridgedCall(Struct, eq=False):
+    """A call on its way through an upstream: what the upstream sends about it goes to its caller."""
+
+    state: CallState
+    parked: Parked | None = None  # the caller takes no requests: questions end its request
+    tried: int = 0
+
+    def on_event(self, event: Progress | Log) -> None:
+        """Pass on progress and log messages of the upstream."""
+        state = self.state if self.parked is None else self.parked.state
+        if state is None:  # the caller has no request in flight
+            return
+        call = Call(state)
+        if isinstance(event, Progress):
+            call.progress(event.done, event.total, event.message or None)
+        elif event.level in LEVELS:
+            call.log(event.level, event.data, logger=event.logger or None)
+
+    async def answer(self, request: InputRequest) -> Object:
+        """Return the caller's answer to a question of the upstream."""
+        if self.parked is not None:
+            check_declared(self.state, request)
+            return await self.parked.ask(request)
+        return await ask_caller(self.state, request)
+
+
+class UpstreamSession:
+    """A connection to an upstream, of one owner and one set of capabilities, or of all where it is stateless.
+
+    To the connection it is the handler.
+    """
+
+    def __init__(self, upstream: Upstream, owner: str, key: CapabilityKey) -> None:
+        self.upstream = upstream
+        self.owner = owner
+        self.key = key
+        self.capabilities = capabilities_of(key)
+        self.connection = ClientConnection(
+            upstream.target,
+            self,
+            clocks=Clocks(connect=CONNECT_SECONDS, first=CONNECT_SECONDS, idle=LIST_SECONDS, total=LIST_SECONDS),
+            revision=upstream.terms.revision,
+            client_info=upstream.client_info,
+        )
+        self.calls: dict[BridgedCall, None] = {}
+        self.last_used = self.connection.now()
+        self.closing: asyncio.Task[None] | None = None
+        self._level = ""  # that the upstream was told
+        self._lists: dict[str, ServerList[Any, ListedEntries[Any]]] = {}
+
+    # Handler of the connection
+
+    async def handle_request(self, method: str, params: Object, revision: Revision) -> Json:
+        """Answer a question of the upstream with what the caller answers."""
+        bridged = _current.get()
+        if bridged not in self.calls:
+            bridged = next(reversed(self.calls), None)  # a pipe does not tell which of its owner's calls asks
+        if bridged is None:
+            raise RemoteProtocolError("No call is in flight that could be asked", code=-32600)
+        try:
+            request = to_model(method, params)
+        except RemoteProtocolError as refused:
+            self.upstream.note(f"{method} refused: {refused.text}")
+            raise
+        if request.method == "elicitation/create":
+            try:
+                answer = await bridged.answer(request)
+            except asyncio.CancelledError:
+                return {"action": "cancel"}
+            return _answer_of(answer)
+        return await bridged.answer(request)
+
+    def on_list_changed(self, capability: str = "") -> None:
+        for each in self._lists.values():
+            each.is_changed = each.is_changed or capability in ("", each.capability)
+        if self._lists:
+            self.upstream.on_list_changed(self)
+
+    def on_log_message(self, entry: Log) -> None:
+        if len(self.calls) != 1:
+            self.upstream.lose("LOSSY-34" if self.calls else "log without a call")
+
+    # Lists
+
+    def list_of(self, method: str, entry_type: type[ListedEntry]) -> ServerList[Any, ListedEntries[Any]]:
+        if method not in self._lists:
+            self._lists[method] = ServerList(
+                self.connection,
+                method,
+                partial(entry_type, server=self.upstream.name),
+                lambda entries, refused: ListedEntries([*entries.values()], refused),
+                member=entry_type.key_member,
+                flaw=self._flaw if entry_type is ListedTool else lambda entry: "",
+            )
+        return self._lists[method]
+
+    async def fetch(self, method: str, entry_type: type[ListedEntry]) -> ListedEntries[Any] | None:
+        """Return a list of the upstream; None if it declares that it has none."""
+        deadline = self.connection.now() + LIST_SECONDS
+        async with deadline_at(deadline, self.connection.clocks):
+            await self.connection.open()
+            if not self.connection.offers(method.partition("/")[0]):
+                return None
+            return await self.list_of(method, entry_type).get()
+
+    def cache_hint(self, method: str) -> tuple[int, bool]:
+        """Return how many milliseconds the upstream lets its list be kept, and whether for one caller only."""
+        listed = self._lists.get(method)
+        return (0, True) if listed is None else (round(listed.fresh_seconds * 1000), listed.is_private)
+
+    def _flaw(self, tool: ListedTool) -> str:
+        if has_invisible_names(tool.input_schema):
+            return "names of its arguments hold invisible characters"
+        try:
+            self.header_map(tool)
+        except SchemaError as wrong:
+            return str(wrong)
+        return ""
+
+    def header_map(self, tool: ListedTool) -> dict[str, tuple[str, ...]]:
+        """Return the arguments to mirror in headers: over HTTP, in revisions that have this."""
+        transport, revision = self.connection.transport, self.connection.revision
+        mirrors = transport is not None and transport.disconnect_cancels and revision is not None and revision.stateless
+        return tool.header_map if mirrors else {}
+
+    # Calls
+
+    async def request(
+        self,
+        bridged: BridgedCall,
+        method: str,
+        params: Object,
+        key: CapabilityKey,
+        header_map: dict[str, tuple[str, ...]],
+    ) -> Object:
+        """Send a call, and return its final result. Questions on the way go to the caller."""
+        connection, state = self.connection, bridged.state
+        self.last_used = connection.now()
+        self.calls[bridged] = None
+        try:
+            if not connection.is_open:
+                await connection.open()
+            revision = connection.revision
+            assert revision is not None
+            meta = state.meta
+            with_progress = meta is not UNSET and meta.progress_token is not UNSET
+            envelope: Object | None = None
+            if revision.stateless:
+                envelope = {CAPABILITIES: revision.declare(capabilities_of(key))}
+                if state.log_floor < len(LEVELS):
+                    envelope[LOG_LEVEL] = LEVELS[state.log_floor]
+            elif state.log_floor < len(LEVELS) and LEVELS[state.log_floor] != self._level:
+                await self._set_level(LEVELS[state.log_floor])
+            if meta is not UNSET and revision.typed_meta and (trace := _trace_of(meta)):
+                params = {**params, "_meta": trace}
+            if self.capabilities:
+                _current.set(bridged)
+            if revision.input_mode == "retry" and (sealed := state.answers.get(UPSTREAM)):
+                params = {**params, **_retry_members(sealed, state.answers)}
+            raw = await connection.request(
+                method,
+                params,
+                CALL_CLOCKS,
+                FOREVER,
+                header_map=header_map,
+                on_event=bridged.on_event,
+                with_progress=with_progress,
+                envelope=envelope,
+            )
+            if raw.get("resultType", "complete") == "complete" or revision.input_mode != "retry":
+                return raw
+            return await self._resolve(bridged, method, params, raw, envelope, header_map, with_progress)
+        finally:
+            del self.calls[bridged]
+            self.last_used = connection.now()
+
+    async def _resolve(
+        self,
+        bridged: BridgedCall,
+        method: str,
+        params: Object,
+        raw: Object,
+        envelope: Object | None,
+        header_map: dict[str, tuple[str, ...]],
+        with_progress: bool,
+    ) -> Object:
+        """Return the final result of a call of a stateless upstream that wants input first."""
+        connection, state, rounds, pause = self.connection, bridged.state, 0, FIRST_WAIT_SECONDS
+        while raw.get("resultType", "complete") != "complete":
+            upstream_state: Json = raw.get("requestState")
+            requests: Json = raw.get("inputRequests") or {}
+            if raw["resultType"] != "input_required" or type(requests) is not dict:
+                raise InvalidResult(f"a result of the unknown type {raw['resultType']!r:.60}", result=raw)
+            questions = {name: self._question(each) for name, each in requests.items()}
+            more: Object = {"requestState": upstream_state} if type(upstream_state) is str else {}
+            if state.revision.input_mode == "retry":
+                self._pass_on(state, questions, more)
+            if not questions and not more:
+                raise InvalidResult("neither questions nor a state", result=raw)
+            if questions:
+                rounds += 1
+                if rounds > MAX_ROUNDS:
+                    self.upstream.lose("LOSSY-24", state)
+                    raise ToolError(f"{self.upstream.name} keeps asking: more than {MAX_ROUNDS} rounds of questions.")
+                more["inputResponses"] = {
+                    name: await self._answer(bridged, question) for name, question in questions.items()
+                }
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_WAIT_SECONDS)
+            raw = await connection.request(
+                method,
+                {**params, **more},
+                CALL_CLOCKS,
+                FOREVER,
+                header_map=header_map,
+                on_event=bridged.on_event,
+                with_progress=with_progress,
+                envelope=envelope,
+            )
+        return raw
+
+    def _question(self, raw: Json) -> InputRequest:
+        if type(raw) is not dict or type(raw.get("method")) is not str:
+            raise InvalidResult("a question that is not one", result=raw)
+        params = raw.get("params")
+        return to_model(raw["method"], params if type(params) is dict else {})
+
+    async def _answer(self, bridged: BridgedCall, question: InputRequest) -> Object:
+        try:
+            answer = await ask_caller(bridged.state, question)
+        except RemoteProtocolError as refused:
+            if question.method == "elicitation/create":
+                return {"action": "cancel"}
+            raise ToolError(f"The client did not answer {question.method}: {refused.text}") from None
+        return _answer_of(answer) if question.method == "elicitation/create" else answer
+
+    def _pass_on(self, state: CallState, questions: dict[str, InputRequest], more: Object) -> None:
+        """End the caller's request with the upstream's questions, and its state inside of our sealed one."""
+        for each in questions.values():
+            check_declared(state, each)
+        state.answered = {**state.answered, UPSTREAM: {**more, "keys": [*questions]}}
+        revision = state.revision
+        requests = {
+            name: InputRequest(each.method, revision.encode_input(each.method, each.params))
+            for name, each in questions.items()
+        }
+        raise InputRequired(requests)
+
+    async def _set_level(self, level: str) -> None:
+        """Tell an upstream of a handshake revision from which level on log messages are wanted."""
+        self._level = level
+        if self.connection.offers("logging"):
+            try:
+                deadline = self.connection.now() + self.connection.clocks.connect
+                await self.connection.request("logging/setLevel", {"level": level}, self.connection.clocks, deadline)
+            except RemoteProtocolError as refused:
+                log.debug("gateway: %s: logging/setLevel refused: %s", self.upstream.name, refused)
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+def _answer_of(answer: Object) -> Object:
+    return {name: answer[name] for name in ("action", "content") if name in answer}
+
+
+def _trace_of(meta: Any) -> Object:
+    names = ("traceparent", "tracestate", "baggage")
+    return {name: value for name in names if type(value := getattr(meta, name)) is str}
+
+
+def _retry_members(sealed: Json, answers: Mapping[str, Any]) -> Object:
+    """Return the members of a retry at a stateless upstream: its own state, and the answers that it asked for."""
+    if type(sealed) is not dict:
+        return {}
+    keys: Sequence[str] = sealed.get("keys") or ()
+    given = {name: answers[name] for name in keys if name in answers}
+    more: Object = {"inputResponses": given} if given else {}
+    return more | ({"requestState": sealed["requestState"]} if "requestState" in sealed else {})

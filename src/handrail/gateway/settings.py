@@ -1,0 +1,172 @@
+"""The settings of one upstream server: options of `Server.include`, and the keys of `[upstreams.NAME]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta, Struct
+
+from handrail.guards.policy import any_glob
+from handrail.suggest import seconds
+
+__all__ = ["UpstreamOptions", "UpstreamSettings", "short_name"]
+
+MAX_NAME_CHARS = 64  # of a tool: what the hosts with the tightest limit take
+_DIGEST_CHARS = 8
+
+NewTools = Literal["ask", "allow", "hide"]
+Collision = Literal["refuse", "suffix"]
+PassedChange = Literal["wording", "widened", "narrowed", "schema", "hint"]
+
+
+class UpstreamOptions(TypedDict, total=False):
+    """Options of an upstream server; they count only where `other` is none of this process.
+
+    name: what the operator calls it (the name of the configuration's entry, of the command or of the host)
+    trusted: believe the hints of its tools, and their names where there are none (False: `handrail trust NAME` asks)
+    revision: "auto", "legacy" or the name of a revision ("auto")
+    transport: over HTTP "auto", "streamable" or "sse" ("auto")
+    headers: HTTP headers that every request to it has, such as its own API key
+    auth: its own authorization over HTTP, such as `OAuth(…)`
+    env: environment variables of the command, beside a short list of our own
+    cwd: the folder the command runs in
+    agree: `agree(entry)` returns whether a server of a configuration file may be started
+    timeout: seconds, or (idle, total) seconds, of each call (60, 600)
+    allow: patterns of its own names of tools that are offered (all)
+    deny: patterns of those that are not (none)
+    rename: new names of tools by their own names
+    describe: new descriptions of tools by their own names
+    new: "ask", "allow" or "hide" tools that were not there at first sight ("ask")
+    pass_changes: kinds of changes of a tool that need no look: wording, widened, narrowed, schema, hint (none)
+    collide: "refuse" a name that is taken, or add a number as "suffix" ("refuse")
+    lock: a `tools.lock` file that pins the definitions of its tools (in memory)
+    list_seconds: how long a first list waits for it (10)
+    idle_seconds: a connection that was not used for so long is closed (300)
+    max_sessions: connections to it at once (64)
+    """
+
+    name: str
+    trusted: bool
+    revision: str
+    transport: Literal["auto", "streamable", "sse"]
+    headers: Mapping[str, str]
+    auth: Any
+    env: Mapping[str, str]
+    cwd: str | Path
+    agree: Callable[[Any], bool]
+    timeout: float | tuple[float, float]
+    allow: list[str]
+    deny: list[str]
+    rename: Mapping[str, str]
+    describe: Mapping[str, str]
+    new: NewTools
+    pass_changes: list[PassedChange]
+    collide: Collision
+    lock: str | Path | None
+    list_seconds: float
+    idle_seconds: float
+    max_sessions: int
+
+
+class UpstreamSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One upstream server behind the gateway."""
+
+    command: Annotated[list[str] | str, Meta(description="The program and its arguments; never given to a shell.")] = ""
+    url: Annotated[str, Meta(description="Its address, if it is reached over HTTP.")] = ""
+    headers: Annotated[dict[str, str], Meta(description="Headers of each request; ${NAME} is a variable.")] = {}
+    env: Annotated[dict[str, str], Meta(description="Environment of the command; ${NAME} is a variable.")] = {}
+    cwd: Annotated[str, Meta(description="The folder the command runs in, from this file's folder.")] = ""
+    prefix: Annotated[str | None, Meta(description="Goes before its names; nothing: its name and `_`.")] = None
+    revision: Annotated[str, Meta(description="auto, legacy, or the revision it has to speak.")] = "auto"
+    transport: Annotated[Literal["auto", "streamable", "sse"], Meta(description="Over HTTP; sse is that of 2024.")] = (
+        "auto"
+    )
+    trusted: Annotated[bool, Meta(description="Believe the hints of its tools without a look.")] = False
+    timeout: Annotated[float, Meta(description="Seconds that a call may be silent.", gt=0)] = 60.0
+    allow: Annotated[
+        list[str], Meta(description="Its own names of tools that are offered, `*` for any; none: all.")
+    ] = []
+    deny: Annotated[list[str], Meta(description="Its own names of tools that are not offered.")] = []
+    rename: Annotated[dict[str, str], Meta(description="New names of tools, by their own names.")] = {}
+    describe: Annotated[dict[str, str], Meta(description="New descriptions of tools, by their own names.")] = {}
+    new: Annotated[NewTools, Meta(description="What happens to tools that were not there at first sight.")] = "ask"
+    pass_changes: Annotated[list[PassedChange], Meta(description="Kinds of changes of a tool that need no look.")] = []
+    collide: Annotated[Collision, Meta(description="A name that is taken: refuse it, or add a suffix.")] = "refuse"
+    list_seconds: Annotated[float, Meta(description="How long a first list waits for it.", ge=0)] = 10.0
+    idle_seconds: Annotated[float, Meta(description="An unused connection is closed after so long.", gt=0)] = 300.0
+    max_sessions: Annotated[int, Meta(description="Connections to it at once.", ge=1)] = 64
+
+    def options(self) -> UpstreamOptions:
+        """Return these settings as options of `Server.include`."""
+        return {
+            "trusted": self.trusted,
+            "revision": self.revision,
+            "transport": self.transport,
+            "timeout": (self.timeout, max(self.timeout, 600.0)),
+            "allow": self.allow,
+            "deny": self.deny,
+            "rename": self.rename,
+            "describe": self.describe,
+            "new": self.new,
+            "pass_changes": self.pass_changes,
+            "collide": self.collide,
+            "list_seconds": self.list_seconds,
+            "idle_seconds": self.idle_seconds,
+            "max_sessions": self.max_sessions,
+        }
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """The options of one upstream, checked: what the gateway works with."""
+
+    name: str
+    prefix: str
+    trusted: bool = False
+    idle: float = 60.0
+    total: float = 600.0
+    revision: str = "auto"
+    is_offered: Callable[[str], bool] = lambda name: True  # by a tool's own name
+    rename: Mapping[str, str] = {}
+    describe: Mapping[str, str] = {}
+    new: NewTools = "ask"
+    pass_changes: frozenset[str] = frozenset()
+    collide: Collision = "refuse"
+    list_seconds: float = 10.0
+    idle_seconds: float = 300.0
+    max_sessions: int = 64
+
+    @classmethod
+    def of(cls, name: str, prefix: str, options: UpstreamOptions) -> Terms:
+        where = f"include {name!r}"
+        timeout = options.get("timeout", (60.0, 600.0))
+        idle, total = timeout if isinstance(timeout, tuple | list) else (timeout, max(timeout, 600.0))
+        allowed = any_glob(options.get("allow") or ["*"], f"{where}: allow")
+        denied = any_glob(options.get("deny", []), f"{where}: deny")
+        return cls(
+            name=name,
+            prefix=prefix,
+            trusted=options.get("trusted", False),
+            idle=seconds(f"{where}: timeout", idle),
+            total=seconds(f"{where}: timeout", total),
+            revision=options.get("revision", "auto"),
+            is_offered=lambda own_name: allowed(own_name) and not denied(own_name),
+            rename=options.get("rename", {}),
+            describe=options.get("describe", {}),
+            new=options.get("new", "ask"),
+            pass_changes=frozenset(options.get("pass_changes", ())),
+            collide=options.get("collide", "refuse"),
+            list_seconds=options.get("list_seconds", 10.0),
+            idle_seconds=options.get("idle_seconds", 300.0),
+            max_sessions=options.get("max_sessions", 64),
+        )
+
+
+def short_name(name: str) -> str:
+    """Return a name of at most 64 characters: a longer one ends in a digest of the whole, always the same."""
+    if len(name) <= MAX_NAME_CHARS:
+        return name
+    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
+    return f"{name[: MAX_NAME_CHARS - _DIGEST_CHARS - 1]}_{digest}"

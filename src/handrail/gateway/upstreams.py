@@ -1,0 +1,139 @@
+"""All upstream servers of one server, as its engine asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from handrail.client.client import Client
+from handrail.client.mcp_config import ConnectOptions, targets
+from handrail.engine.catalog import ToolEntry
+from handrail.engine.core import Engine
+from handrail.engine.guard_set import owner_of
+from handrail.gateway.questions import capability_key
+from handrail.gateway.settings import Terms, UpstreamOptions
+from handrail.gateway.trust import LockFile, Pins
+from handrail.gateway.upstream import Upstream
+from handrail.model import ClientInfo, Principal
+from handrail.revisions import Revision
+from handrail.suggest import check_options
+
+__all__ = ["Upstreams"]
+
+log = logging.getLogger("handrail")
+
+POLL_SECONDS = 0.5  # between two looks at tools.lock
+
+
+class Upstreams:
+    """The upstream servers of one server, in the order of its configuration."""
+
+    def __init__(self, engine: Engine, owner: Any) -> None:
+        self.engine = engine
+        self.owner = owner
+        self.by_name: dict[str, Upstream] = {}
+        self._locks: dict[str, LockFile] = {}
+
+    def include(self, thing: Any, prefix: str | None, options: UpstreamOptions) -> list[Upstream]:
+        """Add what a client could connect to: a command, an address, entries of a configuration, a client."""
+        check_options("include", options, UpstreamOptions.__annotations__)
+        connect = ConnectOptions(
+            options.get("transport", "auto"),
+            options.get("headers"),
+            options.get("auth"),
+            options.get("env"),
+            options.get("cwd"),
+            options.get("agree"),
+        )
+        reached = thing.targets if isinstance(thing, Client) else targets(thing, connect)
+        if len(reached) > 1 and "name" in options:
+            raise ValueError(f"include: name={options['name']!r}: {len(reached)} servers have names of their own")
+        added = []
+        for target in reached:
+            name = options.get("name", target.name)
+            if name in self.by_name:
+                raise ValueError(f"include: there is an upstream {name!r} already; give this one another name=…")
+            own_prefix = prefix if prefix is not None else f"{name}_" if len(reached) > 1 else ""
+            terms = Terms.of(name, own_prefix, options)
+            pins = Pins(self._lock(options.get("lock")), name, target.label, terms.new, terms.pass_changes)
+            upstream = Upstream(self.engine, self.owner, target, terms, pins, len(self.by_name))
+            self.by_name[name] = upstream
+            added.append(upstream)
+        self.engine.use_upstreams(self)
+        return added
+
+    def _lock(self, path: str | Path | None) -> LockFile:
+        key = "" if path is None else str(Path(path).absolute())
+        if key not in self._locks:
+            self._locks[key] = LockFile(path)
+        return self._locks[key]
+
+    # For the engine
+
+    def prepare(
+        self, method: str, principal: Principal, address: str, revision: Revision, client: ClientInfo
+    ) -> Awaitable[None] | None:
+        key, owner = capability_key(revision, client), owner_of(principal, address)
+        waits: dict[asyncio.Task[None], float] = {}
+        for upstream in self.by_name.values():
+            task = upstream.prepare(owner, key)
+            if task is not None:
+                waits[task] = upstream.wait_seconds(key)
+        return _wait(waits) if waits else None
+
+    def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
+        key = capability_key(revision, client)
+        parts = [upstream.hidden(method, key) for upstream in self.by_name.values()]
+        return parts[0] if len(parts) == 1 else frozenset().union(*parts)
+
+    def cache_hint(self, method: str) -> tuple[int, bool]:
+        hints = [upstream.cache_hint(method) for upstream in self.by_name.values()]
+        return min(ttl for ttl, _ in hints), any(is_private for _, is_private in hints)
+
+    def watch(self, entry: ToolEntry, principal: Principal, address: str) -> None:
+        self.by_name[entry.upstream].watch(entry, owner_of(principal, address))
+
+    # Lifecycle
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        following = asyncio.get_running_loop().create_task(self._follow_locks())
+        async with AsyncExitStack() as stack:
+            for upstream in self.by_name.values():
+                await stack.enter_async_context(upstream.serving())
+            try:
+                yield
+            finally:
+                following.cancel()
+
+    async def _follow_locks(self) -> None:
+        """Judge the tools anew when a person has accepted some in another process."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            for lock in self._locks.values():
+                try:
+                    is_changed = lock.refresh()
+                except Exception as problem:
+                    log.error("gateway: %s", problem)
+                    continue
+                if is_changed:
+                    for upstream in self.by_name.values():
+                        upstream.judge_again()
+
+
+async def _wait(waits: Mapping[asyncio.Task[None], float]) -> None:
+    """Wait for each task as long as it may take: a slow upstream does not delay the lists of the others for ever."""
+    loop = asyncio.get_running_loop()
+    began, pending = loop.time(), set(waits)
+    while pending:
+        now = loop.time() - began
+        due = {task for task in pending if not task.done() and waits[task] > now}
+        if not due:
+            return
+        _, pending = await asyncio.wait(
+            due, timeout=max(waits[task] for task in due) - now, return_when=asyncio.FIRST_COMPLETED
+        )
