@@ -19,6 +19,7 @@ from handrail.approvals.queue import Approvals
 from handrail.audit.log import DATABASES, TrailSettings
 from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.errors import HandrailError
+from handrail.gateway.settings import UpstreamSettings
 from handrail.guards.identity import ApiKeys, Verifier
 from handrail.guards.limits import Rates
 from handrail.guards.policy import Policy, Rule
@@ -191,6 +192,7 @@ class Config(_Section, frozen=True):
     sanitize: Sanitize = Sanitize()
     repair: RepairSettings = RepairSettings()
     audit: AuditSettings = AuditSettings()
+    upstreams: Annotated[dict[str, UpstreamSettings], Meta(description="The servers behind `handrail gateway`.")] = {}
 
     def policy(self) -> Policy:
         return Policy(self.rules, groups=self.groups, default=self.access.default, destructive=self.access.destructive)

@@ -18,7 +18,7 @@ PUBLIC = {
     "handrail": """
         Answer Audio AuthorizationError BlockingClient Call CallFailed CallResult CallTimeout Client ClientInfo
         Clocks Completion ConfigError Confirmation ConfirmationRequired Console Denied Elicitation
-        EmbeddedResource EndpointOptions Form HandrailError HttpLimits HttpOptions HttpRefused Image
+        EmbeddedResource EndpointOptions Form Gateway HandrailError HttpLimits HttpOptions HttpRefused Image
         InvalidResult Kind Limits ListedPrompt ListedResource ListedTemplate ListedTool LocalProtocolError Log
         MemoryStore PeerError Principal Progress Prompt PromptMessage PromptMessages PromptOptions ReadResult
         Refused RemoteProtocolError Resource ResourceLink ResourceNotFound ResourceOptions ResourceTemplate

@@ -139,7 +139,7 @@ def test_imports_go_down(module: str, path: Path) -> None:
         ("handrail.errors", "from handrail.model import Tool", "above errors"),
         ("handrail.model", "import handrail.jsonrpc", "above model"),
         ("handrail.jsonrpc", "from handrail.revisions import Revision", "above jsonrpc"),
-        ("handrail.server", "from handrail.client import Client", "beside server"),
+        ("handrail.testing", "from handrail.console import Console", "beside testing"),
         ("handrail.schema.derive", "from handrail.protocol.seal import seal", "beside schema"),
         ("handrail.audit.format", "from handrail.oauth.resource_server import x", "beside audit"),
         ("handrail.testing", "from handrail.cli import main", "above testing"),

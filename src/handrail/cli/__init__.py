@@ -67,7 +67,7 @@ def _run(words: list[str]) -> int:
         return ExitCode.USAGE
     from handrail.cli.terminal import Screen, setup_logs_and_signals  # a help text does without it
 
-    if args.verb != "serve":
+    if args.verb not in ("serve", "gateway"):
         setup_logs_and_signals()
     module = import_module(f"handrail.cli.{_MODULES.get(args.verb, args.verb)}")
     screen = Screen(args.json, args.color)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from argparse import Namespace
 from collections.abc import Iterable
@@ -13,9 +14,12 @@ from msgspec import Struct, to_builtins
 
 from handrail.cli.arguments import parse_arguments, parse_document, unknown_name
 from handrail.cli.exit_codes import ExitCode, UsageError
+from handrail.cli.gateway import UpstreamSource, source_of
+from handrail.cli.host_config import mask_values
 from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
-from handrail.config import SECTIONS
+from handrail.cli.trust import see_upstreams
+from handrail.config import SECTIONS, Config
 from handrail.engine.catalog import ToolEntry
 from handrail.guards.identity import ApiKeys
 from handrail.guards.limits import ANONYMOUS, LOCAL, CallerSlots, Plans, Rates
@@ -24,7 +28,7 @@ from handrail.model import Object, Principal
 from handrail.revisions import REVISIONS
 from handrail.schema.repair import repair
 from handrail.server import Server
-from handrail.text.controls import one_line
+from handrail.text.controls import mask, mask_words, one_line
 
 __all__ = ["run_check", "run_explain", "run_keys"]
 
@@ -38,9 +42,15 @@ def run_check(args: Namespace, screen: Screen) -> int:
     command_config = CommandConfig(args, args.target)
     config, policy, server_guards = command_config.config, command_config.config.policy(), dict[str, Any]()
     warnings, source, server = policy.warnings + command_config.self_approval_warnings(None), "", None
-    if args.target or config.server.target:
-        server_file = command_config.server_file(args.target)
-        server, source = server_file.load(), server_file.label
+    if args.target or config.server.target or config.upstreams:
+        served = source_of(args, command_config, args.target)
+        source = served.label
+        if isinstance(served, UpstreamSource):  # nothing is started, or asked
+            served.plans()
+            warnings += [f"{name} is left out: {reason}" for name, reason in served.left_out.items()]
+        else:
+            server = served.load()
+    if server is not None:
         server_guards = {
             name: value for name, value in server.engine.guard_options.items() if not command_config.mentions(name)
         }
@@ -51,7 +61,7 @@ def run_check(args: Namespace, screen: Screen) -> int:
         over_http, over_stdio = command_config.approvers(server)
         report = {
             "file": str(command_config.path or ""),
-            "config": to_builtins(config),
+            "config": {**to_builtins(config), "upstreams": _masked(config)},
             "server": {name: _displayable(value) for name, value in server_guards.items()},
             "warnings": warnings,
             "approved_by": {"http": over_http, "stdio": over_stdio},
@@ -91,10 +101,20 @@ def _settings(command_config: CommandConfig, others: set[str]) -> list[Row]:
         keys = value.__struct_fields__ if isinstance(value, Struct) else ("",)
         for key in keys:
             is_written = written is not None and (not key or key in written)
-            setting = to_builtins(getattr(value, key) if key else value)
+            setting = _masked(config) if section == "upstreams" else to_builtins(getattr(value, key) if key else value)
             name = f"{section}.{key}" if key else section
             rows.append((name, str(command_config.path) if is_written else "built in", json_text(setting)))
     return rows
+
+
+def _masked(config: Config) -> Object:
+    """Return the upstreams without the values of headers and variables, which may be secrets."""
+    upstreams = {name: to_builtins(each) for name, each in config.upstreams.items()}
+    for each in upstreams.values():
+        each |= {key: mask_values(each[key]) for key in ("headers", "env")}
+        each |= {"command": mask_words(words) if isinstance(words := each["command"], list) else mask(words)}
+        each |= {"url": mask(each["url"])}
+    return upstreams
 
 
 def _displayable(value: Any) -> Any:
@@ -111,20 +131,41 @@ def _displayable(value: Any) -> Any:
 
 def run_explain(args: Namespace, screen: Screen) -> int:
     command_config = CommandConfig(args, args.server)
-    server = command_config.server_file(args.server, "add --server FILE").load()
+    source = source_of(args, command_config, args.server, "add --server FILE")
+    server = source.load()
     command_config.apply_guards(server)
+    if server.upstreams:
+        asyncio.run(see_upstreams(server))
     if args.revision not in REVISIONS:
         raise UsageError(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")
+    if (missing := _missing_stage(server, args.name)) is not None:
+        _print_stages([missing], screen)
+        return ExitCode.DENIED
     entry, call_arguments = _find(server, args)
     principal = Principal(args.as_, frozenset(args.scope))
     by = command_config.approvers(server)[args.as_ == LOCAL]
     stages, allowed = _stages(server, entry, principal, call_arguments, args.revision, by)
     stages.append(_audit(command_config, server))
+    _print_stages(stages, screen)
+    return ExitCode.OK if allowed else ExitCode.DENIED
+
+
+def _print_stages(stages: list[Row], screen: Screen) -> None:
     if screen.as_json:
         screen.data([{"stage": stage, "verdict": verdict, "why": why} for stage, verdict, why in stages])
     else:
         screen.table(stages, styles=("bold",))
-    return ExitCode.OK if allowed else ExitCode.DENIED
+
+
+def _missing_stage(server: Server, name: str) -> Row | None:
+    """Return why a tool of an upstream server is not offered; None if it is, or if no upstream has it."""
+    for upstream in server.upstreams.values():
+        for tool in upstream.tools:
+            if tool.name == name and tool.reason:
+                return "find", tool.state, f"{tool.own_name} of {upstream.name}: {tool.reason}"
+        if upstream.problem and name.startswith(upstream.terms.prefix) and not upstream.tools:
+            return "find", "down", f"{upstream.name} lists nothing: {upstream.problem}"
+    return None
 
 
 def _find(server: Server, args: Namespace) -> tuple[ToolEntry, Object]:

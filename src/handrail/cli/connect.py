@@ -25,7 +25,7 @@ from handrail.model import SERVER_ASKS, Object
 from handrail.revisions import REVISIONS
 from handrail.text.controls import escape, one_line
 
-__all__ = ["changed_lines", "client_for", "confirm_on_terminal", "target_of"]
+__all__ = ["changed_lines", "client_for", "confirm_on_terminal", "introduce_entry", "target_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
@@ -224,7 +224,8 @@ def _named(path: Path, name: str) -> list[ServerEntry]:
 def _consent_to_entry(args: Namespace, screen: Screen, consents: Consents, entry: ServerEntry) -> bool:
     if consents.has_consent(entry) or args.yes:
         return True
-    _introduce(entry, screen)
+    written = next((each for each in load(entry.source, None)[0] if each.name == entry.name), entry)
+    introduce_entry(entry, written, screen)
     what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
     if not _ask_yes_no(f"{what}, now and from now on?", screen):
         return False
@@ -232,9 +233,8 @@ def _consent_to_entry(args: Namespace, screen: Screen, consents: Consents, entry
     return True
 
 
-def _introduce(entry: ServerEntry, screen: Screen) -> None:
-    """Print the entry as it stands in the file: nothing is masked, and every word has its own line."""
-    written = next((each for each in load(entry.source, None)[0] if each.name == entry.name), entry)
+def introduce_entry(entry: ServerEntry, written: ServerEntry, screen: Screen) -> None:
+    """Print the entry as it is written in the file: nothing is masked, and every word has its own line."""
     screen.note(f"{one_line(entry.source, 300)} has the server {one_line(entry.name, 100)}:")
     rows = [("at", written.url)] if written.url else [("run", word) for word in written.command]
     if not written.url:

@@ -28,7 +28,17 @@ from handrail.errors import Denied
 from handrail.model import Object
 from handrail.text.controls import MASK, escape, mask, mask_words
 
-__all__ = ["run_config", "run_install"]
+__all__ = [
+    "indent_of",
+    "mask_values",
+    "member_spans",
+    "put_member",
+    "read_file",
+    "run_config",
+    "run_install",
+    "show_difference",
+    "skip_blanks",
+]
 
 _VARIABLE = re.compile(r"(?:Bearer )?\$\{[\w:]+\}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
@@ -72,11 +82,11 @@ def _server(entry: ServerEntry, missing: list[MissingVariable]) -> Object:
         "missing": [] if entry.disabled else [{"variable": each.variable, "where": each.where} for each in missing],
     }
     if entry.kind == "stdio":
-        return summary | {"command": mask_words(entry.command), "cwd": entry.cwd, "env": _mask_values(entry.env)}
-    return summary | {"url": mask(entry.url), "headers": _mask_values(entry.headers)}
+        return summary | {"command": mask_words(entry.command), "cwd": entry.cwd, "env": mask_values(entry.env)}
+    return summary | {"url": mask(entry.url), "headers": mask_values(entry.headers)}
 
 
-def _mask_values(values: Mapping[str, str]) -> Object:
+def mask_values(values: Mapping[str, str]) -> Object:
     """Mask the values, which may be secrets; references to variables stay."""
     return {name: text if _VARIABLE.fullmatch(text) else MASK for name, text in values.items()}
 
@@ -128,16 +138,11 @@ def run_install(args: Namespace, screen: Screen) -> int:
     entry: Object = {"command": sys.executable, "args": words}
     if args.host == "vscode":
         entry = {"type": "stdio", **entry}
-    before = _read(path)
+    before = read_file(path)
     after = _with_entry(before, "servers" if args.host == "vscode" else "mcpServers", name, entry, path)
-    difference = "".join(
-        difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(path), str(path), n=2)
-    )
     written, backup = False, ""
     if before != after:
-        for line in mask(difference).splitlines():
-            style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
-            print(screen.paint(escape(line, lines=False), style, stream=sys.stderr), file=sys.stderr)
+        show_difference(path, before, after, screen)
         if not args.yes and not screen.ask(f"Write this to {path}?"):
             raise Denied("nothing was written; --yes writes without asking")
         try:
@@ -152,6 +157,14 @@ def run_install(args: Namespace, screen: Screen) -> int:
     return ExitCode.OK
 
 
+def show_difference(path: Path, before: str, after: str, screen: Screen) -> None:
+    """Print what changes in a file, without what looks like a secret."""
+    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(path), str(path), n=2)
+    for line in mask("".join(lines)).splitlines():
+        style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
+        print(screen.paint(escape(line, lines=False), style, stream=sys.stderr), file=sys.stderr)
+
+
 def _host_file(host: str) -> Path:
     places = [path for each, path in host_config_files(os.environ, sys.platform) if each == host]
     if not places:
@@ -163,7 +176,7 @@ def _host_file(host: str) -> Path:
     return path.resolve()  # a symbolic link stays; its target is replaced
 
 
-def _read(path: Path) -> str:
+def read_file(path: Path) -> str:
     try:
         return read_text(str(path), MAX_BYTES)
     except ValueError as problem:
@@ -189,24 +202,29 @@ def _with_entry(text: str, table: str, name: str, entry: Object, path: Path) -> 
         raise UsageError(f"{path}: not an object with one under {table!r}; it is not a file of that host")
     if document.get(table, {}).get(name) == entry:
         return text
-    indent = indent_match[1] if (indent_match := re.search(r"\n([ \t]+)\S", text)) else "  "
-    root = _skip(text, 0)
-    tables, _ = _members(text, root)
+    indent = indent_of(text)
+    root = skip_blanks(text, 0)
+    tables, _ = member_spans(text, root)
     if table in tables:
-        result = _put(text, tables[table][0], name, entry, indent, 2)
+        result = put_member(text, tables[table][0], name, entry, indent, 2)
     else:
-        result = _put(text, root, table, {name: entry}, indent, 1)
+        result = put_member(text, root, table, {name: entry}, indent, 1)
     document.setdefault(table, {})[name] = entry
     if parse(result) != document:
         raise UsageError(f"{path}: cannot be changed safely; {by_hand}")
     return result
 
 
-def _put(text: str, at: int, name: str, value: Object, indent: str, depth: int) -> str:
+def indent_of(text: str) -> str:
+    """Return the blanks that a document of JSON is indented with."""
+    return match[1] if (match := re.search(r"\n([ \t]+)\S", text)) else "  "
+
+
+def put_member(text: str, at: int, name: str, value: Object, indent: str, depth: int) -> str:
     """Return the text with a member of the object at `at` replaced, or added after the last one."""
     line = "\r\n" if "\r\n" in text else "\n"
     new = json.dumps(value, indent=indent, ensure_ascii=False).replace("\n", line + indent * depth)
-    members, end = _members(text, at)
+    members, end = member_spans(text, at)
     if name in members:
         start, end = members[name]
         return text[:start] + new + text[end:]
@@ -217,20 +235,20 @@ def _put(text: str, at: int, name: str, value: Object, indent: str, depth: int) 
     return f"{text[: at + 1]}{member}{line}{indent * (depth - 1)}{text[end:]}"
 
 
-def _members(text: str, at: int) -> tuple[dict[str, tuple[int, int]], int]:
+def member_spans(text: str, at: int) -> tuple[dict[str, tuple[int, int]], int]:
     """Return the spans of the values of the object at `at`, and its end. The text must be valid JSON."""
     spans: dict[str, tuple[int, int]] = {}
-    at = _skip(text, at + 1)
+    at = skip_blanks(text, at + 1)
     while text[at] != "}":
         name, at = _DECODER.raw_decode(text, at)
-        start = _skip(text, at)
+        start = skip_blanks(text, at)
         _, end = _DECODER.raw_decode(text, start)
         spans[name] = start, end
-        at = _skip(text, end)
+        at = skip_blanks(text, end)
     return spans, at
 
 
-def _skip(text: str, at: int) -> int:
+def skip_blanks(text: str, at: int) -> int:
     while text[at] in " \t\r\n:,":
         at += 1
     return at
@@ -239,7 +257,7 @@ def _skip(text: str, at: int) -> int:
 def _write(path: Path, before: str, after: str) -> str:
     """Replace the file atomically. Return the path of the backup beside it, or "" if there was no file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if _read(path) != before:
+    if read_file(path) != before:
         raise UsageError(f"{path}: has changed meanwhile; nothing was written")
     if not before:
         write_file(path, after.encode())

@@ -23,7 +23,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from handrail import stores
 from handrail.cli.exit_codes import UsageError
@@ -41,7 +41,7 @@ from handrail.server import Server
 from handrail.stores import Store
 from handrail.suggest import closest
 
-__all__ = ["CommandConfig", "ServerFile", "reloading_server", "settings_for"]
+__all__ = ["CommandConfig", "ServedSource", "ServerFile", "file_stamp", "reloading_server", "settings_for"]
 
 Stamp = tuple[int, int, int]
 
@@ -52,6 +52,18 @@ _RELOADED_ATTRIBUTES = (
     "author_metadata identity instructions limits page_size list_changed identify ttl_ms forms".split()
 )
 _COPIED_ATTRIBUTES = "offer has_tools seal".split()
+
+
+class ServedSource(Protocol):
+    """Where a server of a command comes from."""
+
+    label: str  # as the command line has it
+
+    @property
+    def path(self) -> Path | None:
+        """Its file, if it has one."""
+
+    def load(self) -> Server: ...
 
 
 class ServerFile:
@@ -106,7 +118,7 @@ class ServerFile:
         files = {self.path, *(Path(module.__file__) for module in self._modules().values() if module.__file__)}
         if everything:
             files.update(self.path.parent.glob("*.py"))
-        return {path: stamp for path in files if (stamp := _stamp(path))}
+        return {path: stamp for path in files if (stamp := file_stamp(path))}
 
     def _modules(self) -> dict[str, ModuleType]:
         return {name: module for name, module in list(sys.modules.items()) if self._is_ours(name, module)}
@@ -165,7 +177,7 @@ class ServerFile:
         return next(iter(names_by_server))
 
 
-def _stamp(path: Path) -> Stamp | None:
+def file_stamp(path: Path) -> Stamp | None:
     try:
         status = path.stat()
     except OSError:
@@ -375,10 +387,11 @@ class CommandConfig:
             hint = f"leave --config out to use it, or add --config-only to use {self.path} alone"
             raise UsageError(f"{_short_path(beside)} lies beside the server and is not used: {hint}")
 
-    def describe_guards(self, server: Server, source: ServerFile) -> str:
+    def describe_guards(self, server: Server, source: ServedSource) -> str:
         """Return one line: the file that the guards are from, and what is switched off, by the file or in the code."""
         if self.path is None:
-            text = f"guards: built in; there is no {FILE_NAME} beside {source.path.name} or in this folder"
+            beside = f"beside {source.path.name} or " if source.path is not None else ""
+            text = f"guards: built in; there is no {FILE_NAME} {beside}in this folder"
         else:
             text = f"guards: {self.path}"
             others = os.path.lexists(FILE_NAME) and os.path.realpath(FILE_NAME) != os.path.realpath(self.path)
@@ -424,12 +437,14 @@ class CommandConfig:
             for catalog in catalogs
             for each in catalog.entries
         ]
-        guards = server.engine.guard_options
+        policy, guards = server.engine.guard_set.policy, server.engine.guard_options
+        if server.upstreams:  # what they have is known when they are asked
+            return policy.warnings + self.self_approval_warnings(server)
         rates, sanitize = guards.get("rates"), guards.get("sanitize", Sanitize())
         if sanitize is not None and smallest_cap(sanitize):  # then the server adds this tool
             subjects.append(LintedSubject(READ_MORE.name, frozenset(), READ_MORE.input_schema))
-        policy = server.engine.guard_set.policy
         warnings = [*policy.warnings, *lint_rules(policy, subjects), *lint_settings(rates, sanitize, subjects)]
+        warnings += ["upstreams: these servers count for `handrail gateway` only"] if self.config.upstreams else []
         return warnings + self.self_approval_warnings(server)
 
     def approvers(self, server: Server | None) -> tuple[str, str]:

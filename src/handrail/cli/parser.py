@@ -100,6 +100,7 @@ def build_parser() -> CommandParser:
 
     for group in (
         _add_serve_verb,
+        _add_gateway_verbs,
         _add_call_verbs,
         _add_resource_verbs,
         _add_host_verbs,
@@ -125,15 +126,60 @@ def _add_serve_verb(verb: _AddVerb) -> None:
     )
     serve.add_argument("target", nargs="?", metavar="FILE[:OBJECT]", help=_TARGET)
     _add_config_options(serve)
-    http = "serve over HTTP instead (127.0.0.1:8000)"
-    serve.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
-    serve.add_argument("--workers", type=_count, metavar="N", help="number of processes, with --http (1)")
-    console = "also serve a page that shows its calls and lets you approve them (127.0.0.1:7420)"
-    serve.add_argument(
-        "--console", nargs="?", const="", type=lambda text: text and _address(text), metavar="[HOST:]PORT", help=console
-    )
+    _add_listen_options(serve)
     serve.add_argument(
         "--reload", action="store_true", help="reload the tools when the file changes; connections stay open"
+    )
+
+
+def _add_gateway_verbs(verb: _AddVerb) -> None:
+    gateway = verb(
+        "gateway",
+        "serve the tools of other MCP servers, behind our guards",
+        "handrail gateway mcp.json                    the servers of a file with mcpServers, over standard input",
+        "handrail gateway --server fs='npx -y @modelcontextprotocol/server-filesystem .' --http",
+        "handrail gateway --server gh=https://example.org/mcp --console",
+        "handrail gateway mcp.json --agree            ask about each of its commands once, and end",
+        "handrail gateway --adopt cursor              take over the servers of a host; --undo cursor gives them back",
+    )
+    gateway.add_argument("target", nargs="?", metavar="FILE.json", help="a file with mcpServers, in any dialect")
+    _add_upstream_options(gateway)
+    _add_config_options(gateway)
+    _add_listen_options(gateway)
+    gateway.add_argument("--trust", action="store_true", help="believe what the servers say of their tools")
+    gateway.add_argument("--agree", action="store_true", help="ask about each command of the files, and end")
+    hosts = "the host, or its file: claude, claude-code, cursor, vscode, windsurf or a path"
+    gateway.add_argument("--adopt", metavar="HOST", help=f"put a gateway in place of the servers of {hosts}")
+    gateway.add_argument("--undo", metavar="HOST", help="put the servers back in place of the gateway")
+    gateway.add_argument("--yes", action="store_true", help="agree, and write, without asking")
+
+    trust = verb(
+        "trust",
+        "show the tools of the servers behind a gateway, and accept what each of them is taken for",
+        "handrail trust fs                            of the gateway that has a server of that name",
+        "handrail trust mcp.json --accept             all as proposed, for scripts",
+        "handrail trust fs --server fs='npx -y @modelcontextprotocol/server-filesystem .'",
+    )
+    trust.add_argument("words", nargs="*", metavar="NAME|FILE.json", help="names of servers (all), and their file")
+    _add_upstream_options(trust)
+    _add_config_options(trust)
+    trust.add_argument("--accept", action="store_true", help="accept all as shown, without asking")
+    trust.add_argument("--yes", action="store_true", help="start commands of the file without asking")
+
+
+def _add_upstream_options(command: CommandParser) -> None:
+    server = "a server: a command in quotes, an address, or a name from a configuration"
+    command.add_argument("--server", action="append", default=[], metavar="NAME=SERVER", help=server)
+    command.add_argument("--name", help="name of the gateway (gateway)")
+
+
+def _add_listen_options(command: CommandParser) -> None:
+    http = "serve over HTTP instead (127.0.0.1:8000)"
+    command.add_argument("--http", nargs="?", const="127.0.0.1:8000", type=_address, metavar="[HOST:]PORT", help=http)
+    command.add_argument("--workers", type=_count, metavar="N", help="number of processes, with --http (1)")
+    console = "also serve a page that shows its calls and lets you approve them (127.0.0.1:7420)"
+    command.add_argument(
+        "--console", nargs="?", const="", type=lambda text: text and _address(text), metavar="[HOST:]PORT", help=console
     )
 
 
@@ -145,8 +191,10 @@ def _add_call_verbs(verb: _AddVerb) -> None:
         "handrail list https://example.org/mcp",
         "handrail list 'npx -y @modelcontextprotocol/server-everything'",
         "handrail list filesystem                a server of a host's configuration, by its name",
+        "handrail list mcp.json --cost           and about how many tokens each tool costs a model",
     )
     _add_client_options(listing)
+    listing.add_argument("--cost", action="store_true", help="estimate the tokens of each definition")
 
     show = verb("show", "show one tool as a function, with its documentation", "handrail show weather.py get_weather")
     _add_client_options(show)

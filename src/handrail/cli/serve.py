@@ -7,15 +7,16 @@ import contextlib
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.json import decode
 
 from handrail.cli.exit_codes import ExitCode, UsageError
-from handrail.cli.load_server import CommandConfig, ServerFile, reloading_server
+from handrail.cli.load_server import CommandConfig, ServedSource, reloading_server
 from handrail.cli.terminal import Screen
+from handrail.engine.catalog import Catalog
 from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError
 from handrail.server import Server
@@ -27,20 +28,12 @@ from handrail.transports.stdio import explain_terminal
 if TYPE_CHECKING:
     from handrail.console import Console
 
-__all__ = ["run_console", "run_serve"]
+__all__ = ["listen_at", "run_console", "run_serve", "serve"]
 
 
 def run_serve(args: Namespace, screen: Screen) -> int:
-    try:
-        key_from_environment()
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     command_config = CommandConfig(args, args.target)
-    http = command_config.config.http
-    address = args.http or http.listen or None
-    workers = 1 if address is None else args.workers or http.workers
-    if address is None and (args.workers or 1) > 1:
-        raise UsageError("--workers: several processes share an address, not a pipe; add --http")
+    _, workers = listen_at(args, command_config)
     if args.reload and workers > 1:
         raise UsageError("--reload: works in one process only; leave --workers out")
     source = command_config.server_file(args.target)
@@ -50,6 +43,32 @@ def run_serve(args: Namespace, screen: Screen) -> int:
     catalogs = server.engine.catalogs.values()  # with --reload, the server has none before it serves
     if args.reload:
         server = reloading_server(source, server, screen.note)
+    return serve(server, source, catalogs, command_config, args, screen)
+
+
+def listen_at(args: Namespace, command_config: CommandConfig) -> tuple[str | None, int]:
+    """Return the address to listen at, None for standard input and output, and the number of processes."""
+    try:
+        key_from_environment()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    http = command_config.config.http
+    address = args.http or http.listen or None
+    if address is None and (args.workers or 1) > 1:
+        raise UsageError("--workers: several processes share an address, not a pipe; add --http")
+    return address, 1 if address is None else args.workers or http.workers
+
+
+def serve(
+    server: Server,
+    source: ServedSource,
+    catalogs: Iterable[Catalog[Any]],
+    command_config: CommandConfig,
+    args: Namespace,
+    screen: Screen,
+) -> int:
+    """Guard a server and serve it until it is stopped; `catalogs` have what the settings are checked against."""
+    address, workers = listen_at(args, command_config)
     command_config.apply_for_serving(server)
     screen.note(command_config.describe_guards(server, source))
     for warning in command_config.warnings(server, catalogs):
@@ -75,7 +94,7 @@ def _console(
     args: Namespace,
     command_config: CommandConfig,
     server: Server,
-    source: ServerFile,
+    source: ServedSource,
     address: str | None,
     workers: int,
 ) -> Iterator[Console | None]:

@@ -32,7 +32,7 @@ from handrail.client.mcp_config import EntryError, ServerEntry
 from handrail.client.results import CallResult
 from handrail.client.server_tools import MAX_FLAWS
 from handrail.client.state_dir import CALLS_FILE, state_folder
-from handrail.client.tools import E, ListedEntries, ListedEntry, ListedTool, describe
+from handrail.client.tools import E, ListedEntries, ListedEntry, ListedTool, describe, estimated_tokens
 from handrail.errors import HandrailError, PeerError
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
 from handrail.text.controls import escape, mask, mask_secrets, one_line
@@ -56,7 +56,8 @@ def run_list(args: Namespace, screen: Screen) -> int:
     with client_for(args, screen) as connection:
         with screen.progress(f"listing the tools of {args.server}"):
             lists = {"tools": connection.tools()}
-        print_lists(connection, lists, texts, screen)
+        estimate = _estimate if args.cost else None
+        print_lists(connection, lists, texts, screen, estimate)
     return ExitCode.OK
 
 
@@ -65,28 +66,45 @@ def print_lists(
     lists: Mapping[str, ListedEntries[E]],
     texts: Callable[[E], tuple[str, str, str]],
     screen: Screen,
+    estimate: Callable[[E], int] | None = None,
 ) -> None:
-    """Print lists of servers by their member in JSON; `texts` gives key, title and description of an entry."""
+    """Print lists of servers by their member in JSON; `texts` gives key, title and description of an entry.
+
+    `estimate` gives the tokens that an entry costs.
+    """
     refused = {name: why for entries in lists.values() for name, why in entries.refused.items()}
     if screen.as_json:
-        listed = {member: [_raw(each) for each in entries] for member, entries in lists.items()}
+        listed = {
+            member: [_raw(each) | ({} if estimate is None else {"tokens": estimate(each)}) for each in entries]
+            for member, entries in lists.items()
+        }
         left_out = [{"name": name, "why": why} for name, why in refused.items()]
         failed = {name: str(problem) for name, problem in connection.problems.items()}
         screen.data({"revision": connection.revision, **listed, "refused": left_out, "problems": failed})
         return
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for entry in (each for entries in lists.values() for each in entries):
         key, title, description = texts(entry)
         first = description.strip().split("\n")[0]
-        rows.append((key, one_line(f"{title}: {first}" if title != entry.name else first, 100)))
+        about = one_line(f"{title}: {first}" if title != entry.name else first, 100)
+        rows.append((key, about) if estimate is None else (key, f"{estimate(entry):,}", about))
     if rows:
         screen.table(rows, styles=("bold",))
+        if estimate is not None:
+            total = sum(estimate(each) for entries in lists.values() for each in entries)
+            screen.note(
+                f"about {total:,} tokens in all: characters of name, description and input schema, divided by 4"
+            )
     else:
         screen.note(f"no {next(iter(lists))}")
     for name, why in refused.items():
         screen.note(f"left out: {one_line(name, 60)}: {one_line(why, 200)}")
     for problem in connection.problems.values():
         screen.note(str(problem))
+
+
+def _estimate(tool: ListedTool) -> int:
+    return estimated_tokens({**tool.raw, "name": tool.name})
 
 
 def run_show(args: Namespace, screen: Screen) -> int:

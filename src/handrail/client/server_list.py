@@ -29,11 +29,15 @@ MAX_LIST_BYTES = 16 * 1024 * 1024
 MAX_TTL_MS = 24 * 3600 * 1000
 
 
+class _EndlessList(InvalidResult):
+    """The pages of a list do not end, or there is too much on them."""
+
+
 class ServerList(Generic[E, L]):
     """One list of a server: fetched over all pages, cached until the server announces a change or it expires.
 
     `make` makes an entry; `flaw` says why one is left out; `finish` makes the list, of the entries by their own names
-    or URIs and of what was left out.
+    or URIs and of what was left out. A list that does not end is an error, or as long as it was with `on_endless`.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class ServerList(Generic[E, L]):
         member: str = "name",
         trusted: bool = False,
         flaw: Callable[[E], str] = lambda entry: "",
+        on_endless: Callable[[InvalidResult], None] | None = None,
     ) -> None:
         self.capability = method.partition("/")[0]
         self.cached: L | None = None
@@ -57,6 +62,7 @@ class ServerList(Generic[E, L]):
         self._member = member  # that tells the entries apart
         self._trusted = trusted
         self._flaw = flaw
+        self._on_endless = on_endless
         self._fresh_until = 0.0
         self._has_ttl = False  # the server limits how long the list is fresh
         self.is_private = True  # for one caller only; a server that says nothing may mean that
@@ -114,7 +120,12 @@ class ServerList(Generic[E, L]):
                     size += self._add(raw, entries, refused)
                     if len(entries) + len(refused) > most or size > MAX_LIST_BYTES:
                         text = f"over {most:,} {self.capability}, or {MAX_LIST_BYTES:,} bytes of them"
-                        raise InvalidResult(text, result={})
+                        raise _EndlessList(text, result={})
+        except _EndlessList as problem:
+            if self._on_endless is None:
+                self.is_changed = True
+                raise
+            self._on_endless(problem)
         except BaseException:
             self.is_changed = True  # the announced change is not in any list yet
             raise
@@ -136,12 +147,12 @@ class ServerList(Generic[E, L]):
             if cursor is None or (cursor == "" and revision is not None and revision.no_optional_members):
                 return
             if type(cursor) is not str:
-                raise InvalidResult(f"the cursor {cursor!r:.100} is not a text", result=page)
+                raise _EndlessList(f"the cursor {cursor!r:.100} is not a text", result=page)
             if cursor in cursors:
-                raise InvalidResult(f"the cursor {cursor!r:.100} came before", result=page)
+                raise _EndlessList(f"the cursor {cursor!r:.100} came before", result=page)
             cursors.add(cursor)
             params = {"cursor": cursor}
-        raise InvalidResult(f"over {MAX_PAGES} pages", result={})
+        raise _EndlessList(f"over {MAX_PAGES} pages", result={})
 
     async def _page(self, params: Object, deadline: float) -> Object:
         """Request one page; once more if the transport fails, since the request changes nothing."""

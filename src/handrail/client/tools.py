@@ -31,13 +31,14 @@ from handrail.text.controls import escape, one_line, strip_invisible
 if TYPE_CHECKING:
     from handrail.guards.policy import Subject, SubjectKind
 
-__all__ = ["describe", "signature"]
+__all__ = ["describe", "estimated_tokens", "signature"]
 
 E = TypeVar("E", bound="ListedEntry")
 
 Api = Literal["anthropic", "gemini", "mcp", "openai"]
 
 MAX_DESCRIPTION = 16 * 1024
+CHARS_PER_TOKEN = 4
 READS = {"readOnlyHint": True}
 MAX_TITLE = 200
 MAX_ICON_BYTES = 64 * 1024
@@ -242,6 +243,17 @@ class Tools(ListedEntries[ListedTool]):
                 name = f"{name[: _MAX_MODEL_NAME - 9]}_{digest}"
             names[name] = tool
         return names
+
+
+def estimated_tokens(definition: Object) -> int:
+    """Return about how many tokens a definition costs a model: characters of its JSON divided by 4, rounded up.
+
+    The JSON is what hosts pass on: the name, the description and the input schema, without blanks between them.
+    Tokenizers differ, and are not asked: texts in English have about 4 characters a token.
+    """
+    members = {name: definition[name] for name in ("name", "description", "inputSchema") if name in definition}
+    text = json.dumps(members, separators=(",", ":"), ensure_ascii=False)
+    return -(-len(text) // CHARS_PER_TOKEN)
 
 
 def safe_icons(icons: Json) -> list[Object]:

@@ -188,6 +188,7 @@ class Engine:
             "prompts/list": self.prompts,
         }
         self.upstreams: UpstreamSet | None = None
+        self.stops: dict[tuple[str, str], str] = {}  # what an operator has stopped, by kind and name, with the reason
         self.hidden: set[str] = set()  # methods behind a capability that is not declared
         self._hide_methods()
         for method, catalog in self.catalogs.items():
@@ -222,6 +223,11 @@ class Engine:
         for stream in list(self.open_streams):
             stream.list_changed(method)
 
+    def announce_lists(self) -> None:
+        """Notify all peers that the lists may have changed."""
+        for method in LIST_CHANGED.values():
+            self._on_list_changed(method)
+
     def _hide_methods(self) -> None:
         """Hide the methods of what the server does not have; any thread may read the set meanwhile."""
         has_upstreams = self.upstreams is not None  # what they have is known later
@@ -239,6 +245,13 @@ class Engine:
         """Serve what upstream servers have beside the server's own."""
         self.upstreams = upstreams
         self._hide_methods()
+
+    def stop_reason(self, entry: ToolEntry, principal: Principal) -> str:
+        """Return why an operator has stopped an upstream, a tool or a caller; empty if none of them is stopped."""
+        for key in (("upstream", entry.upstream), ("tool", entry.name), ("caller", principal.id)):
+            if (reason := self.stops.get(key)) is not None:
+                return reason or f"The {key[0]} {key[1]} was stopped by an operator. Nothing was done."
+        return ""
 
     def add_resource(self, entry: ResourceEntry) -> None:
         if entry.template is None:

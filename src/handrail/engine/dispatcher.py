@@ -590,6 +590,9 @@ def start_call(
     if not entry.scopes <= peer.principal.scopes:
         guards.charge_request(peer.principal, peer.address)
         raise needs_scopes(entry)
+    if engine.stops and (reason := engine.stop_reason(entry, peer.principal)):
+        guards.charge_request(peer.principal, peer.address)
+        raise Refused(Kind.FORBIDDEN, reason, readable=True)
     if entry.withheld:
         guards.charge_request(peer.principal, peer.address)
         raise Refused(Kind.FORBIDDEN, f"{entry.name} {entry.withheld}", readable=True)
@@ -742,8 +745,8 @@ def _refuse_overload(peer: Dispatcher) -> NoReturn:
 
 def _retry_answers(call: CallState, params: Any) -> Object:
     """Return all answers so far: those sealed in the state, and those of this round."""
-    given: Object = {} if params.input_responses is UNSET else params.input_responses
-    answers = {name: each for name, each in given.items() if not name.startswith(OWN_KEYS)}
+    responses: Object = {} if params.input_responses is UNSET else params.input_responses
+    answers = {name: each for name, each in responses.items() if not name.startswith(OWN_KEYS)}
     if params.request_state is UNSET:
         return answers
     engine = call.calls.engine

@@ -55,9 +55,11 @@ def to_result(entry: ToolEntry, value: Any) -> ToolResult:
         try:
             if entry.convert is not None:
                 value = entry.convert(value, entry.tool.name)
-            result = (
-                _normalize_result(value) if isinstance(value, ToolResult) else _wrap_value(value, schema is not None)
-            )
+            if entry.upstream and isinstance(value, ToolResult):  # it came as JSON
+                result = value
+            else:
+                is_result = isinstance(value, ToolResult)
+                result = _normalize_result(value) if is_result else _wrap_value(value, schema is not None)
             if schema is not None and not result.is_error:
                 if result.structured is UNSET:
                     raise _OutputMismatch("no structured content")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,6 +17,7 @@ from handrail.engine.completion import Completer
 from handrail.engine.prompts import PromptEntry, make_prompt_entry
 from handrail.engine.resources import ResourceEntry, make_resource_entry, unknown_resource
 from handrail.errors import (
+    AuthorizationError,
     CallTimeout,
     HttpRefused,
     InvalidResult,
@@ -52,6 +54,9 @@ Send = Callable[[Object, Call], Coroutine[Any, Any, ToolResult]]
 """Sends a call with these arguments to the upstream."""
 
 MAX_TITLE_CHARS = 200
+MAX_ERROR_CHARS = 2_000
+MAX_ERROR_DATA_BYTES = 16 * 1024
+_ADDRESS = re.compile(r"\b[a-z]+://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?")
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _KNOWN_BLOCKS = frozenset({"text", "image", "audio", "resource_link", "resource"})
 _NOT_PASSED_ON = frozenset({REFUSED, SERVER_INFO})  # of `_meta`: they speak of this gateway, not of its upstream
@@ -176,15 +181,17 @@ def prompt_entry(
     """Return the entry of a prompt; SchemaError if its definition cannot be used."""
     raw = listed.raw
     arguments = raw.get("arguments")
-    given = [each for each in arguments if type(each) is dict and type(each.get("name")) is str] if arguments else []
+    listed_arguments = (
+        [each for each in arguments if type(each) is dict and type(each.get("name")) is str] if arguments else []
+    )
     properties: Object = {}
-    for each in given:
+    for each in listed_arguments:
         texts = {key: each[key] for key in ("title", "description") if type(each.get(key)) is str}
         properties[each["name"]] = {"type": "string", **texts}
     schema: Object = {
         "type": "object",
         "properties": properties,
-        "required": [each["name"] for each in given if each.get("required") is True],
+        "required": [each["name"] for each in listed_arguments if each.get("required") is True],
         "additionalProperties": False,
     }
     prompt = Prompt(name=short_name(terms.prefix + listed.own_name), **_about(raw))
@@ -198,6 +205,8 @@ def prompt_entry(
 
 def tool_result(raw: Object, revision: Revision) -> ToolResult:
     """Return the result of an upstream's tool in the neutral form."""
+    if type(raw.get("content", [])) is not list:
+        raise InvalidResult("its content is not a list of blocks", result=raw)
     result = revision.read(raw)
     blocks = [each if type(each) is Text else _block(each) for each in result.content]
     structured = result.structured
@@ -224,15 +233,15 @@ def _block(block: Any) -> Block:
     if isinstance(block, dict) or not hasattr(block, "__struct_fields__"):
         kind = block.get("type") if type(block) is dict else None
         return Text(f"[malformed {kind if type(kind) is str else 'content'} of the upstream server]")
-    known: Block = block
-    return known
+    checked: Block = block
+    return checked
 
 
 def _meta(meta: Json) -> Object | UnsetType:
     if type(meta) is not dict:
         return UNSET
-    kept = {name: value for name, value in meta.items() if name not in _NOT_PASSED_ON}
-    return kept or UNSET
+    members = {name: value for name, value in meta.items() if name not in _NOT_PASSED_ON}
+    return members or UNSET
 
 
 def read_result(raw: Object, revision: Revision) -> ToolResult:
@@ -263,21 +272,35 @@ def prompt_result(raw: Object, revision: Revision) -> PromptResult:
 
 def failure_of(problem: PeerError, name: str, method: str, uri: str = "") -> Refused | ToolError:
     """Return what a caller is told of a failure of the upstream `name`, by its kind (GW-15)."""
+    status = problem.status if isinstance(problem, HttpRefused) else 0
     if isinstance(problem, InvalidResult):
-        return ToolError(f"{name} gave a malformed result: {problem.text}")
-    if isinstance(problem, HttpRefused):
-        if problem.status == 429:
-            text = f"{name} takes no more calls now; try again later."
-            return Refused(Kind.THROTTLED, text, retry_after=problem.retry_after or 1.0)
-        if problem.status in (401, 403):
-            return ToolError(f"{name} did not accept the gateway's credentials. The operator has to renew them.")
+        return ToolError(f"{name} gave a malformed result: {_plain(problem.text)}")
+    if status == 429:
+        assert isinstance(problem, HttpRefused)
+        text = f"{name} takes no more calls now; try again later."
+        return Refused(Kind.THROTTLED, text, retry_after=problem.retry_after or 1.0)
+    if status in (401, 403) or isinstance(problem, AuthorizationError):
+        # Its challenge is for the gateway, and is not passed on (LOSSY-21).
+        return ToolError(f"{name} did not accept the gateway's credentials; its operator has to renew them.")
+    if status:
+        return ToolError(f"{name} answered with the HTTP status {status} ({_sent(problem)}).")
     if isinstance(problem, RemoteProtocolError) and problem.code:
         return _refusal(problem, name, method, uri)
     if isinstance(problem, CallTimeout):
         return ToolError(f"{name} did not answer in time ({_sent(problem)}).")
     if isinstance(problem, TransportError):
-        return ToolError(f"{name} cannot be reached: {problem.text} ({_sent(problem)}).")
-    return ToolError(f"{name}: {problem.text} ({_sent(problem)}).")
+        return ToolError(f"{name} cannot be reached: {_plain(problem.text)} ({_sent(problem)}).")
+    return ToolError(f"{name}: {_plain(problem.text)} ({_sent(problem)}).")
+
+
+def _plain(text: str) -> str:
+    """Return the text of an error without addresses and paths, and not too long; the log has all of it."""
+    return _ADDRESS.sub("…", text[: 2 * MAX_ERROR_CHARS])[:MAX_ERROR_CHARS]
+
+
+def _small(data: Object | None) -> Object | None:
+    """Return the data of an error if it is not too large."""
+    return data if data is None or len(encode(data)) <= MAX_ERROR_DATA_BYTES else None
 
 
 def _sent(problem: PeerError) -> str:
@@ -285,8 +308,8 @@ def _sent(problem: PeerError) -> str:
 
 
 def _refusal(problem: RemoteProtocolError, name: str, method: str, uri: str) -> Refused | ToolError:
-    code, text, data = problem.code, problem.text, problem.data
-    members: Object | None = data if type(data) is dict else None
+    code, text, data = problem.code, problem.text[:MAX_ERROR_CHARS], problem.data
+    members = _small(data if type(data) is dict else None)
     if code == _NOT_FOUND and method == "resources/read":
         return unknown_resource(uri)
     if code == _INVALID_PARAMS:
@@ -300,6 +323,10 @@ def _refusal(problem: RemoteProtocolError, name: str, method: str, uri: str) -> 
         return Refused(Kind.NEEDS_URL, f"{name}: a step in a browser is needed first; this client cannot open it")
     if code in _SAME_KINDS:
         return Refused(_SAME_KINDS[code], text, members)
-    if code not in _RESERVED:
+    if code not in _RESERVED and abs(code) < 1 << 31:
         return Refused(Kind.FAILED, text, members, code=code)
-    return Refused(Kind.INTERNAL, f"{name}: {text}", {"upstream": {"code": code, "message": text}})
+    return Refused(
+        Kind.INTERNAL,
+        f"{name}: {text}",
+        {"upstream": {"code": str(code) if abs(code) >= 1 << 31 else code, "message": text}},
+    )

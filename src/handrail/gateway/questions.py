@@ -98,7 +98,7 @@ def to_model(method: str, params: Object) -> InputRequest:
         return InputRequest(method, {"mode": "url", "message": message, "url": params["url"], "elicitationId": own})
     schema = params.get("requestedSchema")
     fields = schema.get("properties") if type(schema) is dict else None
-    if type(fields) is not dict or not all(type(each) is dict for each in fields.values()):
+    if type(fields) is not dict or not all(type(each) is dict and _is_flat(each) for each in fields.values()):
         raise RemoteProtocolError("elicitation/create without a form of flat fields", code=_BAD_PARAMS)
     assert type(schema) is dict
     if field := secret_field(schema, message):
@@ -107,6 +107,16 @@ def to_model(method: str, params: Object) -> InputRequest:
     properties = {name: _titled(each) for name, each in fields.items()}
     return InputRequest(
         method, {"mode": "form", "message": message, "requestedSchema": {**schema, "properties": properties}}
+    )
+
+
+def _is_flat(field: Object) -> bool:
+    items = field.get("items")
+    is_list = field.get("type") == "array" and type(items) is dict and bool({"enum", "anyOf", "oneOf"} & items.keys())
+    return (
+        is_list
+        or field.get("type") in ("string", "number", "integer", "boolean")
+        or bool({"enum", "oneOf"} & field.keys())
     )
 
 

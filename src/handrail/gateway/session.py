@@ -40,6 +40,7 @@ log = logging.getLogger("handrail")
 MAX_ROUNDS = 8  # of questions to a caller that takes requests, in one call
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0  # before a call that the upstream asks to repeat
 CONNECT_SECONDS = 30.0  # to start a command, or to connect, and for each message of the handshake
+MAX_EVENTS, MAX_EVENTS_PER_SECOND = 200, 50  # of progress and log messages of one call
 LIST_SECONDS = 60.0  # for all pages of one list
 CALL_CLOCKS = Clocks(connect=CONNECT_SECONDS, first=FOREVER, idle=FOREVER, total=FOREVER)
 """The timeouts of a call are those of its entry: the engine cancels the call, and that cancels it here."""
@@ -51,13 +52,20 @@ class BridgedCall(Struct, eq=False):
     """A call on its way through an upstream: what the upstream sends about it goes to its caller."""
 
     state: CallState
+    session: UpstreamSession
     parked: Parked | None = None  # the caller takes no requests: questions end its request
-    tried: int = 0
+    events: int = 0
+    began: float = 0.0
 
     def on_event(self, event: Progress | Log) -> None:
         """Pass on progress and log messages of the upstream."""
         state = self.state if self.parked is None else self.parked.state
         if state is None:  # the caller has no request in flight
+            self.session.upstream.lose("LOSSY-26")
+            return
+        self.events += 1
+        if self.events > MAX_EVENTS + MAX_EVENTS_PER_SECOND * (state.now() - self.began):
+            self.session.upstream.lose("too many notifications")
             return
         call = Call(state)
         if isinstance(event, Progress):
@@ -140,6 +148,7 @@ class UpstreamSession:
                 lambda entries, refused: ListedEntries([*entries.values()], refused),
                 member=entry_type.key_member,
                 flaw=self._flaw if entry_type is ListedTool else lambda entry: "",
+                on_endless=self._on_endless,
             )
         return self._lists[method]
 
@@ -151,6 +160,10 @@ class UpstreamSession:
             if not self.connection.offers(method.partition("/")[0]):
                 return None
             return await self.list_of(method, entry_type).get()
+
+    def _on_endless(self, problem: InvalidResult) -> None:
+        self.upstream.lose("LOSSY-16")
+        self.upstream.note(f"a list does not end ({problem.text}); the first part is used")
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return how many milliseconds the upstream lets its list be kept, and whether for one caller only."""
@@ -184,7 +197,7 @@ class UpstreamSession:
     ) -> Object:
         """Send a call, and return its final result. Questions on the way go to the caller."""
         connection, state = self.connection, bridged.state
-        self.last_used = connection.now()
+        self.last_used = bridged.began = connection.now()
         self.calls[bridged] = None
         try:
             if not connection.is_open:
@@ -324,6 +337,6 @@ def _retry_members(sealed: Json, answers: Mapping[str, Any]) -> Object:
     if type(sealed) is not dict:
         return {}
     keys: Sequence[str] = sealed.get("keys") or ()
-    given = {name: answers[name] for name in keys if name in answers}
-    more: Object = {"inputResponses": given} if given else {}
+    responses = {name: answers[name] for name in keys if name in answers}
+    more: Object = {"inputResponses": responses} if responses else {}
     return more | ({"requestState": sealed["requestState"]} if "requestState" in sealed else {})

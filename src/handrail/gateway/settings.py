@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,8 @@ __all__ = ["UpstreamOptions", "UpstreamSettings", "short_name"]
 
 MAX_NAME_CHARS = 64  # of a tool: what the hosts with the tightest limit take
 _DIGEST_CHARS = 8
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 NewTools = Literal["ask", "allow", "hide"]
 Collision = Literal["refuse", "suffix"]
@@ -165,8 +168,8 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 def short_name(name: str) -> str:
-    """Return a name of at most 64 characters: a longer one ends in a digest of the whole, always the same."""
-    if len(name) <= MAX_NAME_CHARS:
+    """Return a name of at most 64 letters, digits, `_`, `-` and `.`; any other name ends in a digest of the whole."""
+    if _NAME.fullmatch(name):
         return name
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
-    return f"{name[: MAX_NAME_CHARS - _DIGEST_CHARS - 1]}_{digest}"
+    return f"{_NOT_IN_NAMES.sub('_', name)[: MAX_NAME_CHARS - _DIGEST_CHARS - 1]}_{digest}"

@@ -136,18 +136,18 @@ class Pins:
         verdicts: dict[str, Verdict] = {}
         passed: dict[str, Object] = {}
         for name, tool in tools.items():
-            known = locked.tools.get(name)
+            pinned = locked.tools.get(name)
             accepted = locked.classes.get(name, "")
-            if known is None:
+            if pinned is None:
                 hides = f"is new and was not accepted; `handrail trust {self._name}` shows it"
                 verdicts[name] = Verdict("new", withheld=hides if self._new == "hide" else "")
                 if self._new == "allow":
                     passed[name] = tool
                 continue
-            if fingerprint(known) == fingerprint(tool):
+            if fingerprint(pinned) == fingerprint(tool):
                 verdicts[name] = Verdict("listed", accepted)
                 continue
-            was, now = comparable(known, locked.revision, definition(tool), revision)
+            was, now = comparable(pinned, locked.revision, definition(tool), revision)
             changes = compare_definitions(was, now)
             kinds = change_kinds(changes)
             if not changes:

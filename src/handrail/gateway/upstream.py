@@ -77,9 +77,9 @@ RECHECK_SECONDS = 5.0  # before a list that its upstream does not watch over is 
 REFRESH_WAIT_SECONDS = 0.5  # that a request for a list waits for such a refresh
 RETRY_SECONDS = 5.0  # before a list that could not be had is tried again
 POSITIONS = 1 << 32  # of one upstream: entries stand in the order of the configuration
-STDERR_LINES = 50
+STDERR_LINES, STDERR_CHARS = 50, 300
 MAX_WATCHED = 1_000  # resources whose updates the gateway gets from one upstream
-SWEEP_SECONDS = 5.0
+STDERR_LINES_IN_ERRORS = 5
 _UNKNOWN_METHOD, _HEADER_MISMATCH, _URL_REQUIRED = -32601, -32020, -32042
 
 State = Literal["new", "starting", "up", "down", "stopped"]
@@ -107,6 +107,7 @@ class View:
         self.loading: asyncio.Task[None] | None = None
         self.checked_at = float("-inf")
         self.is_stale = False
+        self.has_waited = False  # a request for a list has waited for the first load, and does not again
         self.lists: Mapping[str, ListedEntries[Any] | None] = {}  # as they came last
 
 
@@ -129,7 +130,7 @@ class Upstream:
         self.parked = ParkedCalls()
         self.counts: Counter[str] = Counter()
         self.lossy: Counter[str] = Counter()
-        self.stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self.tools: list[UpstreamTool] = []
         self.state: State = "new"
         self.problem = ""
@@ -147,6 +148,7 @@ class Upstream:
         self._opening = asyncio.Lock()
         self._refreshing: asyncio.TimerHandle | None = None
         self._stale_views: set[CapabilityKey] = set()
+        self._counted: set[str] = set()  # revisions whose losses of definitions are counted
         self._watched: dict[str, asyncio.Task[None]] = {}
         self.is_stopped = False
 
@@ -179,6 +181,7 @@ class Upstream:
             await session.connection.open()
         except PeerError as problem:
             self._on_failure(problem)
+            self.state, self.problem = "down", _problem_text(problem)
             raise
         revision = session.connection.revision
         assert revision is not None
@@ -220,7 +223,7 @@ class Upstream:
         """Send a call to the upstream, and return its result in the neutral form."""
         state, started = call._state, time.perf_counter()
         self.counts["calls"] += 1
-        self._check_open()
+        self._check_open(state)
         try:
             raw, revision = await self._send(method, params, state, tool)
             result = _READERS[method](raw, revision)
@@ -229,8 +232,8 @@ class Upstream:
             self._on_failure(problem)
             self._raise_url_questions(problem, state)
             failure = failure_of(problem, self.name, method, uri)
-            if isinstance(failure, ToolError) and self.stderr and isinstance(problem, TransportError):
-                failure.data = {"stderr": [*self.stderr][-5:]}
+            if isinstance(failure, ToolError) and self._stderr and isinstance(problem, TransportError):
+                failure.data = {"stderr": self.stderr[-STDERR_LINES_IN_ERRORS:]}
             raise failure from None
         except asyncio.CancelledError:
             if state.timed_out:
@@ -240,9 +243,16 @@ class Upstream:
             raise
         self.breaker.add_success()
         self.latency_ms = (time.perf_counter() - started) * 1000
+        state.upstream_revision = revision.name
+        if lossy := state.revision.losses(result, state.entry.wraps):
+            state.lossy = (*state.lossy, *lossy)
+            self.lossy.update(lossy)
+            log.info("gateway: %s: %s for %s: %s", self.name, state.name, state.revision.name, ", ".join(lossy))
         return result
 
-    def _check_open(self) -> None:
+    def _check_open(self, state: CallState) -> None:
+        if self.engine.stops and (reason := self.engine.stop_reason(state.entry, state.principal)):
+            raise ToolError(reason)
         if self.is_stopped:
             raise ToolError(f"{self.name} was stopped by an operator. Nothing was done.")
         if (wait := self.breaker.wait_seconds()) > 0:
@@ -261,11 +271,11 @@ class Upstream:
         header_map = {} if tool is None else session.header_map(tool)
         try:
             if revision.stateless or state.revision.input_mode == "request" or not session.capabilities:
-                raw = await session.request(BridgedCall(state), method, params, key, header_map)
+                raw = await session.request(BridgedCall(state, session), method, params, key, header_map)
             else:
 
                 def work(parked: Parked) -> Any:
-                    return session.request(BridgedCall(state, parked), method, params, key, header_map)
+                    return session.request(BridgedCall(state, session, parked), method, params, key, header_map)
 
                 raw = await self.parked.run(Parked(owner, state, work, revision))
         except TransportError as problem:
@@ -281,9 +291,10 @@ class Upstream:
 
     def _on_failure(self, problem: PeerError) -> None:
         """Count a failure of the upstream itself; errors that it answers with are none."""
-        if isinstance(problem, TransportError | CallTimeout) and not isinstance(problem, HttpRefused):
+        is_answer = isinstance(problem, HttpRefused) and 400 <= problem.status < 500
+        if isinstance(problem, TransportError | CallTimeout) and not is_answer:
             self.breaker.add_failure()
-            self.problem = one_line(mask(problem.text), 200)
+            self.problem = _problem_text(problem)
             if self.state in ("up", "starting"):
                 self.counts["restarts"] += self.state == "up"
                 self.state = "down"
@@ -342,7 +353,20 @@ class Upstream:
 
     def wait_seconds(self, key: CapabilityKey) -> float:
         """Return how long a request for a list waits for this upstream."""
-        return REFRESH_WAIT_SECONDS if self._view(key).is_loaded else self.terms.list_seconds
+        view = self._view(key)
+        return REFRESH_WAIT_SECONDS if view.is_loaded or view.has_waited else self.terms.list_seconds
+
+    def mark_waited(self, key: CapabilityKey) -> None:
+        """Let no other request for a list wait for the first load."""
+        self._view(key).has_waited = True
+
+    def count_losses(self, method: str, revision: Revision) -> None:
+        """Count, once for each change of the list, what its definitions lose in a revision."""
+        if method != "tools/list" or revision.name in self._counted:
+            return
+        self._counted.add(revision.name)
+        for _, entry in self._entries[method].values():
+            self.lossy.update(revision.definition_losses(entry.tool))
 
     def _view(self, key: CapabilityKey) -> View:
         key = self._view_key(key)
@@ -380,7 +404,8 @@ class Upstream:
         except (PeerError, Refused) as problem:
             if isinstance(problem, PeerError):
                 self._on_failure(problem)
-                self.problem = one_line(mask(str(problem)), 300)
+                self.problem = _problem_text(problem)
+            view.has_waited = True
             log.warning("gateway: %s: not listed: %s", self.name, problem)
             self.lose("LOSSY-23")
         except Exception:
@@ -400,11 +425,12 @@ class Upstream:
         for method, listed in lists.items():
             entries = [] if listed is None else [*listed]
             if method == "tools/list":
-                wanted = self._tool_entries(entries, {} if listed is None else listed.refused)
+                specified = self._tool_entries(entries, {} if listed is None else listed.refused)
             else:
-                wanted = self._other_entries(method, entries)
-            self._exchange(method, key, view, wanted)
+                specified = self._other_entries(method, entries)
+            self._exchange(method, key, view, specified)
         self._hidden.clear()
+        self._counted.clear()
 
     def _tool_entries(
         self, listed: list[ListedTool], refused: Mapping[str, str]
@@ -412,7 +438,7 @@ class Upstream:
         offered = [each for each in listed if self.terms.is_offered(each.own_name)]
         verdicts = self._pins.judge({each.own_name: each.raw for each in offered}, self.revision)
         tools: list[UpstreamTool] = []
-        wanted: dict[str, tuple[bytes, Callable[[], ToolEntry]]] = {}
+        specified: dict[str, tuple[bytes, Callable[[], ToolEntry]]] = {}
         for each in listed:
             own_name = each.own_name
             name = tool_name(self.terms, own_name)
@@ -428,13 +454,13 @@ class Upstream:
             send = partial(self._call_tool, each)
             make = partial(tool_entry, each, name, self.terms, verdict, self.owner, send)
             stamp = encode_sorted([each.raw, verdict.accepted, verdict.withheld])
-            wanted[own_name] = stamp, partial(self._checked, make, tool)
+            specified[own_name] = stamp, partial(self._checked, make, tool)
         tools += [
             UpstreamTool(name, tool_name(self.terms, name), {}, "destroys", "", "refused", reason)
             for name, reason in refused.items()
         ]
         self.tools = tools
-        return wanted
+        return specified
 
     def _checked(self, make: Callable[[], ToolEntry], tool: UpstreamTool) -> ToolEntry:
         try:
@@ -446,7 +472,7 @@ class Upstream:
     def _other_entries(
         self, method: str, listed: list[ListedEntry]
     ) -> dict[str, tuple[bytes, Callable[[], ToolEntry]]]:
-        wanted: dict[str, tuple[bytes, Callable[[], ToolEntry]]] = {}
+        specified: dict[str, tuple[bytes, Callable[[], ToolEntry]]] = {}
         for each in listed:
             is_prompt = method == "prompts/list"
             reference: Object = {"type": "ref/prompt", "name": each.own_name}
@@ -458,21 +484,21 @@ class Upstream:
                 make = partial(prompt_entry, each, self.terms, self.owner, partial(self._get_prompt, each), complete)
             else:
                 make = partial(resource_entry, each, self.terms, self.owner, self._read, complete)
-            wanted[each.own_name] = encode_sorted(each.raw), make
-        return wanted
+            specified[each.own_name] = encode_sorted(each.raw), make
+        return specified
 
     def _exchange(
         self,
         method: str,
         key: CapabilityKey,
         view: View,
-        wanted: Mapping[str, tuple[bytes, Callable[[], ToolEntry]]],
+        specified: Mapping[str, tuple[bytes, Callable[[], ToolEntry]]],
     ) -> None:
         """Add and remove the entries of one list; those that other views still show stay."""
         entries, views = self._entries[method], self._views_of[method]
         gone: list[ToolEntry] = []
         added: list[ToolEntry] = []
-        for place, (own_name, (stamp, make)) in enumerate(wanted.items()):
+        for place, (own_name, (stamp, make)) in enumerate(specified.items()):
             current = entries.get(own_name)
             if current is None or current[0] != stamp:
                 try:
@@ -489,7 +515,7 @@ class Upstream:
                 entries[own_name] = stamp, entry
                 added.append(entry)
             views.setdefault(own_name, set()).add(key)
-        for own_name in [each for each in views if each not in wanted]:
+        for own_name in [each for each in views if each not in specified]:
             views[own_name].discard(key)
             if not views[own_name]:
                 del views[own_name]
@@ -497,7 +523,7 @@ class Upstream:
                     gone.append(current[1])
         if gone or added:
             self._add(method, gone, added)
-        view.names[method] = [entries[name][1].name for name in wanted if name in entries]
+        view.names[method] = [entries[name][1].name for name in specified if name in entries]
 
     def _add(self, method: str, gone: list[ToolEntry], added: list[ToolEntry]) -> None:
         """Exchange entries. A name that is taken goes to what stands first in the configuration, not to the first."""
@@ -522,10 +548,10 @@ class Upstream:
         hidden = self._hidden.get((method, key))
         if hidden is None:
             view = self.views.get(key)
-            shown = None if view is None or not view.is_loaded else set(view.names.get(method, ()))
+            visible = None if view is None or not view.is_loaded else set(view.names.get(method, ()))
             names = [entry.name for _, entry in self._entries[method].values()]
-            hidden = frozenset() if shown is None else frozenset(each for each in names if each not in shown)
-            if shown is not None:
+            hidden = frozenset() if visible is None else frozenset(each for each in names if each not in visible)
+            if visible is not None:
                 self._hidden[method, key] = hidden
         return hidden
 
@@ -554,6 +580,12 @@ class Upstream:
             elif view.is_loaded and not self.is_stopped:
                 owner = next((owner for owner, other in self.sessions if other == key), session.owner)
                 self._load(view, owner, key)
+
+    def accept(self, classes: Mapping[str, str]) -> None:
+        """Pin these tools, by their own names, as they are listed now, with the classes a person has accepted."""
+        definitions = {each.own_name: each.raw for each in self.tools if each.own_name in classes and each.raw}
+        self._pins.accept(definitions, {name: classes[name] for name in definitions}, self.revision)
+        self.judge_again()
 
     def judge_again(self) -> None:
         """Apply what a person has accepted, or no longer accepts, to the lists as they came last."""
@@ -608,28 +640,23 @@ class Upstream:
 
     # Lifecycle
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """Close all connections at the end."""
-        self._opening = asyncio.Lock()
-        sweeping = asyncio.get_running_loop().create_task(self._sweep())
-        try:
-            yield
-        finally:
-            sweeping.cancel()
-            await self._close()
+    def end_idle_sessions(self, now: float) -> None:
+        """End the connections that were not used for long; `now` is a time of the event loop."""
+        for session in list(self.sessions.values()):
+            is_idle = not session.calls and not self._watched and session is not self._stateless
+            if is_idle and now - session.last_used > self.terms.idle_seconds:
+                self._end(session)
 
-    async def _sweep(self) -> None:
-        """End connections that were not used for long, and follow `tools.lock`."""
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            now = asyncio.get_running_loop().time()
-            for session in list(self.sessions.values()):
-                is_idle = not session.calls and not self._watched and session is not self._stateless
-                if is_idle and now - session.last_used > self.terms.idle_seconds:
-                    self._end(session)
+    def withdraw(self) -> None:
+        """Take its entries out of the catalogs."""
+        for method, entries in self._entries.items():
+            self.engine.catalogs[method].exchange([entry for _, entry in entries.values()], ())
+            entries.clear()
+        self._hidden.clear()
+        self.views.clear()
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Close all connections. The next call opens new ones."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             self._refreshing = None
@@ -640,7 +667,7 @@ class Upstream:
         await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
         if tasks := [each for each in self._tasks if each is not asyncio.current_task()]:
             await asyncio.wait(tasks, timeout=1.0)
-        self.state = "new"
+        self.state, self._opening = "new", asyncio.Lock()
         for view in self.views.values():
             view.is_stale = True
 
@@ -650,7 +677,7 @@ class Upstream:
         for session in self.sessions.values():
             for bridged in list(session.calls):
                 bridged.state.cancel()
-        await self._close()
+        await self.close()
         self.state = "stopped"
 
     def start(self) -> None:
@@ -667,10 +694,17 @@ class Upstream:
     def lose(self, case: str, state: CallState | None = None) -> None:
         """Count a case in which something cannot be carried between two revisions (GW-04)."""
         self.lossy[case] += 1
+        if state is not None:
+            state.lossy = (*state.lossy, case)
         log.info("gateway: %s: %s", self.name, case)
 
     def on_stderr(self, line: str) -> None:
-        self.stderr.append(one_line(mask(line), 300))
+        self._stderr.append(line[:STDERR_CHARS])
+
+    @property
+    def stderr(self) -> list[str]:
+        """The last lines of its standard error, masked and on one line each."""
+        return [one_line(mask(line), STDERR_CHARS) for line in self._stderr]
 
 
 class _Subscriber(Struct):
@@ -684,6 +718,10 @@ class _Subscriber(Struct):
 
 async def _subscriber(session: UpstreamSession) -> Any:
     return _Subscriber(session.connection)
+
+
+def _problem_text(problem: PeerError) -> str:
+    return one_line(mask(str(problem)[:1_000]), 300)
 
 
 @asynccontextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from handrail.client.mcp_config import ConnectOptions, targets
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.core import Engine
 from handrail.engine.guard_set import owner_of
-from handrail.gateway.questions import capability_key
+from handrail.gateway.questions import CapabilityKey, capability_key
 from handrail.gateway.settings import Terms, UpstreamOptions
 from handrail.gateway.trust import LockFile, Pins
 from handrail.gateway.upstream import Upstream
@@ -26,7 +27,7 @@ __all__ = ["Upstreams"]
 
 log = logging.getLogger("handrail")
 
-POLL_SECONDS = 0.5  # between two looks at tools.lock
+POLL_SECONDS = 0.5  # between two looks at tools.lock, and at connections that are not used
 
 
 class Upstreams:
@@ -37,9 +38,14 @@ class Upstreams:
         self.owner = owner
         self.by_name: dict[str, Upstream] = {}
         self._locks: dict[str, LockFile] = {}
+        self._last_index = -1
+        self._is_serving = False
 
     def include(self, thing: Any, prefix: str | None, options: UpstreamOptions) -> list[Upstream]:
-        """Add what a client could connect to: a command, an address, entries of a configuration, a client."""
+        """Add what a client could connect to: a command, an address, entries of a configuration, a client.
+
+        Also while the server serves: its lists change then.
+        """
         check_options("include", options, UpstreamOptions.__annotations__)
         connect = ConnectOptions(
             options.get("transport", "auto"),
@@ -60,11 +66,29 @@ class Upstreams:
             own_prefix = prefix if prefix is not None else f"{name}_" if len(reached) > 1 else ""
             terms = Terms.of(name, own_prefix, options)
             pins = Pins(self._lock(options.get("lock")), name, target.label, terms.new, terms.pass_changes)
-            upstream = Upstream(self.engine, self.owner, target, terms, pins, len(self.by_name))
+            self._last_index += 1
+            upstream = Upstream(self.engine, self.owner, target, terms, pins, self._last_index)
             self.by_name[name] = upstream
             added.append(upstream)
         self.engine.use_upstreams(self)
+        if self._is_serving:
+            self.engine.announce_lists()
         return added
+
+    async def remove(self, name: str) -> None:
+        """Cancel the calls of an upstream, close its connections and take its entries away."""
+        upstream = self.by_name.pop(name)
+        await upstream.stop("its configuration was removed")
+        upstream.withdraw()
+
+    async def replace(self, name: str, thing: Any, prefix: str | None, options: UpstreamOptions) -> Upstream:
+        """Reach an upstream in another way, or with other options, at the same place in the order."""
+        previous, order = self.by_name[name], [*self.by_name]
+        await self.remove(name)
+        [upstream] = self.include(thing, prefix, {**options, "name": name})
+        upstream.index = previous.index
+        self.by_name = {each: self.by_name[each] for each in order}
+        return upstream
 
     def _lock(self, path: str | Path | None) -> LockFile:
         key = "" if path is None else str(Path(path).absolute())
@@ -83,7 +107,12 @@ class Upstreams:
             task = upstream.prepare(owner, key)
             if task is not None:
                 waits[task] = upstream.wait_seconds(key)
-        return _wait(waits) if waits else None
+            upstream.count_losses(method, revision)
+        return _wait(waits, partial(self._on_waited, key)) if waits else None
+
+    def _on_waited(self, key: CapabilityKey) -> None:
+        for upstream in self.by_name.values():
+            upstream.mark_waited(key)
 
     def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
         key = capability_key(revision, client)
@@ -92,7 +121,7 @@ class Upstreams:
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
         hints = [upstream.cache_hint(method) for upstream in self.by_name.values()]
-        return min(ttl for ttl, _ in hints), any(is_private for _, is_private in hints)
+        return min((ttl for ttl, _ in hints), default=0), any(is_private for _, is_private in hints)
 
     def watch(self, entry: ToolEntry, principal: Principal, address: str) -> None:
         self.by_name[entry.upstream].watch(entry, owner_of(principal, address))
@@ -101,19 +130,23 @@ class Upstreams:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        following = asyncio.get_running_loop().create_task(self._follow_locks())
-        async with AsyncExitStack() as stack:
-            for upstream in self.by_name.values():
-                await stack.enter_async_context(upstream.serving())
-            try:
-                yield
-            finally:
-                following.cancel()
+        """Close all connections at the end."""
+        housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
+        self._is_serving = True
+        try:
+            yield
+        finally:
+            self._is_serving = False
+            housekeeping.cancel()
+            await asyncio.gather(*(each.close() for each in self.by_name.values()), return_exceptions=True)
 
-    async def _follow_locks(self) -> None:
-        """Judge the tools anew when a person has accepted some in another process."""
+    async def _keep_house(self) -> None:
+        """Judge the tools anew when a person has accepted some in another process; end idle connections."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(POLL_SECONDS)
+            for upstream in self.by_name.values():
+                upstream.end_idle_sessions(loop.time())
             for lock in self._locks.values():
                 try:
                     is_changed = lock.refresh()
@@ -125,8 +158,15 @@ class Upstreams:
                         upstream.judge_again()
 
 
-async def _wait(waits: Mapping[asyncio.Task[None], float]) -> None:
+async def _wait(waits: Mapping[asyncio.Task[None], float], on_waited: Callable[[], None]) -> None:
     """Wait for each task as long as it may take: a slow upstream does not delay the lists of the others for ever."""
+    try:
+        await _wait_for_all(waits)
+    finally:
+        on_waited()
+
+
+async def _wait_for_all(waits: Mapping[asyncio.Task[None], float]) -> None:
     loop = asyncio.get_running_loop()
     began, pending = loop.time(), set(waits)
     while pending:

@@ -130,6 +130,15 @@ class ServerDescription(Struct, frozen=True):
     ttl_ms: int
 
 
+_DEFINITION_LOSSES = {
+    "title": "LOSSY-01",
+    "outputSchema": "LOSSY-02",
+    "annotations": "LOSSY-04",
+    "icons": "LOSSY-05",
+    "_meta": "LOSSY-06",
+}
+
+
 class Revision(Struct, frozen=True, kw_only=True):
     """One dated dialect of the protocol, as data: its methods, and how messages are encoded and decoded."""
 
@@ -164,6 +173,9 @@ class Revision(Struct, frozen=True, kw_only=True):
     scope). `tools/call`: of (ToolResult, whether a value of any type is wrapped in an object). `resources/read`: of
     (ToolResult, time to live in ms, cache scope). `prompts/get`: of PromptResult. `completion/complete`: of the values.
     """
+    losses: Callable[[ToolResult, bool], list[str]] = (
+        lambda result, wraps: []
+    )  # what of a result cannot be expressed; a gateway counts it
     read: Callable[[Object], ToolResult]  # the inverse, for clients
     result_problems: Callable[[Object], list[str]]  # what is wrong with the members of a result that came
     declare: Callable[[Object], Object]  # a client's capabilities, in the words of this revision
@@ -176,6 +188,15 @@ class Revision(Struct, frozen=True, kw_only=True):
     add_server_info: Callable[[Object, Identity], Object] | None = (
         None  # what every result carries beside its own members
     )
+
+    def definition_losses(self, tool: Tool) -> list[str]:
+        """Return what of a tool's definition the revision cannot express."""
+        whole, listed = to_builtins(tool), self.tool(tool)
+        lost = [case for member, case in _DEFINITION_LOSSES.items() if member in whole and member not in listed]
+        if "title" in whole and whole["title"] == listed.get("annotations", {}).get("title"):
+            lost = [each for each in lost if each != "LOSSY-01"]
+        is_wrapped = "outputSchema" in listed and whole["outputSchema"].get("type") != "object"
+        return [*lost, "LOSSY-03"] if is_wrapped and listed["outputSchema"].get("type") == "object" else lost
 
     def error(self, request_id: Id | UnsetType, code: int, refused: Refused) -> bytes:
         """Return the JSON-RPC error for a refusal."""

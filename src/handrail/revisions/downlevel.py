@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 from msgspec import UNSET, Struct, to_builtins
 
@@ -80,6 +81,43 @@ def _drop_members(block: Object, rules: BlockRules) -> Object:
         if annotations:
             out["annotations"] = annotations
     return out
+
+
+_LOST_TYPES = {"audio": "LOSSY-12", "resource_link": "LOSSY-13"}
+
+
+def losses(
+    rules: BlockRules,
+    structured: Literal["any", "object", "none"],
+    result: ToolResult,
+    wraps: bool,
+    *,
+    has_flag: bool = True,
+) -> list[str]:
+    """Return what of a result a revision cannot express, each case by its id (docs/reference/translation.md).
+
+    `structured` is what its results may hold beside their content; `has_flag`: they say whether the tool failed.
+    """
+    lost: dict[str, None] = {}
+    if result.structured is not UNSET and structured != "any":
+        if structured == "none":
+            lost["LOSSY-08"] = None
+        elif wraps or type(result.structured) is not dict:
+            lost["LOSSY-03"] = None
+    if result.is_error and not has_flag:
+        lost["LOSSY-09"] = None
+    for block in result.content:
+        if type(block) is Text and block.annotations is UNSET and block.meta is UNSET:
+            continue
+        members = to_builtins(block)
+        kind, annotations = members.get("type"), members.get("annotations", {})
+        if rules.types is not None and kind not in rules.types:
+            lost[_LOST_TYPES.get(kind, "LOSSY-15")] = None
+        if "_meta" in members and "_meta" in rules.drops:
+            lost["LOSSY-06"] = None
+        if rules.annotations is not None and annotations and not rules.annotations.issuperset(annotations):
+            lost["LOSSY-14"] = None
+    return [*lost]
 
 
 def messages(result: PromptResult, rules: BlockRules | None) -> list[Object]:

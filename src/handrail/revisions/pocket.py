@@ -47,6 +47,7 @@ REVISION = replace(
     always_announces=True,
     no_optional_members=True,
     tool=tool,
+    losses=partial(levels.losses, _BLOCKS, "object"),
     definition=partial(levels.definition, rules=replace(_BLOCKS, drops=_BLOCKS.drops | {"title"})),
     encoders={
         **r2025_06_18.REVISION.encoders,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from handrail.errors import Kind, Refused
 from handrail.model import Json, Object, Text, ToolResult
@@ -18,6 +19,7 @@ from handrail.revisions.downlevel import (
     decode_input,
     definition,
     encode_input,
+    losses,
     prompt_result,
     read_result,
     tool,
@@ -94,6 +96,7 @@ REVISION = Revision(
     },
     tool=partial(tool, members=("name", "description", "inputSchema")),
     definition=partial(definition, rules=_DEFINITIONS),
+    losses=partial(losses, replace(_BLOCKS, annotations=None), "any", has_flag=False),
     read=read,
     result_problems=result_problems,
     declare=declare,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from handrail.model import Object, ToolResult
 from handrail.revisions import r2024_10_07
 from handrail.revisions.base import explain, initialize_result
-from handrail.revisions.downlevel import BlockRules, blocks, definition, prompt_result
+from handrail.revisions.downlevel import BlockRules, blocks, definition, losses, prompt_result
 
 BLOCKS = BlockRules(
     types=frozenset({"text", "image", "resource"}),
@@ -43,5 +43,6 @@ REVISION = replace(
         "prompts/get": partial(prompt_result, BLOCKS),
     },
     definition=partial(definition, rules=DEFINITIONS),
+    losses=partial(losses, BLOCKS, "none"),
     explain=explain,
 )

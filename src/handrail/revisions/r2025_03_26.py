@@ -29,6 +29,7 @@ REVISION = replace(
     progress_message=True,
     server_capabilities=r2024_11_05.REVISION.server_capabilities | {"completions"},
     tool=tool,
+    losses=partial(levels.losses, _BLOCKS, "none"),
     encoders={
         **r2024_11_05.REVISION.encoders,
         "tools/call": partial(r2024_11_05.result, _BLOCKS),

@@ -22,6 +22,7 @@ REVISION = replace(
         "prompts/get": partial(levels.prompt_result, None),
     },
     definition=to_builtins,
+    losses=partial(levels.losses, levels.BlockRules(), "object"),
     tool=partial(levels.tool, members=(*r2025_06_18.TOOL, "icons")),
     declare=lambda capabilities: capabilities,
     error_mappings={**r2025_06_18.REVISION.error_mappings, Kind.BAD_ARGUMENTS: base.ErrorMapping(0)},

@@ -143,6 +143,7 @@ REVISION = replace(
         "completion/complete": lambda values: {"resultType": "complete", **base.completion_result(values)},
     },
     tool=to_builtins,
+    losses=lambda result, wraps: [],
     error_mappings={
         **r2025_11_25.REVISION.error_mappings,
         Kind.UNKNOWN_METHOD: ErrorMapping(-32601, 404),
