@@ -29,7 +29,7 @@ from handrail.text.controls import escape, one_line
 if sys.platform != "win32":
     import pwd
 
-__all__ = ["run_approve"]
+__all__ = ["operator_name", "run_approve"]
 
 MAX_DESCRIPTION_CHARS = 300
 ANSWERS = {"y": "yes", "yes": "yes", "n": "no", "no": "no", "e": "edit", "edit": "edit", "s": "", "skip": ""}
@@ -83,7 +83,7 @@ class _ApprovalSession:
         self._args = args
         self._screen = screen
         self._announced_ids = set[str]()  # requests that have rung the bell
-        self._operator = f"operator {_user()}"
+        self._operator = operator_name()
 
     async def work(self) -> int:
         args = self._args
@@ -296,14 +296,14 @@ def _conditions(words: list[str]) -> dict[str, Object]:
     return conditions
 
 
-def _user() -> str:
-    """Return the name of the user that this process runs as. The environment is not trusted."""
+def operator_name() -> str:
+    """Return who decides here: the user that this process runs as. The environment is not trusted."""
     if sys.platform == "win32":
-        return os.getlogin()
+        return f"operator {os.getlogin()}"
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return f"operator {pwd.getpwuid(os.getuid()).pw_name}"
     except KeyError:
-        return f"uid {os.getuid()}"
+        return f"operator uid {os.getuid()}"
 
 
 def _time(seconds: float) -> str:

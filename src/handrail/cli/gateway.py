@@ -85,9 +85,14 @@ class UpstreamPlan(Struct, frozen=True):
 
 
 class UpstreamSource:
-    """Where the upstream servers of a gateway are configured. `screen` is where a person is asked; None: nowhere."""
+    """Where the upstream servers of a gateway are configured. `screen` is where a person is asked; None: nowhere.
 
-    def __init__(self, args: Namespace, command_config: CommandConfig, screen: Screen | None) -> None:
+    Without `pins`, what is seen is not pinned, unless the file is there already.
+    """
+
+    def __init__(
+        self, args: Namespace, command_config: CommandConfig, screen: Screen | None, *, pins: bool = True
+    ) -> None:
         self.file = Path(args.target).absolute() if args.target else None
         self.config_file = command_config.path
         self.path = self.file or (self.config_file and self.config_file.absolute())
@@ -97,6 +102,7 @@ class UpstreamSource:
         self._args = args
         self._command_config = command_config
         self._screen = screen
+        self._pins = pins
         self._state = StateDirectory(state_folder(os.environ))
         self._stamps = self._file_stamps()
         if self.file is not None and not self.file.is_file():
@@ -181,18 +187,15 @@ class UpstreamSource:
 
     # The server
 
-    def load(self, names: Collection[str] = (), *, keeps_lock: bool = True, **options: Any) -> Server:
-        """Return a server that includes the upstreams, or those of these names; UsageError if there is none.
-
-        Without `keeps_lock`, what is seen is not pinned, unless the file is there already.
-        """
+    def load(self, names: Collection[str] = (), **options: Any) -> Server:
+        """Return a server that includes the upstreams, or those of these names; UsageError if there is none."""
         self._state.prepare()
         server = Server(self.name)
         plans = self.plans()
         if unknown := [each for each in names if each not in (*(plan.name for plan in plans), *self.left_out)]:
             there = f"there are {', '.join(each.name for each in plans)}" if plans else "there is none"
             raise UsageError(f"no upstream server is called {unknown[0]!r}; {there}")
-        lock = self.lock if keeps_lock or self.lock.exists() else None
+        lock = self.lock if self._pins or self.lock.exists() else None
         for plan in plans:
             if not names or plan.name in names:
                 self._include(server, plan, {"lock": lock, **options})  # type: ignore[typeddict-item]
@@ -247,7 +250,7 @@ class UpstreamSource:
             for name, reason in self.left_out.items():
                 screen.note(f"{name}: left out: {reason}")
 
-    async def _apply(self, server: Server, current: dict[str, UpstreamPlan], plans: Mapping[str, UpstreamPlan]) -> None:
+    async def _apply(self, server: Server, current: dict[str, UpstreamPlan], plans: dict[str, UpstreamPlan]) -> None:
         upstreams: Upstreams = server.engine.upstreams  # type: ignore[assignment]
         for name in [each for each in current if each not in plans]:
             await upstreams.remove(name)
@@ -257,11 +260,13 @@ class UpstreamSource:
                 continue
             try:
                 options = self._options(plan, {"lock": self.lock})
-                change = upstreams.replace(name, plan.thing, plan.prefix, options) if name in current else None
-                await (change or upstreams.add(plan.thing, plan.prefix, options))
+                if name in upstreams.by_name:
+                    await upstreams.replace(name, plan.thing, plan.prefix, options)
+                else:
+                    upstreams.include(plan.thing, plan.prefix, options)
                 current[name] = plan
             except (HandrailError, ValueError, TypeError, OSError, ModuleNotFoundError) as problem:
-                self.left_out[name] = str(problem)  # what there was of this name goes on as it was
+                self.left_out[name] = str(problem)
 
     def _file_stamps(self) -> list[Stamp | None]:
         return [file_stamp(each) for each in (self.file, self.config_file) if each is not None]
@@ -287,7 +292,7 @@ def source_of(
     config = command_config.config
     if (target or "").endswith(".json") or (not target and config.upstreams and not config.server.target):
         words: dict[str, Any] = {"target": target, "server": [], "trust": False, "yes": False, "name": None}
-        return UpstreamSource(Namespace(**{**vars(args), **words}), command_config, None)
+        return UpstreamSource(Namespace(**{**vars(args), **words}), command_config, None, pins=False)
     return command_config.server_file(target, by)
 
 

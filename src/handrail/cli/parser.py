@@ -403,6 +403,22 @@ def _add_approval_verbs(verb: _AddVerb) -> None:
     )
     _add_config_options(approve)
 
+    stop = verb(
+        "stop",
+        "stop an upstream server, a tool or a caller, in all servers that run from here",
+        "handrail stop fs                            its calls in flight are cancelled, new ones refused",
+        "handrail stop --tool gh_delete_repository --note 'ask Grace first'",
+        "handrail stop --caller bot-7",
+        "handrail stop --undo fs",
+        "handrail stop                               what is stopped",
+    )
+    stop.add_argument("upstream", nargs="?", metavar="NAME", help="an upstream server of a gateway")
+    stop.add_argument("--tool", metavar="NAME", help="a tool")
+    stop.add_argument("--caller", metavar="ID", help="a caller: local, or the name of its API key")
+    stop.add_argument("--undo", action="store_true", help="end the stop")
+    stop.add_argument("--note", metavar="TEXT", help="a reason, sent to the callers")
+    _add_config_options(stop)
+
     console_verb = verb(
         "console",
         "print a link to the console of a running server; it works once, for five minutes",

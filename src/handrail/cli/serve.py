@@ -8,6 +8,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ from handrail.cli.terminal import Screen
 from handrail.engine.catalog import Catalog
 from handrail.engine.core import key_from_environment
 from handrail.errors import TransportError
+from handrail.gateway.stops import following_stops
 from handrail.server import Server
 from handrail.text.controls import escape
 from handrail.transports.http.options import HttpOptions
@@ -70,6 +72,7 @@ def serve(
     """Guard a server and serve it until it is stopped; `catalogs` have what the settings are checked against."""
     address, workers = listen_at(args, command_config)
     command_config.apply_for_serving(server)
+    server.alongside(partial(following_stops, server.engine))
     screen.note(command_config.describe_guards(server, source))
     for warning in command_config.warnings(server, catalogs):
         screen.note(f"careful: {warning}")

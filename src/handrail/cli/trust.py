@@ -13,13 +13,12 @@ from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.gateway import UpstreamSource, latest_records
 from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
-from handrail.client.state_dir import LOCAL_PRINCIPAL
 from handrail.errors import TransportError
-from handrail.gateway.trust import LockFile, Pins, ToolClass
+from handrail.gateway.questions import ALL_CAPABILITIES
+from handrail.gateway.trust import ToolClass
 from handrail.gateway.upstream import Upstream, UpstreamTool
 from handrail.guards.tool_definitions import format_changes
-from handrail.model import ClientInfo, Object
-from handrail.revisions import REVISIONS
+from handrail.model import Object
 from handrail.server import Server
 from handrail.text.controls import one_line
 
@@ -28,8 +27,6 @@ __all__ = ["run_trust", "see_upstreams"]
 LIST_SECONDS = 60.0  # for a command that is downloaded first
 _CLASSES: dict[str, ToolClass] = {"r": "reads", "w": "writes", "d": "destroys"}
 _CHOICE = re.compile(r"(\d+)\s*=?\s*([rwd])(?:eads|rites|estroys)?")
-_ALL_CAPABILITIES: Object = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
-_ASKING_REVISION = "2025-11-25"  # which has all of these
 
 
 def run_trust(args: Namespace, screen: Screen) -> int:
@@ -82,13 +79,8 @@ def _source(args: Namespace, names: list[str], screen: Screen) -> UpstreamSource
 
 async def see_upstreams(server: Server) -> None:
     """Fetch the lists of all upstreams, with all that a client could show more tools for."""
-    upstreams = server.engine.upstreams
-    assert upstreams is not None
     async with server.serving():
-        client = ClientInfo(capabilities=_ALL_CAPABILITIES)
-        ready = upstreams.prepare("tools/list", LOCAL_PRINCIPAL, "", REVISIONS[_ASKING_REVISION], client)
-        if ready is not None:
-            await ready
+        await asyncio.gather(*(each.load(ALL_CAPABILITIES) for each in server.upstreams.values()))
 
 
 class _Look:
@@ -135,11 +127,9 @@ class _Look:
             screen.table([(choice[1], *self._row(self.tools[int(choice[1]) - 1]))], indent="  ", styles=("dim", "bold"))
 
     def accept(self, source: UpstreamSource, screen: Screen) -> None:
-        upstream, terms = self.upstream, self.upstream.terms
-        pins = Pins(LockFile(source.lock), upstream.name, upstream.target.label, terms.new, terms.pass_changes)
-        pins.accept({each.own_name: each.raw for each in self.tools}, self.classes, upstream.revision)
+        self.upstream.accept(self.classes)
         self.is_accepted = True
-        screen.note(f"{upstream.name}: accepted, in {source.lock}")
+        screen.note(f"{self.upstream.name}: accepted, in {source.lock}")
 
     def as_json(self) -> Object:
         return {

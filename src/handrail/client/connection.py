@@ -251,11 +251,13 @@ class ClientConnection:
         on_event: Callable[[Progress | Log], None] | None = None,
         with_progress: bool = False,
         envelope: Object | None = None,
+        on_paused: Callable[[], None] | None = None,
     ) -> Object:
         """Send a request and return its result; PeerError says why there is none.
 
         `deadline` is when its total clock fires. `with_progress` asks the server for progress notifications. `envelope`
-        are members of `_meta` in place of this client's own, where the revision has some in every request.
+        are members of `_meta` in place of this client's own, where the revision has some in every request. `on_paused`
+        is called when the server closes the stream of the response, to be asked for the rest later.
         """
         if not self.is_open:
             async with deadline_at(deadline, clocks):
@@ -270,6 +272,7 @@ class ClientConnection:
             on_event=on_event,
             with_progress=with_progress,
             envelope=envelope,
+            on_paused=on_paused,
         )
         try:
             return await pending.future  # as `result` does, with one coroutine less per call
@@ -293,6 +296,7 @@ class ClientConnection:
             on_event=on_event,
             with_progress=with_progress,
             envelope=envelope,
+            on_paused=on_paused,
         )
         return await self.result(pending)
 
@@ -308,6 +312,7 @@ class ClientConnection:
         on_event: Callable[[Progress | Log], None] | None = None,
         with_progress: bool = False,
         envelope: Object | None = None,
+        on_paused: Callable[[], None] | None = None,
     ) -> InFlightRequest:
         """Send a request; await it by `result`."""
         transport, requests = self.transport, self._pending
@@ -326,6 +331,7 @@ class ClientConnection:
             check_at=check_at,
             total_deadline=deadline,
             on_event=on_event,
+            on_paused=on_paused,
         )
         if self.handler.capabilities:  # the server may send input requests
             pending.context = copy_context()

@@ -41,6 +41,7 @@ class CallPeer(Protocol):
     """The peer that sent a call."""
 
     connection: Connection
+    reply_channel: ReplyChannel
     raw_message: bytes | bytearray  # the message that is handled now, as it came
     principal: Principal
     address: str  # an IP address, `unix`, `stdio` or `memory`

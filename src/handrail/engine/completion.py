@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
 from handrail.engine.eager import ThreadPool
 from handrail.errors import Kind, Refused, SchemaError
 from handrail.jsonrpc import encode
-from handrail.model import Object
+from handrail.model import Object, Principal
 from handrail.revisions.base import MAX_COUNTED_COMPLETIONS
 from handrail.suggest import closest, describe_value, mapping
 
@@ -34,6 +34,14 @@ class Completer(Struct, frozen=True):
 
     function: Callable[..., Any]
     takes_context: bool
+    takes_peer: bool = False  # after the context
+
+
+class RequestPeer(Protocol):
+    """Who asks for values."""
+
+    principal: Principal
+    address: str
 
 
 class CompletionPool:
@@ -58,13 +66,15 @@ class CompletionPool:
         return values
 
 
-async def find_values(entry: ToolEntry, params: Any, pool: CompletionPool, caller: str) -> list[str]:
+async def find_values(entry: ToolEntry, params: Any, pool: CompletionPool, peer: RequestPeer) -> list[str]:
     """Return the values that the argument of a `completion/complete` could have, the best ones first."""
     completer = entry.complete.get(params.argument.name)
     if completer is None:
         return []
     function = completer.function
-    arguments = (params.argument.value, known_arguments(params))[: 1 + completer.takes_context]
+    count = 1 + completer.takes_context + completer.takes_peer
+    arguments = (params.argument.value, known_arguments(params), peer)[:count]
+    caller = f"{peer.principal.id} {peer.address}"
     try:
         async with asyncio.timeout(COMPLETION_SECONDS):
             if inspect.iscoroutinefunction(function):

@@ -34,6 +34,7 @@ from handrail.revisions.base import LISTS, REFUSAL_ERRORS, ErrorMapping, Identit
 from handrail.suggest import check_options, collection, expect
 
 if TYPE_CHECKING:
+    from handrail.engine.call_state import CallPeer
     from handrail.engine.inflight import InFlightCalls
 
 log = logging.getLogger("handrail")
@@ -75,8 +76,11 @@ class Limits(Struct, frozen=True, kw_only=True):
 class UpstreamSet(Protocol):
     """The upstream servers whose entries stand in the catalogs of this one, as requests need them."""
 
-    def prepare(self, method: str, principal: Principal, address: str, revision: Revision, client: ClientInfo) -> Ready:
+    def prepare(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> Ready:
         """Have the entries of a list ready for a client; return what to wait for, if that takes time."""
+
+    def why_absent(self, name: str) -> str:
+        """Return why an entry may be missing whose name begins as those of an upstream; empty if none is known."""
 
     def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
         """Return the names in a list that upstreams do not show to a client with these capabilities."""
@@ -84,7 +88,7 @@ class UpstreamSet(Protocol):
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return for how many milliseconds a list may be kept, and whether it is for one caller only."""
 
-    def watch(self, entry: ToolEntry, principal: Principal, address: str) -> None:
+    def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
         """Have the upstream of a resource announce its updates."""
 
 

@@ -515,14 +515,20 @@ def list_entries(
     *,
     is_ready: bool = False,
 ) -> Reply | None:
-    upstreams, client = peer.engine.upstreams, None
-    if upstreams is not None:
-        client = peer.client_of(revision, params)
-        ready = None if is_ready else upstreams.prepare(method, peer.principal, peer.address, revision, client)
-        if ready is not None:
-            peer.handle_when_ready(ready, method, request_id, revision, params, respond)
-            return None
+    ready = None if is_ready else _when_listed(peer, method, revision, params)
+    if ready is not None:
+        peer.handle_when_ready(ready, method, request_id, revision, params, respond)
+        return None
+    client = None if peer.engine.upstreams is None else peer.client_of(revision, params)
     return list_page(method, peer, request_id, revision, params.cursor, client)
+
+
+def _when_listed(peer: Dispatcher, method: str, revision: Revision, params: Any) -> Awaitable[None] | None:
+    """Return what to wait for until upstream servers have listed what they have; None if they have."""
+    upstreams = peer.engine.upstreams
+    if upstreams is None:
+        return None
+    return upstreams.prepare(method, peer, revision, peer.client_of(revision, params))
 
 
 def list_page(
@@ -574,9 +580,8 @@ def start_call(
         entry, arguments = engine.find(kind, params.uri)
     else:
         entry, arguments = (engine.catalog if kind == "tool" else engine.prompts).get(params.name), params.arguments
-    if entry is None and engine.upstreams is not None and not is_ready:  # perhaps it was not listed yet
-        client, method = peer.client_of(revision, params), _LIST_OF[kind]
-        ready = engine.upstreams.prepare(method, peer.principal, peer.address, revision, client)
+    if entry is None and not is_ready:
+        ready = _when_listed(peer, _LIST_OF[kind], revision, params)
         if ready is not None:
             peer.handle_when_ready(ready, ENTRY_METHODS[kind], request_id, revision, params, respond)
             return None
@@ -584,6 +589,9 @@ def start_call(
         guards.charge_request(peer.principal, peer.address)  # there is no entry with a limit of its own
         if kind == "resource":
             raise unknown_resource(params.uri)
+        is_open = entry is None and engine.upstreams is not None and not guards.policy.hides_anything
+        if is_open and engine.upstreams is not None and (why := engine.upstreams.why_absent(params.name)):
+            raise Refused(Kind.FAILED, why, readable=True)
         catalog: Catalog[Any] = engine.catalog if kind == "tool" else engine.prompts
         hidden = guards.hidden(catalog, peer.principal, revision)
         raise unknown(kind, params.name, catalog.closest(params.name, peer.principal.scopes, hidden))
@@ -622,11 +630,24 @@ def start_call(
     return begun if begun is None or isinstance(begun, Reply) else peer.calls.run(call, begun)
 
 
-def complete(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: ReplyCallback) -> None:
+def complete(
+    peer: Dispatcher,
+    request_id: Id,
+    revision: Revision,
+    params: Any,
+    respond: ReplyCallback,
+    *,
+    is_ready: bool = False,
+) -> None:
     """Complete an argument of a prompt, or a variable of a template."""
     engine, argument, is_prompt = peer.engine, params.argument.name, params.ref.kind == "prompt"
     name = params.ref.name if is_prompt else params.ref.uri
     entry: ToolEntry | None = (engine.prompts if is_prompt else engine.templates).get(name)
+    if entry is None and not is_ready:
+        ready = _when_listed(peer, "prompts/list" if is_prompt else "resources/templates/list", revision, params)
+        if ready is not None:
+            peer.handle_when_ready(ready, "completion/complete", request_id, revision, params, respond)
+            return
     if entry is None or not peer.is_visible(entry, revision):
         raise Refused(Kind.BAD_PARAMS, f"Unknown {params.ref.kind}: {name[:200]}")
     engine.guard_set.check_allowed(entry, {}, peer.principal, revision)
@@ -643,7 +664,7 @@ def complete(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, 
 
 async def _complete(peer: Dispatcher, request_id: Id, revision: Revision, entry: ToolEntry, params: Any) -> Reply:
     engine = peer.engine
-    values: Json = await find_values(entry, params, engine.completion_pool, f"{peer.principal.id} {peer.address}")
+    values: Json = await find_values(entry, params, engine.completion_pool, peer)
     if isinstance(entry, ResourceEntry):
         values = _visible_values(peer, revision, entry, params, values)
     values, _ = await engine.guard_set.sanitize_message(values)
@@ -685,7 +706,7 @@ def _watch(peer: Dispatcher, uri: str) -> None:
     """Have an upstream server announce the updates of its resource."""
     entry = peer.engine.find("resource", uri)[0] if peer.engine.upstreams is not None else None
     if entry is not None and peer.engine.upstreams is not None and entry.upstream:
-        peer.engine.upstreams.watch(entry, peer.principal, peer.address)
+        peer.engine.upstreams.watch(entry, peer)
 
 
 def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
 from msgspec.json import decode as parse
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from handrail.client.tools import ListedEntry, ListedTool, safe_icons
 from handrail.engine.call import Call
 from handrail.engine.catalog import ToolEntry, make_entry
-from handrail.engine.completion import Completer
+from handrail.engine.completion import Completer, RequestPeer
 from handrail.engine.prompts import PromptEntry, make_prompt_entry
 from handrail.engine.resources import ResourceEntry, make_resource_entry, unknown_resource
 from handrail.errors import (
@@ -135,8 +136,8 @@ def _run_options(terms: Terms, owner: Any) -> Object:
     }
 
 
-Complete = Callable[[str, str, dict[str, str]], Coroutine[Any, Any, list[str]]]
-"""Asks the upstream for values: the argument, its value so far, and the other arguments."""
+Complete = Callable[[str, str, dict[str, str], RequestPeer], Coroutine[Any, Any, list[str]]]
+"""Asks the upstream for values: the argument, its value so far, the other arguments, and who asks."""
 
 
 def _completers(names: Any, complete: Complete | None) -> dict[str, Completer]:
@@ -144,10 +145,10 @@ def _completers(names: Any, complete: Complete | None) -> dict[str, Completer]:
         return {}
 
     def completer(name: str, ask: Complete) -> Completer:
-        async def values(value: str, context: dict[str, str]) -> list[str]:
-            return await ask(name, value, context)
+        async def values(value: str, context: dict[str, str], peer: RequestPeer) -> list[str]:
+            return await ask(name, value, context, peer)
 
-        return Completer(values, takes_context=True)
+        return Completer(values, takes_context=True, takes_peer=True)
 
     return {name: completer(name, complete) for name in names}
 
@@ -203,15 +204,20 @@ def prompt_entry(
 # Results
 
 
-def tool_result(raw: Object, revision: Revision) -> ToolResult:
-    """Return the result of an upstream's tool in the neutral form."""
+def tool_result(raw: Object, revision: Revision, caller_revision: Revision, entry: ToolEntry) -> ToolResult:
+    """Return the result of an upstream's tool in the neutral form, its data also as a text for callers that need it."""
     if type(raw.get("content", [])) is not list:
         raise InvalidResult("its content is not a list of blocks", result=raw)
     result = revision.read(raw)
+    if result.structured is UNSET and entry.output is not None and raw.get("structuredContent") == {}:
+        result.structured = {}  # a revision without optional members writes "none" like this, if there is no schema
     blocks = [each if type(each) is Text else _block(each) for each in result.content]
-    structured = result.structured
-    if structured is not UNSET and not any(
-        type(each) is Text and _is_json_of(each.text, structured) for each in blocks
+    structured, kind = result.structured, caller_revision.structured
+    needs_text = kind == "none" or (kind == "any" and type(structured) is not dict)
+    if (
+        structured is not UNSET
+        and needs_text
+        and not any(type(each) is Text and _is_json_of(each.text, structured) for each in blocks)
     ):
         blocks.append(Text(encode(structured).decode()))
     result.content = blocks
@@ -244,7 +250,7 @@ def _meta(meta: Json) -> Object | UnsetType:
     return members or UNSET
 
 
-def read_result(raw: Object, revision: Revision) -> ToolResult:
+def read_result(raw: Object, *_: object) -> ToolResult:
     """Return the contents of an upstream's resource."""
     contents = raw.get("contents")
     if type(contents) is not list:
@@ -255,7 +261,7 @@ def read_result(raw: Object, revision: Revision) -> ToolResult:
         raise InvalidResult(f"malformed contents: {problem}", result=raw) from None
 
 
-def prompt_result(raw: Object, revision: Revision) -> PromptResult:
+def prompt_result(raw: Object, revision: Revision, *_: object) -> PromptResult:
     """Return the messages of an upstream's prompt."""
     messages = raw.get("messages")
     if type(messages) is not list or not all(type(each) is dict for each in messages):
@@ -304,7 +310,18 @@ def _small(data: Object | None) -> Object | None:
 
 
 def _sent(problem: PeerError) -> str:
-    return "nothing was done" if problem.sent is Sent.NO else "the outcome is unknown"
+    is_refused = isinstance(problem, HttpRefused) and 400 <= problem.status < 500
+    return "nothing was done" if problem.sent is Sent.NO or is_refused else "the outcome is unknown"
+
+
+def _first_host(data: Json) -> str:
+    """Return the host of the first page that has to be visited; never its path, which may hold a secret."""
+    pages = data.get("elicitations") if type(data) is dict else None
+    url = pages[0].get("url") if type(pages) is list and pages and type(pages[0]) is dict else None
+    try:
+        return (urlsplit(url).hostname or "")[:200] if type(url) is str else ""
+    except ValueError:
+        return ""
 
 
 def _refusal(problem: RemoteProtocolError, name: str, method: str, uri: str) -> Refused | ToolError:
@@ -320,7 +337,10 @@ def _refusal(problem: RemoteProtocolError, name: str, method: str, uri: str) -> 
         required = None if members is None else {"requiredCapabilities": members.get("requiredCapabilities", {})}
         return Refused(Kind.NEEDS_CAPABILITY, text, required)
     if code == _URL_REQUIRED:
-        return Refused(Kind.NEEDS_URL, f"{name}: a step in a browser is needed first; this client cannot open it")
+        host = _first_host(data)
+        where = f" at {host}" if host else ""
+        text = f"{name}: a step in a browser{where} is needed first; this client cannot open it"
+        return Refused(Kind.NEEDS_URL, text)
     if code in _SAME_KINDS:
         return Refused(_SAME_KINDS[code], text, members)
     if code not in _RESERVED and abs(code) < 1 << 31:

@@ -34,6 +34,7 @@ __all__ = [
     "capabilities_of",
     "capability_key",
     "check_declared",
+    "form_losses",
     "to_model",
 ]
 
@@ -46,6 +47,7 @@ _UNKNOWN_METHOD, _BAD_PARAMS, _REJECTED = -32601, -32602, -1
 
 CapabilityKey = tuple[bool, ...]
 NO_CAPABILITIES: CapabilityKey = (False,) * 5
+ALL_CAPABILITIES: CapabilityKey = (True,) * 5
 
 
 def capability_key(revision: Revision, client: ClientInfo) -> CapabilityKey:
@@ -57,7 +59,7 @@ def capability_key(revision: Revision, client: ClientInfo) -> CapabilityKey:
     samples = "sampling/createMessage" in methods and declares("sampling")
     return (
         elicits and "elicitation" in client.capabilities and declares("elicitation.form"),
-        elicits and declares("elicitation.url"),
+        elicits and revision.elicitation_modes and declares("elicitation.url"),
         samples,
         samples and declares("sampling.tools"),
         "roots/list" in methods and declares("roots"),
@@ -76,8 +78,11 @@ def capabilities_of(key: CapabilityKey) -> Object:
     return out
 
 
-def to_model(method: str, params: Object) -> InputRequest:
-    """Return a question in the words of the newest revision; RemoteProtocolError refuses one that is none."""
+def to_model(method: str, params: Object, revision: Revision) -> InputRequest:
+    """Return a question in the words of the newest revision; RemoteProtocolError refuses one that is none.
+
+    `revision` is that of the upstream.
+    """
     if method == "roots/list":
         return InputRequest(method, {})
     if method == "sampling/createMessage":
@@ -104,7 +109,7 @@ def to_model(method: str, params: Object) -> InputRequest:
     if field := secret_field(schema, message):
         # A form passes through the caller's model: no upstream may ask for a secret by one.
         raise RemoteProtocolError(f"{field[:60]!r} asks for a secret; use a page (mode url)", code=_BAD_PARAMS)
-    properties = {name: _titled(each) for name, each in fields.items()}
+    properties = fields if revision.elicitation_modes else {name: _titled(each) for name, each in fields.items()}
     return InputRequest(
         method, {"mode": "form", "message": message, "requestedSchema": {**schema, "properties": properties}}
     )
@@ -143,6 +148,15 @@ def check_declared(state: CallState, request: InputRequest) -> None:
     capability = _capability(request)
     if not state.accepts(request.method, capability):
         raise RemoteProtocolError(f"the client takes no questions of the kind {capability}", code=_BAD_PARAMS)
+
+
+def form_losses(request: InputRequest) -> list[str]:
+    """Return what a form loses in revisions before 2025-11-25: choices of several, and most defaults."""
+    schema = request.params.get("requestedSchema", {})
+    fields = [each for each in schema.get("properties", {}).values() if type(each) is dict]
+    has_lists = any(each.get("type") == "array" for each in fields)
+    has_defaults = any("default" in each and each.get("type") != "boolean" for each in fields)
+    return ["LOSSY-28"] * has_lists + ["LOSSY-29"] * has_defaults
 
 
 async def ask_caller(state: CallState, request: InputRequest, key: str | None = None) -> Object:

@@ -16,21 +16,25 @@ from handrail.client.inflight import FOREVER, Clocks, Log, Progress, deadline_at
 from handrail.client.server_list import ServerList
 from handrail.client.tools import ListedEntries, ListedEntry, ListedTool, has_invisible_names
 from handrail.engine.call import Call
-from handrail.engine.call_state import CallState
+from handrail.engine.call_state import CallPeer, CallState
 from handrail.engine.input_requests import InputRequired
-from handrail.errors import InvalidResult, RemoteProtocolError, SchemaError, ToolError
+from handrail.errors import InvalidResult, RemoteProtocolError, SchemaError, ToolError, TransportError
 from handrail.gateway.questions import (
     UPSTREAM,
     CapabilityKey,
     Parked,
     ask_caller,
     capabilities_of,
+    capability_key,
     check_declared,
+    form_losses,
     to_model,
 )
 from handrail.model import InputRequest, Json, Object
+from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
 from handrail.revisions.base import CAPABILITIES, LEVELS, LOG_LEVEL
+from handrail.transports.base import ClientTransport
 
 if TYPE_CHECKING:
     from handrail.gateway.upstream import Upstream
@@ -41,9 +45,12 @@ MAX_ROUNDS = 8  # of questions to a caller that takes requests, in one call
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0  # before a call that the upstream asks to repeat
 CONNECT_SECONDS = 30.0  # to start a command, or to connect, and for each message of the handshake
 MAX_EVENTS, MAX_EVENTS_PER_SECOND = 200, 50  # of progress and log messages of one call
+ASK_SECONDS = 60.0  # for the answer to a question outside of a call
 LIST_SECONDS = 60.0  # for all pages of one list
 CALL_CLOCKS = Clocks(connect=CONNECT_SECONDS, first=FOREVER, idle=FOREVER, total=FOREVER)
 """The timeouts of a call are those of its entry: the engine cancels the call, and that cancels it here."""
+
+_OWN_ANSWERS = ("io.handrail/", "approval-")  # names of answers to questions of the gateway itself
 
 _current: ContextVar[BridgedCall | None] = ContextVar("handrail_bridged_call", default=None)
 
@@ -69,16 +76,22 @@ class BridgedCall(Struct, eq=False):
             return
         call = Call(state)
         if isinstance(event, Progress):
+            if event.message and not state.revision.progress_message and "LOSSY-32" not in state.lossy:
+                self.session.upstream.lose("LOSSY-32", state)
             call.progress(event.done, event.total, event.message or None)
         elif event.level in LEVELS:
             call.log(event.level, event.data, logger=event.logger or None)
+
+    def on_paused(self) -> None:
+        """Close the caller's stream too, where the upstream closes its own to be asked for the rest later."""
+        self.state.calls.close_stream(self.state)
 
     async def answer(self, request: InputRequest) -> Object:
         """Return the caller's answer to a question of the upstream."""
         if self.parked is not None:
             check_declared(self.state, request)
             return await self.parked.ask(request)
-        return await ask_caller(self.state, request)
+        return await self.session.ask(self.state, request)
 
 
 class UpstreamSession:
@@ -101,7 +114,8 @@ class UpstreamSession:
         )
         self.calls: dict[BridgedCall, None] = {}
         self.last_used = self.connection.now()
-        self.closing: asyncio.Task[None] | None = None
+        self.peer: CallPeer | None = None  # who is asked when the upstream asks outside of a call
+        self._transport: ClientTransport | None = None  # of the last call
         self._level = ""  # that the upstream was told
         self._lists: dict[str, ServerList[Any, ListedEntries[Any]]] = {}
 
@@ -112,13 +126,13 @@ class UpstreamSession:
         bridged = _current.get()
         if bridged not in self.calls:
             bridged = next(reversed(self.calls), None)  # a pipe does not tell which of its owner's calls asks
-        if bridged is None:
-            raise RemoteProtocolError("No call is in flight that could be asked", code=-32600)
         try:
-            request = to_model(method, params)
+            request = to_model(method, params, revision)
         except RemoteProtocolError as refused:
             self.upstream.note(f"{method} refused: {refused.text}")
             raise
+        if bridged is None:
+            return await self._ask_peer(request)
         if request.method == "elicitation/create":
             try:
                 answer = await bridged.answer(request)
@@ -126,6 +140,31 @@ class UpstreamSession:
                 return {"action": "cancel"}
             return _answer_of(answer)
         return await bridged.answer(request)
+
+    async def _ask_peer(self, request: InputRequest) -> Object:
+        """Ask the client that the connection belongs to, where no call is in flight: it must have an open stream."""
+        peer = self.peer
+        revision = None if peer is None else peer.connection.revision
+        channels = [] if peer is None else [*peer.connection.listeners[:1], peer.reply_channel]
+        channel = next((each for each in channels if each.two_way), None)
+        if (
+            peer is None
+            or channel is None
+            or revision is None
+            or self.key != capability_key(revision, peer.connection.client)
+        ):
+            raise RemoteProtocolError("No call is in flight that could be asked", code=-32600)
+        waiter: asyncio.Future[Object] = asyncio.get_running_loop().create_future()
+        params = revision.encode_input(request.method, request.params)
+        request_id, message = peer.connection.create_request(request.method, params, waiter)
+        channel.send(message)
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                return revision.decode_input(request.params, await waiter)
+        except (TimeoutError, TransportError) as problem:
+            raise RemoteProtocolError("The client did not answer", code=-1) from problem
+        finally:
+            peer.connection.pending.pop(request_id, None)
 
     def on_list_changed(self, capability: str = "") -> None:
         for each in self._lists.values():
@@ -204,6 +243,9 @@ class UpstreamSession:
                 await connection.open()
             revision = connection.revision
             assert revision is not None
+            if connection.transport is not self._transport:
+                self.upstream.counts["restarts"] += self._transport is not None
+                self._transport = connection.transport
             meta = state.meta
             with_progress = meta is not UNSET and meta.progress_token is not UNSET
             envelope: Object | None = None
@@ -217,8 +259,8 @@ class UpstreamSession:
                 params = {**params, "_meta": trace}
             if self.capabilities:
                 _current.set(bridged)
-            if revision.input_mode == "retry" and (sealed := state.answers.get(UPSTREAM)):
-                params = {**params, **_retry_members(sealed, state.answers)}
+            if revision.input_mode == "retry" and state.answers:
+                params = {**params, **_retry_members(state.answers)}
             raw = await connection.request(
                 method,
                 params,
@@ -228,10 +270,15 @@ class UpstreamSession:
                 on_event=bridged.on_event,
                 with_progress=with_progress,
                 envelope=envelope,
+                on_paused=bridged.on_paused,
             )
             if raw.get("resultType", "complete") == "complete" or revision.input_mode != "retry":
                 return raw
             return await self._resolve(bridged, method, params, raw, envelope, header_map, with_progress)
+        except asyncio.CancelledError:
+            if connection.revision is not None and CANCELLED not in connection.revision.notifications:
+                self.upstream.lose("LOSSY-33", state)
+            raise
         finally:
             del self.calls[bridged]
             self.last_used = connection.now()
@@ -253,7 +300,8 @@ class UpstreamSession:
             requests: Json = raw.get("inputRequests") or {}
             if raw["resultType"] != "input_required" or type(requests) is not dict:
                 raise InvalidResult(f"a result of the unknown type {raw['resultType']!r:.60}", result=raw)
-            questions = {name: self._question(each) for name, each in requests.items()}
+            revision = connection.revision or state.revision
+            questions = {name: _question(each, revision) for name, each in requests.items()}
             more: Object = {"requestState": upstream_state} if type(upstream_state) is str else {}
             if state.revision.input_mode == "retry":
                 self._pass_on(state, questions, more)
@@ -282,15 +330,15 @@ class UpstreamSession:
             )
         return raw
 
-    def _question(self, raw: Json) -> InputRequest:
-        if type(raw) is not dict or type(raw.get("method")) is not str:
-            raise InvalidResult("a question that is not one", result=raw)
-        params = raw.get("params")
-        return to_model(raw["method"], params if type(params) is dict else {})
+    async def ask(self, state: CallState, request: InputRequest) -> Object:
+        """Send a question to a caller that takes requests, and count what its form loses."""
+        for case in form_losses(request) if not state.revision.elicitation_modes else ():
+            self.upstream.lose(case, state)
+        return await ask_caller(state, request)
 
     async def _answer(self, bridged: BridgedCall, question: InputRequest) -> Object:
         try:
-            answer = await ask_caller(bridged.state, question)
+            answer = await self.ask(bridged.state, question)
         except RemoteProtocolError as refused:
             if question.method == "elicitation/create":
                 return {"action": "cancel"}
@@ -323,6 +371,13 @@ class UpstreamSession:
         await self.connection.close()
 
 
+def _question(raw: Json, revision: Revision) -> InputRequest:
+    if type(raw) is not dict or type(raw.get("method")) is not str:
+        raise InvalidResult("a question that is not one", result=raw)
+    params = raw.get("params")
+    return to_model(raw["method"], params if type(params) is dict else {}, revision)
+
+
 def _answer_of(answer: Object) -> Object:
     return {name: answer[name] for name in ("action", "content") if name in answer}
 
@@ -332,10 +387,15 @@ def _trace_of(meta: Any) -> Object:
     return {name: value for name in names if type(value := getattr(meta, name)) is str}
 
 
-def _retry_members(sealed: Json, answers: Mapping[str, Any]) -> Object:
-    """Return the members of a retry at a stateless upstream: its own state, and the answers that it asked for."""
+def _retry_members(answers: Mapping[str, Any]) -> Object:
+    """Return the members of a retry at a stateless upstream: its own state, and the answers that it asked for.
+
+    Without a round before, the caller may know what the upstream will ask.
+    """
+    sealed = answers.get(UPSTREAM)
     if type(sealed) is not dict:
-        return {}
+        own = {name: each for name, each in answers.items() if not name.startswith(_OWN_ANSWERS)}
+        return {"inputResponses": own} if own else {}
     keys: Sequence[str] = sealed.get("keys") or ()
     responses = {name: answers[name] for name in keys if name in answers}
     more: Object = {"inputResponses": responses} if responses else {}

@@ -20,12 +20,14 @@ from handrail.client.prompts import ListedPrompt
 from handrail.client.resources import ListedResource, ListedTemplate, ResourceSubscription
 from handrail.client.tools import ListedEntries, ListedEntry, ListedTool
 from handrail.engine.call import Call
-from handrail.engine.call_state import CallState
+from handrail.engine.call_state import CallPeer, CallState
 from handrail.engine.catalog import ToolEntry
+from handrail.engine.completion import RequestPeer
 from handrail.engine.core import Engine
-from handrail.engine.guard_set import owner_of
+from handrail.engine.guard_set import owner_of, unknown
 from handrail.engine.input_requests import InputRequired
 from handrail.errors import (
+    AuthorizationError,
     CallTimeout,
     HttpRefused,
     Kind,
@@ -75,12 +77,13 @@ METHODS: Mapping[str, type[ListedEntry]] = {
 COALESCE_SECONDS = 0.25  # in which change notices of an upstream become one refresh
 RECHECK_SECONDS = 5.0  # before a list that its upstream does not watch over is fetched again
 REFRESH_WAIT_SECONDS = 0.5  # that a request for a list waits for such a refresh
+STILL_LISTED_SECONDS = 1.0  # a list that is younger tells whether a tool that was refused exists
 RETRY_SECONDS = 5.0  # before a list that could not be had is tried again
 POSITIONS = 1 << 32  # of one upstream: entries stand in the order of the configuration
 STDERR_LINES, STDERR_CHARS = 50, 300
 MAX_WATCHED = 1_000  # resources whose updates the gateway gets from one upstream
 STDERR_LINES_IN_ERRORS = 5
-_UNKNOWN_METHOD, _HEADER_MISMATCH, _URL_REQUIRED = -32601, -32020, -32042
+_INVALID_PARAMS, _UNKNOWN_METHOD, _HEADER_MISMATCH, _VERSION, _URL_REQUIRED = -32602, -32601, -32020, -32022, -32042
 
 State = Literal["new", "starting", "up", "down", "stopped"]
 
@@ -106,6 +109,7 @@ class View:
         self.is_loaded = False
         self.loading: asyncio.Task[None] | None = None
         self.checked_at = float("-inf")
+        self.load_began = 0.0
         self.is_stale = False
         self.has_waited = False  # a request for a list has waited for the first load, and does not again
         self.lists: Mapping[str, ListedEntries[Any] | None] = {}  # as they came last
@@ -157,7 +161,12 @@ class Upstream:
     def _view_key(self, key: CapabilityKey) -> CapabilityKey:
         return NO_CAPABILITIES if self.era == "stateless" else key
 
-    async def _session(self, owner: str, key: CapabilityKey) -> UpstreamSession:
+    def _owner(self, peer: CallPeer, key: CapabilityKey, revision: Revision) -> str:
+        """Return whose connection a call uses. Upstreams keep the roots of a session, so clients with roots differ."""
+        owner = owner_of(peer.principal, peer.address)
+        return f"{owner} #{peer.connection.number}" if key[-1] and not revision.stateless else owner
+
+    async def _session(self, owner: str, key: CapabilityKey, peer: CallPeer | None = None) -> UpstreamSession:
         """Return the open connection for an owner and its capabilities; open one if there is none."""
         if self._stateless is not None and self._stateless.connection.revision is not None:
             return self._stateless
@@ -169,6 +178,7 @@ class Upstream:
             if session is None:
                 self._make_room()
                 session = self.sessions[owner, key] = UpstreamSession(self, owner, key)
+            session.peer = peer or session.peer
             await self._open(session)
         return self._stateless or session
 
@@ -190,6 +200,8 @@ class Upstream:
             if self.era:
                 log.warning("gateway: %s: speaks %s now, was %s", self.name, revision.name, self.revision)
             self.era, self.revision, self.era_since = era, revision.name, time.time()
+            if not revision.stateless:
+                self._stderr.clear()  # an old server complains of the probe for the newer protocol
         if revision.stateless:
             self._stateless = self._stateless or session
         elif self._stateless is session:
@@ -226,11 +238,17 @@ class Upstream:
         self._check_open(state)
         try:
             raw, revision = await self._send(method, params, state, tool)
-            result = _READERS[method](raw, revision)
+            result = _READERS[method](raw, revision, state.revision, state.entry)
         except PeerError as problem:
             self.counts["errors"] += 1
             self._on_failure(problem)
             self._raise_url_questions(problem, state)
+            if isinstance(problem, RemoteProtocolError) and problem.code == _INVALID_PARAMS and tool is not None:
+                await self._check_still_listed(tool, state)
+                self.lose("LOSSY-22", state)
+            is_refused = isinstance(problem, HttpRefused) and problem.status in (401, 403)
+            if is_refused or isinstance(problem, AuthorizationError):
+                self.lose("LOSSY-21", state)
             failure = failure_of(problem, self.name, method, uri)
             if isinstance(failure, ToolError) and self._stderr and isinstance(problem, TransportError):
                 failure.data = {"stderr": self.stderr[-STDERR_LINES_IN_ERRORS:]}
@@ -244,11 +262,21 @@ class Upstream:
         self.breaker.add_success()
         self.latency_ms = (time.perf_counter() - started) * 1000
         state.upstream_revision = revision.name
+        if revision.structured == "bare" and result.is_error:
+            self.lose("LOSSY-10", state)
         if lossy := state.revision.losses(result, state.entry.wraps):
             state.lossy = (*state.lossy, *lossy)
             self.lossy.update(lossy)
             log.info("gateway: %s: %s for %s: %s", self.name, state.name, state.revision.name, ", ".join(lossy))
         return result
+
+    async def _check_still_listed(self, tool: ListedTool, state: CallState) -> None:
+        """Refuse a call as one of an unknown tool if the upstream no longer lists the tool that it refuses."""
+        view = self._view(capability_key(state.revision, state.client))
+        if time.monotonic() - view.checked_at > STILL_LISTED_SECONDS:
+            await self.refresh()
+        if tool.own_name not in self._entries["tools/list"]:
+            raise unknown("tool", state.name) from None
 
     def _check_open(self, state: CallState) -> None:
         if self.engine.stops and (reason := self.engine.stop_reason(state.entry, state.principal)):
@@ -262,10 +290,13 @@ class Upstream:
     async def _send(
         self, method: str, params: Object, state: CallState, tool: ListedTool | None, *, repeats: bool = True
     ) -> tuple[Object, Revision]:
-        owner, key = owner_of(state.principal, state.address), capability_key(state.revision, state.client)
+        key = capability_key(state.revision, state.client)
+        owner = self._owner(state.peer, key, state.revision)
+        if method == "tools/call" and state.name in self.hidden("tools/list", key):
+            raise unknown("tool", state.name)
         if (parked := self.parked.resume(owner, state)) is not None:
             return await self.parked.run(parked), parked.revision
-        session = await self._session(owner, key)
+        session = await self._session(owner, key, state.peer)
         revision = session.connection.revision
         assert revision is not None
         header_map = {} if tool is None else session.header_map(tool)
@@ -286,6 +317,12 @@ class Upstream:
             if repeats and problem.code == _HEADER_MISMATCH:
                 await self.refresh()
                 return await self._send(method, params, state, tool, repeats=False)
+            if problem.code == _VERSION:  # it speaks another revision than before
+                self._end(session)
+                if repeats:
+                    return await self._send(method, params, state, tool, repeats=False)
+                text = "it refuses the revision that it has offered"
+                raise TransportError(text, sent=Sent.NO, server=self.name) from None
             raise
         return raw, session.connection.revision or revision
 
@@ -296,7 +333,6 @@ class Upstream:
             self.breaker.add_failure()
             self.problem = _problem_text(problem)
             if self.state in ("up", "starting"):
-                self.counts["restarts"] += self.state == "up"
                 self.state = "down"
                 log.warning("gateway: %s: down: %s", self.name, self.problem)
         else:
@@ -307,7 +343,8 @@ class Upstream:
         if not isinstance(problem, RemoteProtocolError) or problem.code != _URL_REQUIRED:
             return
         pages = problem.data.get("elicitations") if type(problem.data) is dict else None
-        if not state.accepts("elicitation/create", "elicitation.url") or type(pages) is not list:
+        accepts = state.revision.elicitation_modes and state.accepts("elicitation/create", "elicitation.url")
+        if not accepts or type(pages) is not list:
             self.lose("LOSSY-20", state)
             return
         if state.revision.input_mode == "request":
@@ -320,9 +357,13 @@ class Upstream:
         if questions and not questions.keys() <= state.answers.keys():
             raise InputRequired(questions)
 
-    async def complete(self, reference: Object, argument: str, value: str, context: Mapping[str, str]) -> list[str]:
+    async def complete(
+        self, reference: Object, argument: str, value: str, context: Mapping[str, str], peer: RequestPeer
+    ) -> list[str]:
         """Return the values that the upstream knows for an argument."""
-        session = await self._session("", NO_CAPABILITIES)
+        owner = owner_of(peer.principal, peer.address)
+        keys = (key for other, key in self.sessions if other == owner)
+        session = await self._session(owner, next(keys, NO_CAPABILITIES))
         if not session.connection.offers("completions") and self.revision not in _WITHOUT_COMPLETIONS_CAPABILITY:
             return []
         params: Object = {"ref": reference, "argument": {"name": argument, "value": value}}
@@ -340,21 +381,28 @@ class Upstream:
 
     # Lists
 
-    def prepare(self, owner: str, key: CapabilityKey) -> asyncio.Task[None] | None:
+    @property
+    def is_missing(self) -> bool:
+        """Whether its lists have never been had."""
+        return not any(view.is_loaded for view in self.views.values())
+
+    def prepare(self, peer: CallPeer, key: CapabilityKey, revision: Revision) -> asyncio.Task[None] | None:
         """Have the lists ready for a set of capabilities; return the task to wait for, if there is one."""
-        view = self._view(key)
+        view, owner = self._view(key), self._owner(peer, key, revision)
         now = time.monotonic()
         if view.loading is None and not self.is_stopped:
             is_due = now - view.checked_at > (RETRY_SECONDS if not view.is_loaded else RECHECK_SECONDS)
             is_first = not view.is_loaded and view.checked_at == float("-inf")
             if is_first or view.is_stale or (is_due and not (view.is_loaded and self._is_watched(owner, key))):
-                self._load(view, owner, key)
+                self._load(view, owner, key, peer)
         return view.loading
 
     def wait_seconds(self, key: CapabilityKey) -> float:
         """Return how long a request for a list waits for this upstream."""
         view = self._view(key)
-        return REFRESH_WAIT_SECONDS if view.is_loaded or view.has_waited else self.terms.list_seconds
+        if not view.is_loaded:
+            return 0.0 if view.has_waited else self.terms.list_seconds
+        return max(0.0, view.load_began + REFRESH_WAIT_SECONDS - time.monotonic())
 
     def mark_waited(self, key: CapabilityKey) -> None:
         """Let no other request for a list wait for the first load."""
@@ -381,14 +429,15 @@ class Upstream:
                 return offers and transport is not None and transport.notification_stream != 0
         return False
 
-    def _load(self, view: View, owner: str, key: CapabilityKey) -> None:
-        view.loading = asyncio.get_running_loop().create_task(self._load_view(view, owner, key))
+    def _load(self, view: View, owner: str, key: CapabilityKey, peer: CallPeer | None = None) -> None:
+        view.load_began = time.monotonic()
+        view.loading = asyncio.get_running_loop().create_task(self._load_view(view, owner, key, peer))
         self._keep(view.loading)
 
-    async def _load_view(self, view: View, owner: str, key: CapabilityKey) -> None:
+    async def _load_view(self, view: View, owner: str, key: CapabilityKey, peer: CallPeer | None) -> None:
         view.is_stale = False
         try:
-            session = await self._session(owner, key)
+            session = await self._session(owner, key, peer)
             own = self._view(key)  # another one, if the upstream turned out to be stateless
             lists: dict[str, ListedEntries[Any] | None] = {}
             for method, entry_type in METHODS.items():
@@ -593,6 +642,14 @@ class Upstream:
             if view.is_loaded:
                 self._apply(key, view, view.lists)
 
+    async def load(self, key: CapabilityKey) -> None:
+        """Fetch the lists for a set of capabilities, and wait for them as long as a first list may."""
+        view = self._view(key)
+        if view.loading is None:
+            self._load(view, "local", key)
+        assert view.loading is not None
+        await asyncio.wait({view.loading}, timeout=self.terms.list_seconds)
+
     async def refresh(self) -> None:
         """Fetch the lists again for all capabilities that callers have had, and wait for them."""
         for key, view in [*self.views.items()] or [(NO_CAPABILITIES, self._view(NO_CAPABILITIES))]:
@@ -729,7 +786,7 @@ async def _nothing() -> AsyncIterator[None]:
     yield
 
 
-_READERS: Mapping[str, Callable[[Object, Revision], ToolResult]] = {
+_READERS: Mapping[str, Callable[[Object, Revision, Revision, ToolEntry], ToolResult]] = {
     "tools/call": tool_result,
     "resources/read": read_result,
     "prompts/get": prompt_result,

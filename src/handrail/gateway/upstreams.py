@@ -12,6 +12,7 @@ from typing import Any
 
 from handrail.client.client import Client
 from handrail.client.mcp_config import ConnectOptions, targets
+from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.core import Engine
 from handrail.engine.guard_set import owner_of
@@ -19,7 +20,7 @@ from handrail.gateway.questions import CapabilityKey, capability_key
 from handrail.gateway.settings import Terms, UpstreamOptions
 from handrail.gateway.trust import LockFile, Pins
 from handrail.gateway.upstream import Upstream
-from handrail.model import ClientInfo, Principal
+from handrail.model import ClientInfo
 from handrail.revisions import Revision
 from handrail.suggest import check_options
 
@@ -98,13 +99,11 @@ class Upstreams:
 
     # For the engine
 
-    def prepare(
-        self, method: str, principal: Principal, address: str, revision: Revision, client: ClientInfo
-    ) -> Awaitable[None] | None:
-        key, owner = capability_key(revision, client), owner_of(principal, address)
+    def prepare(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> Awaitable[None] | None:
+        key = capability_key(revision, client)
         waits: dict[asyncio.Task[None], float] = {}
         for upstream in self.by_name.values():
-            task = upstream.prepare(owner, key)
+            task = upstream.prepare(peer, key, revision)
             if task is not None:
                 waits[task] = upstream.wait_seconds(key)
             upstream.count_losses(method, revision)
@@ -123,8 +122,16 @@ class Upstreams:
         hints = [upstream.cache_hint(method) for upstream in self.by_name.values()]
         return min((ttl for ttl, _ in hints), default=0), any(is_private for _, is_private in hints)
 
-    def watch(self, entry: ToolEntry, principal: Principal, address: str) -> None:
-        self.by_name[entry.upstream].watch(entry, owner_of(principal, address))
+    def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
+        self.by_name[entry.upstream].watch(entry, owner_of(peer.principal, peer.address))
+
+    def why_absent(self, name: str) -> str:
+        for upstream in self.by_name.values():
+            if upstream.terms.prefix and name.startswith(upstream.terms.prefix) and upstream.is_missing:
+                return (
+                    f"{upstream.name} is not there: {upstream.problem or 'it has not answered yet'}. Nothing was done."
+                )
+        return ""
 
     # Lifecycle
 

@@ -7,6 +7,7 @@ any other by the revision of the last handshake. So old and new clients can shar
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from itertools import count
 from typing import Any, NoReturn
 
 from msgspec import UNSET, ValidationError, convert
@@ -20,6 +21,9 @@ from handrail.revisions.base import LEVELS, VERSION, InitializeParams
 
 CANCELLED = "notifications/cancelled"
 _METHODS_BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
+
+
+_numbers = count(1)
 
 
 def names_version(request: Request) -> bool:
@@ -39,6 +43,7 @@ class Connection:
     subscriptions: Mapping[str, str] = {}  # canonical URIs of resources, and how the client wrote them
 
     def __init__(self, offer: Offer, hidden: Set[str] = frozenset()) -> None:
+        self.number = next(_numbers)  # in this process
         self.offer = offer
         self._hidden = hidden  # methods behind a capability that is not declared; may change
         self.in_flight: dict[Id, Any] = {}

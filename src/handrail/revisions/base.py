@@ -154,6 +154,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     no_optional_members: bool = False  # no member is left out: an empty one stands for none
     null_id: bool = True  # an error about an unreadable message says `"id": null`
     progress_message: bool = False
+    elicitation_modes: bool = False  # pages beside forms, and choices with titles as `oneOf`
     typed_meta: bool = False  # `_meta` of a request may hold more than a progress token
     input_mode: Literal["request", "retry"] = "request"
     input_methods: frozenset[str] = frozenset({"sampling/createMessage", "roots/list"})
@@ -173,6 +174,8 @@ class Revision(Struct, frozen=True, kw_only=True):
     scope). `tools/call`: of (ToolResult, whether a value of any type is wrapped in an object). `resources/read`: of
     (ToolResult, time to live in ms, cache scope). `prompts/get`: of PromptResult. `completion/complete`: of the values.
     """
+    structured: Literal["bare", "none", "object", "any"] = "bare"
+    """Where a result has structured data: it is the result, nowhere, in a member that holds an object, or any value."""
     losses: Callable[[ToolResult, bool], list[str]] = (
         lambda result, wraps: []
     )  # what of a result cannot be expressed; a gateway counts it

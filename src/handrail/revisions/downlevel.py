@@ -23,6 +23,9 @@ _SCHEMA_MAP_KEYWORDS = frozenset(
 _BOOLEAN_SCHEMAS: dict[bool, Object] = {True: {}, False: {"not": {}}}
 
 
+Structured = Literal["bare", "none", "object", "any"]
+
+
 class BlockRules(Struct, frozen=True):
     """What content blocks may hold in a revision."""
 
@@ -88,7 +91,7 @@ _LOST_TYPES = {"audio": "LOSSY-12", "resource_link": "LOSSY-13"}
 
 def losses(
     rules: BlockRules,
-    structured: Literal["any", "object", "none"],
+    structured: Structured,
     result: ToolResult,
     wraps: bool,
     *,
@@ -96,10 +99,10 @@ def losses(
 ) -> list[str]:
     """Return what of a result a revision cannot express, each case by its id (docs/reference/translation.md).
 
-    `structured` is what its results may hold beside their content; `has_flag`: they say whether the tool failed.
+    `has_flag`: its results say whether the tool failed.
     """
     lost: dict[str, None] = {}
-    if result.structured is not UNSET and structured != "any":
+    if result.structured is not UNSET and structured in ("object", "none"):
         if structured == "none":
             lost["LOSSY-08"] = None
         elif wraps or type(result.structured) is not dict:
@@ -113,6 +116,8 @@ def losses(
         kind, annotations = members.get("type"), members.get("annotations", {})
         if rules.types is not None and kind not in rules.types:
             lost[_LOST_TYPES.get(kind, "LOSSY-15")] = None
+        if "icons" in members and "icons" in rules.drops:
+            lost["LOSSY-05"] = None
         if "_meta" in members and "_meta" in rules.drops:
             lost["LOSSY-06"] = None
         if rules.annotations is not None and annotations and not rules.annotations.issuperset(annotations):

@@ -96,7 +96,7 @@ REVISION = Revision(
     },
     tool=partial(tool, members=("name", "description", "inputSchema")),
     definition=partial(definition, rules=_DEFINITIONS),
-    losses=partial(losses, replace(_BLOCKS, annotations=None), "any", has_flag=False),
+    losses=partial(losses, replace(_BLOCKS, annotations=None), "bare", has_flag=False),
     read=read,
     result_problems=result_problems,
     declare=declare,

@@ -43,6 +43,7 @@ REVISION = replace(
         "prompts/get": partial(prompt_result, BLOCKS),
     },
     definition=partial(definition, rules=DEFINITIONS),
+    structured="none",
     losses=partial(losses, BLOCKS, "none"),
     explain=explain,
 )

@@ -43,6 +43,7 @@ REVISION = replace(
         "prompts/get": partial(levels.prompt_result, _BLOCKS),
     },
     definition=partial(levels.definition, rules=_BLOCKS),
+    structured="object",
     losses=partial(levels.losses, _BLOCKS, "object"),
     tool=partial(levels.tool, members=TOOL),
     declare=partial(levels.declare, elicits=True),

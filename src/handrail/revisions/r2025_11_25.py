@@ -14,6 +14,7 @@ REVISION = replace(
     r2025_06_18.REVISION,
     name="2025-11-25",
     priming_event=True,
+    elicitation_modes=True,
     null_id=False,
     encoders={
         **r2025_06_18.REVISION.encoders,

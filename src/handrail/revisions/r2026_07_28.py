@@ -143,6 +143,7 @@ REVISION = replace(
         "completion/complete": lambda values: {"resultType": "complete", **base.completion_result(values)},
     },
     tool=to_builtins,
+    structured="any",
     losses=lambda result, wraps: [],
     error_mappings={
         **r2025_11_25.REVISION.error_mappings,

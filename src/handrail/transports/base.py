@@ -7,6 +7,7 @@ connection names the request that an outgoing message is.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ class PendingRequest(Struct, eq=False):
     status: int = 0  # over HTTP: status of the response
     sent: Sent = Sent.NO  # the transport sets UNKNOWN as soon as a part may have been sent
     task: Any = None  # owned by the transport: the task to cancel with the request
+    on_paused: Callable[[], None] | None = None  # the server has closed the stream, to be asked for the rest later
 
 
 class MessageHandler(Protocol):

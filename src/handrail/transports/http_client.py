@@ -260,7 +260,9 @@ class HttpClientTransport:
         stream = ResumableStream(self._limit)
         try:
             await stream.dispatch(response, self._handler, request, self._outbox)
+            is_broken = False
         except connection_errors() as problem:
+            is_broken = True
             log.debug("%s: a stream broke: %s", self._origin, type(problem).__name__)
         if request.future.done():
             await drain_response(response)
@@ -268,6 +270,8 @@ class HttpClientTransport:
         close_response(response)
         # Stateless revisions cannot resume a stream.
         if stream.last_event_id and (self._session or (self._revision is not None and not self._revision.stateless)):
+            if request.on_paused is not None and not is_broken:
+                request.on_paused()
             await self._resume(request, stream)
         if not request.future.done():
             raise TransportError("the event stream ended before the answer", sent=Sent.UNKNOWN)
