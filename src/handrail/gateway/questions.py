@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from handrail.engine.call import Call
@@ -34,6 +34,7 @@ __all__ = [
     "capabilities_of",
     "capability_key",
     "check_declared",
+    "encode_questions",
     "form_losses",
     "to_model",
 ]
@@ -41,6 +42,7 @@ __all__ = [
 UPSTREAM = "io.handrail/upstream"  # among the sealed answers: the state of the upstream, and the keys it asked for
 PARKED = "io.handrail/parked"  # among the sealed answers: the handle of a parked call
 COLLECT_SECONDS = 0.05  # in which more questions join the first one
+CANCEL_SECONDS = 0.5  # for the upstream call of a caller that has gone
 PARKED_SECONDS = 600.0  # until a caller that never comes back is given up
 MAX_PARKED, MAX_PARKED_OF_ONE = 1_000, 32
 _UNKNOWN_METHOD, _BAD_PARAMS, _REJECTED = -32601, -32602, -1
@@ -150,6 +152,12 @@ def check_declared(state: CallState, request: InputRequest) -> None:
         raise RemoteProtocolError(f"the client takes no questions of the kind {capability}", code=_BAD_PARAMS)
 
 
+async def encode_questions(state: CallState, questions: Mapping[str, InputRequest]) -> dict[str, InputRequest]:
+    """Return questions for a caller that calls again with the answers: sanitized, and in its own words."""
+    call = Call(state)
+    return {key: await call._input_request(Relay(_capability(each), each)) for key, each in questions.items()}
+
+
 def form_losses(request: InputRequest) -> list[str]:
     """Return what a form loses in revisions before 2025-11-25: choices of several, and most defaults."""
     schema = request.params.get("requestedSchema", {})
@@ -252,6 +260,7 @@ class ParkedCalls:
                 await parked.arrived.wait()
         except asyncio.CancelledError:  # the caller gave up this request
             parked.work.cancel()
+            await asyncio.wait({parked.work}, timeout=CANCEL_SECONDS)
             raise
         finally:
             parked.state = None
@@ -266,13 +275,8 @@ class ParkedCalls:
         loop = asyncio.get_running_loop()
         parked.timer = loop.call_later(PARKED_SECONDS, self._expire, handle)
         state.answered = {**state.answered, PARKED: {"handle": handle}}
-        revision = state.revision
-        raise InputRequired(
-            {
-                key: InputRequest(request.method, revision.encode_input(request.method, request.params))
-                for key, (request, _) in parked.questions.items()
-            }
-        )
+        questions = {key: request for key, (request, _) in parked.questions.items()}
+        raise InputRequired(await encode_questions(state, questions))
 
     def _expire(self, handle: str) -> None:
         parked = self._by_handle.pop(handle, None)

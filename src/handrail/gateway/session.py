@@ -27,6 +27,7 @@ from handrail.gateway.questions import (
     capabilities_of,
     capability_key,
     check_declared,
+    encode_questions,
     form_losses,
     to_model,
 )
@@ -131,6 +132,9 @@ class UpstreamSession:
         except RemoteProtocolError as refused:
             self.upstream.note(f"{method} refused: {refused.text}")
             raise
+        if bridged is None and method != "roots/list":
+            self.upstream.note(f"{method} refused: no call is in flight")
+            raise RemoteProtocolError("No call is in flight that could be asked", code=-32600)
         if bridged is None:
             return await self._ask_peer(request)
         if request.method == "elicitation/create":
@@ -142,7 +146,10 @@ class UpstreamSession:
         return await bridged.answer(request)
 
     async def _ask_peer(self, request: InputRequest) -> Object:
-        """Ask the client that the connection belongs to, where no call is in flight: it must have an open stream."""
+        """Ask the client that the connection belongs to for its roots, where no call is in flight.
+
+        Servers of files ask right after the handshake. The client must have an open stream.
+        """
         peer = self.peer
         revision = None if peer is None else peer.connection.revision
         channels = [] if peer is None else [*peer.connection.listeners[:1], peer.reply_channel]
@@ -304,7 +311,7 @@ class UpstreamSession:
             questions = {name: _question(each, revision) for name, each in requests.items()}
             more: Object = {"requestState": upstream_state} if type(upstream_state) is str else {}
             if state.revision.input_mode == "retry":
-                self._pass_on(state, questions, more)
+                await self._pass_on(state, questions, more)
             if not questions and not more:
                 raise InvalidResult("neither questions nor a state", result=raw)
             if questions:
@@ -345,17 +352,12 @@ class UpstreamSession:
             raise ToolError(f"The client did not answer {question.method}: {refused.text}") from None
         return _answer_of(answer) if question.method == "elicitation/create" else answer
 
-    def _pass_on(self, state: CallState, questions: dict[str, InputRequest], more: Object) -> None:
+    async def _pass_on(self, state: CallState, questions: dict[str, InputRequest], more: Object) -> None:
         """End the caller's request with the upstream's questions, and its state inside of our sealed one."""
         for each in questions.values():
             check_declared(state, each)
         state.answered = {**state.answered, UPSTREAM: {**more, "keys": [*questions]}}
-        revision = state.revision
-        requests = {
-            name: InputRequest(each.method, revision.encode_input(each.method, each.params))
-            for name, each in questions.items()
-        }
-        raise InputRequired(requests)
+        raise InputRequired(await encode_questions(state, questions))
 
     async def _set_level(self, level: str) -> None:
         """Tell an upstream of a handshake revision from which level on log messages are wanted."""

@@ -77,7 +77,6 @@ METHODS: Mapping[str, type[ListedEntry]] = {
 COALESCE_SECONDS = 0.25  # in which change notices of an upstream become one refresh
 RECHECK_SECONDS = 5.0  # before a list that its upstream does not watch over is fetched again
 REFRESH_WAIT_SECONDS = 0.5  # that a request for a list waits for such a refresh
-STILL_LISTED_SECONDS = 1.0  # a list that is younger tells whether a tool that was refused exists
 RETRY_SECONDS = 5.0  # before a list that could not be had is tried again
 POSITIONS = 1 << 32  # of one upstream: entries stand in the order of the configuration
 STDERR_LINES, STDERR_CHARS = 50, 300
@@ -180,6 +179,8 @@ class Upstream:
                 session = self.sessions[owner, key] = UpstreamSession(self, owner, key)
             session.peer = peer or session.peer
             await self._open(session)
+        if self._view(key).is_loaded and not self._is_watched(owner, key):
+            self.on_list_changed(session)  # a new connection hears of changes only after it has listed
         return self._stateless or session
 
     async def _open(self, session: UpstreamSession) -> None:
@@ -272,9 +273,7 @@ class Upstream:
 
     async def _check_still_listed(self, tool: ListedTool, state: CallState) -> None:
         """Refuse a call as one of an unknown tool if the upstream no longer lists the tool that it refuses."""
-        view = self._view(capability_key(state.revision, state.client))
-        if time.monotonic() - view.checked_at > STILL_LISTED_SECONDS:
-            await self.refresh()
+        await self.refresh()
         if tool.own_name not in self._entries["tools/list"]:
             raise unknown("tool", state.name) from None
 
@@ -406,7 +405,11 @@ class Upstream:
 
     def mark_waited(self, key: CapabilityKey) -> None:
         """Let no other request for a list wait for the first load."""
-        self._view(key).has_waited = True
+        view = self._view(key)
+        if not view.is_loaded and not view.has_waited:
+            self.lose("LOSSY-23")
+            log.warning("gateway: %s: a list went without it: it has not answered yet", self.name)
+        view.has_waited = True
 
     def count_losses(self, method: str, revision: Revision) -> None:
         """Count, once for each change of the list, what its definitions lose in a revision."""
