@@ -25,7 +25,7 @@ from handrail.model import SERVER_ASKS, Object
 from handrail.revisions import REVISIONS
 from handrail.text.controls import escape, one_line
 
-__all__ = ["changed_lines", "client_for", "confirm_on_terminal", "introduce_entry", "target_of"]
+__all__ = ["changed_lines", "client_for", "confirm_on_terminal", "consent_to_entry", "target_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/\S*)?")
@@ -63,7 +63,7 @@ def client_for(args: Namespace, screen: Screen, **more: Any) -> Client:
             trusted=trusted,
             server_asks=trusted and args.verb in _USES and not args.yes and screen.is_attended,
             state=state.folder,
-            agree=partial(_consent_to_entry, args, screen, Consents(state)),
+            agree=partial(consent_to_entry, args, screen, Consents(state)),
             elicit=forms.fill,
             elicit_url=forms.visit,
             **{"on_stderr": screen.server_log(Path(args.server).name)} | more,
@@ -221,11 +221,13 @@ def _named(path: Path, name: str) -> list[ServerEntry]:
     return matches
 
 
-def _consent_to_entry(args: Namespace, screen: Screen, consents: Consents, entry: ServerEntry) -> bool:
+def consent_to_entry(
+    args: Namespace, screen: Screen, consents: Consents, entry: ServerEntry, written: ServerEntry | None = None
+) -> bool:
+    """Return whether a person agrees to an entry of a file (P-28). `written` is the entry without its variables."""
     if consents.has_consent(entry) or args.yes:
         return True
-    written = next((each for each in load(entry.source, None)[0] if each.name == entry.name), entry)
-    introduce_entry(entry, written, screen)
+    _introduce(entry, written, screen)
     what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
     if not _ask_yes_no(f"{what}, now and from now on?", screen):
         return False
@@ -233,8 +235,10 @@ def _consent_to_entry(args: Namespace, screen: Screen, consents: Consents, entry
     return True
 
 
-def introduce_entry(entry: ServerEntry, written: ServerEntry, screen: Screen) -> None:
-    """Print the entry as it is written in the file: nothing is masked, and every word has its own line."""
+def _introduce(entry: ServerEntry, written: ServerEntry | None, screen: Screen) -> None:
+    """Print the entry as it stands in the file: nothing is masked, and every word has its own line."""
+    if written is None:
+        written = next((each for each in load(entry.source, None)[0] if each.name == entry.name), entry)
     screen.note(f"{one_line(entry.source, 300)} has the server {one_line(entry.name, 100)}:")
     rows = [("at", written.url)] if written.url else [("run", word) for word in written.command]
     if not written.url:

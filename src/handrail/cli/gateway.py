@@ -12,33 +12,33 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from handrail.cli.connect import introduce_entry, target_of
+from handrail.cli.connect import consent_to_entry, target_of
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.load_server import POLL_SECONDS, CommandConfig, ServedSource, Stamp, file_stamp
 from handrail.cli.serve import listen_at, serve
 from handrail.cli.terminal import Screen
 from handrail.client.mcp_config import EntryError, MissingVariable, ServerEntry, load
 from handrail.client.state_dir import Consents, StateDirectory, state_folder
-from handrail.config import ConfigError, document, read
+from handrail.config import ConfigError, load_config
 from handrail.errors import Denied, HandrailError
 from handrail.gateway.settings import UpstreamOptions, UpstreamSettings
 from handrail.server import Server
-from handrail.text.controls import mask_words, one_line
+from handrail.text.controls import mask_words
 
 if TYPE_CHECKING:
     from handrail.gateway.upstreams import Upstreams
 
-__all__ = ["UpstreamSource", "latest_records", "run_gateway", "source_of"]
+__all__ = ["UpstreamSource", "records_of", "run_gateway", "source_of"]
 
 LOCK_FILE = "tools.lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NOT_IN_PREFIX = re.compile(r"[^A-Za-z0-9_-]")
-_RECORD = "gateway-{}.json"  # in the state folder: the words that a gateway was started with
+_CANNOT_INCLUDE = (HandrailError, ValueError, TypeError, OSError, ModuleNotFoundError)
 
 
 def run_gateway(args: Namespace, screen: Screen) -> int:
@@ -52,23 +52,15 @@ def run_gateway(args: Namespace, screen: Screen) -> int:
     can_ask = screen.is_attended and (args.agree or address is not None or sys.stdin.isatty())
     source = UpstreamSource(args, command_config, screen if can_ask or args.yes else None)
     if args.agree:
-        return _agree(source, screen)
+        if refused := [each.name for each in source.plans() if not source.agrees(each)]:
+            raise Denied(f"not agreed to: {', '.join(refused)}; a terminal asks about each, --yes agrees to all")
+        screen.note("agreed to all of them")
+        return ExitCode.OK
     server = source.load()
-    for name, reason in source.left_out.items():
-        screen.note(f"{name}: left out: {reason}")
+    source.report(screen)
     source.write_record(server)
     server.alongside(lambda: source.following(server, screen))
     return serve(server, source, server.engine.catalogs.values(), command_config, args, screen)
-
-
-def _agree(source: UpstreamSource, screen: Screen) -> int:
-    """Ask about every command and address of the files that nobody has agreed to, and end."""
-    plans = source.plans()
-    open_plans = [each.name for each in plans if not source.agrees(each)]
-    if open_plans:
-        raise Denied(f"not agreed to: {', '.join(open_plans)}; on a terminal each is asked about, --yes agrees to all")
-    screen.note("agreed to all of them" if plans else "there is nothing to agree to")
-    return ExitCode.OK
 
 
 class UpstreamPlan(Struct, frozen=True):
@@ -77,6 +69,7 @@ class UpstreamPlan(Struct, frozen=True):
     name: str
     thing: Any
     settings: UpstreamSettings = UpstreamSettings()
+    written: ServerEntry | None = None  # in `handrail.toml`, with its variables
 
     @property
     def prefix(self) -> str:
@@ -94,13 +87,13 @@ class UpstreamSource:
         self, args: Namespace, command_config: CommandConfig, screen: Screen | None, *, pins: bool = True
     ) -> None:
         self.file = Path(args.target).absolute() if args.target else None
-        self.config_file = command_config.path
-        self.path = self.file or (self.config_file and self.config_file.absolute())
+        self.config_file = command_config.path and command_config.path.absolute()
+        self.path = self.file or self.config_file
         self.label = args.target or ""
         self.name = args.name or "gateway"
         self.left_out: dict[str, str] = {}  # why an upstream is not included, by its name
         self._args = args
-        self._command_config = command_config
+        self._config = command_config.config
         self._screen = screen
         self._pins = pins
         self._state = StateDirectory(state_folder(os.environ))
@@ -112,112 +105,92 @@ class UpstreamSource:
     def lock(self) -> Path:
         """The file that pins the tools: beside the configuration, or in the state folder."""
         beside = self.config_file or self.file
-        if beside is not None and os.access(folder := beside.absolute().parent, os.W_OK):
-            return folder / LOCK_FILE
-        return self._state.folder / f"{_key(self.name, str(self.path or ''))}.{LOCK_FILE}"
+        if beside is not None and os.access(beside.parent, os.W_OK):
+            return beside.parent / LOCK_FILE
+        return self._state.folder / f"{self._key}.{LOCK_FILE}"
 
-    def command(self, verb: str, *words: str) -> str:
-        """Return a command line about this gateway, for messages."""
-        config = ["--config", self._args.config] if self._args.config else []
-        servers = [word for each in self._args.server for word in ("--server", each)]
-        return shlex.join(["handrail", verb, *filter(None, [self.label]), *mask_words(servers), *config, *words])
+    @property
+    def _key(self) -> str:
+        parts = [self.name, str(self.path or ""), *self._args.server]
+        return sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     # What is configured
 
     def plans(self) -> list[UpstreamPlan]:
         """Return the upstreams that can be used, in their order; the reasons of the others go to `left_out`."""
         self.left_out = {}
-        plans = [*self._plans_of_file(), *self._plans_of_words(), *self._plans_of_config()]
+        plans = []
+        for plan, missing in self._plans_of_files():
+            if unset := {each.variable: None for each in missing if each.entry == plan.name}:
+                self.left_out[plan.name] = f"the variable {', '.join(unset)} is not set"
+            else:
+                plans.append(plan)
+        plans += map(_plan_of_words, self._args.server)
         names = [each.name for each in plans]
         if twice := next((each for each in names if names.count(each) > 1), None):
             raise UsageError(f"two servers are called {twice!r}; their names are the beginnings of their tools' names")
         return plans
 
-    def _plans_of_file(self) -> Iterator[UpstreamPlan]:
-        if self.file is None:
-            return
-        entries, missing = load(self.file, os.environ)
-        for entry in entries:
-            if not entry.disabled and self._has_variables(entry, missing):
-                yield UpstreamPlan(entry.name, entry)
-
-    def _plans_of_words(self) -> Iterator[UpstreamPlan]:
-        for each in self._args.server:
-            name, _, text = each.partition("=")
-            if not text or not _NAME.fullmatch(name):
-                word = mask_words([each])[0]
-                raise UsageError(f"--server {word!r}: not NAME='COMMAND' or NAME=https://…, such as fs='npx -y server'")
-            thing = target_of(text)
-            if isinstance(thing, Path) and thing.suffix == ".json":
-                raise UsageError(f"--server {name}: {thing} is a file of servers: handrail gateway {thing}")
-            yield UpstreamPlan(name, thing)
-
-    def _plans_of_config(self) -> Iterator[UpstreamPlan]:
-        if (path := self.config_file) is None:
-            return
-        config = self._command_config.config
-        for name, settings in config.upstreams.items():
-            entry, missing = _entry_of(name, settings, path, os.environ)
-            if self._has_variables(entry, missing):
-                yield UpstreamPlan(name, entry, settings)
-
-    def _has_variables(self, entry: ServerEntry, missing: list[MissingVariable]) -> bool:
-        unset = {each.variable: None for each in missing if each.entry == entry.name}
-        if unset:
-            self.left_out[entry.name] = f"the variable {', '.join(unset)} is not set"
-        return not unset
+    def _plans_of_files(self) -> Iterator[tuple[UpstreamPlan, list[MissingVariable]]]:
+        if self.file is not None:
+            entries, missing = load(self.file, os.environ)
+            yield from ((UpstreamPlan(each.name, each), missing) for each in entries if not each.disabled)
+        for name, settings in self._config.upstreams.items():
+            assert self.config_file is not None
+            written, _ = _entry_of(name, settings, self.config_file, None)
+            entry, missing = _entry_of(name, settings, self.config_file, os.environ)
+            yield UpstreamPlan(name, entry, settings, written), missing
 
     def agrees(self, plan: UpstreamPlan) -> bool:
         """Return whether a person has agreed to what a file starts or connects to; ask, where that can be (P-28)."""
         entry, consents = plan.thing, Consents(self._state)
         if not isinstance(entry, ServerEntry) or not entry.source or consents.has_consent(entry):
             return True
-        if self._screen is None:
-            return False
-        if entry.source == str(self.config_file and self.config_file.absolute()):
-            written, _ = _entry_of(plan.name, plan.settings, Path(entry.source), None)
-        else:
-            written = next(each for each in load(entry.source, None)[0] if each.name == entry.name)
-        introduce_entry(entry, written, self._screen)
-        what = "Connect to it" if entry.url else f"Start {one_line(entry.command[0], 100)}"
-        if not self._args.yes and not self._screen.ask(f"{what}, now and from now on?"):
+        if self._screen is None or not consent_to_entry(self._args, self._screen, consents, entry, plan.written):
             return False
         consents.add(entry)
         return True
 
     # The server
 
-    def load(self, names: Collection[str] = (), **options: Any) -> Server:
+    def load(self, names: Collection[str] = (), **options: Unpack[UpstreamOptions]) -> Server:
         """Return a server that includes the upstreams, or those of these names; UsageError if there is none."""
         self._state.prepare()
-        server = Server(self.name)
-        plans = self.plans()
+        server, plans = Server(self.name), self.plans()
         if unknown := [each for each in names if each not in (*(plan.name for plan in plans), *self.left_out)]:
             there = f"there are {', '.join(each.name for each in plans)}" if plans else "there is none"
             raise UsageError(f"no upstream server is called {unknown[0]!r}; {there}")
-        lock = self.lock if self._pins or self.lock.exists() else None
         for plan in plans:
             if not names or plan.name in names:
-                self._include(server, plan, {"lock": lock, **options})  # type: ignore[typeddict-item]
+                try:
+                    configured = self._options(plan)
+                    configured.update(options)
+                    server.include(plan.thing, prefix=plan.prefix, **configured)
+                except _CANNOT_INCLUDE as problem:
+                    self.left_out[plan.name] = str(problem)
         if not server.upstreams:
             reasons = "".join(f"\n{name}: {reason}" for name, reason in self.left_out.items())
             hint = "name a FILE.json, or add --server NAME='COMMAND', or [upstreams.NAME] to handrail.toml"
             raise UsageError(f"no upstream server can be used{reasons}" if reasons else f"no upstream server: {hint}")
         return server
 
-    def _include(self, server: Server, plan: UpstreamPlan, options: UpstreamOptions) -> None:
-        try:
-            server.include(plan.thing, prefix=plan.prefix, **self._options(plan, options))
-        except (HandrailError, ValueError, TypeError, OSError, ModuleNotFoundError) as problem:
-            self.left_out[plan.name] = str(problem)
-
-    def _options(self, plan: UpstreamPlan, options: UpstreamOptions) -> UpstreamOptions:
+    def _options(self, plan: UpstreamPlan) -> UpstreamOptions:
         """Return the options of an upstream; Denied if nobody has agreed to it."""
         if not self.agrees(plan):
-            hint = self.command("gateway", "--agree")
-            raise Denied(f"nobody has agreed to what the file starts here; this shows it and asks: {hint}")
-        trusted = plan.settings.trusted or self._args.trust
-        return {**plan.settings.options(), "trusted": trusted, "name": plan.name, "agree": lambda _: True, **options}
+            config = ["--config", self._args.config] if self._args.config else []
+            command = shlex.join(["handrail", "gateway", *filter(None, [self.label]), *config, "--agree"])
+            raise Denied(f"nobody has agreed to what the file starts here; this shows it and asks: {command}")
+        return {
+            **plan.settings.options(),
+            "name": plan.name,
+            "trusted": plan.settings.trusted or self._args.trust,
+            "agree": lambda entry: True,
+            "lock": self.lock if self._pins or self.lock.exists() else None,
+        }
+
+    def report(self, screen: Screen) -> None:
+        for name, reason in self.left_out.items():
+            screen.note(f"{name}: left out: {reason}")
 
     # While it runs
 
@@ -241,48 +214,54 @@ class UpstreamSource:
             self._stamps = stamps
             try:
                 if self.config_file is not None:
-                    self._command_config.config = read(document(self.config_file), str(self.config_file))
+                    self._config = load_config(self.config_file)
                 plans = {each.name: each for each in self.plans()}
             except HandrailError as problem:
                 screen.note(f"{problem}; the upstream servers stay as they were")
                 continue
-            await self._apply(server, current, plans)
-            for name, reason in self.left_out.items():
-                screen.note(f"{name}: left out: {reason}")
+            await self._apply(cast("Upstreams", server.engine.upstreams), current, plans)
+            self.report(screen)
 
-    async def _apply(self, server: Server, current: dict[str, UpstreamPlan], plans: dict[str, UpstreamPlan]) -> None:
-        upstreams: Upstreams = server.engine.upstreams  # type: ignore[assignment]
-        for name in [each for each in current if each not in plans]:
+    async def _apply(
+        self, upstreams: Upstreams, current: dict[str, UpstreamPlan], plans: dict[str, UpstreamPlan]
+    ) -> None:
+        for name in current.keys() - plans.keys():
             await upstreams.remove(name)
             del current[name]
         for name, plan in plans.items():
             if current.get(name) == plan:
                 continue
             try:
-                options = self._options(plan, {"lock": self.lock})
+                options = self._options(plan)
                 if name in upstreams.by_name:
                     await upstreams.replace(name, plan.thing, plan.prefix, options)
                 else:
                     upstreams.include(plan.thing, plan.prefix, options)
                 current[name] = plan
-            except (HandrailError, ValueError, TypeError, OSError, ModuleNotFoundError) as problem:
+            except _CANNOT_INCLUDE as problem:
                 self.left_out[name] = str(problem)
 
     def _file_stamps(self) -> list[Stamp | None]:
         return [file_stamp(each) for each in (self.file, self.config_file) if each is not None]
 
-    # What `handrail trust NAME` finds
-
     def write_record(self, server: Server) -> None:
-        """Note in the state folder how this gateway is configured, unless there is a secret in its words."""
+        """Note for `handrail trust NAME` how this gateway is configured, unless there is a secret in its words."""
         words = self._args.server
         if mask_words(words) == words:
-            config = None if self._args.config is None else os.path.abspath(self._args.config)
-            key = _key(self.name, str(self.path or words))
-            record = {"name": self.name, "target": self.file and str(self.file), "server": words, "config": config}
-            folder = None if self.config_file is None or config else str(self.config_file.absolute())
-            record |= {"config": config or folder, "upstreams": [*server.upstreams]}
-            self._state.write(_RECORD.format(key), record)
+            record = {
+                "name": self.name,
+                "target": str(self.file or ""),
+                "server": words,
+                "upstreams": [*server.upstreams],
+            }
+            self._state.write(f"gateway-{self._key}.json", {**record, "config": str(self.config_file or "")})
+
+
+def records_of(upstream: str) -> list[dict[str, Any]]:
+    """Return the words of the gateways that have run here with an upstream of this name."""
+    state = StateDirectory(state_folder(os.environ))
+    records = [state.read(each.name) for each in sorted(state.folder.glob("gateway-*.json"))]
+    return [each for each in records if isinstance(each, dict) and upstream in each.get("upstreams", ())]
 
 
 def source_of(
@@ -291,17 +270,20 @@ def source_of(
     """Return the server of a command: those of a .json file and of `[upstreams]` stand behind a gateway."""
     config = command_config.config
     if (target or "").endswith(".json") or (not target and config.upstreams and not config.server.target):
-        words: dict[str, Any] = {"target": target, "server": [], "trust": False, "yes": False, "name": None}
-        return UpstreamSource(Namespace(**{**vars(args), **words}), command_config, None, pins=False)
+        words = Namespace(target=target, server=[], trust=False, name=None, config=args.config)
+        return UpstreamSource(words, command_config, None, pins=False)
     return command_config.server_file(target, by)
 
 
-def latest_records(name: str) -> list[dict[str, Any]]:
-    """Return the words of the gateways that have run here with an upstream of this name, each once."""
-    state = StateDirectory(state_folder(os.environ))
-    names = sorted(each.name for each in state.folder.glob(_RECORD.format("*")))
-    records = [record for each in names if isinstance(record := state.read(each), dict)]
-    return [each for each in records if name in each.get("upstreams", ())]
+def _plan_of_words(words: str) -> UpstreamPlan:
+    name, _, text = words.partition("=")
+    if not text or not _NAME.fullmatch(name):
+        word = mask_words([words])[0]
+        raise UsageError(f"--server {word!r}: not NAME='COMMAND' or NAME=https://…, such as fs='npx -y server'")
+    thing = target_of(text)
+    if isinstance(thing, Path) and thing.suffix == ".json":
+        raise UsageError(f"--server {name}: {thing} is a file of servers: handrail gateway {thing}")
+    return UpstreamPlan(name, thing)
 
 
 def _entry_of(
@@ -319,9 +301,5 @@ def _entry_of(
         raise ConfigError(f"{path}: {text}") from None
     except ValueError as problem:
         raise ConfigError(f"{path}: upstreams.{name}.command: {problem}") from None
-    folder = str((path.parent / settings.cwd).absolute()) if command else ""
-    return replace(entry, source=str(path.absolute()), cwd=folder), missing
-
-
-def _key(*parts: str) -> str:
-    return sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    folder = str(path.parent / settings.cwd) if command else ""
+    return replace(entry, source=str(path), cwd=folder), missing

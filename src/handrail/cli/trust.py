@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from argparse import Namespace
-from collections.abc import Iterable
 
 from msgspec import to_builtins
 
 from handrail.cli.exit_codes import ExitCode, UsageError
-from handrail.cli.gateway import UpstreamSource, latest_records
+from handrail.cli.gateway import UpstreamSource, records_of
 from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen, json_text
 from handrail.errors import TransportError
@@ -50,8 +49,8 @@ def run_trust(args: Namespace, screen: Screen) -> int:
         screen.data([look.as_json() for look in looks])
     elif not is_accepted:
         screen.note("nothing was accepted: --accept accepts all as shown")
-    for name, reason in source.left_out.items() if not names else ():
-        screen.note(f"{name}: left out: {reason}")
+    if not names:
+        source.report(screen)
     failed = {look.upstream.name: look.upstream.problem for look in looks if not look.is_listed}
     if failed:
         raise TransportError("; ".join(f"{name} was not listed: {problem}" for name, problem in failed.items()))
@@ -65,15 +64,13 @@ def _source(args: Namespace, names: list[str], screen: Screen) -> UpstreamSource
     is_there = args.target or args.server or (command_config.config.upstreams and not names)
     if is_there or any(name in command_config.config.upstreams for name in names):
         return UpstreamSource(args, command_config, screen_to_ask)
-    records = [each for name in names[:1] for each in latest_records(name)]
+    records = [each for name in names[:1] for each in records_of(name)]
     if len(records) != 1:
-        which = (
-            f"{'several gateways' if records else 'no gateway that has run here'} with a server {names[0]!r}"
-            if names
-            else "no gateway"
-        )
-        raise UsageError(f"{which}: name its FILE.json, its --server or its --config")
-    args = Namespace(**{**vars(args), **{key: records[0][key] for key in ("name", "target", "server", "config")}})
+        which = "several gateways that have run here have" if records else "no gateway that has run here has"
+        what = f"{which} a server {names[0]!r}: " if names else ""
+        raise UsageError(f"{what}name the FILE.json, the --server or the --config of the gateway")
+    words = {key: records[0][key] or None for key in ("name", "target", "config")}
+    args = Namespace(**{**vars(args), **words, "server": records[0]["server"]})
     return UpstreamSource(args, CommandConfig(args, args.target), screen_to_ask)
 
 
@@ -132,19 +129,9 @@ class _Look:
         screen.note(f"{self.upstream.name}: accepted, in {source.lock}")
 
     def as_json(self) -> Object:
-        return {
-            "server": self.upstream.name,
-            "target": self.upstream.target.label,
-            "revision": self.upstream.revision,
-            "accepted": self.is_accepted,
-            "tools": [*self._rows_as_json(self.upstream.tools)],
-        }
-
-    def _rows_as_json(self, tools: Iterable[UpstreamTool]) -> Iterable[Object]:
-        for each in tools:
-            members: Object = {"name": each.name, "own_name": each.own_name, "claims": _hints(each)}
-            members |= {"proposed": each.proposal, "accepted": each.accepted, "class": self.classes.get(each.own_name)}
-            yield {**members, "state": each.state, "reason": each.reason, "changes": to_builtins(each.changes)}
+        tools = [{**to_builtins(each), "class": self.classes.get(each.own_name)} for each in self.upstream.tools]
+        names = {"server": self.upstream.name, "target": self.upstream.target.label, "revision": self.upstream.revision}
+        return {**names, "accepted": self.is_accepted, "tools": tools}
 
 
 def _hints(tool: UpstreamTool) -> Object:

@@ -597,8 +597,8 @@ class ListSubscription:
 
     def resume(self) -> None:
         """Subscribe again on a new transport, if the subscription was started."""
-        revision, is_running = self._connection.revision, self._task is not None and not self._task.done()
-        is_due = self._is_started and not is_running and revision is not None and revision.stateless
+        revision = self._connection.revision
+        is_due = self._is_started and not self.is_running and revision is not None and revision.stateless
         if is_due and self._filter():
             self._task = asyncio.create_task(self._run())
 
@@ -606,6 +606,10 @@ class ListSubscription:
         """Whether the server declares that it announces changes of its tools, resources or prompts."""
         offers = self._connection.handshake_result.get("capabilities", {}).get(capability)
         return type(offers) is dict and offers.get("listChanged") is True
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Return the task to cancel, if there is one."""

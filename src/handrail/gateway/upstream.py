@@ -427,8 +427,10 @@ class Upstream:
         """Return whether the upstream announces changes of its lists on an open stream."""
         for session in (self._stateless, self.sessions.get((owner, key)), *self.sessions.values()):
             if session is not None and session.connection.is_open:
-                offers = session.connection.subscription.is_offered("tools")
-                transport = session.connection.transport
+                connection = session.connection
+                if connection.revision is not None and connection.revision.stateless:
+                    return connection.subscription.is_running
+                offers, transport = connection.subscription.is_offered("tools"), connection.transport
                 return offers and transport is not None and transport.notification_stream != 0
         return False
 

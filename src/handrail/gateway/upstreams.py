@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from handrail.client.client import Client
 from handrail.client.mcp_config import ConnectOptions, targets
 from handrail.engine.call_state import CallPeer
@@ -68,7 +70,7 @@ class Upstreams:
             terms = Terms.of(name, own_prefix, options)
             pins = Pins(self._lock(options.get("lock")), name, target.label, terms.new, terms.pass_changes)
             self._last_index += 1
-            upstream = Upstream(self.engine, self.owner, target, terms, pins, self._last_index)
+            upstream = Upstream(self.engine, self.owner, replace(target, name=name), terms, pins, self._last_index)
             self.by_name[name] = upstream
             added.append(upstream)
         self.engine.use_upstreams(self)
