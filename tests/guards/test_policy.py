@@ -1075,3 +1075,25 @@ def test_rules_are_read_from_a_file() -> None:
     for day, verdict in (("2026-01-07", "ask"), ("2026-01-08", "allow")):
         assert policy.decide(ALICE, REFUND, {"amount": 500, "order": {"day": day}}, NOW).verdict == verdict
     assert convert({"is": 1, "in": [1]}, Predicate) == Predicate(is_=1, in_=[1])
+
+
+def test_a_rule_on_trial_decides_nothing_and_is_named() -> None:
+    rules = [
+        Rule(verdict="deny", name="no refunds", tools=["refund"], mode="audit"),
+        Rule(verdict="hide", name="away", tools=["refund"], mode="audit"),
+        Rule(verdict="ask", name="large", arguments={"amount": {"over": 100}}, mode="audit"),
+    ]
+    policy = Policy(rules, groups=GROUPS, clock=lambda: 0.0)
+    assert policy.decide(ALICE, REFUND, {"amount": 5}, NOW).verdict == "allow"
+    assert policy.hides(ALICE, REFUND, NOW) is None
+    assert not policy.hides_anything
+    assert policy.would_decide(ALICE, REFUND, {"amount": 5}, NOW) == ["no refunds: deny", "away: hide"]
+    assert policy.would_decide(ALICE, LIST, {"amount": 500}, NOW) == ["large: ask"]
+    assert policy.would_decide(ALICE, LIST, {"amount": 1}, NOW) == []
+
+
+def test_a_rule_on_trial_changes_no_approval_and_a_real_one_still_decides() -> None:
+    trial = Rule(verdict="deny", name="trial", tools=["refund"], mode="audit")
+    real = Rule(verdict="ask", name="real", tools=["refund"])
+    assert Policy([real]).version == Policy([real, trial]).version
+    assert decide([trial, real]) == ("ask", "real")

@@ -422,6 +422,10 @@ class CallRecord(AuditRecord, omit_defaults=True):
     characters: int | UnsetType = UNSET
     findings: Sequence[str] = ()
     sanitized: Mapping[str, int] = {}  # changes in the result and in messages, counted by class
+    would_decide: Sequence[str] = ()  # rules on trial that match, each with its verdict
+    upstream: str = ""  # the upstream server of the tool, behind a gateway
+    upstream_revision: str = ""
+    lossy: Sequence[str] = ()  # what could not be carried between the two revisions, by case
 
 
 class RejectionRecord(AuditRecord, kw_only=True, omit_defaults=True):

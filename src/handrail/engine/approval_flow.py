@@ -19,6 +19,7 @@ from handrail.approvals.queue import Approval, ApprovalError, ApprovalQueue, App
 from handrail.audit.format import TrailError
 from handrail.engine.call import Call
 from handrail.engine.call_state import CallState
+from handrail.engine.catalog import ToolEntry
 from handrail.engine.input_requests import Answer, Form, RetryLater
 from handrail.errors import Kind, Refused, TransportError
 from handrail.guards.policy import SubjectKind
@@ -58,7 +59,8 @@ class ApprovalFlow:
         """Return an approval that is valid for this call, or raise why there is none."""
         if not self._can_ask_caller and not self._operators_decide:
             text = f"{self._call.name} needs a person's approval, but no person can be asked:"
-            raise Refused(Kind.DENIED, f"{text} the client takes no questions. Nothing was done.")
+            look = trust_hint(self._call.entry)
+            raise Refused(Kind.DENIED, f"{text} the client takes no questions. Nothing was done.{look}")
         call, seconds = self._call, self._queue.options.expires
         try:
             approval = await self._approval_of_retry() or await self._file_request()
@@ -143,7 +145,7 @@ class ApprovalFlow:
                 await self._queue.cancel(approval)  # only if it is still pending: a decision made meanwhile counts
 
     async def _ask_caller(self, approval: Approval) -> Answer:
-        text = _question_text(approval, self._request, self._call.entry.kind)
+        text = _question_text(approval, self._request, self._call.entry.kind) + trust_hint(self._call.entry)
         key, question = f"approval-{approval.id}", _Consent(text, self._queue)
         try:
             answer: Answer = (await Call(self._call).ask_all({key: question}))[key]
@@ -207,6 +209,13 @@ class ApprovalFlow:
         if approval.state == "consumed":
             return approval_used_up(name)
         return Refused(Kind.DENIED, f"{name} was not approved in time. Nothing was done; call again to ask again.")
+
+
+def trust_hint(entry: ToolEntry) -> str:
+    """Return what makes calls of an upstream's tools ask less, if no person has looked at them yet."""
+    if entry.trusted or not entry.upstream:
+        return ""
+    return f" (No person has looked at the tools of {entry.upstream} yet: `handrail trust {entry.upstream}` does.)"
 
 
 def approval_used_up(name: str) -> Refused:

@@ -154,6 +154,7 @@ class CallState(SlotHolder, eq=False):
     lossy: tuple[str, ...] = ()  # what could not be carried between the two revisions
     message_findings: tuple[Finding, ...] = ()  # in progress, log messages and questions
     decision: Decision | None = None
+    would_decide: tuple[str, ...] = ()  # rules on trial that match, each with its verdict
     approval: Approval | None = None
     reviewed_arguments: Object | None = None  # the arguments a person was asked about, if the person edited them
     agreed: str = ""  # the approval or the grant that allowed the call

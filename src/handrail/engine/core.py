@@ -85,6 +85,9 @@ class UpstreamSet(Protocol):
     def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
         """Return the names in a list that upstreams do not show to a client with these capabilities."""
 
+    def is_up(self, name: str) -> bool:
+        """Return whether an upstream of this name answers, as far as is known."""
+
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return for how many milliseconds a list may be kept, and whether it is for one caller only."""
 

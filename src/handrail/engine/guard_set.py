@@ -320,6 +320,8 @@ class GuardSet:
         """Return whether a person has to approve the call; refuse it if the policy denies it."""
         who, subject = call.principal, call.entry.subject
         call.decision = decision = self.policy.decide(who, subject, call.arguments, call.revision.name)
+        if self.policy.audited:
+            call.would_decide = tuple(self.policy.would_decide(who, subject, call.arguments, call.revision.name))
         if decision.verdict == "deny":
             raise self._denied(call.entry, who, decision, call.revision)
         if (

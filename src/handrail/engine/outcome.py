@@ -114,6 +114,8 @@ def outcome_record(call: CallState, end: CallEnd) -> CallRecord:
         record.stages_ns = StageTimes(*map(sub, marks[1 : len(STAGES) + 1], marks))  # more: runs side by side
     if isinstance(result, ToolResult):
         record.characters = sum([len(each.text) for each in result.content if isinstance(each, Text)])
+    record.would_decide = call.would_decide
+    record.upstream_revision, record.lossy = call.upstream_revision, call.lossy
     if call.findings:
         record.findings = sorted({f"{each.kind}: {each.rule}" for each in call.findings})
     if findings := call.findings + call.message_findings:
@@ -164,4 +166,5 @@ def _call_record(call: CallState, event: str, outcome: str = "") -> CallRecord:
         "" if decision is None else decision.rule,
         call.agreed,
         "" if trace is None else trace.trace_id,
+        upstream=entry.upstream,
     )

@@ -141,7 +141,7 @@ class Upstream:
         self.era: Literal["", "handshake", "stateless"] = ""
         self.era_since = 0.0
         self.latency_ms = 0.0
-        self.breaker = CircuitBreaker(time.monotonic)
+        self._breakers: dict[str, CircuitBreaker] = {}  # by the owner of a connection; "" where all share one
         self._pins = pins
         self._entries: dict[str, dict[str, tuple[bytes, ToolEntry]]] = {method: {} for method in METHODS}
         self._views_of: dict[str, dict[str, set[CapabilityKey]]] = {method: {} for method in METHODS}
@@ -191,7 +191,7 @@ class Upstream:
         try:
             await session.connection.open()
         except PeerError as problem:
-            self._on_failure(problem)
+            self._on_failure(problem, session.owner)
             self.state, self.problem = "down", _problem_text(problem)
             raise
         revision = session.connection.revision
@@ -236,13 +236,16 @@ class Upstream:
         """Send a call to the upstream, and return its result in the neutral form."""
         state, started = call._state, time.perf_counter()
         self.counts["calls"] += 1
-        self._check_open(state)
+        key = capability_key(state.revision, state.client)
+        owner = self._owner(state.peer, key, state.revision)
+        breaker = self._breaker(owner)
+        self._check_open(state, breaker)
         try:
-            raw, revision = await self._send(method, params, state, tool)
+            raw, revision = await self._send(method, params, state, tool, owner, key)
             result = _READERS[method](raw, revision, state.revision, state.entry)
         except PeerError as problem:
             self.counts["errors"] += 1
-            self._on_failure(problem)
+            self._on_failure(problem, owner)
             self._raise_url_questions(problem, state)
             if isinstance(problem, RemoteProtocolError) and problem.code == _INVALID_PARAMS and tool is not None:
                 await self._check_still_listed(tool, state)
@@ -256,11 +259,11 @@ class Upstream:
             raise failure from None
         except asyncio.CancelledError:
             if state.timed_out:
-                self.breaker.add_failure()
+                breaker.add_failure()
             else:
-                self.breaker.release()
+                breaker.release()
             raise
-        self.breaker.add_success()
+        breaker.add_success()
         self.latency_ms = (time.perf_counter() - started) * 1000
         state.upstream_revision = revision.name
         if revision.structured == "bare" and result.is_error:
@@ -277,20 +280,34 @@ class Upstream:
         if tool.own_name not in self._entries["tools/list"]:
             raise unknown("tool", state.name) from None
 
-    def _check_open(self, state: CallState) -> None:
+    def _breaker(self, owner: str) -> CircuitBreaker:
+        """Return the breaker of an owner: one caller's crashes do not shut an upstream for another."""
+        owner = "" if self.era == "stateless" else owner
+        if owner not in self._breakers:
+            if len(self._breakers) > 4 * self.terms.max_sessions:
+                self._breakers.clear()
+            self._breakers[owner] = CircuitBreaker(time.monotonic)
+        return self._breakers[owner]
+
+    def _check_open(self, state: CallState, breaker: CircuitBreaker) -> None:
         if self.engine.stops and (reason := self.engine.stop_reason(state.entry, state.principal)):
             raise ToolError(reason)
         if self.is_stopped:
             raise ToolError(f"{self.name} was stopped by an operator. Nothing was done.")
-        if (wait := self.breaker.wait_seconds()) > 0:
-            text = f"{self.name} is down ({self.problem}); it is tried again in {wait:.0f} s. Nothing was done."
-            raise ToolError(text)
+        if (wait := breaker.wait_seconds()) > 0:
+            raise ToolError(f"{self.name} is down; it is tried again in {max(wait, 1):.0f} s. Nothing was done.")
 
     async def _send(
-        self, method: str, params: Object, state: CallState, tool: ListedTool | None, *, repeats: bool = True
+        self,
+        method: str,
+        params: Object,
+        state: CallState,
+        tool: ListedTool | None,
+        owner: str,
+        key: CapabilityKey,
+        *,
+        repeats: bool = True,
     ) -> tuple[Object, Revision]:
-        key = capability_key(state.revision, state.client)
-        owner = self._owner(state.peer, key, state.revision)
         if method == "tools/call" and state.name in self.hidden("tools/list", key):
             raise unknown("tool", state.name)
         if (parked := self.parked.resume(owner, state)) is not None:
@@ -310,32 +327,32 @@ class Upstream:
                 raw = await self.parked.run(Parked(owner, state, work, revision))
         except TransportError as problem:
             if repeats and problem.sent is Sent.NO and not isinstance(problem, HttpRefused):
-                return await self._send(method, params, state, tool, repeats=False)
+                return await self._send(method, params, state, tool, owner, key, repeats=False)
             raise
         except RemoteProtocolError as problem:
             if repeats and problem.code == _HEADER_MISMATCH:
                 await self.refresh()
-                return await self._send(method, params, state, tool, repeats=False)
+                return await self._send(method, params, state, tool, owner, key, repeats=False)
             if problem.code == _VERSION:  # it speaks another revision than before
                 self._end(session)
                 if repeats:
-                    return await self._send(method, params, state, tool, repeats=False)
+                    return await self._send(method, params, state, tool, owner, key, repeats=False)
                 text = "it refuses the revision that it has offered"
                 raise TransportError(text, sent=Sent.NO, server=self.name) from None
             raise
         return raw, session.connection.revision or revision
 
-    def _on_failure(self, problem: PeerError) -> None:
+    def _on_failure(self, problem: PeerError, owner: str) -> None:
         """Count a failure of the upstream itself; errors that it answers with are none."""
         is_answer = isinstance(problem, HttpRefused) and 400 <= problem.status < 500
         if isinstance(problem, TransportError | CallTimeout) and not is_answer:
-            self.breaker.add_failure()
+            self._breaker(owner).add_failure()
             self.problem = _problem_text(problem)
             if self.state in ("up", "starting"):
                 self.state = "down"
                 log.warning("gateway: %s: down: %s", self.name, self.problem)
         else:
-            self.breaker.add_success()
+            self._breaker(owner).add_success()
 
     def _raise_url_questions(self, problem: PeerError, state: CallState) -> None:
         """Pass on the pages that a call needs first (-32042) to callers that can open them."""
@@ -454,10 +471,10 @@ class Upstream:
                     lists[method] = None
             self._apply(self._view_key(key), own, lists)
             view.is_loaded = own.is_loaded = True
-            self.breaker.add_success()
+            self._breaker(owner).add_success()
         except (PeerError, Refused) as problem:
             if isinstance(problem, PeerError):
-                self._on_failure(problem)
+                self._on_failure(problem, owner)
                 self.problem = _problem_text(problem)
             view.has_waited = True
             log.warning("gateway: %s: not listed: %s", self.name, problem)
@@ -745,7 +762,7 @@ class Upstream:
     def start(self) -> None:
         """Serve its calls again after `stop`."""
         self.is_stopped, self.problem, self.state = False, "", "new"
-        self.breaker.add_success()
+        self._breakers.clear()
 
     def note(self, text: str) -> None:
         """Keep what an operator should know of the upstream."""

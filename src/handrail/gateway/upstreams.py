@@ -127,6 +127,9 @@ class Upstreams:
     def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
         self.by_name[entry.upstream].watch(entry, owner_of(peer.principal, peer.address))
 
+    def is_up(self, name: str) -> bool:
+        return name in self.by_name and self.by_name[name].state == "up"
+
     def why_absent(self, name: str) -> str:
         for upstream in self.by_name.values():
             if upstream.terms.prefix and name.startswith(upstream.terms.prefix) and upstream.is_missing:

@@ -93,6 +93,10 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     verdict: Annotated[Verdict, Meta(description="What happens: allow, deny, ask (a person) or hide.")]
     name: Annotated[str, Meta(description="Shown by explain and in the audit; without it, `rule 3`.")] = ""
+    mode: Annotated[
+        Literal["enforce", "audit"],
+        Meta(description="audit: the rule decides nothing; the record says which calls it would have decided."),
+    ] = "enforce"
     principals: Annotated[list[str], Meta(description="Ids of callers, `*` for any characters; one matches.")] = []
     groups: Annotated[list[str], Meta(description="Groups of callers; the caller is in one of them.")] = []
     scopes: Annotated[list[str], Meta(description="Scopes the caller has, all of them.")] = []
@@ -357,7 +361,9 @@ class Policy:
             if (name := compiled.decision.rule) in names or name.startswith("built in"):
                 raise ValueError(f"rule {number}: name: {name!r} is taken; the audit tells rules apart by their names")
             names.append(name)
-        self._ranked = sorted(self.compiled_rules, key=lambda rule: _RANK[rule.decision.verdict])
+        enforced = [each for each in self.compiled_rules if each.rule.mode == "enforce"]
+        self._ranked = sorted(enforced, key=lambda rule: _RANK[rule.decision.verdict])
+        self.audited = [each for each in self.compiled_rules if each.rule.mode == "audit"]
         self._default = Decision(default, "default", "no rule matches")
         why = "it counts as destructive, and no rule says otherwise"
         self.destructive = destructive
@@ -367,7 +373,7 @@ class Policy:
         )
         self._plans: dict[tuple[Principal, Subject, str], _Plan] = {}
         # Else no list is filtered.
-        self.hides_anything = default == "deny" or any(rule.decision.verdict == "hide" for rule in self.compiled_rules)
+        self.hides_anything = default == "deny" or any(rule.decision.verdict == "hide" for rule in self._ranked)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -382,7 +388,7 @@ class Policy:
     def concerns(self, kind: SubjectKind, verdict: Verdict | None = None) -> bool:
         """Return whether the default is not to allow, or a rule (of this verdict) is about subjects of a kind."""
         return self._default.verdict != "allow" or any(
-            rule.kind in ("", kind) and verdict in (None, rule.decision.verdict) for rule in self.compiled_rules
+            rule.kind in ("", kind) and verdict in (None, rule.decision.verdict) for rule in self._ranked
         )
 
     @cached_property
@@ -391,6 +397,7 @@ class Policy:
         rules = [to_builtins(rule.rule) for rule in self.compiled_rules]
         # Unchanged where the later members are not used: an approval lasts.
         rules = [{k: v for k, v in each.items() if v or k not in ("kind", "uri", "prompts")} for each in rules]
+        rules = [{k: v for k, v in each.items() if k != "mode"} for each in rules if each["mode"] == "enforce"]
         group_names = {group for rule in self.compiled_rules for group in rule.rule.groups}
         groups = {name: sorted(ids) for name, ids in self._groups.items() if name in group_names}
         content = [rules, self._default.verdict, self._destructive.verdict, groups]
@@ -402,6 +409,13 @@ class Policy:
         if not plan.steps:
             return plan.fallback
         return _decide(plan, arguments, self._clock() if plan.timed else 0.0)
+
+    def would_decide(self, principal: Principal, subject: Subject, arguments: Object, revision: str) -> list[str]:
+        """Return the rules on trial (`mode = "audit"`) that match a call, each with its verdict."""
+        now = self._clock() if self.audited else 0.0
+        explained = [_explain(each, principal, subject, arguments, revision, now) for each in self.audited]
+        pairs = zip(self.audited, explained, strict=True)
+        return [f"{each.decision.rule}: {each.decision.verdict}" for each, (_, matches, _) in pairs if matches]
 
     def hides(self, principal: Principal, subject: Subject, revision: str) -> Decision | None:
         """The decision that hides a tool, if there is one: it is not listed, and a call finds nothing.
@@ -544,7 +558,8 @@ def _explain(
         if answer is None:
             counts = decision.verdict != "allow"
             return decision.rule, counts, f"cannot be told, so it {'counts' if counts else 'does not count'}: {words}"
-    return decision.rule, True, f"{decision.verdict}: {decision.why}"
+    trial = ' (mode = "audit": it decides nothing)' if rule.rule.mode == "audit" else ""
+    return decision.rule, True, f"{decision.verdict}: {decision.why}{trial}"
 
 
 _OPEN_KEYWORDS = frozenset({"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})

@@ -92,6 +92,10 @@ class Metrics:
         )
         self.caller_seconds = Histogram("handrail_caller_seconds", "How long calls took, by who made them.", "caller")
         self.stages = Histogram("handrail_stage_seconds", "How long each stage of a call took.", "tool", "stage")
+        self.upstream_calls = Counter("handrail_upstream_calls_total", "Calls of upstreams.", "upstream", "outcome")
+        self.upstream_seconds = Histogram("handrail_upstream_seconds", "How long upstreams took.", "upstream")
+        self.lossy = Counter("handrail_lossy_total", "What revisions could not carry, by case.", "upstream", "case")
+        self.trials = Counter("handrail_rule_trials_total", "Calls that a rule on trial would have decided.", "rule")
         self.in_flight = Gauge("handrail_calls_in_flight", "Calls that run.")
         self.requests = Counter("handrail_http_requests_total", "HTTP requests answered.", "method", "status")
         self.streams = Gauge("handrail_http_open_streams", "Event streams that are open.")
@@ -123,8 +127,16 @@ class Metrics:
         self.stages.observe((end.ended_ns - marks[-1]) / 1e9, tool, "end")
         self.calls.add(tool, end.outcome)
         self.caller_calls.add(caller, end.outcome)
-        for stage, seconds in call.stages.items():
+        stages = call.stages
+        for stage, seconds in stages.items():
             self.stages.observe(seconds, tool, stage)
+        for rule in call.would_decide:
+            self.trials.add(rule)
+        if upstream := call.entry.upstream:
+            self.upstream_calls.add(upstream, end.outcome)
+            self.upstream_seconds.observe(stages.get("run", 0.0), upstream)
+            for case in call.lossy:
+                self.lossy.add(upstream, case)
 
     def on_refusal(self, refusal: RefusedCall) -> None:
         kind = refusal.refused.kind

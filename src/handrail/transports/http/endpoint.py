@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from secrets import token_hex
 from typing import TYPE_CHECKING, Unpack
+from urllib.parse import unquote
 
 from msgspec.json import decode as parse
 
@@ -172,6 +173,9 @@ class Endpoint:
         if path in ("/healthz", "/readyz"):
             ready = path == "/healthz" or not self.state.stopping
             exchange.response.respond_text(200 if ready else 503, "ok" if ready else "stopping")
+        elif path.startswith("/readyz/") and self.engine.upstreams is not None:
+            is_up = self.engine.upstreams.is_up(unquote(path.removeprefix("/readyz/")))
+            exchange.response.respond_text(200 if is_up else 503, "up" if is_up else "not up")
         elif path == METADATA_PATH + self.path and metadata is not None:
             exchange.response.respond(200, JSON, encode({"resource": exchange.base_url + self.path, **metadata}))
         elif path not in (self.path, "/sse"):
