@@ -18,7 +18,8 @@ STATIC = ROOT / "src" / "handrail" / "console" / "static"
 MAX_BYTES = 60_000  # of what a browser loads until Now is there, compressed
 NAMED = re.compile(r'(?:href|src)="\./assets/([^"]+)"')
 AT_ONCE = re.compile(r"""(?:\bfrom|\bimport) ?["'`]\./([\w.-]+)["'`]""")  # by a script, before it runs
-SCREENS = ("now", "tools", "resources", "try", "approve", "call", "audit", "connections")  # resources: prompts too
+# That of resources has prompts too.
+SCREENS = ("now", "tools", "resources", "try", "approve", "call", "audit", "upstreams", "connections")
 LATER = re.compile(r"""\bimport\(["'`]\./([\w.-]+)["'`]\)""")  # when a screen is first looked at
 
 

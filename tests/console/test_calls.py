@@ -920,7 +920,7 @@ async def test_calls_of_a_worker_that_was_killed_do_not_run_for_ever(
 
 
 async def test_counts_of_a_tool_are_those_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "TALLY_SECONDS", PATIENCE)
+    monkeypatch.setattr("handrail.console.context.REPLY_SECONDS", PATIENCE)
     store = MemoryStore()
     one, two = Shop(store=store), Shop(store=store)
     shared = tmp_path / "console.sqlite"
@@ -945,7 +945,7 @@ async def test_counts_of_a_tool_are_those_of_all_workers(tmp_path: Path, monkeyp
 
 
 async def test_a_worker_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "TALLY_SECONDS", 0.1)
+    monkeypatch.setattr("handrail.console.context.REPLY_SECONDS", 0.1)
     shop = Shop()
     async with consoled(shop.server, workers=2, shared=tmp_path / "console.sqlite") as rig, Peer(shop.server) as peer:
         await peer.call("add", {"a": 1, "b": 2})

@@ -16,13 +16,14 @@ MAX_BYTES = 60_000  # of a first visit: page, style sheet and every script until
 FRAMES = 200
 SCREENS = {  # the scripts of each, beside the one of the frame
     "now": {"now"},
-    "tools": {"tools", "listing", "result", "diff"},
+    "tools": {"tools", "listing", "result", "diff", "stop"},
     "resources": {"resources", "listing", "attempt", "result", "form"},
     "prompts": {"resources", "listing", "attempt", "result", "form"},
     "try": {"try", "attempt", "result", "form"},
     "approve": {"approve", "result", "form", "diff"},
-    "calls/none": {"call", "result"},
+    "calls/none": {"call", "result", "losses", "stop"},
     "audit": {"audit"},
+    "upstreams": {"upstreams", "result", "diff", "losses", "stop"},
     "connections": {"connections"},
 }
 LOADED = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
@@ -119,6 +120,12 @@ def test_a_screen_loads_what_it_needs_and_no_other_screen(context: BrowserContex
         there(page, screen)
         scripts = {name.removesuffix(".js") for name in loaded(page) if name.endswith(".js")}
         assert scripts == {"console", *SCREENS[screen]}
+
+
+def test_only_a_gateway_has_a_tab_for_upstreams(context: BrowserContext, served: Served) -> None:
+    with window(context, f"{served.url}/#/upstreams") as page:
+        expect(page.get_by_text("This server has no upstreams")).to_be_visible()
+        expect(page.get_by_test_id("tab-upstreams")).to_have_count(0)
 
 
 def test_a_screen_is_loaded_when_it_is_first_looked_at_and_then_no_more(

@@ -12,7 +12,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from handrail.client.client import BlockingClient
 from paths import ROOT
 from patience import PATIENCE, in_time
 from requirements import requirement
-from rigs_browser import Watched, window
+from rigs_browser import Watched, axe as axe, scan, window
 
 IMAGES = ROOT / "docs" / "images"
 PICTURES = os.environ.get("HANDRAIL_SCREENSHOTS") == "1"
@@ -173,29 +172,6 @@ def show(see: Watched, screen: str, sample: Sample) -> None:
 
 
 SCREENS = (*TABS, "call")
-
-AXE = """async () => {
-  const found = await axe.run(document, { resultTypes: ["violations"] });
-  return found.violations.map(({ id, impact, help, nodes }) =>
-    ({ id, impact, help, at: nodes.slice(0, 5).map((it) => `${it.target.join(" ")}: ${it.failureSummary}`) }));
-}"""
-
-
-@pytest.fixture(scope="module")
-def axe(installed_peer: Callable[[str], Path]) -> str:
-    near = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
-    return (near if near.exists() else installed_peer("web") / "node_modules" / "axe-core" / "axe.min.js").read_text(
-        "utf-8"
-    )
-
-
-def scan(page: Page, axe: str) -> None:
-    """Nothing that keeps somebody from using the page."""
-    if page.evaluate("typeof axe") == "undefined":
-        page.add_script_tag(content=axe)
-    found = page.evaluate(AXE)
-    grave = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert not grave, json.dumps(grave, indent=1)
 
 
 @requirement("APP-16", everywhere=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page, Request
 
 from consoles import Served, signed_in
+from paths import ROOT
 from patience import PATIENCE
 
 PATIENCE_MS = 1000 * PATIENCE
@@ -66,3 +70,27 @@ def window(browser: Browser, served: Served, link: str = "", **options: Any) -> 
         yield Watched(page, served)
     finally:
         context.close()
+
+
+AXE = """async () => {
+  const found = await axe.run(document, { resultTypes: ["violations"] });
+  return found.violations.map(({ id, impact, help, nodes }) =>
+    ({ id, impact, help, at: nodes.slice(0, 5).map((it) => `${it.target.join(" ")}: ${it.failureSummary}`) }));
+}"""
+
+
+@pytest.fixture(scope="module")
+def axe(installed_peer: Callable[[str], Path]) -> str:
+    near = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+    return (near if near.exists() else installed_peer("web") / "node_modules" / "axe-core" / "axe.min.js").read_text(
+        "utf-8"
+    )
+
+
+def scan(page: Page, axe: str) -> None:
+    """Nothing that keeps somebody from using the page."""
+    if page.evaluate("typeof axe") == "undefined":
+        page.add_script_tag(content=axe)
+    found = page.evaluate(AXE)
+    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert not grave, json.dumps(grave, indent=1)

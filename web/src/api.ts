@@ -22,6 +22,7 @@ export interface Me {
     revisions: string[]; // newest first
     audit: boolean; // whether calls are on record
     workers: number;
+    upstreams: boolean; // whether it is a gateway: has upstream servers
   };
 }
 
@@ -106,11 +107,12 @@ export interface Hello extends Tick {
   approvals: Approval[]; // that wait
   connections: Connection[];
   figures: Figures;
+  upstreams: Upstream[]; // in the order of the configuration
   health: Health;
 }
 
 // Further events: "approval" (Approval: new, or changed), "tools" ({}: the list has changed, fetch it again),
-// "connections" (Connection[]: all of them), "health" (Health), "grants" ({}: fetch api/approvals again), "try" (TryEvent, only to the session that tries).
+// "connections" (Connection[]: all of them), "upstreams" (Upstream[]: all of them, at most once a second, when they change), "health" (Health), "grants" ({}: fetch api/approvals again), "try" (TryEvent, only to the session that tries).
 
 export interface Connection {
   id: string;
@@ -126,6 +128,57 @@ export interface Connection {
   calls: number;
   worker: string;
 }
+
+/** An upstream server of a gateway, all workers together. */
+export interface Upstream {
+  name: string;
+  prefix: string; // of its names here
+  target: string; // its command, or its address; without secrets
+  state: "new" | "starting" | "up" | "down" | "stopped"; // new: not asked yet; stopped: by a person
+  problem: string; // its last failure
+  revision: string; // that it speaks; "" before it was asked
+  era: "" | "handshake" | "stateless";
+  since: number; // when it was first heard to speak this revision
+  latency_ms: number; // of its last call
+  calls: number;
+  errors: number;
+  restarts: number;
+  lossy: { [id: string]: number }; // what could not be carried between two revisions, and how often
+  sessions: number; // connections that are open
+  trusted: boolean; // its hints are believed by configuration
+  tools: number; // offered to callers
+  tokens: number; // about how many these cost a model
+  unseen: number; // tools nobody has looked at yet
+  new: number; // that came later, and wait for a look
+  changed: number; // that have changed since they were accepted
+}
+
+/** GET api/upstreams/NAME */
+export interface UpstreamDetail {
+  tools: UpstreamTool[];
+  stderr: { worker: string; lines: string[] }[]; // the last lines, secrets masked; a worker without any is left out
+}
+
+export type ToolClass = "reads" | "writes" | "destroys";
+
+export interface UpstreamTool {
+  own_name: string; // at the upstream
+  name: string; // here
+  title: string;
+  description: string;
+  signature: string; // "" where its definition cannot be used
+  hints: JsonObject; // claims of the upstream
+  proposal: ToolClass; // by its name and claims; decides nothing
+  accepted: ToolClass | ""; // by a person
+  state: "listed" | "new" | "quarantined" | "denied" | "refused";
+  reason: string; // why it is not offered
+  changes: Change[];
+  fingerprint: string;
+  tokens: number;
+}
+// POST api/upstreams/NAME/refresh {} → {}                       role manage; fetch its lists again, start it if it does not run
+// POST api/upstreams/NAME/switch {on: boolean} → {}             role manage; off: its calls are cancelled and refused
+// POST api/upstreams/NAME/accept {tools: {OWN_NAME: {class, fingerprint}}} → {}   role manage; 409 if one has changed since
 
 /** Whose view it is. */
 export interface Viewed {
@@ -165,6 +218,7 @@ export interface Listed {
   p95_ms: number; // of those that ran
   last: number; // when it was last called; 0: never
   warnings: string[]; // look-alike names, invisible characters
+  upstream: string; // whose it is; "": the server's own
 }
 
 export interface ToolInfo extends Listed {
@@ -206,7 +260,7 @@ export interface Change {
   after: string;
 }
 // GET api/tools/wire?as&scopes&revision → text/plain: the answer to tools/list, as the wire would carry it
-// POST api/tools/NAME/switch {on: boolean} → {}               role manage
+// POST api/tools/NAME/switch {on: boolean, cancel?} → {}      role manage; with cancel: its calls are cancelled too
 // POST api/tools/NAME/accept {} → {}                          role manage; a changed tool is as it should be
 // POST api/tools/NAME/icon {index: number} → {src: string}    role manage; fetch an https icon after consent
 
@@ -362,6 +416,7 @@ export interface Story {
   logs: { at: number; level: string; text: string }[];
   wire: Wire[];
   trace: string;
+  upstream?: { name: string; revision: string; lossy: string[] }; // which one served it; what was lost on the way, as ids of TRANSLATION
   records: AuditRecord[];
 }
 

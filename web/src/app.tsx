@@ -2,7 +2,7 @@
 import { useEffect, useReducer, useState } from "preact/hooks";
 import { at as path, get, me, signedOutBecause, signOut } from "./api-client";
 import { use } from "./cell";
-import { close, health, heard, now, open, runningTotal, stream, waiting } from "./live";
+import { close, health, heard, now, open, runningTotal, stream, upstreams, waiting } from "./live";
 import { notify } from "./notify";
 import { go, link, route, type Route } from "./route";
 import { isScreen, load, viewOf } from "./screens";
@@ -15,8 +15,12 @@ const SCREENS: { name: string; word: string; icon: IconName; key: string }[] = [
   { name: "try", word: "Try", icon: "try", key: "y" },
   { name: "approve", word: "Approve", icon: "approve", key: "a" },
   { name: "audit", word: "Audit", icon: "audit", key: "u" },
+  { name: "upstreams", word: "Upstreams", icon: "upstreams", key: "s" },
   { name: "connections", word: "Connections", icon: "connections", key: "c" },
 ];
+
+/** The tabs of this server: a server without upstreams has none for them. */
+const tabs = () => SCREENS.filter((screen) => screen.name !== "upstreams" || me.value?.server.upstreams);
 
 /** Screens below a tab: the tab, and the word for the title of the page. */
 const BELOW: { [screen: string]: [tab: string, word: string] } = {
@@ -68,7 +72,7 @@ function Signed() {
   useTitle(at);
   useEffect(() => window.scrollTo(0, 0), [at.screen, at.screen === "calls" && at.name]);
   useKeys({
-    ...Object.fromEntries(SCREENS.map((screen) => [`g ${screen.key}`, () => go(link(screen.name))])),
+    ...Object.fromEntries(tabs().map((screen) => [`g ${screen.key}`, () => go(link(screen.name))])),
     "g r": () => go(link("resources")),
     "g p": () => go(link("prompts")),
     "?": () => setHelp(true),
@@ -147,7 +151,7 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
       </a>
       {at.screen === "now" ? <span class="well" /> : <Well />}
       <nav class="screens" aria-label="Screens">
-        {SCREENS.map((screen) => (
+        {tabs().map((screen) => (
           <a
             key={screen.name}
             href={link(screen.name)}
@@ -160,6 +164,7 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
             <span>{screen.word}</span>
             {screen.name === "now" && <RunningBadge />}
             {screen.name === "approve" && <WaitingBadge />}
+            {screen.name === "upstreams" && <UpstreamsBadge />}
           </a>
         ))}
       </nav>
@@ -207,6 +212,23 @@ function WaitingBadge() {
       {total > 0 && (
         <span class="badge warn" data-testid="approve-count" title={`${many(total, "call")} waiting`}>
           {total > 99 ? "99+" : total}
+        </span>
+      )}
+    </span>
+  );
+}
+
+/** How many upstreams are down; if none is, how many have tools that wait for a look. */
+function UpstreamsBadge() {
+  const all = use(upstreams);
+  const down = all.filter((one) => one.state === "down").length;
+  const waits = all.filter((one) => one.unseen + one.new + one.changed).length;
+  const total = down || waits;
+  return (
+    <span class="badge-place">
+      {total > 0 && (
+        <span class={`badge ${down ? "bad" : "warn"}`} data-testid="upstreams-count" title={down ? `${down} down` : `${waits} with tools that wait for a look`}>
+          {total}
         </span>
       )}
     </span>
@@ -276,7 +298,7 @@ function Self({ onClose }: { onClose: () => void }) {
       <Facts
         of={[
           ["Signed in as", <Shown text={who.who} />],
-          ["You may", who.roles.map((role) => ({ view: "look", call: "try tools", approve: "decide approvals", manage: "switch tools and cancel" })[role]).join(", ")],
+          ["You may", who.roles.map((role) => ({ view: "look", call: "try tools", approve: "decide approvals", manage: "switch tools and upstreams, cancel, accept" })[role]).join(", ")],
           ["Server", <Shown text={`${server.title && server.title !== server.name ? `${server.title} (${server.name})` : server.name} ${server.version}`} />],
           ["Running since", <>{clock(server.started)} (<Ago at={server.started} />)</>],
           [
@@ -302,7 +324,7 @@ function Self({ onClose }: { onClose: () => void }) {
 
 function Help({ onClose }: { onClose: () => void }) {
   const keys: [string, [string, string][]][] = [
-    ["Anywhere", [...SCREENS.map((screen): [string, string] => [`g ${screen.key}`, `go to ${screen.word}`]), ["g r", "go to Resources"], ["g p", "go to Prompts"], ["/", "search"], ["?", "this help"], ["Esc", "close"]]],
+    ["Anywhere", [...tabs().map((screen): [string, string] => [`g ${screen.key}`, `go to ${screen.word}`]), ["g r", "go to Resources"], ["g p", "go to Prompts"], ["/", "search"], ["?", "this help"], ["Esc", "close"]]],
     [
       "In Approve",
       [

@@ -1,5 +1,6 @@
 // Where two texts differ, marked for a reader.
-import { Shown } from "./ui";
+import type { Change } from "./api";
+import { Pill, Shown } from "./ui";
 
 export interface Piece {
   text: string;
@@ -82,6 +83,25 @@ export function Side({ word, pieces, sign }: { word: string; pieces: Piece[]; si
           <span class="muted">nothing</span>
         )}
       </pre>
+    </div>
+  );
+}
+
+/** One change of a definition: where, of which kind, and both sides of it. */
+export function Difference({ change }: { change: Change }) {
+  const [before, after] = compared(change.before, change.after);
+  return (
+    <div class="change">
+      <p class="row tight">
+        <Pill tone={change.kind === "wording" ? "info" : "warn"} icon="edit">
+          <Shown text={change.kind} max={60} />
+        </Pill>
+        <Shown in="code" text={change.path || "the tool"} max={200} />
+      </p>
+      <div class="sides">
+        <Side word="before" pieces={before} sign="−" />
+        <Side word="now" pieces={after} sign="+" />
+      </div>
     </div>
   );
 }

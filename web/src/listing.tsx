@@ -5,7 +5,7 @@ import { useEffect } from "preact/hooks";
 import type { Listed, Viewed } from "./api";
 import { at, get, may, post } from "./api-client";
 import { use } from "./cell";
-import { runsEnded, toolsChanged } from "./live";
+import { runsEnded, toolsChanged, upstreams } from "./live";
 import { go, link, route } from "./route";
 import { short } from "./schema";
 import { Ago, Button, Copy, count, duration, Empty, Facts, Go, Icon, many, Notice, Pill, plain, Problem, Shown, State, useAction, useData } from "./ui";
@@ -25,26 +25,28 @@ interface ScreenProps<View, Entry> {
   catalog: Catalog;
   summary?: (view: View, caller: Query) => ComponentChildren;
   notices?: (view: View, caller: Query) => ComponentChildren; // above the list
-  row: (entry: Entry, to: string, current: boolean) => ComponentChildren;
+  row: (entry: Entry, to: string, current: boolean, view: View) => ComponentChildren;
   detail: (entry: Entry, view: View) => ComponentChildren;
+  weigh?: (entry: Entry) => number; // tokens of an entry
   unlisted: (name: string, view: View) => ComponentChildren; // where no entry is chosen, or none of that name is there
 }
 
 /** One of the three lists, the ways to the others, and the entry that the address names. */
-export function CatalogScreen<Entry extends Listed, View extends Viewed & { [catalog in Catalog]?: Entry[] }>({ catalog, summary, notices, row, detail, unlisted }: ScreenProps<View, Entry>) {
+export function CatalogScreen<Entry extends Listed, View extends Viewed & { [catalog in Catalog]?: Entry[] }>({ catalog, summary, notices, row, detail, weigh, unlisted }: ScreenProps<View, Entry>) {
   const place = use(route);
   const caller: Query = Object.fromEntries(["as", "scopes", "revision"].map((name) => [name, place.query.get(name) ?? ""]));
   const words = place.query.get("q") ?? "";
   const path = catalog === "tools" ? at("tools") : at("catalog", catalog);
   const { data, failure, again } = useData((signal) => get<View>(path, caller, signal), [use(toolsChanged), use(runsEnded), ...Object.values(caller)]);
-  const to = (name: string, query: Query = {}) => link(catalog, name, { ...caller, q: words, ...query });
+  const source = place.query.get("from") ?? "";
+  const to = (name: string, query: Query = {}) => link(catalog, name, { ...caller, q: words, from: source, ...query });
   useEffect(() => {
     if (matchMedia("(max-width: 900px)").matches) window.scrollTo(0, 0); // the list gives way to the entry
   }, [place.name]);
   if (!data) return failure ? <Problem of={failure} again={again} /> : <Empty icon={catalog} title={`Looking which ${catalog} there are…`} />;
   const entries = data[catalog] ?? [];
   const wanted = words.trim().toLowerCase();
-  const shown = entries.filter((each) => `${each.name} ${each.title} ${each.description} ${each.tags.join(" ")}`.toLowerCase().includes(wanted));
+  const shown = entries.filter((each) => (!source || each.upstream === (source === OWN ? "" : source)) && `${each.name} ${each.title} ${each.description} ${each.tags.join(" ")} ${each.upstream}`.toLowerCase().includes(wanted));
   const entry = entries.find((each) => each.name === place.name);
   return (
     <>
@@ -77,6 +79,7 @@ export function CatalogScreen<Entry extends Listed, View extends Viewed & { [cat
           {summary?.(data, caller)}
         </div>
         {notices?.(data, caller)}
+        <Sources entries={entries} weigh={weigh} at={source} to={(from) => to(place.name, { from })} />
         {!entries.length ? (
           <Empty icon={catalog} title={`The server has no ${catalog}`}>
             Add one with <code>{ADD[catalog]}</code>, and it appears here at once.
@@ -84,11 +87,11 @@ export function CatalogScreen<Entry extends Listed, View extends Viewed & { [cat
         ) : (
           <div class="tools">
             <ul class="tool-list" aria-label={`${catalog === "resources" ? "Resources and templates" : TITLES[catalog]}, in the order of the wire`}>
-              {shown.map((each) => row(each, to(each.name), each === entry))}
+              {shown.map((each) => row(each, to(each.name), each === entry, data))}
               {!shown.length && (
                 <li>
                   <Empty icon="search" title={`None of the ${catalog} matches`}>
-                    <Button onClick={() => go(to(place.name, { q: "" }), true)}>Show all</Button>
+                    <Button onClick={() => go(to(place.name, { q: "", from: "" }), true)}>Show all</Button>
                   </Empty>
                 </li>
               )}
@@ -108,6 +111,30 @@ export function CatalogScreen<Entry extends Listed, View extends Viewed & { [cat
   );
 }
 
+const OWN = "."; // no upstream is called so
+
+/** Whose entries there are, what those cost, and a way to see the entries of one only. */
+function Sources<Entry extends Listed>({ entries, weigh, at: source, to }: { entries: Entry[]; weigh?: (entry: Entry) => number; at: string; to: (from: string) => string }) {
+  const states = new Map(use(upstreams).map((each) => [each.name, each.state]));
+  const names = [...new Set(entries.map((each) => each.upstream))];
+  if (!names.some(Boolean)) return null;
+  const chips = [["", "All", entries], ...names.map((name) => [name || OWN, name || "its own", entries.filter((each) => each.upstream === name)])] as [string, string, Entry[]][];
+  return (
+    <nav class="sources" aria-label="Whose they are">
+      {chips.map(([from, word, members]) => (
+        <a class="button small" href={to(from)} aria-current={from === source ? "true" : undefined} data-testid={`from-${from || "all"}`} key={from}>
+          {(states.get(from) === "down" || states.get(from) === "stopped") && <Icon name="warn" size={12} />}
+          <Shown text={word} max={40} line />
+          <span class="muted num">
+            {members.length}
+            {weigh && ` · ${count(members.reduce((sum, each) => sum + (each.exposed ? weigh(each) : 0), 0))} tokens`}
+          </span>
+        </a>
+      ))}
+    </nav>
+  );
+}
+
 interface RowProps {
   entry: Listed;
   catalog: Catalog;
@@ -116,12 +143,13 @@ interface RowProps {
   current: boolean;
   marks: ComponentChildren;
   facts: string[];
+  cost?: ComponentChildren;
   switchAt: string; // the address that switches it on and off
   testid: string;
 }
 
 /** One entry of a list. The whole row leads to it. */
-export function Row({ entry, catalog, title, to, current, marks, facts, switchAt, testid }: RowProps) {
+export function Row({ entry, catalog, title, to, current, marks, facts, cost, switchAt, testid }: RowProps) {
   return (
     <li class={`tool ${entry.exposed ? "" : "not-exposed"}`} data-testid={testid} data-exposed={entry.exposed}>
       <Face of={entry} title={title} />
@@ -144,6 +172,7 @@ export function Row({ entry, catalog, title, to, current, marks, facts, switchAt
           <Counts of={entry} catalog={catalog} />
         </p>
       </div>
+      {cost}
       <Switch of={entry} to={switchAt} />
     </li>
   );

@@ -1,5 +1,5 @@
 // What happens at the server, as it happens: one event stream, and what it has told so far. Nothing here polls.
-import type { Approval, Connection, Figures, Health, Hello, Minute, Row, Tick, Totals, TryEvent } from "./api";
+import type { Approval, Connection, Figures, Health, Hello, Minute, Row, Tick, Totals, TryEvent, Upstream } from "./api";
 import { at, get, me, respond } from "./api-client";
 import { Cell } from "./cell";
 
@@ -17,6 +17,7 @@ export const waiting = new Cell<Approval[]>([]); // oldest first
 export const connections = new Cell<Connection[]>([]);
 export const health = new Cell<Health | null>(null);
 export const figures = new Cell<Figures>({ last: { calls: 0, errors: 0, refused: 0, p95_ms: 0 }, refused: [], tools: [] });
+export const upstreams = new Cell<Upstream[]>([]);
 export const toolsChanged = new Cell(0); // counts; watch it to fetch the list again
 export const grantsChanged = new Cell(0);
 export const runsEnded = new Cell(0); // counts the runs of this session; watch it to fetch numbers of calls again
@@ -73,6 +74,7 @@ const TAKES: { [event: string]: (data: any) => void } = {
     took(approval);
   },
   connections: (all: Connection[]) => connections.set(all),
+  upstreams: (all: Upstream[]) => upstreams.set(all),
   health: (said: Health) => health.set(said),
   figures: (said: Figures) => figures.set(said),
   tools: () => toolsChanged.set(toolsChanged.value + 1),
@@ -133,6 +135,7 @@ function greet(hello: Hello): void {
   minutes.set([...hello.minutes.slice(1 - MINUTES), hello.minute]);
   wait(hello.approvals);
   connections.set(hello.connections);
+  upstreams.set(hello.upstreams);
   health.set(hello.health);
   figures.set(hello.figures);
   toolsChanged.set(toolsChanged.value + 1);

@@ -2,7 +2,7 @@
 import { Cell } from "./cell";
 
 export interface Route {
-  screen: string; // now, tools, resources, prompts, try, approve, calls, audit, connections
+  screen: string; // now, tools, resources, prompts, try, approve, calls, audit, upstreams, connections
   name: string; // what follows: a tool, a call, an approval; or ""
   query: URLSearchParams;
 }

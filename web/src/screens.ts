@@ -14,6 +14,7 @@ const FILES: { [screen: string]: () => Promise<View> } = {
   approve: async () => (await import("./screens/approve")).Approve,
   calls: async () => (await import("./screens/call")).Call,
   audit: async () => (await import("./screens/audit")).Audit,
+  upstreams: async () => (await import("./screens/upstreams")).Upstreams,
   connections: async () => (await import("./screens/connections")).Connections,
 };
 const views = new Map<string, View>();

@@ -319,6 +319,7 @@ const PATHS = {
   try: "M4.5 2.5v11l8.5-5.5z",
   approve: "M8 1.5 13.5 3.5v4c0 3.5-2.3 6-5.5 7-3.2-1-5.5-3.5-5.5-7v-4zM5.5 8l2 2 3.5-4",
   audit: "M3 2.5h10v11H3zM5.5 5.5h5M5.5 8h5M5.5 10.5h3",
+  upstreams: "M2.5 2.5h11v4h-11zM2.5 9.5h11v4h-11zM5 4.5h.1M5 11.5h.1M8 4.5h3M8 11.5h3",
   connections: "M6 2v3M10 2v3M4 5h8v2.5a4 4 0 0 1-8 0zM8 11.5V14",
   sun: "M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6M8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
   moon: "M13.5 9.5A6 6 0 0 1 6.5 2.5a6 6 0 1 0 7 7",
@@ -405,6 +406,11 @@ const STATES: { [state: string]: [Tone, IconName, string] } = {
   changed: ["bad", "warn", "changed"],
   new: ["warn", "plus", "new"],
   pinned: ["quiet", "lock", "pinned"],
+  up: ["good", "check", "up"],
+  down: ["bad", "cross", "down"],
+  starting: ["info", "run", "starting"],
+  stopped: ["bad", "stop", "stopped"],
+  idle: ["quiet", "clock", "not asked yet"],
 };
 
 /** The state or outcome of a call, an approval, a rule: sign and word. `label` is what was called: not all are tools. */
@@ -430,6 +436,16 @@ export function Bar({ done, total, label }: { done: number; total?: number; labe
     <div class="bar" role="progressbar" aria-label={label} aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(part * 100)}>
       <div style={{ transform: `scaleX(${part})` }} />
     </div>
+  );
+}
+
+/** What definitions cost, and how much that is beside the dearest. */
+export function Cost({ tokens, most }: { tokens: number; most: number }) {
+  return (
+    <p class="cost num">
+      {count(tokens)} <span class="muted fine">tokens</span>
+      <span class="cost-bar" style={{ width: `${(100 * tokens) / most}%` }} />
+    </p>
   );
 }
 

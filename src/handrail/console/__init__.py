@@ -23,7 +23,7 @@ from msgspec.json import decode
 
 from handrail import stores
 from handrail.config import ConsoleSettings
-from handrail.console import access, playground, tools
+from handrail.console import access, playground, tools, upstreams
 from handrail.console.access import (
     CODE_SECONDS,
     ApiError,
@@ -140,16 +140,18 @@ class Console:
             publisher = self.publisher = ActivityPublisher(context)
             context.on_watch = publisher.activate
             await tools.load_pins(context)  # so that a change is noticed even if no page was open before it
+            stack.callback(context.cancel_tasks)
             subscribed = asyncio.Event()
             for task in (self._run_commands(subscribed), publisher.run(), self._advertise_address()):
                 stack.push_async_callback(_cancel_task, asyncio.create_task(task))
             await subscribed.wait()
             await tools.restore_switches(context)
+            await upstreams.restore_stops(context)
             loop = asyncio.get_running_loop()
 
             def on_lists_changed() -> None:  # called in any thread
                 with contextlib.suppress(RuntimeError):  # the loop has closed
-                    loop.call_soon_threadsafe(lambda: publisher.spawn(context.publish("tools", {})))
+                    loop.call_soon_threadsafe(lambda: context.spawn(context.publish("tools", {})))
 
             for catalog in context.engine.catalogs.values():
                 catalog.watchers.append(on_lists_changed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from handrail.stores import Store, supports
 __all__ = ["ConsoleContext", "PendingRun"]
 
 log = logging.getLogger("handrail")
+
+REPLY_SECONDS = 0.5  # that workers have to reply to a question
 
 
 class PendingRun(Struct, eq=False):
@@ -73,6 +76,8 @@ class ConsoleContext:
         self.on_watch: Callable[[], None] = lambda: None  # a page is open, here or in another worker
         self.runs: dict[str, PendingRun] = {}  # tool runs started from a page, by id
         self.argument_previews: dict[str, str] = {}  # by call id
+        self.upstream_counts: dict[str, tuple[Any, Mapping[str, int]]] = {}  # by name: of which list of tools
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.lock_file: tuple[LockedServer | None, float] | None = None  # of `tools.lock`, and its mtime
         self.lock_flaw = ""  # why `tools.lock` cannot be read
         self.verified: tuple[Any, Object, float] | None = None  # stamps of the audit files, the report, and when
@@ -118,6 +123,28 @@ class ConsoleContext:
     async def send_command(self, name: str, data: Object) -> None:
         """Run a command of `routes.COMMANDS` in every worker."""
         await self.topics.publish(f"console-do:{self.instance_id}", f"{name}\n".encode() + encode(data))
+
+    async def ask_workers(self, name: str, data: Object) -> list[bytes]:
+        """Run a command that replies, in every worker; return the replies that come within REPLY_SECONDS."""
+        replies: list[bytes] = []
+        topic = f"console-reply:{secrets.token_hex(8)}"
+        async with self.topics.subscribe(topic) as messages:
+            await self.send_command(name, {**data, "topic": topic})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPLY_SECONDS):
+                    while len(replies) < self.workers:
+                        replies.append(await anext(messages))
+        return replies
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run what a command must not wait for; it is cancelled when the console closes."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     async def write_audit_record(self, session: ConsoleSession, step: str, **members: Any) -> None:
         """Record an action of a person before it is done; refuse the action if it cannot be recorded."""

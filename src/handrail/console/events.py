@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.json import decode
 
-from handrail.console import approvals, statistics
+from handrail.console import approvals, statistics, upstreams
 from handrail.console.access import ApiRequest, RawResponse
 from handrail.console.calls import call_row
 from handrail.console.context import ConsoleContext
@@ -50,8 +50,8 @@ class ActivityPublisher:
         self._active_until = 0.0
         self._last_connections: list[tuple[Object, ...]] = []  # as published last
         self._last_figures = b""  # as published last
-        self._slow_published_at = 0.0  # loop time of both
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._last_upstreams = b"[]"  # as published last
+        self._slow_published_at = 0.0  # loop time of all three
 
     def activate(self) -> None:
         """Publish for the next WATCH_SECONDS: a page is open, here or in another worker."""
@@ -59,11 +59,6 @@ class ActivityPublisher:
         self._context.feed.on_change = self._changed.set
         self._active.set()
         self._changed.set()
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def run(self) -> None:
         loop, feed = asyncio.get_running_loop(), self._context.feed
@@ -88,8 +83,6 @@ class ActivityPublisher:
                 await self._run_logged(self._publish_tick())
         finally:
             feed.on_change = None
-            for task in self._tasks:
-                task.cancel()
 
     async def _run_logged(self, work: Coroutine[Any, Any, None]) -> None:
         """Log a failure: one message that cannot be published must not stop the others."""
@@ -110,7 +103,7 @@ class ActivityPublisher:
             await self._publish_slow()
 
     async def _publish_slow(self) -> None:
-        """Publish the figures and the connections if they have changed: both do with every call, and with time."""
+        """Publish figures, connections and upstreams if they have changed: all do with every call, and with time."""
         context, self._slow_published_at = self._context, asyncio.get_running_loop().time()
         encoded_figures = encode(process_figures(context))
         if encoded_figures != self._last_figures:
@@ -120,6 +113,10 @@ class ActivityPublisher:
         if [(each["id"], each["open"], each["calls"]) for each in connection_rows] != self._last_connections:
             self._last_connections = [(each["id"], each["open"], each["calls"]) for each in connection_rows]
             await context.publish("connections", connection_rows, to=context.worker)
+        encoded_upstreams = encode(upstreams.rows(context))
+        if encoded_upstreams != self._last_upstreams:
+            self._last_upstreams = encoded_upstreams
+            await context.publish_raw("upstreams", encoded_upstreams, to=context.worker)
 
 
 def process_tick(context: ConsoleContext, fresh: list[CallSnapshot]) -> Object:
@@ -179,6 +176,7 @@ def _greeting(context: ConsoleContext) -> Object:
         "minutes": [{**minute_row(each), "times": _nonzero_times(each)} for each in context.feed.minutes.past],
         "connections": connections(context),
         "figures": process_figures(context),
+        "upstreams": upstreams.rows(context),
     }
 
 
@@ -192,6 +190,7 @@ class MergedView:
         self.minutes: dict[str, list[Object]] = {}
         self.connections: dict[str, list[Object]] = {}
         self.figures: dict[str, Figures] = {}
+        self.upstreams: dict[str, list[Object]] = {}
         self._last_tick_at: dict[str, float] = {}
 
     def add_greeting(self, greeting: Object) -> None:
@@ -201,6 +200,7 @@ class MergedView:
         self.internal.setdefault(worker, greeting["inner"])
         self.minutes[worker] = greeting["minutes"]
         self.connections[worker] = greeting["connections"]
+        self.upstreams[worker] = greeting["upstreams"]
         self.figures[worker] = convert(greeting["figures"], Figures, strict=False)  # keys in JSON are strings
 
     def merge_tick(self, worker: str, page_tick: bytes, internal: bytes) -> bytes:
@@ -225,7 +225,7 @@ class MergedView:
         ]
         for worker in lost_workers:
             self.ticks[worker] |= {"running": [], "running_total": 0}
-            self.connections[worker] = []
+            self.connections[worker] = self.upstreams[worker] = []
         return bool(lost_workers)
 
     def merged_tick(self, finished: list[Object]) -> Object:
@@ -255,6 +255,7 @@ class MergedView:
             "approvals": cards,
             "connections": merge_connections(self.connections.values()),
             "figures": self.page_figures(),
+            "upstreams": upstreams.merge_rows(self.upstreams.values()),
             "health": self.health(len(cards)),
         }
 
@@ -265,7 +266,10 @@ class MergedView:
         return sse.encode_event(encode(merge_connections(self.connections.values())), name="connections")
 
     def health(self, pending_count: int) -> Object:
-        return statistics.health(self._context, statistics.merge_figures(self.figures.values()), pending_count)
+        upstream_rows = upstreams.merge_rows(self.upstreams.values())
+        return statistics.health(
+            self._context, statistics.merge_figures(self.figures.values()), pending_count, upstream_rows
+        )
 
 
 def _ended_at(call: Object) -> float:
@@ -379,6 +383,9 @@ class EventStream:
             case "connections":
                 view.connections[to] = decode(data)
                 yield view.connections_event()
+            case "upstreams":
+                view.upstreams[to] = decode(data)
+                yield sse.encode_event(encode(upstreams.merge_rows(view.upstreams.values())), name="upstreams")
             case "figures":
                 view.figures[to] = decode(data, type=Figures)
                 yield sse.encode_event(encode(view.page_figures()), name="figures")

@@ -69,5 +69,6 @@ def _session_info(context: ConsoleContext, session: ConsoleSession) -> Object:
             "revisions": context.engine.offer.supported,
             "audit": context.guards.trail is not None,
             "workers": context.workers,
+            "upstreams": bool(context.server.upstreams),
         },
     }

@@ -102,7 +102,7 @@ def page_figures(context: ConsoleContext, total: Figures) -> Object:
     }
 
 
-def health(context: ConsoleContext, total: Figures, pending_count: int) -> Object:
+def health(context: ConsoleContext, total: Figures, pending_count: int, upstream_rows: list[Object]) -> Object:
     """Return the `Health` of the page, from the last five minutes."""
     calls, errors = total.calls, total.errors
     reasons: Counter[str] = Counter()
@@ -115,14 +115,14 @@ def health(context: ConsoleContext, total: Figures, pending_count: int) -> Objec
     if pending_count:
         notes.append(f"{_count_of(pending_count, 'call')} waiting for approval.")
     entries = Counter(catalog.kind.split()[0] for catalog in context.engine.catalogs.values() for _ in catalog)
-    if not entries:
+    if not entries and not upstream_rows:  # whose tools are known once they are asked
         notes.append("The server has no tools, or all of them are switched off.")
     if context.guards.trail is None:
         notes.append("Calls are not recorded: the audit log is off.")
     level = "good"
     if total.unrecorded or (calls >= MIN_CALLS_FOR_RATE and errors * 2 > calls):
         level = "bad"
-    elif not entries or max(errors, refused) * 10 > calls:
+    elif (not entries and not upstream_rows) or max(errors, refused) * 10 > calls:
         level = "warn"
     prefix = "Mostly healthy: " if level == "good" else ""
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
@@ -140,6 +140,16 @@ def health(context: ConsoleContext, total: Figures, pending_count: int) -> Objec
     else:
         offered = ", ".join(_count_of(count, kind) for kind, count in entries.items()) or "0 tools"
         sentence = f"Idle: {offered}, no calls in the last five minutes."
+    if down := [each["name"] for each in upstream_rows if each["state"] == "down"]:
+        level = "warn" if level == "good" else level
+        names = ", ".join(down[:3]) + (f" and {len(down) - 3} more" if len(down) > 3 else "")
+        rest = sentence.removeprefix("Healthy: ").removeprefix(prefix)
+        sentence = f"Down: {names}. {rest[:1].upper()}{rest[1:]}"
+    for each in upstream_rows:
+        if waiting := each["unseen"] + each["new"] + each["changed"]:
+            notes.append(
+                f"{_count_of(waiting, 'tool')} of {each['name']} {'waits' if waiting == 1 else 'wait'} for a look."
+            )
     return {"level": level, "sentence": sentence, "notes": notes}
 
 

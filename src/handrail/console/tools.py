@@ -6,19 +6,16 @@ The lists are made by the function that answers `tools/list`. Pins are the earli
 
 from __future__ import annotations
 
-import asyncio
 import json
-import secrets
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 from msgspec.json import decode
 
-from handrail.client.tools import MAX_DESCRIPTION, safe_icons, signature
+from handrail.client.tools import MAX_DESCRIPTION, estimated_tokens, safe_icons, signature
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import ToolEntry, title_of
@@ -48,13 +45,22 @@ from handrail.stores import Put
 from handrail.suggest import closest
 from handrail.text.controls import confusable_names, escape, texts_in
 
-__all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "restore_switches", "switch", "view", "wire"]
+__all__ = [
+    "accept",
+    "apply_switch",
+    "change_row",
+    "icon",
+    "load_pins",
+    "publish_tally",
+    "restore_switches",
+    "switch",
+    "view",
+    "wire",
+]
 
 SWITCH_PREFIX = "console-switch:"  # of the topics' keys, one for each switched entry, while the server runs
-TALLY_SECONDS = 0.5
 TOOLS = "tools/list"
 _METHODS = {"resources": ("resources/list", "resources/templates/list"), "prompts": ("prompts/list",)}
-BYTES_PER_TOKEN = 4  # approximately: models differ
 _ICON_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 LOCK_FILE = "tools.lock"
@@ -116,19 +122,26 @@ async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
 
 
 async def switch(context: ConsoleContext, request: ApiRequest) -> Object:
-    """Switch a tool, a resource or a prompt on or off, in all workers."""
+    """Switch a tool, a resource or a prompt on or off, in all workers. To stop it cancels its calls too."""
     (method, entry), on = _requested_entry(context, request), request.body.get("on")
+    is_stop = request.body.get("cancel") is True and on is False
     if type(on) is not bool:
         raise ApiError(400, "on: expected true or false")
-    await context.write_audit_record(request.session, "switched on" if on else "switched off", tool=entry.label)
+    step = "switched on" if on else "stopped" if is_stop else "switched off"
+    await context.write_audit_record(request.session, step, tool=entry.label)
     await context.topics.put(f"{SWITCH_PREFIX}{method} {entry.name}", encode(on))
-    await context.send_command("switch", {"list": method, "name": entry.name, "on": on})
+    stop = entry.limit_name if is_stop else ""
+    await context.send_command("switch", {"list": method, "name": entry.name, "on": on, "stop": stop})
     return {}
 
 
 async def apply_switch(context: ConsoleContext, data: Object) -> None:
-    """Switch an entry on or off in this worker."""
+    """Switch an entry on or off in this worker, and cancel its calls if it is stopped."""
     context.engine.catalogs[data["list"]].switch(data["name"], data["on"])
+    for snapshot in context.feed.running.values() if data.get("stop") else ():
+        if snapshot.tool == data["stop"] and snapshot.call is not None:
+            snapshot.call.cancel()
+            context.feed.notify()
 
 
 async def restore_switches(context: ConsoleContext) -> None:
@@ -143,6 +156,8 @@ async def restore_switches(context: ConsoleContext) -> None:
 
 async def accept(context: ConsoleContext, request: ApiRequest) -> Object:
     _, entry = _requested_entry(context, request)
+    if entry.upstream:
+        raise ApiError(409, f"{entry.name[:200]} is a tool of {entry.upstream}; accept it on the page of that upstream")
     await context.write_audit_record(request.session, "accepted", tool=entry.tool.name, fingerprint=entry.fingerprint)
     await context.store.commit([_pin_op(context, entry)])
     await context.publish("tools", {})
@@ -228,17 +243,12 @@ class WorkerTally(Struct):
 
 
 async def _collect_tallies(context: ConsoleContext) -> WorkerTally:
-    """Return the sum of all workers that answer within TALLY_SECONDS."""
-    totals = _own_tally(context)
+    """Return the sum of all workers that answer in time."""
     if context.workers == 1:
-        return totals
-    totals, topic = WorkerTally(), f"console-tally:{secrets.token_hex(8)}"
-    async with context.topics.subscribe(topic) as replies:
-        await context.send_command("tally", {"topic": topic})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TALLY_SECONDS):
-                for _ in range(context.workers):
-                    totals.add(decode(await anext(replies), type=WorkerTally))
+        return _own_tally(context)
+    totals = WorkerTally()
+    for reply in await context.ask_workers("tally", {}):
+        totals.add(decode(reply, type=WorkerTally))
     return totals
 
 
@@ -266,7 +276,6 @@ def _row(
     totals: WorkerTally,
 ) -> Object:
     tool, tally = entry.tool, totals.tools.get(entry.label, Tally())
-    size = len(encode(entry.definition(viewer.revision) if listed is None else listed))
     members: Object = {
         "name": entry.name,
         "title": title_of(entry) or entry.name,
@@ -284,7 +293,8 @@ def _row(
         "refused": tally.refused,
         "p95_ms": round(tally.p95 * 1000, 3),
         "last": tally.last,
-        "tokens": -(-size // BYTES_PER_TOKEN),
+        "tokens": estimated_tokens(entry.definition(viewer.revision) if listed is None else listed),
+        "upstream": entry.upstream,
         "warnings": list(_warnings(entry, look_alike_names, context.lock_flaw if method == TOOLS else "")),
         **_verdict(context, viewer, entry),
     }
@@ -292,7 +302,7 @@ def _row(
         members |= _listing_members(entry)
     else:
         members |= {"signature": signature(definition(tool)), "fingerprint": entry.fingerprint}
-        members |= {"annotations": tool.annotations or {}, "pin": pins.state(entry)}
+        members |= {"annotations": tool.annotations or {}, "pin": _pin(context, pins, entry)}
         members |= {} if tool.output_schema is UNSET else {"output_schema": tool.output_schema}
     redacted: Object = context.redactor.definition(members)
     return redacted
@@ -315,6 +325,8 @@ def _hidden_because(context: ConsoleContext, viewer: Viewer, method: str, entry:
     if not entry.is_visible_to(viewer.principal.scopes):
         missing = " ".join(sorted(entry.scopes - viewer.principal.scopes))
         return f"Its author shows it only to callers with the scope {missing}"
+    if entry.withheld:
+        return f"It {entry.withheld}"
     hiding = context.guards.policy.hides(viewer.principal, entry.subject, viewer.revision.name)
     return f"This server lists no {entry.kind}s" if hiding is None else f"Hidden by {hiding.rule}: {hiding.why}"
 
@@ -408,8 +420,19 @@ class ConsolePins:
         if previous is None:
             return {"state": "new", "since": 0.0, "changes": []}
         differences = compare_definitions(*comparable(previous, revision, definition(entry.tool), self._newest))
-        change_rows = [_change_row(each) for each in differences[:MAX_CHANGES]]
+        change_rows = [change_row(each) for each in differences[:MAX_CHANGES]]
         return {"state": "changed" if differences else "pinned", "since": at, "changes": change_rows}
+
+
+def _pin(context: ConsoleContext, pins: ConsolePins, entry: ToolEntry) -> Object:
+    """Return the pin of a tool: that of its upstream, which the gateway has, or else the console's own."""
+    if not entry.upstream:
+        return pins.state(entry)
+    tools = context.server.upstreams[entry.upstream].tools if entry.upstream in context.server.upstreams else []
+    tool = next((each for each in tools if each.name == entry.name), None)
+    state = "none" if tool is None else {"quarantined": "changed", "new": "new"}.get(tool.state, "pinned")
+    changes = [] if tool is None else [change_row(each) for each in tool.changes[:MAX_CHANGES]]
+    return {"state": state, "since": 0.0, "changes": changes}
 
 
 async def load_pins(context: ConsoleContext) -> ConsolePins:
@@ -418,7 +441,7 @@ async def load_pins(context: ConsoleContext) -> ConsolePins:
     prefix, after = _pin_prefix(context), ""
     mark = prefix.replace("tool", "tools", 1)
     if locked is None and await context.store.get(mark) is None:
-        pin_ops = (_pin_op(context, entry) for entry in context.engine.catalog.entries)
+        pin_ops = (_pin_op(context, entry) for entry in context.engine.catalog.entries if not entry.upstream)
         await context.store.commit([Put(mark, b"", if_absent=True), *pin_ops])
     baselines: dict[str, tuple[float, Object]] = {}
     while rows := await context.store.scan(prefix, after=after):
@@ -456,7 +479,7 @@ def _read_lock_file(context: ConsoleContext) -> tuple[LockedServer | None, float
     return lock_state
 
 
-def _change_row(change: Change) -> Object:
+def change_row(change: Change) -> Object:
     sides = {side: _side(getattr(change, side)) for side in ("before", "after")}
     return {"kind": CHANGE_LABELS.get(change.kind, change.kind), "path": change.path, **sides}
 

@@ -223,6 +223,9 @@ class CallSnapshot(Struct, eq=False, gc=False):  # part of no reference cycle on
     memory_bytes: int = 0  # 0 until it is counted
     request_id: Id = ""  # the request may be one of a batch
     is_tool: bool = True  # False: there is no tool of this name
+    upstream: str = ""  # the name of the upstream server that its entry comes from
+    upstream_revision: str = ""
+    lossy: tuple[str, ...] = ()  # what could not be carried between the two revisions
 
     @property
     def id(self) -> str:
@@ -619,6 +622,9 @@ class ActivityFeed:
             running.logs,
             running.lines,
             request_id=call.id,
+            upstream=call.entry.upstream,
+            upstream_revision=call.upstream_revision,
+            lossy=call.lossy,
         )
 
     # What follows from it

@@ -1,11 +1,13 @@
 // The whole story of one call. Its address is a permalink: a call that memory has lost is told from the audit.
 import { useMemo, useState } from "preact/hooks";
 import type { AuditRecord, Row, Story, Wire } from "../api";
-import { at, get, may, post } from "../api-client";
+import { at, get, may, me, post } from "../api-client";
 import { use } from "../cell";
 import { finished, running, runningTotal, totals } from "../live";
+import { lossWords } from "../losses";
 import { Lines, LogLevel, Refusal, ResultView } from "../result";
 import { home, kindOfCall, link, type Route } from "../route";
+import { Stop } from "../stop";
 import { Bar, Button, bytes, clock, Clock, Code, Copy, count, duration, Elapsed, Empty, Facts, Go, JsonTree, Notice, Panel, Pill, plain, Problem, Save, Shown, State, Tabs, useAction, useData, useSlow } from "../ui";
 
 /** The row of this call as the stream last told it. */
@@ -51,7 +53,7 @@ function CallStory({ id }: { id: string }) {
 function Told({ story, row }: { story: Story; row: Row }) {
   return (
     <div class="story" data-testid="story">
-      <Top row={row} />
+      <Top row={row} upstream={story.upstream?.name ?? ""} />
       {story.source === "audit" && (
         <Notice tone="quiet" title="Told from the audit">
           Arguments, results and the wire are kept in memory for the last 500 calls of the worker that ran them. What is on record is below.
@@ -87,6 +89,7 @@ function Told({ story, row }: { story: Story; row: Row }) {
               ]}
             />
           </Panel>
+          <Legs story={story} row={row} />
           <Decision story={story} row={row} />
           <Stages story={story} row={row} />
           <Along story={story} row={row} />
@@ -98,7 +101,7 @@ function Told({ story, row }: { story: Story; row: Row }) {
 
 const WORDS = { tool: "Tool", resource: "Resource", prompt: "Prompt" };
 
-function Top({ row }: { row: Row }) {
+function Top({ row, upstream }: { row: Row; upstream: string }) {
   const kind = kindOfCall(row.tool);
   const [asked, setAsked] = useState(false);
   const [cancel, busy] = useAction(async () => {
@@ -128,6 +131,7 @@ function Top({ row }: { row: Row }) {
           Try
         </Go>
       )}
+      {(upstream || (going && kind === "tool")) && <Stop tool={kind === "tool" ? row.tool : ""} upstream={upstream} />}
       <Copy text={() => location.href} word="Link" label="Copy the link to this call" testid="permalink" />
     </div>
   );
@@ -209,6 +213,45 @@ function Arguments({ story }: { story: Story }) {
             ))}
           </ul>
         </div>
+      )}
+    </Panel>
+  );
+}
+
+/** Which upstream served it, what each leg spoke, and what was lost between the two. */
+function Legs({ story, row }: { story: Story; row: Row }) {
+  const { server } = use(me)!;
+  const leg = story.upstream;
+  if (!leg) return null;
+  const translated = leg.revision !== "" && leg.revision !== row.revision;
+  return (
+    <Panel title="Way" extra={<Pill tone={leg.lossy.length ? "warn" : "quiet"} icon={leg.lossy.length ? "warn" : "wire"}>{leg.lossy.length ? `${leg.lossy.length} lost` : translated ? "translated" : "as it is"}</Pill>} testid="legs">
+      <ol class="legs">
+        <li>
+          <Shown in="strong" text={row.client || row.who} max={60} line /> <span class="muted fine">client</span>
+        </li>
+        <li class="leg num">{row.revision}</li>
+        <li>
+          <Shown in="strong" text={server.name} max={60} line /> <span class="muted fine">this gateway</span>
+        </li>
+        <li class="leg num">{leg.revision || "not reached"}</li>
+        <li>
+          <a href={link("upstreams", leg.name)} data-testid="served-by">
+            <Shown text={leg.name} max={60} line />
+          </a>{" "}
+          <span class="muted fine">upstream</span>
+        </li>
+      </ol>
+      {leg.lossy.length > 0 ? (
+        <ul class="lost-on-the-way">
+          {leg.lossy.map((id) => (
+            <li key={id}>
+              <Shown text={lossWords(id)} max={200} /> <Shown in="code.muted" text={id} max={20} line />
+            </li>
+          ))}
+        </ul>
+      ) : (
+        <p class="muted">{!leg.revision ? "The call did not reach the upstream." : translated ? "Translated between the two revisions; nothing was lost." : "Both sides speak the same: nothing had to be translated."}</p>
       )}
     </Panel>
   );

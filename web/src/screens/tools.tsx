@@ -1,12 +1,13 @@
 // Which tools a caller sees, as the wire lists them, why others are hidden, and everything about one of them.
 
 import { useState } from "preact/hooks";
-import type { Change, Icon as Picture, Json, JsonObject, ToolInfo, ToolsView } from "../api";
+import type { Icon as Picture, Json, JsonObject, ToolInfo, ToolsView } from "../api";
 import { at, getText, may, post } from "../api-client";
-import { compared, Side } from "../diff";
+import { Difference } from "../diff";
 import { About, CatalogScreen, Caution, Headline, type Query, Row, SAFE } from "../listing";
 import { address, Long, Url } from "../result";
 import { link } from "../route";
+import { Stop } from "../stop";
 import { lines, short } from "../schema";
 import {
   Button,
@@ -14,6 +15,7 @@ import {
   Clock,
   Code,
   Copy,
+  Cost,
   count,
   Dialog,
   Empty,
@@ -37,7 +39,7 @@ export function Tools() {
       catalog="tools"
       summary={(view, caller) => <Summary view={view} asked={caller} />}
       notices={(view, caller) => <Notices view={view} asked={caller} />}
-      row={(tool, to, current) => (
+      row={(tool, to, current, view) => (
         <Row
           key={tool.name}
           entry={tool}
@@ -51,11 +53,13 @@ export function Tools() {
               <Mark pin={tool.pin} />
             </>
           }
-          facts={[`${count(tool.tokens)} tokens`]}
+          facts={tool.upstream ? [`from ${tool.upstream}`] : []}
+          cost={<Cost tokens={tool.tokens} most={Math.max(...view.tools.map((each) => each.tokens))} />}
           switchAt={at("tools", tool.name, "switch")}
           testid={`tool-${tool.name}`}
         />
       )}
+      weigh={(tool) => tool.tokens}
       detail={(tool, view) => <Detail key={tool.name} tool={tool} revision={view.revision} />}
       unlisted={(name) =>
         name ? (
@@ -148,9 +152,12 @@ function Detail({ tool, revision }: { tool: ToolInfo; revision: string }) {
       <Panel>
         <div class="stack">
           <Headline entry={tool} title={tool.title || tool.name} noun="name">
-            <Go to={link("try", tool.name)} kind="primary" icon="try" testid="try-it">
-              Try it
-            </Go>
+            <span class="row">
+              <Go to={link("try", tool.name)} kind="primary" icon="try" testid="try-it">
+                Try it
+              </Go>
+              {tool.on && <Stop tool={tool.name} upstream={tool.upstream} />}
+            </span>
           </Headline>
           <Caution of={tool} />
           {tool.description ? (
@@ -163,7 +170,17 @@ function Detail({ tool, revision }: { tool: ToolInfo; revision: string }) {
             of={tool}
             catalog="tools"
             records={{ tool: tool.name }}
-            before={[["Costs", `about ${count(tool.tokens)} tokens in each conversation`]]}
+            before={[
+              [
+                "From",
+                tool.upstream && (
+                  <a href={link("upstreams", tool.upstream)}>
+                    <Shown text={tool.upstream} max={80} />
+                  </a>
+                ),
+              ],
+              ["Costs", `about ${count(tool.tokens)} tokens in each conversation`],
+            ]}
             after={[
               [
                 "Tool version",
@@ -176,12 +193,12 @@ function Detail({ tool, revision }: { tool: ToolInfo; revision: string }) {
                 "Pinned",
                 {
                   none: "no",
-                  pinned: (
+                  pinned: tool.pin.since === 0 ? "by the gateway" : (
                     <>
                       since <Clock at={tool.pin.since} />
                     </>
                   ),
-                  changed: (
+                  changed: tool.pin.since === 0 ? "by the gateway, and changed after that" : (
                     <>
                       since <Clock at={tool.pin.since} />, and changed after that
                     </>
@@ -272,34 +289,22 @@ function Changes({ tool }: { tool: ToolInfo }) {
       <div class="stack">
         {state === "new" && <p>Not reviewed yet. Read its description and schema, then accept it.</p>}
         {changes.map((each, index) => (
-          <Before change={each} key={index} />
+          <Difference change={each} key={index} />
         ))}
+        {tool.upstream ? (
+          <Go to={link("upstreams", tool.upstream)} icon="upstreams" testid="to-upstream">
+            Look at it, and accept it, with the tools of {plain(tool.upstream)}
+          </Go>
+        ) : (
         <div class="row">
           <Button kind="primary" icon="check" busy={busy} disabled={!may("manage")} onClick={accept} testid={`accept-${tool.name}`}>
             Accept it as it is now
           </Button>
           <span class="muted">{may("manage") ? "It is pinned anew, and no longer marked." : "Needs the role manage."}</span>
         </div>
+        )}
       </div>
     </Panel>
-  );
-}
-
-function Before({ change }: { change: Change }) {
-  const [before, after] = compared(change.before, change.after);
-  return (
-    <div class="change">
-      <p class="row tight">
-        <Pill tone={change.kind === "wording" ? "info" : "warn"} icon="edit">
-          <Shown text={change.kind} max={60} />
-        </Pill>
-        <Shown in="code" text={change.path || "the tool"} max={200} />
-      </p>
-      <div class="sides">
-        <Side word="before" pieces={before} sign="−" />
-        <Side word="now" pieces={after} sign="+" />
-      </div>
-    </div>
   );
 }
 

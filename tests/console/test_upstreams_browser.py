@@ -1,0 +1,253 @@
+"""Upstreams in a browser: their states, the look, differences, stops; text of theirs that cannot act."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from consoles import Served, chromium as chromium, serving
+from paths import ROOT
+from patience import PATIENCE
+from requirements import requirement
+from rigs_browser import Watched, axe as axe, scan, window
+
+RIG = ROOT / "tests" / "support" / "upstream_console.py"
+HOSTILE = '<img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egpj.exe'
+GATEWAY = f"""
+import sys
+from handrail import Server
+
+server = Server("gateway", title="Our gateway")
+for name, revision in (("files", "2025-11-25"), ("issues", "2025-06-18")):
+    command = [sys.executable, {str(RIG)!r}, f"{{name}}.json", revision]
+    server.include(command, name=name, prefix=f"{{name}}_", lock="tools.lock")
+server.include([sys.executable, "-c", "import sys; sys.exit('no database')"], name="base")
+
+
+@server.tool(annotations={{"readOnlyHint": True}})
+def whoami() -> str:
+    \"\"\"Who calls.\"\"\"
+    return "you"
+"""
+NARROW = {"width": 380, "height": 800}
+WIDE = {"width": 1280, "height": 800}
+
+
+def tool(name: str, about: str, hints: dict[str, bool] | None = None, **properties: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
+    return {"name": name, "description": about, "inputSchema": schema, "annotations": hints or {}}
+
+
+FILES = [
+    tool("read_file", "Read a file.", {"readOnlyHint": True}, path="string"),
+    tool("write_file", "Write a file.", {"idempotentHint": True}, path="string", text="string"),
+    tool("delete_file", f"Delete a file. {HOSTILE}", {"readOnlyHint": True}, path="string"),
+]
+ISSUES = [
+    tool("search", "Search issues.", {"readOnlyHint": True}, query="string"),
+    tool("hold", "Wait.", {"readOnlyHint": True}, gate="string"),
+]
+
+
+def plan(home: Path, name: str, tools: list[dict[str, Any]]) -> None:
+    lines = ["listening", f"{HOSTILE} token=sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"]
+    (home / f"{name}.json").write_text(json.dumps({"tools": tools, "stderr": lines}), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("home")
+    plan(home, "files", FILES)
+    plan(home, "issues", ISSUES)
+    (home / "gateway.py").write_text(GATEWAY, "utf-8")
+    with serving(home, target=home / "gateway.py") as made:
+        made.client().tools()  # from here on they have been asked
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(chromium: Browser, served: Served) -> Iterator[Watched]:
+    # The scanner has to be let in; what the page itself does under its policy is looked at everywhere else.
+    with window(chromium, served, served.link, bypass_csp=True, viewport=WIDE) as opened:
+        yield opened
+
+
+@pytest.fixture
+def see(shared: Watched) -> Iterator[Watched]:
+    yield shared
+    assert shared.page.evaluate("window.ran") is None
+    shared.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+    shared.fine()
+
+
+def open_upstream(see: Watched, name: str) -> Locator:
+    see.go("upstreams", name)
+    detail = see("upstream-detail")
+    expect(detail.get_by_role("heading", name=name)).to_be_visible()
+    expect(see("tab-upstreams")).to_have_attribute("aria-current", "page")
+    return detail
+
+
+def test_each_upstream_says_how_it_is_and_the_one_that_is_down_says_why(see: Watched) -> None:
+    see.page.keyboard.press("g")
+    see.page.keyboard.press("s")
+    for name, state in {"files": "up", "issues": "up", "base": "down"}.items():
+        expect(see(f"upstream-{name}")).to_have_attribute("data-state", state)
+        expect(see(f"upstream-{name}")).to_contain_text(state)
+    expect(see("upstreams-count")).to_have_text("1")
+    expect(see("summary")).to_contain_text(re.compile(r"2 servers up of 3 · 5 tools, about \d+ tokens"))
+    expect(see("upstream-detail")).to_contain_text("base")  # what needs somebody is open
+    expect(see("problem")).to_contain_text("exited with code 1")
+    expect(see("stderr-lines")).to_contain_text("no database")
+    see.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+    see.go("upstreams")
+    expect(see("upstream-detail")).to_have_count(0)
+    see("upstream-files").get_by_role("link").click()
+    expect(see("speaks")).to_contain_text(re.compile(r"2025-11-25, with sessions, since \d"))
+    assert see.page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    see("back").click()
+    expect(see("upstream-base")).to_be_visible()
+
+
+@requirement("GW-21", everywhere=True)
+def test_a_look_shows_claims_and_proposals_and_one_button_accepts_them_as_they_are_set(see: Watched) -> None:
+    open_upstream(see, "files")
+    group = see("group-unseen")
+    expect(group).to_contain_text("Not looked at yet (3)")
+    expect(see("look-delete_file")).to_contain_text("claims“only reads”")
+    expect(see("look-delete_file")).to_contain_text("doubtful")
+    for name, proposal in {"read_file": "reads", "write_file": "writes", "delete_file": "destroys"}.items():
+        expect(see(f"class-{name}-{proposal}")).to_be_checked()
+        expect(see(f"origin-{name}")).to_have_text("proposed")
+    see("class-write_file-destroys").check()
+    expect(see("origin-write_file")).to_have_text("your choice; proposed: writes")
+    see("look-write_file").get_by_role("button").click()
+    expect(see("about-write_file")).to_contain_text("write_file(path?: str, text?: str)")
+    expect(group).to_contain_text("1 reads, 2 destroy")
+    see("accept-all-unseen").click()
+    expect(see("group-accepted")).to_contain_text("Accepted (3)")
+    expect(group).to_have_count(0)
+    expect(see("origin-write_file")).to_have_text("accepted")
+    expect(see("upstream-files")).not_to_contain_text("not looked at")
+    see("class-write_file-writes").check()  # a second thought
+    see("accept-all-accepted").click()
+    expect(see("origin-write_file")).to_have_text("accepted")
+    expect(see("accept-all-accepted")).to_have_count(0)
+    expect(see("class-write_file-writes")).to_be_checked()
+
+
+@requirement("GW-21", "APP-20", everywhere=True)
+def test_a_changed_tool_is_held_back_with_its_difference_until_one_click_accepts_it(
+    see: Watched, served: Served
+) -> None:
+    open_upstream(see, "issues")
+    see("accept-all-unseen").click()
+    expect(see("group-accepted")).to_be_visible()
+    plan(
+        served.home,
+        "issues",
+        [tool("search", f"Search all. {HOSTILE}", query="string"), ISSUES[1], tool("add", "Add.")],
+    )
+    see("refresh").click()
+    expect(see("group-changed")).to_contain_text("Changed, and held back (1)")
+    expect(see("diff-search")).to_contain_text("Search issues.")
+    expect(see("diff-search")).to_contain_text("U+202E")
+    expect(see("upstream-issues")).to_contain_text("1 changed")
+    expect(see("look-add")).to_contain_text("claims nothing")
+    see.go("tools", "issues_search")
+    expect(see("diff-issues_search")).to_contain_text("/description")
+    expect(see("hidden-issues_search")).to_contain_text("has changed since it was accepted")
+    see("to-upstream").click()
+    see("accept-search").click()
+    expect(see("group-changed")).to_have_count(0)
+    expect(see("look-search").get_by_text("accepted", exact=True)).to_be_visible()
+    see("accept-add").click()
+    expect(see("group-accepted")).to_contain_text("Accepted (3)")
+
+
+def test_text_of_an_upstream_stays_text(see: Watched) -> None:
+    open_upstream(see, "files")
+    see("look-delete_file").get_by_role("button").first.click()
+    for shown in ("about-delete_file", "stderr-lines"):
+        expect(see(shown)).to_contain_text('<img src=x onerror="window.ran=1">')
+        expect(see(shown)).to_contain_text("\\x1b")
+    expect(see("about-delete_file")).to_contain_text("U+202E")
+    expect(see("stderr-lines")).not_to_contain_text("sk-proj")
+    assert see.page.locator("#main img").count() == 0
+
+
+def test_tools_say_whose_they_are_and_what_they_cost(see: Watched) -> None:
+    see.go("tools")
+    expect(see("from-all")).to_contain_text(re.compile(r"^All7 · \d+ tokens"))
+    see("from-files").click()
+    expect(see("tool-files_read_file")).to_contain_text("from files")
+    expect(see("tool-files_read_file").locator(".cost")).to_contain_text(re.compile(r"^\d+ tokens"))
+    expect(see("tool-whoami")).to_have_count(0)
+    see("from-.").click()
+    expect(see("tool-whoami")).to_be_visible()
+    expect(see("tool-files_read_file")).to_have_count(0)
+
+
+@requirement("GW-04", everywhere=True)
+def test_a_call_shows_its_way_and_a_running_one_can_be_stopped_with_all_of_its_upstream(
+    see: Watched, served: Served
+) -> None:
+    client = served.client(revision="2025-03-26", name="old-desk")
+    client.call("files_read_file", {"path": "notes"})
+    see.go("calls", served.last_call("files_read_file"))
+    for part in ("old-desk", "2025-03-26", "gateway", "2025-11-25", "files", "Structured content: sent as JSON"):
+        expect(see("legs")).to_contain_text(part)
+    waits = served.in_background(client.call, "issues_hold", {"gate": str(served.home / "never")})
+    see.go("now")
+    see("running").get_by_role("link").first.click()
+    expect(see("legs")).to_contain_text("issues")
+    see("stop").click()
+    expect(see("stop-dialog")).to_contain_text("Stop issues_hold?")
+    see("stop-upstream").check()
+    expect(see("stop-dialog")).to_contain_text("Stop issues?")
+    see("stop-yes").click()
+    assert waits.result(PATIENCE).is_error
+    see("served-by").click()
+    expect(see("upstream-state")).to_have_text("stopped")
+    expect(see("problem")).to_contain_text("stopped by local")
+    see("start").click()
+    expect(see("upstream-state")).to_have_text("up")
+    assert not client.call("issues_search", {"query": "x"}).is_error
+
+
+def test_a_tool_is_stopped_where_it_is_looked_at(see: Watched, served: Served) -> None:
+    see.go("tools", "files_delete_file")
+    see("stop").click()
+    see("stop-yes").click()
+    expect(see("switch-files_delete_file")).to_have_attribute("aria-checked", "false")
+    assert "files_delete_file" not in [each.name for each in served.client().tools()]
+    see("switch-files_delete_file").click()
+    expect(see("stop")).to_be_visible()
+
+
+def test_somebody_who_only_looks_can_do_none_of_it(chromium: Browser, served: Served) -> None:
+    with window(chromium, served, served.link_for("ada", "view", server="gateway")) as looks:
+        open_upstream(looks, "files")
+        for testid in ("refresh", "stop", "class-read_file-writes"):
+            expect(looks(testid)).to_be_disabled()
+        looks.fine()
+
+
+@requirement("APP-16", everywhere=True)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_scan_of_the_screen_finds_nothing_grave(see: Watched, served: Served, axe: str, theme: Any) -> None:
+    plan(served.home, "files", [*FILES[1:], tool("read_file", f"Read {theme}.", path="string"), tool(theme, "New.")])
+    see.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    open_upstream(see, "files")
+    see("refresh").click()
+    expect(see(f"look-{theme}")).to_be_visible()
+    scan(see.page, axe)
+    see("stop").click()
+    scan(see.page, axe)
+    see.page.keyboard.press("Escape")

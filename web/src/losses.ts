@@ -1,0 +1,42 @@
+// What cannot be carried between two revisions, in words. The ids are those of the log and the metrics.
+
+const WORDS: { [id: string]: string } = {
+  "LOSSY-01": "Titles: the client's revision has none; they were left out",
+  "LOSSY-02": "Output schemas: the client's revision has none; the result was checked here",
+  "LOSSY-03": "A result that is not an object: it stands under “result”",
+  "LOSSY-04": "Hints of tools: the client's revision has none; they were left out",
+  "LOSSY-05": "Icons: the client's revision has none; they were left out",
+  "LOSSY-06": "_meta of tools and blocks: left out",
+  "LOSSY-07": "Parts of a schema that older clients may ignore: arguments were checked here",
+  "LOSSY-08": "Structured content: sent as JSON in a text block",
+  "LOSSY-09": "The mark of a failure: sent as an error inside of the result",
+  "LOSSY-10": "The mark of a failure: recognised by the text",
+  "LOSSY-11": "Whether “result” was there before: it was left as it is",
+  "LOSSY-12": "A sound: sent as an embedded resource",
+  "LOSSY-13": "A link to a resource: sent as a line of text",
+  "LOSSY-14": "When a resource was last changed: left out",
+  "LOSSY-15": "Content of an unknown kind: a text stands in its place",
+  "LOSSY-16": "A list without an end: it was cut",
+  "LOSSY-17": "Tools of one session only: not shown to stateless clients",
+  "LOSSY-18": "State of a session: kept for the caller, who sees none",
+  "LOSSY-19": "Instructions: the client's revision has none",
+  "LOSSY-20": "A page to visit: the client cannot open one; a text says so",
+  "LOSSY-21": "A demand to sign in at the upstream: not passed on",
+  "LOSSY-22": "Why arguments were refused: only the text came through",
+  "LOSSY-23": "A list that could not be fetched: the last good one was served",
+  "LOSSY-24": "More than eight questions: the call failed",
+  "LOSSY-25": "A call that waited for an answer was lost when the gateway ended",
+  "LOSSY-26": "Progress while the call waited for an answer: left out",
+  "LOSSY-27": "The notice that a page was visited: left out",
+  "LOSSY-28": "A choice of several: asked one by one",
+  "LOSSY-29": "Defaults of a form: left out",
+  "LOSSY-30": "A message of several blocks for the client's model: refused",
+  "LOSSY-31": "A notice of a change: no stream was open",
+  "LOSSY-32": "Words of the progress: the client's revision has none; they were left out",
+  "LOSSY-33": "A cancellation the upstream cannot be told of: its answer was thrown away",
+  "LOSSY-34": "Log lines that belong to no call: left out",
+  "LOSSY-35": "A task was said to be cancelled before it was",
+};
+
+/** A case of loss in words; one that is not known is itself. */
+export const lossWords = (id: string): string => WORDS[id] ?? id;
