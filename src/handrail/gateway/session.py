@@ -117,7 +117,7 @@ class UpstreamSession:
         self.last_used = self.connection.now()
         self.peer: CallPeer | None = None  # who is asked when the upstream asks outside of a call
         self._transport: ClientTransport | None = None  # of the last call
-        self._level = ""  # that the upstream was told
+        self._level = "info"  # that the upstream was told; what our callers have by default
         self._lists: dict[str, ServerList[Any, ListedEntries[Any]]] = {}
 
     # Handler of the connection

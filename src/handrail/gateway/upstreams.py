@@ -133,7 +133,7 @@ class Upstreams:
     def why_absent(self, name: str) -> str:
         for upstream in self.by_name.values():
             if upstream.terms.prefix and name.startswith(upstream.terms.prefix) and upstream.is_missing:
-                return f"{upstream.name} cannot be reached now. Nothing was done."
+                return f"{upstream.name} is not there now. Nothing was done."
         return ""
 
     # Lifecycle
