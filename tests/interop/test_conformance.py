@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -85,10 +85,12 @@ SCORED = {"2025-11-25": 33, "2026-07-28": 40}
 
 
 @asynccontextmanager
-async def running_server(complaints: IO[bytes]) -> AsyncIterator[str]:
+async def running_server(
+    complaints: IO[bytes], script: Path = SERVER, arguments: Sequence[str] = ()
+) -> AsyncIterator[str]:
     """The address of our server, for as long as it is needed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-B", str(SERVER), stdout=asyncio.subprocess.PIPE, stderr=complaints
+        sys.executable, "-B", str(script), *arguments, stdout=asyncio.subprocess.PIPE, stderr=complaints
     )
     assert process.stdout is not None
     try:

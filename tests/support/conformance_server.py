@@ -1,13 +1,15 @@
 """The server the official conformance suite talks to: its fixtures but those of tasks, written with our library.
 
-Run it: it prints its URL and serves until it is told to stop.
+Run it: it prints its URL and serves until it is told to stop. With `stdio` behind it, it serves there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from handrail import (
     Audio,
@@ -208,6 +210,18 @@ async def test_reconnection(call: Call) -> str:
 
 # 2026-07-28
 
+fleeting: set[str] = set()  # what is here now
+
+
+def come_or_go(kind: Literal["tool", "prompt"], function: Callable[[], Awaitable[str]]) -> None:
+    """Really change a list: of one that is the same in the end a gateway has nothing to tell."""
+    name = function.__name__
+    if name in fleeting:
+        server.remove(name, kind=kind)
+    else:
+        (server.tool if kind == "tool" else server.prompt)(function)
+    fleeting.symmetric_difference_update([name])
+
 
 @server.tool
 async def test_missing_capability(call: Call) -> str:
@@ -232,27 +246,25 @@ async def test_logging_tool(call: Call) -> str:
 
 @server.tool
 async def test_trigger_tool_change() -> str:
-    """Makes a tool come and go."""
+    """Makes a tool come, and go the next time."""
 
     async def test_fleeting() -> str:
         """Is soon gone."""
         return "Still here."
 
-    server.add(test_fleeting)
-    server.remove("test_fleeting")
+    come_or_go("tool", test_fleeting)
     return "The tools have changed."
 
 
 @server.tool
 async def test_trigger_prompt_change() -> str:
-    """Makes a prompt come and go."""
+    """Makes a prompt come, and go the next time."""
 
     async def test_fleeting_prompt() -> str:
         """Is soon gone."""
         return "Still here."
 
-    server.prompt(test_fleeting_prompt)
-    server.remove("test_fleeting_prompt", kind="prompt")
+    come_or_go("prompt", test_fleeting_prompt)
     return "The prompts have changed."
 
 
@@ -399,4 +411,7 @@ async def test_input_required_result_prompt(call: Call) -> str:
 
 
 if __name__ == "__main__":
-    server.run(http="127.0.0.1:0", ready=lambda url: print(url, flush=True))
+    if sys.argv[1:] == ["stdio"]:
+        server.run()
+    else:
+        server.run(http="127.0.0.1:0", ready=lambda url: print(url, flush=True))

@@ -1,0 +1,37 @@
+"""A gateway in a process of its own, for upstreams that kill it: `gateways_attacked:made`, told by its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from hashlib import sha256
+from typing import Any
+
+import upstreams_hostile
+from handrail import Server
+from handrail.guards import Approvals, Policy, Rule
+
+__all__ = ["OPTIONS", "made"]
+
+OPTIONS = "HANDRAIL_TEST_GATEWAY"
+KEY = sha256(b"one").digest()  # that the next process has as well
+COMMAND = [sys.executable, "-S", "-E", upstreams_hostile.__file__]
+
+
+def made() -> Server:
+    """`upstreams` are behaviours by name, `diary` is theirs; `asks` are the tools that need an approval."""
+    options: dict[str, Any] = json.loads(os.environ[OPTIONS])
+    rules = [Rule(verdict="ask", tools=options["asks"])] if options.get("asks") else []
+    server = Server(
+        "gateway",
+        keys=[KEY],
+        audit=options["audit"],
+        policy=Policy([*rules, Rule(verdict="allow")]),
+        approvals=Approvals(wait=0.05, round=0.005),
+        rates=None,
+    )
+    for name, behaviour in options["upstreams"].items():
+        target = [*COMMAND, behaviour, options["diary"]]
+        server.include(target, name=name, prefix=f"{name}_", trusted=True, timeout=options.get("timeout", 60.0))
+    return server
