@@ -46,8 +46,9 @@ def run_adopt(args: Namespace, screen: Screen) -> int:
         document = json.loads(before)
     except ValueError:
         raise UsageError(f"{path}: not JSON, or with comments, which would not survive; change it by hand") from None
-    table = "mcpServers" if "mcpServers" in document else "servers"
-    servers = document.get(table) if isinstance(document, dict) else None
+    tables = document if isinstance(document, dict) else {}
+    table = "mcpServers" if "mcpServers" in tables else "servers"
+    servers = tables.get(table)
     if not isinstance(servers, dict) or not servers:
         raise UsageError(f"{path}: no servers in it")
     return (_adopt if args.adopt else _undo)(path, before, table, servers, args, screen)
@@ -71,6 +72,8 @@ def _adopt(path: Path, before: str, table: str, servers: Object, args: Namespace
         entry = {"type": "stdio", **entry}
     new_table = {NAME: entry, **staying}
     after = put_member(before, skip_blanks(before, 0), table, new_table, indent_of(before), 1)
+    if parse(after) != {**parse(before), table: new_table}:
+        raise UsageError(f"{path}: cannot be changed safely; change it by hand")
     _agree_to_change(path, before, after, entries, args, screen)
     _write(moved, json.dumps({"mcpServers": servers}, indent=2, ensure_ascii=False) + "\n")
     _write(copy, before, path)

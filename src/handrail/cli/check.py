@@ -138,7 +138,7 @@ def run_explain(args: Namespace, screen: Screen) -> int:
         asyncio.run(see_upstreams(server))
     if args.revision not in REVISIONS:
         raise UsageError(f"--revision: {args.revision!r} is not one of {', '.join(REVISIONS)}")
-    if (missing := _missing_stage(server, args.name)) is not None:
+    if (missing := _missing_stage(server, args)) is not None:
         _print_stages([missing], screen)
         return ExitCode.DENIED
     entry, call_arguments = _find(server, args)
@@ -157,8 +157,11 @@ def _print_stages(stages: list[Row], screen: Screen) -> None:
         screen.table(stages, styles=("bold",))
 
 
-def _missing_stage(server: Server, name: str) -> Row | None:
+def _missing_stage(server: Server, args: Namespace) -> Row | None:
     """Return why a tool of an upstream server is not offered; None if it is, or if no upstream has it."""
+    name, (entry, _) = args.name, server.engine.find(_KINDS[args.action], args.name)
+    if entry is not None and not entry.withheld:
+        return None
     for upstream in server.upstreams.values():
         for tool in upstream.tools:
             if tool.name == name and tool.reason:

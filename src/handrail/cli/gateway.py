@@ -28,7 +28,7 @@ from handrail.config import ConfigError, load_config
 from handrail.errors import Denied, HandrailError
 from handrail.gateway.settings import UpstreamOptions, UpstreamSettings
 from handrail.server import Server
-from handrail.text.controls import mask_words
+from handrail.text.controls import mask, mask_words
 
 if TYPE_CHECKING:
     from handrail.gateway.upstreams import Upstreams
@@ -96,6 +96,7 @@ class UpstreamSource:
         self._config = command_config.config
         self._screen = screen
         self._pins = pins
+        self._current: dict[str, UpstreamPlan] = {}  # what is included
         self._state = StateDirectory(state_folder(os.environ))
         self._stamps = self._file_stamps()
         if self.file is not None and not self.file.is_file():
@@ -105,7 +106,7 @@ class UpstreamSource:
     def lock(self) -> Path:
         """The file that pins the tools: beside the configuration, or in the state folder."""
         beside = self.config_file or self.file
-        if beside is not None and os.access(beside.parent, os.W_OK):
+        if beside is not None and (os.access(beside.parent, os.W_OK) or (beside.parent / LOCK_FILE).exists()):
             return beside.parent / LOCK_FILE
         return self._state.folder / f"{self._key}.{LOCK_FILE}"
 
@@ -166,6 +167,7 @@ class UpstreamSource:
                     configured = self._options(plan)
                     configured.update(options)
                     server.include(plan.thing, prefix=plan.prefix, **configured)
+                    self._current[plan.name] = plan
                 except _CANNOT_INCLUDE as problem:
                     self.left_out[plan.name] = str(problem)
         if not server.upstreams:
@@ -190,7 +192,7 @@ class UpstreamSource:
 
     def report(self, screen: Screen) -> None:
         for name, reason in self.left_out.items():
-            screen.note(f"{name}: left out: {reason}")
+            screen.note(f"{name}: left out: {mask(reason)}")
 
     # While it runs
 
@@ -205,7 +207,6 @@ class UpstreamSource:
             await asyncio.wait([task])
 
     async def _follow(self, server: Server, screen: Screen) -> None:
-        current = {each.name: each for each in self.plans() if each.name in server.upstreams}
         self._screen = None  # nobody is asked while it serves
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -219,17 +220,15 @@ class UpstreamSource:
             except HandrailError as problem:
                 screen.note(f"{problem}; the upstream servers stay as they were")
                 continue
-            await self._apply(cast("Upstreams", server.engine.upstreams), current, plans)
+            await self._apply(cast("Upstreams", server.engine.upstreams), plans)
             self.report(screen)
 
-    async def _apply(
-        self, upstreams: Upstreams, current: dict[str, UpstreamPlan], plans: dict[str, UpstreamPlan]
-    ) -> None:
-        for name in current.keys() - plans.keys():
+    async def _apply(self, upstreams: Upstreams, plans: dict[str, UpstreamPlan]) -> None:
+        for name in self._current.keys() - plans.keys():
             await upstreams.remove(name)
-            del current[name]
+            del self._current[name]
         for name, plan in plans.items():
-            if current.get(name) == plan:
+            if self._current.get(name) == plan:
                 continue
             try:
                 options = self._options(plan)
@@ -237,9 +236,11 @@ class UpstreamSource:
                     await upstreams.replace(name, plan.thing, plan.prefix, options)
                 else:
                     upstreams.include(plan.thing, plan.prefix, options)
-                current[name] = plan
+                self._current[name] = plan
             except _CANNOT_INCLUDE as problem:
                 self.left_out[name] = str(problem)
+                if name not in upstreams.by_name:
+                    self._current.pop(name, None)
 
     def _file_stamps(self) -> list[Stamp | None]:
         return [file_stamp(each) for each in (self.file, self.config_file) if each is not None]

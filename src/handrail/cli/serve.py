@@ -34,6 +34,8 @@ __all__ = ["listen_at", "run_console", "run_serve", "serve"]
 
 
 def run_serve(args: Namespace, screen: Screen) -> int:
+    if (args.target or "").endswith(".json"):
+        raise UsageError(f"{args.target}: a file of servers, which `handrail gateway {args.target}` serves")
     command_config = CommandConfig(args, args.target)
     _, workers = listen_at(args, command_config)
     if args.reload and workers > 1:

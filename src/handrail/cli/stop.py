@@ -10,6 +10,7 @@ from handrail.audit.format import ConsoleRecord
 from handrail.audit.log import open_trail
 from handrail.cli.approve import operator_name
 from handrail.cli.exit_codes import ExitCode, UsageError
+from handrail.cli.gateway import records_of
 from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen
 from handrail.client.state_dir import StateDirectory, state_folder
@@ -63,4 +64,6 @@ async def _change(
         await put_stop(store, kind, name, args.note or "")
     elif not await delete_stop(store, kind, name):
         raise UsageError(f"{name}: no {kind} of this name is stopped; `handrail stop` lists what is")
+    if kind == "upstream" and not args.undo and not records_of(name):
+        screen.note(f"careful: no gateway that has run here has a server {name!r}")
     screen.note(f"{kind} {one_line(name, 100)}: {'works again' if args.undo else 'stopped'}, within a second")

@@ -77,7 +77,7 @@ def _source(args: Namespace, names: list[str], screen: Screen) -> UpstreamSource
 async def see_upstreams(server: Server) -> None:
     """Fetch the lists of all upstreams, with all that a client could show more tools for."""
     async with server.serving():
-        await asyncio.gather(*(each.load(ALL_CAPABILITIES) for each in server.upstreams.values()))
+        await asyncio.gather(*(each.lists.load(ALL_CAPABILITIES) for each in server.upstreams.values()))
 
 
 class _Look:
@@ -85,7 +85,7 @@ class _Look:
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        self.is_listed = any(view.is_loaded for view in upstream.views.values())
+        self.is_listed = any(view.is_loaded for view in upstream.lists.views.values())
         self.tools = [each for each in upstream.tools if each.state not in ("denied", "refused")]
         self.classes = {each.own_name: each.accepted or each.proposal for each in self.tools}
         self.is_accepted = False

@@ -91,7 +91,7 @@ def _row(context: ConsoleContext, upstream: Upstream) -> Object:
             "errors": counts["errors"],
             "restarts": counts["restarts"],
             "lossy": dict(upstream.lossy),
-            "sessions": sum(each.connection.is_open for each in upstream.sessions.values()),
+            "sessions": sum(each.connection.is_open for each in upstream.pool.sessions.values()),
             "trusted": upstream.terms.trusted,
             **_tool_counts(context, upstream),
         }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import UNSET, Struct
 
 from handrail.client.connection import ClientConnection
 from handrail.client.inflight import FOREVER, Clocks, Log, Progress, deadline_at
+from handrail.client.mcp_config import ServerTarget
 from handrail.client.server_list import ServerList
 from handrail.client.tools import ListedEntries, ListedEntry, ListedTool, has_invisible_names
 from handrail.engine.call import Call
@@ -31,14 +33,12 @@ from handrail.gateway.questions import (
     form_losses,
     to_model,
 )
+from handrail.gateway.settings import Terms
 from handrail.model import InputRequest, Json, Object
 from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
 from handrail.revisions.base import CAPABILITIES, LEVELS, LOG_LEVEL
 from handrail.transports.base import ClientTransport
-
-if TYPE_CHECKING:
-    from handrail.gateway.upstream import Upstream
 
 log = logging.getLogger("handrail")
 
@@ -95,13 +95,27 @@ class BridgedCall(Struct, eq=False):
         return await self.session.ask(self.state, request)
 
 
+class SessionUpstream(Protocol):
+    """The upstream of a session, as the session needs it."""
+
+    name: str
+    target: ServerTarget
+    terms: Terms
+    client_info: Object
+    counts: Counter[str]
+
+    def note(self, text: str) -> None: ...
+    def lose(self, case: str, state: CallState | None = None) -> None: ...
+    def on_list_changed(self, session: UpstreamSession) -> None: ...
+
+
 class UpstreamSession:
     """A connection to an upstream, of one owner and one set of capabilities, or of all where it is stateless.
 
     To the connection it is the handler.
     """
 
-    def __init__(self, upstream: Upstream, owner: str, key: CapabilityKey) -> None:
+    def __init__(self, upstream: SessionUpstream, owner: str, key: CapabilityKey) -> None:
         self.upstream = upstream
         self.owner = owner
         self.key = key
@@ -197,6 +211,11 @@ class UpstreamSession:
                 on_endless=self._on_endless,
             )
         return self._lists[method]
+
+    def expire_lists(self) -> None:
+        """Have each list fetched anew when it is asked for."""
+        for each in self._lists.values():
+            each.is_changed = True
 
     async def fetch(self, method: str, entry_type: type[ListedEntry]) -> ListedEntries[Any] | None:
         """Return a list of the upstream; None if it declares that it has none."""

@@ -82,14 +82,14 @@ class Upstreams:
         """Cancel the calls of an upstream, close its connections and take its entries away."""
         upstream = self.by_name.pop(name)
         await upstream.stop("its configuration was removed")
-        upstream.withdraw()
+        upstream.catalog.withdraw()
 
     async def replace(self, name: str, thing: Any, prefix: str | None, options: UpstreamOptions) -> Upstream:
         """Reach an upstream in another way, or with other options, at the same place in the order."""
         previous, order = self.by_name[name], [*self.by_name]
         await self.remove(name)
         [upstream] = self.include(thing, prefix, {**options, "name": name})
-        upstream.index = previous.index
+        upstream.catalog.index = previous.catalog.index
         self.by_name = {each: self.by_name[each] for each in order}
         return upstream
 
@@ -105,23 +105,24 @@ class Upstreams:
         key = capability_key(revision, client)
         waits: dict[asyncio.Task[None], float] = {}
         for upstream in self.by_name.values():
-            task = upstream.prepare(peer, key, revision)
+            task = upstream.lists.prepare(peer, key, revision)
             if task is not None:
-                waits[task] = upstream.wait_seconds(key)
-            upstream.count_losses(method, revision)
+                waits[task] = upstream.lists.wait_seconds(key)
+            if method == "tools/list":
+                upstream.lossy.update(upstream.catalog.new_losses(revision))
         return _wait(waits, partial(self._on_waited, key)) if waits else None
 
     def _on_waited(self, key: CapabilityKey) -> None:
         for upstream in self.by_name.values():
-            upstream.mark_waited(key)
+            upstream.lists.mark_waited(key)
 
     def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
         key = capability_key(revision, client)
-        parts = [upstream.hidden(method, key) for upstream in self.by_name.values()]
+        parts = [upstream.lists.hidden(method, key) for upstream in self.by_name.values()]
         return parts[0] if len(parts) == 1 else frozenset().union(*parts)
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
-        hints = [upstream.cache_hint(method) for upstream in self.by_name.values()]
+        hints = [upstream.lists.cache_hint(method) for upstream in self.by_name.values()]
         return min((ttl for ttl, _ in hints), default=0), any(is_private for _, is_private in hints)
 
     def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
@@ -132,7 +133,7 @@ class Upstreams:
 
     def why_absent(self, name: str) -> str:
         for upstream in self.by_name.values():
-            if upstream.terms.prefix and name.startswith(upstream.terms.prefix) and upstream.is_missing:
+            if upstream.terms.prefix and name.startswith(upstream.terms.prefix) and upstream.lists.is_missing:
                 return f"{upstream.name} is not there now. Nothing was done."
         return ""
 
@@ -156,7 +157,7 @@ class Upstreams:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             for upstream in self.by_name.values():
-                upstream.end_idle_sessions(loop.time())
+                upstream.pool.end_idle(loop.time())
             for lock in self._locks.values():
                 try:
                     is_changed = lock.refresh()
@@ -165,7 +166,7 @@ class Upstreams:
                     continue
                 if is_changed:
                     for upstream in self.by_name.values():
-                        upstream.judge_again()
+                        upstream.catalog.judge_again()
 
 
 async def _wait(waits: Mapping[asyncio.Task[None], float], on_waited: Callable[[], None]) -> None:

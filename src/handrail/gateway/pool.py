@@ -1,0 +1,150 @@
+"""The connections to one upstream server, and whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from handrail.engine.call_state import CallPeer
+from handrail.engine.guard_set import owner_of
+from handrail.errors import Kind, PeerError, Refused
+from handrail.gateway.health import CircuitBreaker
+from handrail.gateway.questions import CapabilityKey
+from handrail.gateway.session import SessionUpstream, UpstreamSession
+from handrail.revisions import Revision
+
+__all__ = ["SessionPool"]
+
+log = logging.getLogger("handrail")
+
+
+class PoolUpstream(SessionUpstream, Protocol):
+    """What the pool tells its upstream."""
+
+    era: Any
+
+    def on_opening(self) -> None: ...
+    def on_open(self, revision: Revision) -> None: ...
+    def on_open_failed(self, problem: PeerError, owner: str) -> None: ...
+
+
+class SessionPool:
+    """The connections of one upstream. Calls of one owner with the same capabilities share one; stateless ones all."""
+
+    def __init__(self, upstream: PoolUpstream) -> None:
+        self.sessions: dict[tuple[str, CapabilityKey], UpstreamSession] = {}
+        self.stateless: UpstreamSession | None = None
+        self.breakers: dict[str, CircuitBreaker] = {}  # by the owner of a connection; "" where all share one
+        self._upstream = upstream
+        self._opening = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @staticmethod
+    def owner(peer: CallPeer, key: CapabilityKey, revision: Revision) -> str:
+        """Return whose connection a call uses. Upstreams keep the roots of a session, so clients with roots differ."""
+        owner = owner_of(peer.principal, peer.address)
+        return f"{owner} #{peer.connection.number}" if key[-1] and not revision.stateless else owner
+
+    async def session(self, owner: str, key: CapabilityKey, peer: CallPeer | None = None) -> UpstreamSession:
+        """Return the open connection for an owner and its capabilities; open one if there is none."""
+        if self.stateless is not None and self.stateless.connection.revision is not None:
+            return self.stateless
+        session = self.sessions.get((owner, key))
+        if session is not None and session.connection.is_open:
+            return session
+        async with self._opening if self._upstream.era == "" else _nothing():
+            session = self.sessions.get((owner, key)) or self.stateless
+            if session is None:
+                self._make_room()
+                session = self.sessions[owner, key] = UpstreamSession(self._upstream, owner, key)
+            session.peer = peer or session.peer
+            await self._open(session)
+        if not self.is_watched(owner, key):
+            self._upstream.on_list_changed(session)  # a new connection hears of changes only after it has listed
+        return self.stateless or session
+
+    async def _open(self, session: UpstreamSession) -> None:
+        if session.connection.is_open:
+            return
+        self._upstream.on_opening()
+        try:
+            await session.connection.open()
+        except PeerError as problem:
+            self._upstream.on_open_failed(problem, session.owner)
+            raise
+        revision = session.connection.revision
+        assert revision is not None
+        self._upstream.on_open(revision)
+        if revision.stateless:
+            self.stateless = self.stateless or session
+        elif self.stateless is session:
+            self.stateless = None
+
+    def _make_room(self) -> None:
+        """Close the connection that was not used for the longest time, if there are too many."""
+        if len(self.sessions) < self._upstream.terms.max_sessions:
+            return
+        idle = [each for each in self.sessions.values() if not each.calls]
+        if not idle:
+            most = self._upstream.terms.max_sessions
+            raise Refused(
+                Kind.OVERLOADED, f"{self._upstream.name}: {most} connections are in use; wait for a call to end"
+            )
+        self.end(min(idle, key=lambda each: each.last_used))
+
+    def end(self, session: UpstreamSession) -> None:
+        """Close a connection; the next call of its owner opens another."""
+        self.sessions.pop((session.owner, session.key), None)
+        if self.stateless is session:
+            self.stateless = None
+        task = asyncio.get_running_loop().create_task(session.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def end_idle(self, now: float) -> None:
+        """End the connections that were not used for long; `now` is a time of the event loop."""
+        for session in list(self.sessions.values()):
+            is_idle = not session.calls and session is not self.stateless
+            if is_idle and now - session.last_used > self._upstream.terms.idle_seconds:
+                self.end(session)
+
+    def is_watched(self, owner: str, key: CapabilityKey) -> bool:
+        """Return whether the upstream announces changes of its lists on an open stream."""
+        for session in (self.stateless, self.sessions.get((owner, key)), *self.sessions.values()):
+            if session is not None and session.connection.is_open:
+                connection = session.connection
+                if connection.revision is not None and connection.revision.stateless:
+                    return connection.subscription.is_running
+                offers, transport = connection.subscription.is_offered("tools"), connection.transport
+                return offers and transport is not None and transport.notification_stream != 0
+        return False
+
+    def breaker(self, owner: str) -> CircuitBreaker:
+        """Return the breaker of an owner: one caller's crashes do not shut an upstream for another."""
+        owner = "" if self._upstream.era == "stateless" else owner
+        if owner not in self.breakers:
+            if len(self.breakers) > 4 * self._upstream.terms.max_sessions:
+                self.breakers.clear()
+            self.breakers[owner] = CircuitBreaker(time.monotonic)
+        return self.breakers[owner]
+
+    def owner_of_view(self, key: CapabilityKey, default: str = "") -> str:
+        """Return an owner that has a connection with these capabilities."""
+        return next((owner for owner, other in self.sessions if other == key), default)
+
+    async def close(self) -> None:
+        """Close all connections. The next call opens new ones."""
+        sessions, self.sessions, self.stateless = [*self.sessions.values()], {}, None
+        await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=1.0)
+        self._opening = asyncio.Lock()
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    yield
