@@ -20,7 +20,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 
-.PHONY: setup demo test soak lint bench requirements peers console lock clean
+.PHONY: setup demo test soak lint bench requirements peers upstreams console lock clean
 
 setup: $(READY)
 
@@ -68,6 +68,11 @@ requirements: setup
 # The other implementations that the tests talk to. Without them their tests are skipped, with the reason.
 peers: setup
 	@UV="$(UV)" PYTHON="$(RUN)" sh tests/peers/install.sh
+
+# Other people's servers, all of them behind one gateway. `make test` has the few that are soon installed.
+upstreams: setup
+	@UV="$(UV)" PYTHON="$(RUN)" sh tests/peers/install.sh upstreams
+	HANDRAIL_UPSTREAMS=all HANDRAIL_REQUIRE_PEERS=1 $(RUN) -m pytest -q -rs tests/interop/test_gateway_upstreams.py
 
 # The page of the console. Its built files are in the repository: only who changes web/ needs Node (20.19 or newer).
 console:

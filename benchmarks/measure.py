@@ -22,6 +22,7 @@ import msgspec
 
 from benchmarks.client_driver import CallingClient
 from benchmarks.driver import Session
+from benchmarks.gateway import GATEWAY_NAMES, gateway_bars, gateway_table, measure_gateway
 from benchmarks.guards import guard_bars, guard_table, measure_guards
 from benchmarks.http_driver import HttpServer
 from benchmarks.process import Process, beside, enough, environment, run
@@ -105,6 +106,10 @@ def main() -> None:
     for part in dict.fromkeys(scenario.part for scenario in GUARDED if chosen.only in scenario.name):
         say(f"guards, {part}")
         measure_guards(guarded, part, effort.rounds // 2, effort.slice_s)
+    relayed = Results()
+    if any(chosen.only in name for name in GATEWAY_NAMES):
+        runtimes = {program.name: program.runtime for program in programs}
+        measure_gateway(relayed, runtimes, chosen.only, effort.rounds, effort.slice_s)
     if not chosen.only:
         measure_functions(results, programs)
         measure_starts(results, programs, effort)
@@ -114,12 +119,14 @@ def main() -> None:
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print()
-    for lines, held_to in ((table(results), bars(results)), (guard_table(guarded), guard_bars(guarded))):
+    reports = [(table(results), bars(results)), (guard_table(guarded), guard_bars(guarded))]
+    reports.append((gateway_table(relayed), gateway_bars(relayed)))
+    for lines, held_to in reports:
         told = [str(bar) for bar in held_to if not chosen.only or bar.verdict != "not measured"]
         if told:
             print("\n".join([*lines, "", *told, ""]))
     if chosen.json:
-        measured = {**results.rounds, **guarded.rounds}
+        measured = {**results.rounds, **guarded.rounds, **relayed.rounds}
         rows = [{**msgspec.to_builtins(row), "rounds": rounds} for row, rounds in measured.items()]
         document = {"machine": machine, "versions": versions, "rows": rows}
         chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
@@ -139,6 +146,12 @@ def candidates(peers: Path) -> list[Program]:
             ["-p", f"require({str(typescript / '@modelcontextprotocol/server/package.json')!r}).version"],
             {"http": "server_typescript.mjs"},
             warm_s=12,
+        ),
+        Program(
+            "mcp-proxy",
+            str(peers / "mcp-proxy/bin/python"),
+            ["-P", "-c", "import importlib.metadata; print(importlib.metadata.version('mcp-proxy'))"],
+            {},  # a gateway only: gateway.py has its script
         ),
     ]
 

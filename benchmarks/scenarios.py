@@ -7,12 +7,14 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-__all__ = ["CLIENT", "ENVELOPE", "GUARDED", "HTTP_WIRES", "LONG", "LONG_TEXT", "REVISIONS", "SCENARIOS"]
-__all__ += ["SMALL", "STEPS", "Answer", "Cores", "Part", "Scenario", "Wire", "text_of"]
+__all__ = ["CLIENT", "ENVELOPE", "FLEET", "FLEET_LIST", "FLEET_TOOLS", "GUARDED", "HTTP_WIRES", "LONG", "LONG_TEXT"]
+__all__ += ["RELAYED", "REVISIONS", "SCENARIOS", "SMALL", "STEPS"]
+__all__ += ["Answer", "Cores", "Part", "Scenario", "Upstream", "Wire", "text_of"]
 
 Answer = dict[str, Any]
 Cores = Literal["any", "one", "two"]
 Part = Literal["stdio", "http", "client"]  # servers on either transport, and clients on both
+Upstream = Literal["stdio", "HTTP"]
 Wire = Literal["pipe", "session", "stateless", "stateless pipe"]  # a session, and stateless, are over HTTP
 
 MEBIBYTE = "x" * (1 << 20)
@@ -71,6 +73,8 @@ SEQUENTIAL: Sequence[tuple[str, int, Cores]] = (("sequential", 1, "two"), ("sequ
 MANNERS: Sequence[tuple[str, int, Cores]] = (("64 in flight", 64, "any"), *SEQUENTIAL)
 CLIENT_MANNERS: Sequence[tuple[str, int, Cores]] = (("32 in flight", 32, "two"), *SEQUENTIAL)
 HTTP_WIRES: Sequence[Wire] = ("session", "stateless")
+CLIENT_LEGS: Sequence[tuple[str, Wire]] = (("stdio", "pipe"), ("HTTP", "session"))  # of a gateway
+UPSTREAMS: Sequence[Upstream] = ("stdio", "HTTP")
 CLIENT_WIRES: Sequence[tuple[str, Wire]] = (
     ("stdio {}, session", "pipe"),
     ("stdio {}, stateless", "stateless pipe"),
@@ -189,3 +193,35 @@ GUARDED = [
     for name, wire, cores in GUARDED_WIRES
     for tool, arguments, is_right in GUARDED_CALLS
 ]
+
+FLEET, FLEET_TOOLS = 50, 40  # upstreams behind one gateway, and the tools of each
+
+FLEET_LIST = Scenario(
+    f"gateway tools/list, {FLEET} upstreams × {FLEET_TOOLS} tools, a page",
+    lambda id: {},  # The cursors are known later.
+    lambda id, answer: bool(answer["tools"]),
+    (FLEET * FLEET_TOOLS,),
+    method="tools/list",
+    cores="two",
+    least_calls=20,
+)
+
+RELAYED: dict[tuple[Wire, Upstream], list[Scenario]] = {
+    (wire, upstream): [
+        Scenario(
+            f"gateway echo, {client} client, {upstream} upstream, {window} in flight",
+            calling(tool, arguments),
+            is_right,
+            (2,),
+            wire=wire,
+            window=window,
+            cores="two",
+            least_calls=max(2 * window, 20),
+            share=0.5,
+        )
+        for window in (32, 1)
+        for tool, arguments, is_right in CALLS[:1]
+    ]
+    for client, wire in CLIENT_LEGS
+    for upstream in UPSTREAMS
+}

@@ -19,6 +19,7 @@ from msgspec.structs import FieldInfo, fields
 
 import handrail.guards
 from handrail.config import Config
+from handrail.gateway.settings import UpstreamSettings
 from handrail.guards.predicates import Predicate
 
 __all__ = ["PAGE", "page"]
@@ -29,10 +30,10 @@ INTRODUCTION = """\
 <!-- Made by tools/configuration.py from the classes that read the file. Do not edit. -->
 # Configuration
 
-`handrail serve`, `check`, `explain` and `approve` read the `handrail.toml` beside the served file, else that of the
-working folder, or the file that `--config` names. `serve` says at its start which file is in force, and what it
-switches off. A file beside the server that is not used is an error; `--config FILE --config-only` means `FILE` alone.
-`server.run()` in Python reads no file, and warns of one beside it.
+`handrail serve`, `gateway`, `check`, `explain` and `approve` read the `handrail.toml` beside the served file, else that
+of the working folder, or the file that `--config` names. `serve` and `gateway` say at their start which file is in
+force, and what it switches off. A file beside the server that is not used is an error; `--config FILE --config-only`
+means `FILE` alone. `server.run()` in Python reads no file, and warns of one beside it.
 
 Everything in it is optional; what it does not say has the default below. What the file says wins over
 what the server's author wrote in Python. An unknown key is an error that names the closest one.
@@ -62,6 +63,8 @@ def _section(path: str, key: FieldInfo) -> Iterator[str]:
             [inner] = get_args(kind)
             yield from _table(f"## `[[{path}]]`", inner, told)
             yield from _table(f"### `{path}.arguments.PATH`", Predicate)
+        case _ if (inner := _struct(kind)[1]) is not None:
+            yield from _table(f"## `[{path}.NAME]`", inner, told)
         case _:
             value = _type(get_args(kind)[1])
             yield f"## `[{path}]`\n\n{told}\n\n| key | type |\n|---|---|\n| a name | {value} |\n"
@@ -77,9 +80,11 @@ def _table(heading: str, kind: type[Struct], told: str = "") -> Iterator[str]:
         named, inner = _struct(key.type)
         if inner is not None:
             inside.setdefault(inner, []).append(f"`[{path}.{key.encode_name}{named}]`")
-    if kind.__module__ != Config.__module__ and getattr(handrail.guards, kind.__name__) is not kind:
-        raise LookupError(f"handrail.guards.{kind.__name__} is another class")
-    made = "" if kind.__module__ == Config.__module__ else f" In Python: `handrail.guards.{kind.__name__}`."
+    made = " In Python: options of `Server.include`."
+    if kind is not UpstreamSettings:
+        if kind.__module__ != Config.__module__ and getattr(handrail.guards, kind.__name__) is not kind:
+            raise LookupError(f"handrail.guards.{kind.__name__} is another class")
+        made = "" if kind.__module__ == Config.__module__ else f" In Python: `handrail.guards.{kind.__name__}`."
     prose = " ".join(filter(None, [told, _prose(kind)])) + made
     prose = textwrap.fill(prose, 120, break_long_words=False, break_on_hyphens=False)
     yield "\n\n".join([heading, prose, "\n".join(rows)]) + "\n"

@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-from cli_runs import COMMAND, SECONDS, Terminal as RawTerminal, environment, handrail
+from cli_runs import COMMAND, SECONDS, Client, Terminal as RawTerminal, environment, handrail
 from handrail.audit.format import verify
 from handrail.audit.reader import TrailFile
 from paths import ROOT
 from requirements import requirement
-from tests.cli.test_serve import Client
 from tests.cli.test_terminal import Terminal, terminal as terminal
 
 Object = dict[str, Any]

@@ -5,30 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import queue
 import re
 import signal
-import subprocess
-import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 
-from cli_runs import COMMAND, SECONDS, environment, handrail
+from cli_runs import OPENING, SECONDS, Client, client, handrail
 from handrail import Client as McpClient
 from handrail.cli.load_server import ServerFile, reloading_server
 from handrail.model import Object
 from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
-
-OPENING = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 
 SERVER = """
 from handrail import Server
@@ -44,102 +37,6 @@ TELLS = """
 def word() -> str:
     return WORD
 """
-
-
-class Client:
-    """The least that can be called one: lines out, lines in, by a deadline."""
-
-    def __init__(self, *words: str, home: Path) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            cwd=home,
-            env=environment(home),
-        )
-        self.out: queue.Queue[str] = queue.Queue()
-        self.err: queue.Queue[str] = queue.Queue()
-        assert self.process.stdout is not None and self.process.stderr is not None
-        self._threads = [
-            threading.Thread(target=_pump, args=pair)
-            for pair in ((self.process.stdout, self.out), (self.process.stderr, self.err))
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._id = 0
-
-    def say(self, method: str, params: Object | None = None, **more: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(
-            json.dumps({"jsonrpc": "2.0", "method": method, "params": params or {}, **more}) + "\n"
-        )
-        self.process.stdin.flush()
-
-    def ask(self, method: str, params: Object | None = None) -> Object:
-        self._id += 1
-        self.say(method, params, id=self._id)
-        message = self.hear()
-        assert message["id"] == self._id, message
-        result: Object = message["result"]
-        return result
-
-    def hear(self) -> Object:
-        line = self.out.get(timeout=SECONDS)
-        assert line, f"it has ended: {[*self.err.queue]}"
-        message: Object = json.loads(line)
-        return message
-
-    def told(self, words: str) -> str:
-        """Standard error up to a line with these words."""
-        seen = ""
-        while True:
-            seen += (line := self.err.get(timeout=SECONDS))
-            assert line, f"it has ended: {seen}"
-            if words in line:
-                return seen
-
-    def open(self) -> Object:
-        opened = self.ask("initialize", OPENING)
-        self.say("notifications/initialized")
-        return opened
-
-    def names(self) -> list[str]:
-        return [tool["name"] for tool in self.ask("tools/list")["tools"]]
-
-    def call(self, name: str, **arguments: Any) -> str:
-        text: str = self.ask("tools/call", {"name": name, "arguments": arguments})["content"][0]["text"]
-        return text
-
-    def changed(self) -> None:
-        assert self.hear() == {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
-
-    def end(self) -> int:
-        """Close its input, and see how it ends."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return self.process.wait(SECONDS)
-
-    def close(self) -> None:
-        with self.process:
-            self.process.kill()
-            for thread in self._threads:
-                thread.join()
-
-
-def _pump(stream: IO[str], lines: queue.Queue[str]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put("")
-
-
-@contextmanager
-def client(*words: str, home: Path) -> Iterator[Client]:
-    made = Client(*words, home=home)
-    with closing(made):
-        yield made
-        assert made.end() == 0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from faults import gone, until
+from faults import gone, rounds, until
 from gateways_attacked import OPTIONS
 from patience import PATIENCE, SOAK
 from requirements import requirement
@@ -34,6 +34,7 @@ UPSTREAMS = {"old": "boundary", "new": "new_boundary"}  # which asks by a reques
 WORK_STEPS = ("call", "done", "half", "result")  # where somebody is killed, in the order of the messages
 QUESTION_STEPS = ("asked", "question", "answer", *WORK_STEPS)
 ROUNDS = 130 if SOAK else 4
+SHORT = 10.0  # seconds that a gateway waits for an upstream: what hangs is known before patience ends
 AT_ONCE = 8  # calls in flight when somebody is killed
 
 
@@ -84,6 +85,7 @@ class Caller:
         self.on_reply: Callable[[], None] = lambda: None
         self._waiting: dict[Json, asyncio.Future[Object]] = {}
         self._reading: asyncio.Task[None] | None = None
+        self._is_lost = False
 
     async def open(self) -> None:
         await self.wire.open(FORMS)
@@ -102,28 +104,34 @@ class Caller:
             while True:
                 message = json.loads(await self.wire.read())
                 if "method" not in message:
-                    self._waiting.pop(message["id"]).set_result(message)
+                    self._waiter(message["id"]).set_result(message)
                 elif "id" in message:
                     self.asked.append(message)
                     self.on_question()
                     await self.wire.send({"jsonrpc": "2.0", "id": message["id"], "result": ACCEPT})
                     self.on_reply()
         except (EOFError, ConnectionError, AssertionError):  # also in the middle of a line
+            self._is_lost = True
             for each in self._waiting.values():
-                each.set_exception(Lost())
-            self._waiting.clear()
+                if not each.done():
+                    each.set_result({})
+
+    def _waiter(self, ident: Json) -> asyncio.Future[Object]:
+        """The answer to a request; it may come before the one who waits for it."""
+        return self._waiting.setdefault(ident, asyncio.get_running_loop().create_future())
 
     async def request(self, method: str, params: Object) -> Object:
-        assert self._reading is not None
-        if self._reading.done():
-            raise Lost
+        """The answer; `Lost` if the gateway has gone before."""
         try:
-            ident = await self.wire.ask(method, params)
+            waiter = self._waiter(await self.wire.ask(method, params))
         except ConnectionError:
             raise Lost from None
-        waiter = self._waiting[ident] = asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(PATIENCE):
-            return await waiter
+        if not self._is_lost:
+            async with asyncio.timeout(PATIENCE):
+                await waiter
+        if not waiter.done() or not waiter.result():
+            raise Lost
+        return waiter.result()
 
     async def call(self, name: str, arguments: Object, more: Object | None = None) -> Settled:
         """Call until there is an end to it; what it was asked last, if it was asked by an answer."""
@@ -228,6 +236,8 @@ async def test_an_upstream_that_is_killed_at_any_message_costs_one_call_a_true_e
                     assert verdict in ("done", "unknown")
                 else:
                     assert verdict != "done"
+                if step == "result":  # that it dies is noticed when it is called, or before
+                    check_truth(place, await caller.call(f"{upstream}_{tool}", {"mark": "last"}), "last")
                 again = await caller.call(f"{upstream}_{tool}", {"mark": "again"})
                 assert check_truth(place, again, "again") == "done"
             except AssertionError as problem:
@@ -324,12 +334,27 @@ async def test_an_approval_is_used_once_though_the_gateway_is_killed(revision: s
 # Many calls at once
 
 
+@requirement("GW-10")
+@pytest.mark.parametrize("revision", [R4, R5])
+async def test_a_question_finds_its_caller_among_other_calls(revision: str, tmp_path: Path, ran: Ran) -> None:
+    """A pipe does not tell which call asks; the one that ends first takes no question with it."""
+    ran(revision, "stdio")
+    place = Place(tmp_path, timeout=SHORT)
+    async with place.gateway(revision) as caller:
+        await caller.call("old_work", {"mark": "first"})
+        for number in range(3):
+            marks = [f"{number}-{each}" for each in range(4)]
+            tools = ("question", "work", "question", "work")
+            calls = [caller.call(f"old_{tool}", {"mark": mark}) for tool, mark in zip(tools, marks, strict=True)]
+            settled = await asyncio.gather(*calls)
+            assert [check_truth(place, each, mark) for each, mark in zip(settled, marks, strict=True)] == ["done"] * 4
+
+
 @requirement("GW-15", "GW-17", "P-13", "P-14")
 async def test_all_calls_in_flight_settle_whoever_is_killed(tmp_path: Path, ran: Ran) -> None:
     """0 of them hang; at least 1,000 in the long run."""
     print(f"HANDRAIL_SEED={SEED}")
     verdicts: Counter[str] = Counter()
-    turn = asyncio.Semaphore(2)
 
     async def one(number: int) -> None:
         chance = random.Random(f"{SEED} {number}")
@@ -337,8 +362,8 @@ async def test_all_calls_in_flight_settle_whoever_is_killed(tmp_path: Path, ran:
         ran(revision, "stdio")
         folder = tmp_path / str(number)
         folder.mkdir()
-        place = Place(folder)
-        async with turn, place.gateway(revision) as caller:
+        place = Place(folder, timeout=SHORT)
+        async with place.gateway(revision) as caller:
             fatal = chance.randrange(AT_ONCE)
             calls = []
             for mark in range(AT_ONCE):
@@ -364,9 +389,7 @@ async def test_all_calls_in_flight_settle_whoever_is_killed(tmp_path: Path, ran:
             everything = place.pids() | children_of(caller.pid)
         await check_is_empty(everything)
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(ROUNDS):
-            group.create_task(one(number))
+    await rounds(ROUNDS, one, at_once=2)
     print(verdicts)
     assert verdicts.total() == ROUNDS * AT_ONCE
     if SOAK:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from handrail import Server
 from handrail.gateway.upstream import Upstream
 from handrail.guards import Policy, Rule
 from handrail.testing import Peer
-from patience import PATIENCE
+from patience import PATIENCE, SOAK
 from requirements import requirement
 from standing import Standing, forget_memory, memory
 
@@ -216,7 +217,14 @@ ALONE = set("nasty_stderr dies_mid_call dies_mid_answer closes_output forks_and_
 ALONE |= hostile.PREPARE.keys()
 CALLS = [case for case in EVERY if case.name in {*hostile.BAD, *hostile.WIRE} - ALONE]
 CASES = [case for case in EVERY if case not in CALLS]
-OF_HANDSHAKE = ("asks_1000_at_once", "new_asks_for_ever", "new_says_later_for_ever")
+OF_HANDSHAKE = ("asks_1000_at_once", "new_asks_for_ever", "new_says_later_for_ever")  # others are asked otherwise
+SHOWN = ("nasty_", "asks_", "content_", "structured_", "block_", "is_error_", "http_4", "error_")  # as the caller's
+PAIRS = [
+    (case, revision)
+    for case in CALLS
+    for revision in (R4, R5)
+    if revision == R4 or (case.name not in OF_HANDSHAKE and (SOAK or case.name.startswith(SHOWN)))
+]
 
 
 # The gateway that is attacked
@@ -449,13 +457,10 @@ async def callers(attack: Attack) -> AsyncIterator[dict[str, Peer]]:
 
 @requirement("GW-15", "GW-16", "GW-17", "P-33", "P-35")
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("revision", [R4, R5])
-@pytest.mark.parametrize("case", CALLS, ids=[case.name for case in CALLS])
+@pytest.mark.parametrize(("case", "revision"), PAIRS, ids=[f"{case.name}-{revision}" for case, revision in PAIRS])
 async def test_a_hostile_answer_harms_its_own_call_and_no_other(
     case: Case, revision: str, attack: Attack, callers: dict[str, Peer], logged: Logged, ran: Ran
 ) -> None:
-    if revision == R5 and case.name in OF_HANDSHAKE:
-        pytest.skip("a caller that is asked by an answer is not asked so")
     ran(revision, "memory")
     peer, upstream = callers[revision], upstream_of(case)
     async with asyncio.timeout(2 * PATIENCE):
@@ -532,3 +537,44 @@ async def test_only_the_first_list_waits_for_an_upstream_that_does_not_answer(
             await echo(peer, "good", "x")
         assert listing.done()
         assert unknown.done()
+
+
+# How long the others take meanwhile
+
+
+RAGING = """
+    line_of_100_mb too_many_parts nested_100000_deep text_of_3_mb batch_of_5000 answers_all_ids asks_1000_at_once
+    flood_list_changed flood_log flood_progress flood_progress_of_others flood_unknown flood_stderr noise_on_stdout
+    http_endless_body http_endless_stream http_event_lines http_gzip_bomb http_header_bomb
+""".split()
+MEASURED = 300  # calls
+
+
+@requirement("GW-17", "P-35")
+@pytest.mark.skipif(not SOAK, reason="a promised time decides where nothing else runs: make soak")
+@pytest.mark.parametrize("name", RAGING)
+async def test_p99_of_other_upstreams_is_at_most_twice_the_idle_one(
+    name: str, web: str, canary: Canary, tmp_path: Path, ran: Ran
+) -> None:
+    ran(R4, "memory")
+    attack = Attack(web, tmp_path, canary)
+    attack.include("http_all" if name in hostile.WIRE else "all", timeout=(SHORT, SHORT))
+    async with attack.caller() as victim, attack.caller() as peer:
+        await names_of(victim)
+        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        idle.set_result(None)
+        before = await good_calls(peer, idle, MEASURED)
+
+        async def rage() -> None:
+            while True:
+                await bad_call(attack, victim, f"evil_{name}")
+
+        raging = asyncio.ensure_future(rage())
+        try:
+            meanwhile = await good_calls(peer, idle, MEASURED)
+        finally:
+            raging.cancel()
+            await asyncio.wait({raging})
+    was, now = (statistics.quantiles(each, n=100)[98] for each in (before, meanwhile))
+    print(f"{name}: p99 idle {was * 1e3:.2f} ms, meanwhile {now * 1e3:.2f} ms")
+    assert now <= 2 * was

@@ -17,13 +17,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from handrail.guards import Rule
 from patience import PATIENCE, SOAK
 from requirements import record_ran, requirement
-from rigs_gateway import strings
+from rigs_gateway import running, strings
 from scripted_upstream import (
     CURSOR,
     DIALECTS,
     ENVELOPE,
+    INSTRUCTIONS,
     MODIFIED,
     R0,
     R1,
@@ -166,7 +168,10 @@ async def pages(talk: Talk) -> list[Object]:
 @requirement("GW-01", "GW-09")
 @between()
 async def test_tools_are_listed_in_the_words_of_the_client(pair: Pair, talk: Talk) -> None:
-    tools = {tool["name"]: tool for page in await pages(talk) for tool in page["tools"]}
+    seen = talk.gateway.lists.setdefault((pair.client, pair.leg), {})
+    if not seen:  # one list has the tools of all upstreams
+        seen |= {tool["name"]: tool for page in await pages(talk) for tool in page["tools"]}
+    tools: dict[str, Object] = seen
     for raw in upstream_tools(talk):
         expected = listed(pair, {name: value for name, value in raw.items() if name != "execution"})
         got = tools[expected["name"]]
@@ -189,6 +194,25 @@ def without_meta(value: Object) -> Object:
 async def test_the_cache_hints_are_the_least_of_all_parts(pair: Pair, talk: Talk) -> None:
     for page in await pages(talk):  # handshake upstreams are among the parts: nothing is known of theirs
         assert (page["ttlMs"], page["cacheScope"]) == (0, "private")
+
+
+@requirement("GW-01")
+@pytest.mark.parametrize("client", DIALECTS)
+async def test_instructions_of_the_upstreams_are_the_gateways(
+    client: str, request: pytest.FixtureRequest, gateways: Gateways
+) -> None:
+    gateway = await gateways.get("http")
+    async with gateway.wire(client, "memory", {}) as first:
+        await first.request("tools/list")  # so that every upstream has been asked
+    async with gateway.wire(client, "memory", {}, fresh=True) as wire:
+        record_ran(request, client, "memory")
+        welcome = wire.welcome if client != R5 else (await wire.request("server/discover"))["result"]
+        if client == R0:
+            assert "instructions" not in welcome
+            return
+        text = welcome["instructions"]
+        assert text.count(INSTRUCTIONS) == len([each for each in DIALECTS if each != R0])
+        assert all(name in text for name in ("r1", "r4", "r5"))
 
 
 # Results (TRANSLATION 4.1 and 4.2)
@@ -504,6 +528,65 @@ async def test_a_page_to_visit_first_is_kept_from_those_who_cannot_open_it(pair:
         assert "canary" not in json.dumps(answer), "the address is for people, not for models"
 
 
+@requirement("GW-15", "GW-17")
+@pytest.mark.parametrize("up_leg", LEGS)
+async def test_an_upstream_that_is_gone_is_still_listed_and_its_calls_are_failures(
+    request: pytest.FixtureRequest, up_leg: str, gateways: Gateways
+) -> None:
+    other = (await gateways.get("http")).rigs[R5]
+    async with AsyncExitStack() as stack:
+        async with running(R4, up_leg) as rig:
+            gateway = Gateway({R4: rig, R5: other})
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            async with gateway.wire(R4, "http", {}) as wire:
+                before = await Talk(Pair(R4, "http", R4, up_leg), wire, gateway).text("echo", {"text": "x"})
+                assert before == "x"
+            rig.command(do="die")
+        for client in DIALECTS:
+            wire = await stack.enter_async_context(gateway.wire(client, "http", {}))
+            record_ran(request, client, "http")
+            talk = Talk(Pair(client, "http", R4, up_leg), wire, gateway)
+            names = [tool["name"] for page in await pages(talk) for tool in page["tools"]]
+            assert "r4_echo" in names
+            failure = failure_of(await talk.call("echo", {"text": "y"}))
+            assert "r4" in failure
+            assert "127.0.0.1" not in failure
+            assert await status_of(talk) == 200
+            healthy = Talk(Pair(client, "http", R5, "http"), wire, gateway)
+            assert await healthy.text("echo", {"text": "z"}) == "z"
+
+
+@requirement("GW-15", "GW-16")
+@pytest.mark.parametrize("leg", ["memory", "http"])
+async def test_rules_of_the_gateway_hold_for_tools_of_its_upstreams(
+    request: pytest.FixtureRequest, gateways: Gateways, leg: str
+) -> None:
+    behind = (await gateways.get("http")).rigs
+    rules = [Rule(verdict="hide", tools=["*_echo"]), Rule(verdict="deny", tools=["*_null"]), Rule(verdict="allow")]
+    gateway = Gateway({dialect: behind[dialect] for dialect in (R0, R4, R5)}, rules)
+    await gateway.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(gateway.close)
+        for client, upstream in itertools.product(DIALECTS, gateway.rigs):
+            async with gateway.wire(client, leg, {}) as wire:
+                record_ran(request, client, leg)
+                talk = Talk(Pair(client, leg, upstream, "http"), wire, gateway)
+                mark = fresh_mark(talk.pair)
+                hidden = await talk.call("echo", {"text": mark})
+                assert hidden["error"]["code"] == -32602
+                told = hidden["error"]["data"]["reason"] if client == R0 else hidden["error"]["message"]
+                assert told == f"Unknown tool: {talk.prefix}echo"
+                calls = len(talk.rig.calls("null"))
+                assert failure_of(await talk.call("null"))
+                assert await status_of(talk) == 200
+                assert len(talk.rig.calls("null")) == calls
+                assert not talk.rig.calls("echo", text=mark)
+                names = [tool["name"] for page in await pages(talk) for tool in page["tools"]]
+                assert talk.prefix + "null" in names
+                assert talk.prefix + "echo" not in names
+
+
 # Progress, cancellation, disconnect (TRANSLATION 10)
 
 
@@ -817,6 +900,50 @@ async def test_a_question_that_is_declined_or_failed_is_so_upstream(pair: Pair, 
             lambda method, params, given=given: given,  # type: ignore[misc]
         )
         assert json.loads(text_of(answer)) == {"q": {"action": expected}}
+
+
+@requirement("GW-10", "GW-12")
+@between(
+    clients=[each for each in DIALECTS if each not in (R0, R5)],
+    upstreams=[each for each in DIALECTS if each not in (R0, R5)],
+)
+async def test_a_call_that_is_cancelled_while_its_client_is_asked_is_cancelled_upstream(
+    pair: Pair, connect: Connect
+) -> None:
+    talk: Talk = await connect(FULL[pair.client])
+    mark = fresh_mark(pair)
+    ident = await talk.start("ask", {"kind": "roots", "mark": mark})
+    question = await talk.wire.notice("roots/list")
+    await talk.wire.notify("notifications/cancelled", {"requestId": ident})
+    await talk.rig.became("cancelled", mark)
+    await talk.wire.send({"jsonrpc": "2.0", "id": question["id"], "result": ROOTS})  # too late
+    assert await talk.text("echo", {"text": mark}) == mark
+    assert not talk.notices("roots/list"), "what a cancelled call wanted to know is not asked again"
+    assert not [each for each in talk.wire.others if each.get("id") == ident and "method" not in each]
+
+
+_EXACT = [each for each in PAIRS if each.up_leg == "http" and each.upstream != R5 and each.leg != "stdio"]
+
+
+@requirement("GW-10")
+@pytest.mark.parametrize("pair", _EXACT, ids=str)
+async def test_a_question_goes_to_the_caller_whose_call_asks_and_to_nobody_else(pair: Pair, connect: Connect) -> None:
+    full = FULL[pair.client]
+    asking: Talk = await connect({**full, "experimental": {"caller-1": {}}})
+    other: Talk = await connect({**full, "experimental": {"caller-2": {}}})
+    marks = [fresh_mark(pair) for _ in range(2)]
+    conversation = asyncio.create_task(
+        asking.converse("ask", {"kind": "roots", "mark": marks[0], "waits": True}, replies)
+    )
+    await asking.rig.became("started", marks[0])
+    ident = await other.start("slow", {"mark": marks[1]})  # a call of the same principal, begun later
+    await other.rig.became("started", marks[1])
+    asking.rig.command(do="release", mark=marks[0])
+    assert json.loads(text_of(await conversation)) == {"q": ROOTS}
+    assert [method for method, _ in asking.asked] == ["roots/list"]
+    other.rig.command(do="release", mark=marks[1])
+    assert text_of(await other.wire.answer(ident)) == "released"
+    assert not other.notices("roots/list")
 
 
 @requirement("GW-10")

@@ -25,8 +25,8 @@ from handrail.errors import Kind
 from handrail.model import Block, Tool
 from handrail.revisions import REVISIONS
 from requirements import record_ran, requirement
-from scripted_upstream import DIALECTS, R0, R2, R3, R4, R5, Json, Object, P, since
-from wires_gateway import Gateway, Gateways, Pair, Talk, text_of
+from scripted_upstream import DIALECTS, PNG, R0, R1, R2, R3, R4, R5, Json, Object, P, since
+from wires_gateway import PREFIX, Gateway, Gateways, Pair, Talk, text_of
 
 CALL = "tools/call"
 T = TypeVar("T")
@@ -456,8 +456,121 @@ def bridge() -> Iterator[Bridge]:
         made.close()
 
 
+PICTURE = {"type": "image", "data": PNG, "mimeType": "image/png"}
+NOTE = {"uri": "note://a", "text": "hello"}
+SLOPPY: dict[str, tuple[Object, Object]] = {
+    "null annotations": ({"type": "text", "text": "hi", "annotations": None}, {"text": "hi"}),
+    "null meta": ({"type": "text", "text": "hi", "_meta": None}, {"text": "hi"}),
+    "unknown member": ({"type": "text", "text": "hi", "x": 1}, {"text": "hi"}),
+    "bad priority": ({"type": "text", "text": "hi", "annotations": {"priority": 3}}, {"text": "hi"}),
+    "unknown annotation": ({"type": "text", "text": "hi", "annotations": {"other": 3}}, {"text": "hi"}),
+    "null beside a picture": ({**PICTURE, "annotations": None, "_meta": None}, PICTURE),
+    "null in a resource": ({"type": "resource", "resource": {**NOTE, "mimeType": None}}, {"resource": NOTE}),
+    "null in a link": (
+        {"type": "resource_link", "uri": "note://a", "name": "a", "description": None, "size": None, "title": None},
+        {"uri": "note://a", "name": "a"},
+    ),
+}
+
+
+@requirement("GW-15")
+@pytest.mark.parametrize("case", SLOPPY)
+def test_a_sloppy_optional_member_costs_nothing_but_itself(
+    case: str, bridge: Bridge, request: pytest.FixtureRequest
+) -> None:
+    block, expected = SLOPPY[case]
+
+    async def blocks_seen(client: str, upstream: str) -> list[Object]:
+        async with AsyncExitStack() as stack:
+            talk = await bridge.talk(stack, client, upstream, {})
+            result = await talk.result("raw", {"result": {"content": [block], "isError": None, "_meta": None}})
+            assert result["isError"] is False
+            content: list[Object] = result["content"]
+            return content
+
+    for client in (R3, R4, R5, P):
+        record_ran(request, client, "memory")
+        for upstream in (R3, R4, R5, P):
+            [seen] = bridge.run(blocks_seen(client, upstream))
+            assert not seen.pop("annotations", None), "what is wrong is not passed on"
+            assert seen == {"type": block["type"], **expected}
+
+
+@requirement("GW-15")
+@pytest.mark.parametrize("upstream", [R3, R4])
+def test_null_is_no_structured_content_where_only_objects_are(
+    upstream: str, bridge: Bridge, request: pytest.FixtureRequest
+) -> None:
+    raw: Object = {"content": [{"type": "text", "text": "hi"}], "structuredContent": None}
+
+    async def seen(client: str) -> Object:
+        async with AsyncExitStack() as stack:
+            talk = await bridge.talk(stack, client, upstream, {})
+            return await talk.result("raw", {"result": raw})
+
+    for client in (R1, R4, R5):
+        record_ran(request, client, "memory")
+        result = bridge.run(seen(client))
+        assert result["content"] == raw["content"]
+        assert "structuredContent" not in result
+
+
+SLOPPY_TOOLS: dict[str, tuple[Object, Object]] = {
+    "null members": (
+        {
+            **dict.fromkeys(("title", "description", "outputSchema", "annotations", "icons", "_meta")),
+            "inputSchema": {"type": "object", "properties": {}},
+        },
+        {"inputSchema": {"type": "object", "properties": {}}},
+    ),
+    "null schema": ({"inputSchema": None}, {"inputSchema": {"type": "object"}}),
+    "no schema": ({}, {"inputSchema": {"type": "object"}}),
+    "schema without a type": (
+        {"inputSchema": {"properties": {}}},
+        {"inputSchema": {"type": "object", "properties": {}}},
+    ),
+    "unknown member": ({"inputSchema": {"type": "object"}, "x-vendor": 1}, {"inputSchema": {"type": "object"}}),
+    "unknown hint": (
+        {"inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True, "costHint": "high"}},
+        {"inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
+    ),
+}
+
+
+@requirement("GW-01", "GW-17")
+def test_a_sloppy_definition_is_listed_without_what_is_wrong_with_it(
+    bridge: Bridge, request: pytest.FixtureRequest
+) -> None:
+    rigs = {upstream: bridge.gateway.rigs[upstream] for upstream in (R1, R4, R5)}
+    for rig in rigs.values():
+        for at, (raw, _) in enumerate(SLOPPY_TOOLS.values()):
+            rig.command(do="offer", tool={"name": f"sloppy_{at}", **raw})
+
+    async def listed_to(client: str) -> dict[str, Object]:
+        gateway = Gateway(rigs)
+        async with gateway.server.serving(), gateway.wire(client, "memory", {}) as wire:
+            answer = await wire.request("tools/list")
+            assert (await wire.call(f"{PREFIX[R4]}sloppy_0", {}))["result"]
+            return {tool["name"]: tool for tool in answer["result"]["tools"]}
+
+    try:
+        for client in (R1, R4, R5):
+            record_ran(request, client, "memory")
+            tools = bridge.run(listed_to(client))
+            for upstream in rigs:
+                for at, (case, (_, expected)) in enumerate(SLOPPY_TOOLS.items()):
+                    name = f"{PREFIX[upstream]}sloppy_{at}"
+                    known = {key: value for key, value in expected.items() if key != "annotations" or client != R1}
+                    assert tools[name] == {"name": name, **known}, f"{case} of {upstream} for {client}"
+    finally:
+        for rig in rigs.values():
+            for at in range(len(SLOPPY_TOOLS)):
+                rig.command(do="forget", name=f"sloppy_{at}")
+
+
+known_notes = st.dictionaries(st.sampled_from(["audience", "priority", "lastModified"]), values)
 sloppy_blocks = (
-    st.fixed_dictionaries({"type": st.just("text"), "text": texts}, optional={"x": values, "annotations": values})
+    st.fixed_dictionaries({"type": st.just("text"), "text": texts}, optional={"x": values, "annotations": known_notes})
     | st.fixed_dictionaries({"type": st.sampled_from(["image", "audio"]), "data": texts, "mimeType": texts})
     | st.fixed_dictionaries({"type": st.just("resource_link"), "uri": texts, "name": texts}, optional={"size": values})
     | st.fixed_dictionaries({"type": st.just("resource"), "resource": values})

@@ -3,13 +3,13 @@
 #
 # Never fails: a peer that cannot be had is missing, and the tests that need it say so when they are skipped
 # (or fail, under HANDRAIL_REQUIRE_PEERS=1). A peer that is already there is left alone. The reason for a
-# missing one is kept in .peers/<name>.log.
+# missing one is kept in .peers/<name>.log. `install.sh upstreams` installs the servers of tests/peers/upstreams too.
 
 cd "$(dirname "$0")/../.." || exit 0
 UV=${UV:-uv}
 PYTHON=${PYTHON:-.venv/bin/python}
 WAIT=${HANDRAIL_PEERS_SECONDS:-180}
-mkdir -p .peers || exit 0
+mkdir -p .peers/upstreams || exit 0
 
 limited() {
     if command -v timeout >/dev/null 2>&1; then timeout "$WAIT" "$@"; else "$@"; fi
@@ -88,5 +88,17 @@ node_peer typescript &
 node_peer conformance &
 node_peer servers-npm &
 node_peer web web & # what the console is built with
+python_peer upstreams/mcp-server-calculator & # the smallest of those behind the gateway
+python_peer upstreams/mcp-server-time &
+wait
+[ "${1:-}" = upstreams ] || exit 0
+
+package redis-server
+python_peer upstreams/excel-mcp-server &
+python_peer upstreams/mcp-server-git &
+python_peer upstreams/mcp-server-motherduck &
+python_peer upstreams/mcp-server-sqlite &
+python_peer upstreams/redis-mcp-server &
+node_peer upstreams/sequential-thinking &
 wait
 exit 0

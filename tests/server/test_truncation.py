@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec.json import decode
 
+from cli_runs import client
 from clients import ALL, R5
 from handrail import Call, Principal, Server, Text, ToolResult
 from handrail.engine import results as reading_on
@@ -27,7 +28,6 @@ from handrail.stores.sqlite import SqliteStore
 from handrail.testing import Peer
 from requirements import requirement
 from servers_reading import CAP, TEXT
-from tests.cli.test_serve import client
 from wires import Open
 from wires_shared import everywhere, open_wire, processes
 

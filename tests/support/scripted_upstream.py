@@ -115,7 +115,7 @@ TOOLS: list[Object] = [
     {
         "name": "ask",
         "description": "Ask the client",
-        "inputSchema": _schema("kind mark", kind=_TEXT, mark=_TEXT, state=_TEXT),
+        "inputSchema": _schema("kind mark", kind=_TEXT, mark=_TEXT, state=_TEXT, waits={"type": "boolean"}),
     },
     {"name": "visit", "description": "A page first", "inputSchema": _schema("mark", mark=_TEXT)},
     {"name": "later", "description": "Not now", "inputSchema": _schema("mark", mark=_TEXT)},
@@ -261,14 +261,22 @@ class Upstream:
             self.note(kind="ended", session=session.number)
 
     def command(self, order: Object) -> None:
-        """What the test wants: `release` a slow call; `change` the tools, telling of it; `forget` one silently."""
+        """What the test wants: `release` a slow call, or one that waits to ask; `offer` or `forget` a tool; `die`."""
         word = order["do"]
         if word == "release":
             for session in self.sessions:
                 for held in [each for each in session.held.values() if each.mark == order["mark"]]:
+                    if "kind" in held.arguments:
+                        self._ask(session, held, questions_of(self.dialect, held.arguments["kind"])[0], 0)
+                        continue
                     del session.held[held.id]
                     self.note(kind="released", mark=held.mark, session=session.number)
                     session.text(held.id, "released")
+        elif word == "die":
+            for session in list(self.sessions):
+                session.die()
+        elif word == "offer":
+            self.tools = [*self.tools, order["tool"]]
         elif word == "forget":
             self.tools = [each for each in self.tools if each["name"] != order["name"]]
         else:
@@ -465,7 +473,9 @@ class Upstream:
             session.text(held.id, "{}")
         else:
             session.held[held.id] = held
-            self._ask(session, held, rounds[0], 0)
+            self.note(kind="started", mark=held.mark, session=session.number)
+            if not held.arguments.get("waits"):
+                self._ask(session, held, rounds[0], 0)
 
     def _require(self, session: Session, held: Held, questions: Object, params: Object, turn: int) -> None:
         """The question as an answer, which the client repeats its call for."""
@@ -488,7 +498,9 @@ class Upstream:
 
     def _answered(self, session: Session, message: Object) -> None:
         turn, key, ident = message["id"].split("/", 2)
-        held = session.held[json.loads(ident)]
+        held = session.held.get(json.loads(ident))
+        if held is None:  # the call was cancelled meanwhile
+            return
         held.answers[key] = {name: message[name] for name in ("result", "error") if name in message}
         held.missing.remove(key)
         if held.missing:

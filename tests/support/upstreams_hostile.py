@@ -104,9 +104,11 @@ class Upstream:
         self.note(kind="message", message=message)
         method, ident = message.get("method"), message.get("id")
         if method is None:
-            self.held.pop(ident, lambda _: None)(message)
+            if ident in self.held:
+                self.held.pop(ident)(message)
         elif method == "notifications/cancelled":
-            self.state.get("cancelled", lambda _: None)(message)
+            if "cancelled" in self.state:
+                self.state["cancelled"](message)
         elif ident is None:
             if method == "notifications/initialized" and self.name in OPENED:
                 OPENED[self.name](self)
@@ -773,10 +775,12 @@ floods("flood_updated", "notifications/resources/updated", uri="note://1")
 @bad
 def progress_nonsense(up: Upstream, message: Object) -> None:
     token = message["params"]["_meta"]["progressToken"]
-    for value in (None, "x", -1, 10**400, [], 1):
+    values: list[Json] = [None, "x", -1, 10**400, [], 1]
+    for value in values:
         up.notify("notifications/progress", progressToken=token, progress=value, total=value, message=7)
-    up.say(b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1e999}}'
-           % json.dumps(token).encode())  # fmt: skip
+    about = json.dumps(token).encode()
+    infinite = b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1e999}}'
+    up.say(infinite % about)
     up.notify("notifications/progress")
     up.notify("notifications/message", level="x", data=7)
     up.notify("notifications/message")
@@ -1133,6 +1137,7 @@ class Handler(BaseHTTPRequestHandler):
     """`/NAME/mcp`: a server with sessions that behaves as the name says."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a response is several writes
     sessions: dict[str, Upstream] = {}  # noqa: RUF012
     waiting: dict[str, Callable[[Json], None]] = {}  # noqa: RUF012
     diary = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -42,9 +42,12 @@ class Pair(NamedTuple):
         return not ((self.client == R5 and self.leg == "sse") or (self.upstream == R5 and self.up_leg == "sse"))
 
 
-def gateway_of(upstreams: list[Object]) -> Server:
+ALLOWED = (Rule(verdict="allow"),)
+
+
+def gateway_of(upstreams: list[Object], rules: Sequence[Rule] = ALLOWED) -> Server:
     """A gateway that trusts these upstreams and allows every call: what is tested is how it translates."""
-    server = Server("gateway", policy=Policy([Rule(verdict="allow")]), rates=None)
+    server = Server("gateway", policy=Policy(rules), rates=None)
     for each in upstreams:
         server.include(each.pop("target"), trusted=True, new="allow", **each)
     return server
@@ -108,9 +111,10 @@ class LegWire(HttpWire):
 class Gateway:
     """A gateway and what is behind it; clients of it are kept open for the next test."""
 
-    def __init__(self, rigs: dict[str, Rig], **options: Any) -> None:
+    def __init__(self, rigs: dict[str, Rig], rules: Sequence[Rule] = ALLOWED, **options: Any) -> None:
         self.rigs = rigs
-        self.server = gateway_of([included(rig) | options for rig in rigs.values()])
+        self.server = gateway_of([included(rig) | options for rig in rigs.values()], rules)
+        self.lists: dict[tuple[str, str], dict[str, Object]] = {}  # what was listed first, by client and leg
         self.url = ""
         self._stack = AsyncExitStack()
         self._idle: dict[tuple[str, ...], list[Wire]] = {}

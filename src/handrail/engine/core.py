@@ -82,8 +82,11 @@ class UpstreamSet(Protocol):
     def why_absent(self, name: str) -> str:
         """Return why an entry may be missing whose name begins as those of an upstream; empty if none is known."""
 
-    def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
-        """Return the names in a list that upstreams do not show to a client with these capabilities."""
+    def hidden(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> frozenset[str]:
+        """Return the names in a list that upstreams do not show to a client."""
+
+    def instructions(self, own: str | UnsetType) -> str | UnsetType:
+        """Return the server's instructions for models, with those of upstreams under headings."""
 
     def is_up(self, name: str) -> bool:
         """Return whether an upstream of this name answers, as far as is known."""
@@ -339,8 +342,11 @@ class Engine:
             capabilities["prompts"] = changes
         if "completion/complete" not in self.hidden and "completions" in revision.server_capabilities:
             capabilities["completions"] = {}
+        instructions = self.instructions
+        if self.upstreams is not None:
+            instructions = self.upstreams.instructions(instructions)
         return revision.encoders[method](
-            ServerDescription(self.identity, capabilities, self.instructions, self.offer.supported, self.ttl_ms)
+            ServerDescription(self.identity, capabilities, instructions, self.offer.supported, self.ttl_ms)
         )
 
     def encode_response(self, revision: Revision, request_id: Id, result: Object) -> Reply:

@@ -549,7 +549,7 @@ def list_page(
     hidden = engine.guard_set.hidden(catalog, peer.principal, revision)
     ttl_ms, is_private = engine.ttl_ms, bool(catalog.hiding) or engine.guard_set.policy.hides_anything
     if engine.upstreams is not None:
-        hidden |= frozenset() if client is None else engine.upstreams.hidden(method, revision, client)
+        hidden |= frozenset() if client is None else engine.upstreams.hidden(method, peer, revision, client)
         most, is_for_one = engine.upstreams.cache_hint(method)
         ttl_ms, is_private = min(ttl_ms, most), is_private or is_for_one
     size, sanitizer = engine.page_size_for(revision), engine.guard_set.sanitizer

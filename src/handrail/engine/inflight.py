@@ -223,7 +223,8 @@ class InFlightCalls:
             self._on_recorded(call, None, TrailError("it takes too long"))
             return
         call.timed_out = call.cancelled = True
-        refused = Refused(Kind.TIMEOUT, f"The {call.entry.kind} {call.name} {reason}.")
+        verdict = " (the outcome is unknown)" if call.entry.upstream else ""
+        refused = Refused(Kind.TIMEOUT, f"The {call.entry.kind} {call.name} {reason}{verdict}.")
         reply = self.engine.encode_refusal(call.revision, call.id, refused, method=call.entry.method)
         self._reply_early(call, TimeoutError(), reply)
         if not call.is_answered:  # it waits for the audit record; the disk may be late

@@ -24,13 +24,15 @@ from handrail.jsonrpc import encode_sorted
 from handrail.model import Object, ToolResult
 from handrail.revisions import Revision
 
-__all__ = ["METHODS", "UpstreamCatalog", "UpstreamTool"]
+__all__ = ["METHODS", "UpstreamCatalog", "UpstreamTool", "ViewKey"]
 
 log = logging.getLogger("handrail")
 
 METHODS = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
 POSITIONS = 1 << 32  # of one upstream: entries stand in the order of the configuration
 
+ViewKey = tuple[str, CapabilityKey]
+"""An owner and its capabilities: what an upstream lists may differ by both."""
 Lists = Mapping[str, ListedEntries[Any] | None]
 """What an upstream lists, by method; None where it has no such list."""
 Made = dict[str, tuple[bytes, Callable[[], ToolEntry]]]
@@ -63,7 +65,7 @@ class Caller(Protocol):
 
 
 class UpstreamCatalog:
-    """The entries of one upstream. What it lists may differ by the capabilities of callers: each set has a view.
+    """The entries of one upstream. What it lists may differ by caller: each has a view.
 
     `index` is the place of the upstream in the configuration, `owner` the server it is included in.
     """
@@ -77,17 +79,17 @@ class UpstreamCatalog:
         self._terms = terms
         self._pins = pins
         self._caller = caller
-        self._lists: dict[CapabilityKey, Lists] = {}  # as they came last
-        self._names: dict[CapabilityKey, dict[str, list[str]]] = {}  # of our entries, by view and method
+        self._lists: dict[ViewKey, Lists] = {}  # as they came last
+        self._names: dict[ViewKey, dict[str, list[str]]] = {}  # of our entries, by view and method
         self._entries: dict[str, dict[str, tuple[bytes, ToolEntry]]] = {method: {} for method in METHODS}
-        self._views_of: dict[str, dict[str, set[CapabilityKey]]] = {method: {} for method in METHODS}
-        self._hidden: dict[tuple[str, CapabilityKey], frozenset[str]] = {}
+        self._views_of: dict[str, dict[str, set[ViewKey]]] = {method: {} for method in METHODS}
+        self._hidden: dict[tuple[str, ViewKey], frozenset[str]] = {}
         self._counted: set[str] = set()  # revisions whose losses of definitions are counted
 
     def has_tool(self, own_name: str) -> bool:
         return own_name in self._entries["tools/list"]
 
-    def apply(self, key: CapabilityKey, lists: Lists, revision: str) -> list[str]:
+    def apply(self, key: ViewKey, lists: Lists, revision: str) -> list[str]:
         """Make the catalogs show what the upstream lists now; return why some entries are not added."""
         self._lists[key], self.revision = lists, revision
         problems: list[str] = []
@@ -113,8 +115,8 @@ class UpstreamCatalog:
         for key, lists in self._lists.items():
             self.apply(key, lists, self.revision)
 
-    def hidden(self, method: str, key: CapabilityKey) -> frozenset[str]:
-        """Return the names of our entries that the upstream does not show to callers with these capabilities."""
+    def hidden(self, method: str, key: ViewKey) -> frozenset[str]:
+        """Return the names of our entries that the upstream does not show to a caller."""
         hidden = self._hidden.get((method, key))
         if hidden is None:
             view = self._names.get(key)
@@ -132,6 +134,11 @@ class UpstreamCatalog:
         self._counted.add(revision.name)
         entries = self._entries["tools/list"].values()
         return [case for _, entry in entries for case in revision.definition_losses(entry.tool)]
+
+    def forget(self, key: ViewKey) -> None:
+        """Take away what only this view shows."""
+        self.apply(key, dict.fromkeys(METHODS), self.revision)
+        del self._lists[key], self._names[key]
 
     def withdraw(self) -> None:
         """Take its entries out of the catalogs."""
@@ -196,7 +203,7 @@ class UpstreamCatalog:
     def _exchange(
         self,
         method: str,
-        key: CapabilityKey,
+        key: ViewKey,
         specified: Made,
     ) -> list[str]:
         """Add and remove the entries of one list; those that other views still show stay."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import decode as parse
 from msgspec.structs import replace
 
@@ -35,7 +35,6 @@ from handrail.gateway.trust import ACCEPTED_HINTS, Verdict, propose_class
 from handrail.jsonrpc import encode
 from handrail.model import (
     REFUSED,
-    Block,
     EmbeddedResource,
     Json,
     Object,
@@ -59,6 +58,7 @@ MAX_ERROR_CHARS = 2_000
 MAX_ERROR_DATA_BYTES = 16 * 1024
 _ADDRESS = re.compile(r"\b[a-z]+://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?")
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+_ANNOTATIONS = frozenset({"audience", "priority", "lastModified"})
 _KNOWN_BLOCKS = frozenset({"text", "image", "audio", "resource_link", "resource"})
 _NOT_PASSED_ON = frozenset({REFUSED, SERVER_INFO})  # of `_meta`: they speak of this gateway, not of its upstream
 _INVALID_PARAMS, _MISSING_CAPABILITY, _URL_REQUIRED, _NOT_FOUND = -32602, -32021, -32042, -32002
@@ -209,9 +209,11 @@ def tool_result(raw: Object, revision: Revision, caller_revision: Revision, entr
     if type(raw.get("content", [])) is not list:
         raise InvalidResult("its content is not a list of blocks", result=raw)
     result = revision.read(raw)
+    if result.structured is None and revision.structured == "object":
+        result.structured = UNSET  # there, data is an object: null stands for none
     if result.structured is UNSET and entry.output is not None and raw.get("structuredContent") == {}:
         result.structured = {}  # a revision without optional members writes "none" like this, if there is no schema
-    blocks = [each if type(each) is Text else _block(each) for each in result.content]
+    blocks = [each if _is_plain_text(each) else _block(each, revision) for each in result.content]
     structured, kind = result.structured, caller_revision.structured
     needs_text = kind == "none" or (kind == "any" and type(structured) is not dict)
     if (
@@ -225,6 +227,10 @@ def tool_result(raw: Object, revision: Revision, caller_revision: Revision, entr
     return result
 
 
+def _is_plain_text(block: Any) -> bool:
+    return type(block) is Text and block.annotations is UNSET
+
+
 def _is_json_of(text: str, value: Json) -> bool:
     try:
         return bool(parse(text) == value)
@@ -232,15 +238,19 @@ def _is_json_of(text: str, value: Json) -> bool:
         return False
 
 
-def _block(block: Any) -> Block:
+def _block(block: Any, revision: Revision) -> Any:
     """Return a block that can leave: one of a known type that is malformed becomes a text that says so."""
     if type(block) is dict and type(block.get("type")) is str and block["type"] not in _KNOWN_BLOCKS:
         return block  # revisions that know it pass it on
-    if isinstance(block, dict) or not hasattr(block, "__struct_fields__"):
+    if not isinstance(block, Struct):
         kind = block.get("type") if type(block) is dict else None
-        return Text(f"[malformed {kind if type(kind) is str else 'content'} of the upstream server]")
-    checked: Block = block
-    return checked
+        block = revision.read_block(block)
+        if block is None:
+            return Text(f"[malformed {kind if type(kind) is str else 'content'} of the upstream server]")
+    annotations = block.annotations
+    if annotations is not UNSET and not _ANNOTATIONS.issuperset(annotations):
+        return replace(block, annotations={name: annotations[name] for name in _ANNOTATIONS & annotations.keys()})
+    return block
 
 
 def _meta(meta: Json) -> Object | UnsetType:
@@ -267,7 +277,9 @@ def prompt_result(raw: Object, revision: Revision, *_: object) -> PromptResult:
     if type(messages) is not list or not all(type(each) is dict for each in messages):
         raise InvalidResult("there is no list of messages", result=raw)
     content = [
-        _block(block) for each in messages for block in revision.read({"content": [each.get("content")]}).content
+        _block(block, revision)
+        for each in messages
+        for block in revision.read({"content": [each.get("content")]}).content
     ]
     roles = ["assistant" if each.get("role") == "assistant" else "user" for each in messages]
     return PromptResult(content, meta=_meta(raw.get("_meta")), roles=roles)

@@ -15,6 +15,7 @@ from handrail.errors import Kind, PeerError, Refused
 from handrail.gateway.health import CircuitBreaker
 from handrail.gateway.questions import CapabilityKey
 from handrail.gateway.session import SessionUpstream, UpstreamSession
+from handrail.model import Object
 from handrail.revisions import Revision
 
 __all__ = ["SessionPool"]
@@ -28,7 +29,7 @@ class PoolUpstream(SessionUpstream, Protocol):
     era: Any
 
     def on_opening(self) -> None: ...
-    def on_open(self, revision: Revision) -> None: ...
+    def on_open(self, revision: Revision, handshake_result: Object) -> None: ...
     def on_open_failed(self, problem: PeerError, owner: str) -> None: ...
 
 
@@ -78,7 +79,7 @@ class SessionPool:
             raise
         revision = session.connection.revision
         assert revision is not None
-        self._upstream.on_open(revision)
+        self._upstream.on_open(revision, session.connection.handshake_result)
         if revision.stateless:
             self.stateless = self.stateless or session
         elif self.stateless is session:
@@ -114,7 +115,7 @@ class SessionPool:
 
     def is_watched(self, owner: str, key: CapabilityKey) -> bool:
         """Return whether the upstream announces changes of its lists on an open stream."""
-        for session in (self.stateless, self.sessions.get((owner, key)), *self.sessions.values()):
+        for session in (self.stateless, self.sessions.get((owner, key))):
             if session is not None and session.connection.is_open:
                 connection = session.connection
                 if connection.revision is not None and connection.revision.stateless:
@@ -131,10 +132,6 @@ class SessionPool:
                 self.breakers.clear()
             self.breakers[owner] = CircuitBreaker(time.monotonic)
         return self.breakers[owner]
-
-    def owner_of_view(self, key: CapabilityKey, default: str = "") -> str:
-        """Return an owner that has a connection with these capabilities."""
-        return next((owner for owner, other in self.sessions if other == key), default)
 
     async def close(self) -> None:
         """Close all connections. The next call opens new ones."""

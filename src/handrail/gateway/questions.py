@@ -181,7 +181,7 @@ async def ask_caller(state: CallState, request: InputRequest, key: str | None = 
 class Parked:
     """An upstream call that waits while its caller is asked: the caller calls again with the answers.
 
-    `work` makes the coroutine of the upstream request. `purpose` is the method, the name and the arguments it is for.
+    `work` makes the coroutine of the upstream request.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Parked:
     ) -> None:
         self.owner = owner
         self.revision = revision  # of the upstream
-        self.purpose = _purpose(state)
+        self.purpose = ""  # the method, the name and the arguments it is for, once it has a handle
         self.state: CallState | None = state  # of the caller's request in flight, if there is one
         self.questions: dict[str, tuple[InputRequest, asyncio.Future[Object]]] = {}  # not answered yet, by key
         self.arrived = asyncio.Event()
@@ -202,9 +202,13 @@ class Parked:
         """Have a question answered by the caller's next request."""
         self._count += 1
         answer: asyncio.Future[Object] = asyncio.get_running_loop().create_future()
-        self.questions[f"q{self._count}"] = request, answer
+        key = f"q{self._count}"
+        self.questions[key] = request, answer
         self.arrived.set()
-        return await answer
+        try:
+            return await answer
+        finally:
+            self.questions.pop(key, None)
 
 
 def _purpose(state: CallState) -> str:
@@ -272,6 +276,7 @@ class ParkedCalls:
             raise ToolError("Too many calls wait for answers of their callers; finish one of them first.")
         handle = secrets.token_urlsafe(24)
         self._by_handle[handle] = parked
+        parked.purpose = _purpose(state)
         loop = asyncio.get_running_loop()
         parked.timer = loop.call_later(PARKED_SECONDS, self._expire, handle)
         state.answered = {**state.answered, PARKED: {"handle": handle}}

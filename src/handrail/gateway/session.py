@@ -64,6 +64,7 @@ class BridgedCall(Struct, eq=False):
     parked: Parked | None = None  # the caller takes no requests: questions end its request
     events: int = 0
     began: float = 0.0
+    ended: asyncio.Future[None] | None = None  # while a question waits for its caller
 
     def on_event(self, event: Progress | Log) -> None:
         """Pass on progress and log messages of the upstream."""
@@ -139,25 +140,42 @@ class UpstreamSession:
     async def handle_request(self, method: str, params: Object, revision: Revision) -> Json:
         """Answer a question of the upstream with what the caller answers."""
         bridged = _current.get()
-        if bridged not in self.calls:
-            bridged = next(reversed(self.calls), None)  # a pipe does not tell which of its owner's calls asks
         try:
             request = to_model(method, params, revision)
         except RemoteProtocolError as refused:
             self.upstream.note(f"{method} refused: {refused.text}")
             raise
-        if bridged is None and method != "roots/list":
-            self.upstream.note(f"{method} refused: no call is in flight")
-            raise RemoteProtocolError("No call is in flight that could be asked", code=-32600)
-        if bridged is None:
-            return await self._ask_peer(request)
-        if request.method == "elicitation/create":
+        answer = await self._answer_by_a_call(bridged, request)
+        return _answer_of(answer) if request.method == "elicitation/create" else answer
+
+    async def _answer_by_a_call(self, bridged: BridgedCall | None, request: InputRequest) -> Object:
+        """Return the answer of a caller: of the call that asks, or of the last one that is in flight.
+
+        A pipe does not tell which of its owner's calls asks. If the call that was taken ends, it was another one.
+        """
+        is_certain, was_asked = bridged in self.calls, False
+        while True:
+            if not is_certain:
+                bridged = next(reversed(self.calls), None)
+            if bridged is None or bridged not in self.calls:
+                break
+            was_asked = True
+            bridged.ended = bridged.ended or asyncio.get_running_loop().create_future()
+            answering = asyncio.ensure_future(bridged.answer(request))
             try:
-                answer = await bridged.answer(request)
-            except asyncio.CancelledError:
-                return {"action": "cancel"}
-            return _answer_of(answer)
-        return await bridged.answer(request)
+                waits: set[asyncio.Future[Any]] = {answering, bridged.ended}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not answering.done():
+                    answering.cancel()
+            if not answering.cancelled() and answering.done():
+                return answering.result()
+        if was_asked:
+            raise RemoteProtocolError("The call has ended", code=-32600)
+        if request.method != "roots/list":
+            self.upstream.note(f"{request.method} refused: no call is in flight")
+            raise RemoteProtocolError("No call is in flight that could be asked", code=-32600)
+        return await self._ask_peer(request)
 
     async def _ask_peer(self, request: InputRequest) -> Object:
         """Ask the client that the connection belongs to for its roots, where no call is in flight.
@@ -307,6 +325,8 @@ class UpstreamSession:
             raise
         finally:
             del self.calls[bridged]
+            if bridged.ended is not None and not bridged.ended.done():
+                bridged.ended.set_result(None)
             self.last_used = connection.now()
 
     async def _resolve(

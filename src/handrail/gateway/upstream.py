@@ -74,6 +74,7 @@ class Upstream:
         self.state: State = "new"
         self.problem = ""
         self.revision = ""
+        self.instructions = ""  # for models, as it gave them
         self.era: Literal["", "handshake", "stateless"] = ""
         self.era_since = 0.0
         self.latency_ms = 0.0
@@ -156,14 +157,14 @@ class Upstream:
         *,
         repeats: bool = True,
     ) -> tuple[Object, Revision]:
-        if method == "tools/call" and state.name in self.lists.hidden("tools/list", key):
+        if method == "tools/call" and state.name in self.lists.hidden("tools/list", owner, key):
             raise unknown("tool", state.name)
-        if (parked := self.parked.resume(owner, state)) is not None:
+        if state.answers and (parked := self.parked.resume(owner, state)) is not None:
             return await self.parked.run(parked), parked.revision
         session = await self.pool.session(owner, key, state.peer)
         revision = session.connection.revision
         assert revision is not None
-        header_map = {} if tool is None else session.header_map(tool)
+        header_map = session.header_map(tool) if tool is not None and revision.stateless else {}
         try:
             if revision.stateless or state.revision.input_mode == "request" or not session.capabilities:
                 raw = await session.request(BridgedCall(state, session), method, params, key, header_map)
@@ -239,7 +240,9 @@ class Upstream:
         if self.state in ("new", "down"):
             self.state = "starting"
 
-    def on_open(self, revision: Revision) -> None:
+    def on_open(self, revision: Revision, handshake_result: Object) -> None:
+        text = handshake_result.get("instructions")
+        self.instructions = text if type(text) is str else ""
         era: Literal["handshake", "stateless"] = "stateless" if revision.stateless else "handshake"
         if (era, revision.name) != (self.era, self.revision):
             if self.era:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import UnsetType
 from msgspec.structs import replace
 
 from handrail.client.client import Client
@@ -18,6 +19,7 @@ from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.core import Engine
 from handrail.engine.guard_set import owner_of
+from handrail.gateway.pool import SessionPool
 from handrail.gateway.questions import CapabilityKey, capability_key
 from handrail.gateway.settings import Terms, UpstreamOptions
 from handrail.gateway.trust import LockFile, Pins
@@ -25,11 +27,13 @@ from handrail.gateway.upstream import Upstream
 from handrail.model import ClientInfo
 from handrail.revisions import Revision
 from handrail.suggest import check_options
+from handrail.text.controls import strip_invisible
 
 __all__ = ["Upstreams"]
 
 log = logging.getLogger("handrail")
 
+MAX_INSTRUCTION_CHARS, MAX_ALL_INSTRUCTION_CHARS = 4_096, 32_768  # of one upstream, and of all
 POLL_SECONDS = 0.5  # between two looks at tools.lock, and at connections that are not used
 
 
@@ -103,23 +107,34 @@ class Upstreams:
 
     def prepare(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> Awaitable[None] | None:
         key = capability_key(revision, client)
+        owner = SessionPool.owner(peer, key, revision)
         waits: dict[asyncio.Task[None], float] = {}
         for upstream in self.by_name.values():
-            task = upstream.lists.prepare(peer, key, revision)
-            if task is not None:
-                waits[task] = upstream.lists.wait_seconds(key)
+            task = upstream.lists.prepare(owner, key, peer)
+            if task is not None and (seconds := upstream.lists.wait_seconds(owner, key)):
+                waits[task] = seconds
             if method == "tools/list":
                 upstream.lossy.update(upstream.catalog.new_losses(revision))
-        return _wait(waits, partial(self._on_waited, key)) if waits else None
+        return _wait(waits, partial(self._on_waited, owner, key)) if waits else None
 
-    def _on_waited(self, key: CapabilityKey) -> None:
+    def _on_waited(self, owner: str, key: CapabilityKey) -> None:
         for upstream in self.by_name.values():
-            upstream.lists.mark_waited(key)
+            upstream.lists.mark_waited(owner, key)
 
-    def hidden(self, method: str, revision: Revision, client: ClientInfo) -> frozenset[str]:
+    def hidden(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> frozenset[str]:
         key = capability_key(revision, client)
-        parts = [upstream.lists.hidden(method, key) for upstream in self.by_name.values()]
+        owner = SessionPool.owner(peer, key, revision)
+        parts = [upstream.lists.hidden(method, owner, key) for upstream in self.by_name.values()]
         return parts[0] if len(parts) == 1 else frozenset().union(*parts)
+
+    def instructions(self, own: str | UnsetType) -> str | UnsetType:
+        parts = [own] if type(own) is str else []
+        sanitizer = self.engine.guard_set.sanitizer
+        for upstream in self.by_name.values():
+            if text := upstream.instructions[:MAX_INSTRUCTION_CHARS]:
+                clean = strip_invisible(text) if sanitizer is None else sanitizer.text(strip_invisible(text))
+                parts.append(f"# {upstream.name}\n{clean}")
+        return "\n\n".join(parts)[:MAX_ALL_INSTRUCTION_CHARS] if parts else own
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
         hints = [upstream.lists.cache_hint(method) for upstream in self.by_name.values()]

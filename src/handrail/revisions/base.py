@@ -180,6 +180,8 @@ class Revision(Struct, frozen=True, kw_only=True):
         lambda result, wraps: []
     )  # what of a result cannot be expressed; a gateway counts it
     read: Callable[[Object], ToolResult]  # the inverse, for clients
+    read_block: Callable[[Json], Any] = lambda block: None
+    """Of a block that `read` left as it came: what is left of it without bad optional members."""
     result_problems: Callable[[Object], list[str]]  # what is wrong with the members of a result that came
     declare: Callable[[Object], Object]  # a client's capabilities, in the words of this revision
     error_mappings: Mapping[Kind, ErrorMapping]

@@ -11,6 +11,7 @@ from handrail.jsonrpc import encode
 from handrail.model import RISK, Block, Json, Object, Text, ToolResult
 
 _BLOCK_TYPES = [each for each in get_args(Block) if each != Object]
+_OPTIONAL_MEMBERS = frozenset({"annotations", "meta", "title", "description", "mime_type", "size", "icons"})
 _BLOCKS = {
     each.__struct_config__.tag: (each, dict(zip(each.__struct_encode_fields__, each.__struct_fields__, strict=True)))
     for each in _BLOCK_TYPES
@@ -84,6 +85,24 @@ def _excerpt(value: Json) -> str:
     """Return the JSON of a value that came from outside, cut short."""
     text = encode(value).decode()
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def read_leniently(block: Json) -> Block | None:
+    """Return a block of a known type without the optional members that are not what they should be; None for others."""
+    kind = block.get("type") if type(block) is dict else None
+    if type(kind) is not str or kind not in _BLOCKS:
+        return None
+    block_type, fields = _BLOCKS[kind]
+    members = {fields[name]: value for name, value in block.items() if name in fields and value is not None}
+    if type(resource := members.get("resource")) is dict:
+        members["resource"] = {name: value for name, value in resource.items() if value is not None}
+    optional = [name for name in members if name in _OPTIONAL_MEMBERS]
+    for dropped in ((), *((name,) for name in optional), optional):
+        try:
+            return cast(Block, block_type(**{name: each for name, each in members.items() if name not in dropped}))
+        except (TypeError, ValueError):
+            continue
+    return None
 
 
 def read_empty_as_unset(result: Object) -> ToolResult:

@@ -11,7 +11,7 @@ from handrail.errors import Kind, Refused
 from handrail.model import Json, Object, Text, ToolResult
 from handrail.revisions import base
 from handrail.revisions.base import Revision
-from handrail.revisions.decode import read, result_problems
+from handrail.revisions.decode import read, read_leniently, result_problems
 from handrail.revisions.downlevel import (
     BlockRules,
     blocks,
@@ -98,6 +98,7 @@ REVISION = Revision(
     definition=partial(definition, rules=_DEFINITIONS),
     losses=partial(losses, replace(_BLOCKS, annotations=None), "bare", has_flag=False),
     read=read,
+    read_block=read_leniently,
     result_problems=result_problems,
     declare=declare,
     error_mappings=base.ERROR_MAPPINGS,
