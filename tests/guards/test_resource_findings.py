@@ -378,6 +378,70 @@ async def test_a_hidden_uri_below_a_template_is_subscribed_to_as_an_absent_one(r
         assert [each["params"]["uri"] for each in peer.notices if "updated" in each["method"]] == ["x:absent"]
 
 
+def veiled() -> Server:
+    """A template above what a rule hides, and what needs a scope to be seen."""
+    server = Server("s", rates=None, policy=[Rule(verdict="hide", uri="x:hidden")])
+    names = ["hidden", "open", "veiled"]
+    server.resource("x:{a}", complete={"a": lambda value: [each for each in names if each.startswith(value)]})(taking_a)
+    server.resource("x:veiled", scopes=["admin"], hide=True)(same)
+    return server
+
+
+@requirement("SRV-711", "SRV-742", "P-29")
+@pytest.mark.parametrize("hidden", ["x:hidden", "x:veiled"])
+async def test_a_hidden_uri_that_is_listened_to_twice_is_acknowledged_once(hidden: str, ran: Ran) -> None:
+    heard = []
+    for uri in (hidden, "x:absent"):
+        async with Peer(veiled(), revision=R5) as peer:
+            ran(R5, "memory")
+            wanted = [uri, uri, uri.replace("x:", "X:"), "x:open"]
+            await peer.send(message(R5, "subscriptions/listen", {"notifications": {"resourceSubscriptions": wanted}}))
+            await peer.notice("notifications/subscriptions/acknowledged")
+            heard.append(peer.wire[-1].replace(uri.encode(), b"URI"))
+    assert heard[0] == heard[1] and heard[0].count(b"URI") == 1
+
+
+@requirement("SRV-710", "SRV-712", "SRV-742", "P-29")
+@pytest.mark.parametrize("revision", HANDSHAKES)
+async def test_what_is_hidden_fills_the_table_of_subscriptions_as_what_is_absent(
+    revision: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.engine.dispatcher.MAX_SUBSCRIPTIONS", 3)
+    heard = []
+    for uri in ("x:hidden", "x:veiled", "x:absent"):
+        async with Peer(veiled(), revision=revision) as peer:
+            ran(revision, "memory")
+            asked = [uri, uri, "x:1", "x:2", "x:3", uri, "x:1"]
+            first = [await peer.request("resources/subscribe", {"uri": each}) for each in asked]
+            await peer.request("resources/unsubscribe", {"uri": uri})
+            again = [await peer.request("resources/subscribe", {"uri": each}) for each in ("x:4", uri)]
+            assert [code(each) for each in first + again] == [0, 0, 0, 0, 429, 0, 0, 0, 429]
+            heard.append([each.replace(uri.encode(), b"URI") for each in peer.wire])
+    assert heard[0] == heard[1] == heard[2]
+
+
+@requirement("SRV-710", everywhere=True)
+async def test_what_is_denied_and_not_subscribed_to_can_be_given_up() -> None:
+    server = Server("s", policy=[Rule(verdict="deny", uri="x:denied")])
+    server.resource("x:{a}")(taking_a)
+    async with Peer(server, revision=R4) as peer:
+        assert code(await peer.request("resources/subscribe", {"uri": "x:denied"})) == 403
+        assert (await peer.request("resources/unsubscribe", {"uri": "x:denied"}))["result"] == {}
+
+
+@requirement("SRV-733", "SRV-742", "P-29")
+@pytest.mark.parametrize("revision", ALL)
+async def test_completion_offers_no_value_whose_uri_needs_a_scope_to_be_seen(revision: str, ran: Ran) -> None:
+    server = Server("s")
+    server.resource("x:{a}", complete={"a": lambda value: ["open", "veiled"]})(taking_a)
+    server.resource("x:veiled", scopes=["admin"], hide=True)(same)
+    for principal, values in ((BOB, ["open"]), (Principal("boss", frozenset({"admin"})), ["open", "veiled"])):
+        async with Peer(server, revision=revision, principal=principal) as peer:
+            ran(revision, "memory")
+            result = (await peer.request("completion/complete", completion("x:{a}", "a")))["result"]
+            assert result["completion"]["values"] == values
+
+
 @requirement("SRV-712", "P-30")
 async def test_updates_that_nobody_reads_wait_once_each(ran: Ran) -> None:
     server = Server("s")

@@ -680,7 +680,9 @@ def _visible_values(
     """Return the values of a template's variable without those whose URI is hidden from the caller."""
     engine, template, argument = peer.engine, entry.template, params.argument.name
     policy = engine.guard_set.policy
-    if template is None or not (policy.hides_anything and policy.concerns("resource", "hide")):
+    missing_scopes = (engine.resources.hiding | engine.templates.hiding) - peer.principal.scopes
+    is_ruled = policy.hides_anything and policy.concerns("resource", "hide")
+    if template is None or not (missing_scopes or is_ruled):
         return values
     variables = known_arguments(params)
     if {*template.names} - template.optional - {argument} - variables.keys():
@@ -693,31 +695,31 @@ def _visible_values(
 def subscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
     connection, before = peer.connection, peer.connection.subscriptions
     name = _subscribable(peer, revision, params.uri)
-    if name and name not in before and len(before) >= MAX_SUBSCRIPTIONS:
+    if name not in before and len(before) >= MAX_SUBSCRIPTIONS:
         text = f"{MAX_SUBSCRIPTIONS:,} resources are subscribed to; unsubscribe from some first"
         raise Refused(Kind.OVERLOADED, text)
-    if name:
-        connection.subscriptions = {**before, name: params.uri}
-        _watch(peer, name)
+    connection.subscriptions = {**before, name: params.uri}
+    _watch(peer, revision, name)
     return peer.engine.encode_response(revision, request_id, {})
 
 
-def _watch(peer: Dispatcher, uri: str) -> None:
+def _watch(peer: Dispatcher, revision: Revision, uri: str) -> None:
     """Have an upstream server announce the updates of its resource."""
-    entry = peer.engine.find("resource", uri)[0] if peer.engine.upstreams is not None else None
-    if entry is not None and peer.engine.upstreams is not None and entry.upstream:
-        peer.engine.upstreams.watch(entry, peer)
+    upstreams = peer.engine.upstreams
+    entry = None if upstreams is None else peer.engine.find("resource", uri)[0]
+    if upstreams is not None and entry is not None and entry.upstream and peer.is_visible(entry, revision):
+        upstreams.watch(entry, peer)
 
 
 def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:
-    """Return the canonical URI; empty for a hidden resource below a template, which looks like any absent one there."""
+    """Return the canonical URI, also of a hidden resource below a template, which looks like any absent one there."""
     engine = peer.engine
     entry, variables = engine.find("resource", uri)
     if entry is None or not peer.is_visible(entry, revision):
         visible = (each for each in engine.templates if each.template and peer.is_visible(each, revision))
         if entry is None or not any(each.template.match(uri) for each in visible if each.template):
             raise unknown_resource(uri)
-        return ""
+        return entry.name  # it has no updates while it is hidden
     engine.guard_set.check_allowed(entry, variables, peer.principal, revision)
     return entry.name
 
@@ -725,9 +727,9 @@ def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:
 def unsubscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
     before = peer.connection.subscriptions
     entry, _ = peer.engine.find("resource", params.uri)
-    name = entry.name if entry is not None and peer.is_visible(entry, revision) else ""
+    name = "" if entry is None else entry.name
     after = {key: uri for key, uri in before.items() if uri != params.uri and key != name}
-    if not name and len(after) == len(before):
+    if len(after) == len(before) and (entry is None or not peer.is_visible(entry, revision)):
         _subscribable(peer, revision, params.uri)
     peer.connection.subscriptions = after
     return peer.engine.encode_response(revision, request_id, {})
@@ -747,12 +749,11 @@ def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, re
         if (left := left - len(uri)) < 0:
             break
         with contextlib.suppress(Refused):
-            name = _subscribable(peer, revision, uri) or f"hidden {len(uris)}"  # which never has an update
-            uris.setdefault(name, uri)
+            uris.setdefault(_subscribable(peer, revision, uri), uri)
     if uris:
         honoured["resourceSubscriptions"] = [*uris.values()]
         for name in uris:
-            _watch(peer, name)
+            _watch(peer, revision, name)
     methods = frozenset(LIST_CHANGED[each] for each in capabilities)
     in_flight[request_id] = Subscription(request_id, revision, methods, uris, respond)
     peer.watch()
