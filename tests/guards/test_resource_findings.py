@@ -429,6 +429,47 @@ async def test_what_is_denied_and_not_subscribed_to_can_be_given_up() -> None:
         assert (await peer.request("resources/unsubscribe", {"uri": "x:denied"}))["result"] == {}
 
 
+READ_BY_TYPE: list[tuple[str, Object, str]] = [  # of a rule about `page: int`: the verdict, the test, what may be read
+    ("deny", {"over": 5}, "3 5"),
+    ("deny", {"is": 7}, "3 5 8"),
+    ("deny", {"is": "7"}, ""),  # a test of texts says nothing of a number
+    ("deny", {"not_in": [3, 5]}, "3 5"),
+    ("deny", {"matches": "^7$"}, ""),
+    ("deny", {"longer_than": 9}, ""),
+    ("allow", {"at_most": 5}, "3 5"),
+    ("allow", {"matches": "^[35]$"}, ""),
+    ("allow", {"is": "3"}, ""),
+]
+
+
+@requirement("SRV-710", "SRV-711", "SRV-741", "SRV-602")
+@pytest.mark.parametrize("revision", ALL)
+@pytest.mark.parametrize(("verdict", "test", "may_be_read"), READ_BY_TYPE)
+async def test_what_may_be_read_may_be_subscribed_to_whatever_type_a_rule_looks_at(
+    revision: str, verdict: Any, test: Object, may_be_read: str, ran: Ran
+) -> None:
+    default: Any = "allow" if verdict == "deny" else "deny"
+    server = Server("s", policy=Policy([Rule(verdict=verdict, uri="b:*", arguments={"page": test})], default=default))
+
+    @server.resource("b:{page}")
+    async def book(page: int) -> str:
+        return str(page)
+
+    uris = [f"b:{page}" for page in (3, 5, 7, 8)]
+    async with Peer(server, revision=revision) as peer:
+        ran(revision, "memory")
+        read = [uri for uri in uris if "result" in await peer.request("resources/read", {"uri": uri})]
+        assert read == [f"b:{page}" for page in may_be_read.split()]
+        if revision == R5:
+            wanted = {"resourceSubscriptions": uris}
+            await peer.send(message(R5, "subscriptions/listen", {"notifications": wanted}))
+            notice = await peer.notice("notifications/subscriptions/acknowledged")
+            assert notice["params"]["notifications"].get("resourceSubscriptions", []) == read
+        else:
+            codes = {uri: code(await peer.request("resources/subscribe", {"uri": uri})) for uri in uris}
+            assert codes == {uri: 0 if uri in read else 403 for uri in uris}
+
+
 @requirement("SRV-733", "SRV-742", "P-29")
 @pytest.mark.parametrize("revision", ALL)
 async def test_completion_offers_no_value_whose_uri_needs_a_scope_to_be_seen(revision: str, ran: Ran) -> None:
