@@ -20,7 +20,7 @@ from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import Client, closed as closed, data, served, take
-from tests.guards.test_resources import Caller
+from tests.guards.test_resources import ALICE, ALICE_STORED, BOB as BOBS_KEY, BOB_STORED, Caller
 from wires import ALL
 
 Json = Any
@@ -535,9 +535,97 @@ async def test_a_caller_has_one_allowance_of_subscriptions_for_all_its_streams(r
         assert counts == [600, 400, 0]
 
 
+LONG = "a" * 2_000
+
+
+@requirement("SRV-710", "SRV-712", "P-30")
+@pytest.mark.parametrize("revision", HANDSHAKES)
+async def test_the_characters_of_a_peers_subscriptions_are_bounded(revision: str, ran: Ran) -> None:
+    server = Server("s", rates=None)
+    server.resource("x:{a}")(taking_a)
+    async with Peer(server, revision=revision) as peer:
+        ran(revision, "memory")
+
+        async def asks(verb: str, at: int) -> int:
+            return code(await peer.request(f"resources/{verb}", {"uri": f"x:{at}{LONG}"}))
+
+        codes = [await asks("subscribe", at) for at in range(100)]
+        most = codes.count(0)
+        assert 128 * 1024 - 3_000 < most * 2_003 < 128 * 1024 and codes == [0] * most + [429] * (100 - most)
+        assert await asks("subscribe", 0) == 0, "it is subscribed to already"
+        assert await asks("unsubscribe", 0) == 0
+        assert [await asks("subscribe", at) for at in (most, most + 1)] == [0, 429]
+
+
+@requirement("SRV-710", "SRV-712", "P-30")
+@pytest.mark.parametrize("revision", ["2025-03-26", R4])
+async def test_a_caller_has_one_allowance_of_subscriptions_for_all_its_sessions(
+    revision: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.engine.http_sessions.MAX_CALLER_CHARS", 20_000)
+    server, store = Server("s", rates=None), MemoryStore()
+    server.resource("x:{a}")(taking_a)
+    auth = ApiKeys({"alice": ALICE_STORED, "bob": BOB_STORED})
+    async with served(server.asgi(auth=auth, store=store)) as url:
+        ran(revision, "http")
+
+        async def asks(client: Client, verb: str, at: int) -> int:
+            asked = client.message(f"{verb} {at}", f"resources/{verb}", {"uri": f"x:{at}{LONG}"})
+            return code((await client.ask(asked))[1])
+
+        sessions = [Caller(url, revision, ALICE) for _ in range(3)]
+        codes = []
+        for session in sessions:
+            await session.open()
+            codes.append([await asks(session, "subscribe", at) for at in range(4)])
+        assert codes == [[0] * 4, [0] * 4, [0, 429, 429, 429]]
+        bob = Caller(url, revision, BOBS_KEY)
+        await bob.open()
+        assert await asks(bob, "subscribe", 0) == 0, "another caller has its own"
+        assert [await asks(session, "subscribe", 0) for session in sessions] == [0] * 3, "those there are stay"
+        assert await asks(sessions[0], "unsubscribe", 0) == 0
+        assert [await asks(sessions[2], "subscribe", at) for at in (1, 2)] == [0, 429]
+        await sessions[1].delete()
+        assert [await asks(sessions[2], "subscribe", at) for at in range(6)] == [0] * 6
+        assert [await asks(sessions[2], "unsubscribe", at) for at in range(6)] == [0] * 6
+        await sessions[0].delete()
+        assert dict(await store.scan("subscribed:"))["subscribed:alice 127.0.0.1"] == b"0"
+
+
+@requirement("SRV-710", "SRV-712", "P-30")
+async def test_a_caller_has_one_allowance_of_subscriptions_for_all_streams_of_2024(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.engine.dispatcher.MAX_CALLER_CHARS", 7_000)
+    server = Server("s", rates=None)
+    server.resource("x:{a}")(taking_a)
+    uris = [f"x:{at}{LONG}" for at in range(3)]
+    async with (
+        Peer(server, revision="2024-11-05", principal=ANN) as one,
+        Peer(server, revision="2024-11-05", principal=ANN) as two,
+        Peer(server, revision="2024-11-05", principal=BOB) as bob,
+    ):
+        ran("2024-11-05", "memory")
+        codes = [
+            [code(await peer.request("resources/subscribe", {"uri": uri})) for uri in uris] for peer in (one, two, bob)
+        ]
+        assert codes == [[0, 0, 0], [429, 429, 429], [0, 0, 0]]
+        await one.request("resources/unsubscribe", {"uri": uris[0]})
+        assert code(await two.request("resources/subscribe", {"uri": uris[0]})) == 0
+
+
+class SlowStore(MemoryStore):
+    """A store as those of other processes: others go on while one waits for it."""
+
+    async def get(self, key: str) -> bytes | None:
+        value = await super().get(key)
+        await asyncio.sleep(0)
+        return value
+
+
 @requirement("SRV-710", "SRV-712")
 async def test_subscriptions_of_a_session_end_with_it_and_hold_in_a_batch(ran: Ran) -> None:
-    store = MemoryStore()
+    store = SlowStore()
     server = Server("s", rates=None)
     server.resource("x:{a}")(taking_a)
     async with served(server.asgi(store=store)) as url:
@@ -552,6 +640,13 @@ async def test_subscriptions_of_a_session_end_with_it_and_hold_in_a_batch(ran: R
         await asyncio.gather(*many)
         (row,) = await store.scan("subscriptions:")
         assert len(json.loads(row[1])) == 23, "requests side by side keep what the others have stored"
+        batches = [
+            [client.message(at + one, "resources/subscribe", {"uri": f"x:b{at + one}"}) for one in range(250)]
+            for at in range(0, 2_000, 250)
+        ]
+        await asyncio.gather(*map(client.post, batches))
+        (row,) = await store.scan("subscriptions:")
+        assert len(json.loads(row[1])) == 1_000, "together they have no more room than one"
         await client.delete()
         assert await store.scan("subscriptions:") == []
 
