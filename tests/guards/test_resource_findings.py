@@ -773,3 +773,31 @@ async def test_all_files_of_a_folder_have_one_budget_and_one_set_of_scopes(tmp_p
         assert codes == [0, 0, 429]
         assert (await bob.request("resources/list"))["result"]["resources"] == []
         assert code(await bob.request("resources/read", {"uri": "file:///d/0.txt"})) == -32002
+
+
+@requirement("SRV-705", "SRV-731", "SRV-732")
+async def test_the_path_of_a_file_is_completed_also_if_it_is_not_listed(
+    tmp_path: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = ["a/one.txt", "z/deep/one.txt", "z/deeper/two.txt", "z/file.txt"]
+    paths = sorted([*(f"f{at}.txt" for at in range(1_100)), *below])
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    server = Server("s")
+    server.add_files(tmp_path, uri="file:///d/")
+    async with Peer(server, revision=R4) as peer:
+        ran(R4, "memory")
+
+        async def completed(value: str) -> tuple[list[str], int]:
+            answer = await peer.request("completion/complete", completion("file:///d/{+path}", "path", value))
+            result = answer["result"]["completion"]
+            return result["values"], result["total"]
+
+        assert len(server.resources) == 1_000
+        for value in ("", "f", "f109", "z", "z/", "z/dee", "z/deep/", "z/deep/one.txt", "z/deep/one.txt/", "/", "Z"):
+            fitting = [path for path in paths if path.startswith(value)]
+            assert await completed(value) == (fitting[:100], len(fitting)), value
+        monkeypatch.setattr("handrail.engine.files.MAX_SCANNED", 1_104)  # no more than the folders on the way have
+        for value in ("a/", "z/f"):
+            assert (await completed(value))[1] == 1, value
