@@ -595,6 +595,34 @@ async def test_a_file_that_cannot_be_read_is_not_one_that_is_not_there(
     assert str(tmp_path) not in json.dumps(error) and os.strerror(number) not in json.dumps(error)
 
 
+@requirement("SRV-708", everywhere=True)
+@pytest.mark.parametrize("moment", ["before it is read", "after it is read"])
+@pytest.mark.parametrize("later", ["", "other", "new text", "a much longer text than there was"])
+async def test_a_file_that_is_changed_while_it_is_read_is_an_error_and_nothing_of_it_leaves(
+    tmp_path: Path, later: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("old text")
+    os.utime(file, (1, 1))  # the clock of a file system is coarse
+    server, looks_at, looks = Server("busy"), os.fstat, list[int]()
+    server.add_files(tmp_path, uri="file:///docs/")
+
+    def changes(descriptor: int) -> os.stat_result:
+        looks.append(descriptor)
+        before = looks_at(descriptor)
+        if len(looks) == (1 if moment == "before it is read" else 2):
+            file.write_text(later)
+        return before if len(looks) == 1 else looks_at(descriptor)
+
+    async with Peer(server, revision=R4) as peer:
+        monkeypatch.setattr("handrail.engine.files.os.fstat", changes)
+        answer = await peer.request("resources/read", {"uri": "file:///docs/a.txt"})
+        monkeypatch.undo()
+        assert answer["error"]["code"] == -32603 and "changed while" in answer["error"]["message"], answer
+        assert len(looks) == 2 and not [each for each in ("old text", later or "old") if each in json.dumps(answer)]
+        assert text_of(await peer.request("resources/read", {"uri": "file:///docs/a.txt"})) == later
+
+
 @requirement("SRV-713", everywhere=True)
 def test_the_files_of_a_folder_are_one_change_of_the_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for at in range(50):
