@@ -507,6 +507,38 @@ async def test_malformed_completions_are_errors(open_shelf: OpenShelf, revision:
         assert (completion.values, completion.total, completion.has_more) == (["a"], None, False)
 
 
+def lists_of(method: str, client: Client) -> Any:
+    return listing(client, method)()
+
+
+@requirement("CLI-55")
+@everywhere(*ALL, transports=("stdio", "http"))
+async def test_malformed_answers_are_told_with_what_came_also_from_elsewhere(
+    open_shelf: OpenShelf, revision: str, transport: str
+) -> None:
+    good: Object = {"uri": "doc://a", "name": "a", "uriTemplate": "a://{a}", "text": "good"}
+    asked: dict[str, tuple[str, Callable[[Client], Any], list[Any]]] = {
+        **{method: (LISTS[method], partial(lists_of, method), [7]) for method in NAMES},
+        "resources/read": ("contents", lambda client: client.read("doc://a"), [7, [{"uri": "doc://a", "blob": "!"}]]),
+        "prompts/get": ("messages", lambda client: client.prompt("a"), [7, [{"role": "user", "content": "x"}]]),
+        "completion/complete": ("completion", lambda client: client.complete("a", "b"), [7, {"values": ["a", 7]}]),
+    }
+    async with open_shelf(revision, transport) as (client, _):
+        for method, (key, ask, wrong) in asked.items():
+            for each in wrong:
+                await client.call("echo", {"answers": {method: {key: each}}})
+                with pytest.raises(InvalidResult) as caught:
+                    await ask(client)
+                assert caught.value.result[key] == each
+            if method in NAMES:
+                await client.call("echo", {"answers": {method: {key: [good, 7, {}]}}})
+                entries = await ask(client)
+                assert len(entries) == 1 and len(entries.refused) == 2
+        await client.call("echo", {"answers": {"resources/read": {"contents": [good, 7]}}})
+        result = await client.read("doc://a")
+        assert result.text == "good" and len(result.problems) == 1
+
+
 async def test_a_server_without_the_method_completes_nothing() -> None:
     def script(rig: Rig, message: Object) -> None:
         if message.get("method") == "completion/complete":
