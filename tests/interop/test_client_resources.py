@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from handrail.errors import RemoteProtocolError
 from handrail.model import EmbeddedResource, Text
 from patience import PATIENCE
 from requirements import requirement
-from tests.interop.test_client import R0, R1, R2, R3, R4, R5, Peers, Place, connected, places, record
+from tests.interop.test_client import R0, R1, R2, R3, R4, R5, Peers, Place, connected, places, record, until
 
 pytestmark = pytest.mark.peers
 
@@ -211,24 +212,27 @@ async def test_servers_of_other_packages_are_understood(
                     pass
 
 
-@pytest.mark.parametrize(
-    "place", [*places("typescript", "stdio", [R1, R4], R4), *places("typescript", "http", [R4], R4)]
-)
+CHANGING = [*places("typescript", "stdio", [R1, R4], R4), *places("typescript", "http", [R4], R4)]
+
+
+@pytest.mark.parametrize("place", CHANGING, ids=str)
 @requirement("CLI-50")
 async def test_a_change_of_the_lists_of_another_server_is_heard(
     place: Place, peers: Peers, request: pytest.FixtureRequest
 ) -> None:
-    async with connection_to(place, peers, request) as client, asyncio.timeout(PATIENCE):
-        lists = (client.resources, client.prompts)
-        before = [len(await each()) for each in lists]
-        for more in (1, 0):
-            kept = [await each() for each in lists]
-            assert all([await each() is old for each, old in zip(lists, kept, strict=True)]), "nothing has changed"
+    async with connection_to(place, peers, request) as client:
+        lists: list[Callable[[], Awaitable[Any]]] = [client.resources, client.prompts]
+        before = [[entry.name for entry in await each()] for each in lists]
+        for new in (["new"], []):
+            for each in lists:
+                assert await each() is await each(), "nothing has changed"
             await client.call("change")
-            for each, old, count in zip(lists, kept, before, strict=True):
-                while await each() is old:  # until the notification has come
-                    await asyncio.sleep(0)
-                assert len(await each()) == count + more
+            for each, names in zip(lists, before, strict=True):
+                await until(each, partial(_has_names, names + new))
+
+
+def _has_names(names: list[str], entries: Any) -> bool:
+    return [each.name for each in entries] == names
 
 
 EVERYTHING = [
