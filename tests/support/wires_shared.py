@@ -19,7 +19,7 @@ import wires
 from requirements import record_ran
 from wires import TRANSPORTS, Object, Open, Wire, shared_http, wire_to
 
-__all__ = ["everywhere", "open_wire", "processes", "wire"]
+__all__ = ["everywhere", "open_wire", "processes", "spread", "wire"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,6 +31,22 @@ def everywhere(*revisions: str, transports: Sequence[str] = TRANSPORTS) -> Calla
         marked: F = pytest.mark.asyncio(loop_scope="module")(
             wires.everywhere(*revisions, transports=transports)(function)
         )
+        return marked
+
+    return mark
+
+
+def spread(*revisions: str) -> Callable[[F], F]:
+    """Run a test for each of these revisions (all, if none is named) in memory, and for the last over the others too.
+
+    For long tables of what no transport looks at; what one does look at belongs `everywhere`.
+    """
+    revisions = revisions or wires.ALL
+    places = [*((each, "memory") for each in revisions), (revisions[-1], "stdio"), (revisions[-1], "http")]
+
+    def mark(function: F) -> F:
+        parametrized = pytest.mark.parametrize(("revision", "transport"), places)(function)
+        marked: F = pytest.mark.asyncio(loop_scope="module")(parametrized)
         return marked
 
     return mark
