@@ -50,9 +50,11 @@ test: setup peers
 # tests of what is promised within a time, which decides only here: on a machine that does nothing else.
 TIMED := transports/test_supervisor transports/test_stdio transports/test_load client/test_faults \
 	http1/test_connection http1/test_server http1/test_prefork
+# And the floods and races of resources at their full size.
+FLOODS := protocol/test_resources guards/test_resource_attacks
 soak: setup
 	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/guards/test_fire.py \
-		$(TIMED:%=tests/%.py)
+		$(TIMED:%=tests/%.py) $(FLOODS:%=tests/%.py)
 
 lint: setup
 	.venv/bin/ruff check .

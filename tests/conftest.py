@@ -22,9 +22,12 @@ settings.register_profile("home", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("gate", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("gate" if os.environ.get("CI") == "true" else "home")
 
-# Started in the background, by `&` or by nohup, a process ignores Ctrl-C, and so would all that the tests start.
+# Started in the background, by `&` or by nohup, a process ignores Ctrl-C or the end of its terminal, and so would all
+# that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN_TRANSPORTS = frozenset({"stdio", "memory", "http"})

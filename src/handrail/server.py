@@ -418,7 +418,7 @@ class Server:
         max_bytes: files that are larger cannot be read
         tags, scopes, hide: as of a resource, for all files
         """
-        from handrail.engine.files import Folder  # deferred: few servers have files
+        from handrail.engine.files import MAX_SCANNED, Folder  # deferred: few servers have files
 
         files = Folder(folder, uri, pattern, max_bytes)
         options = {"tags": tags, "scopes": scopes, "hide": hide}
@@ -447,7 +447,7 @@ class Server:
             {"name": Path(folder).resolve().name},
             {**_NO_ARGUMENTS, "properties": {"path": {"type": "string"}}, "required": ["path"]},
             invoke=lambda arguments, call: read(arguments["path"], call),
-            complete={"path": lambda value: [each.path for each in files.files() if each.path.startswith(value)]},
+            complete={"path": lambda value: [each.path for each in files.files(value, MAX_SCANNED)]},
             **run_options,
         )
         self.engine.add_resource(template)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +22,7 @@ import pytest
 from faults import HERE
 from handrail.audit.format import verify
 from handrail.audit.reader import TrailFile
-from patience import SOAK
+from patience import SOAK, in_time
 from requirements import requirement
 
 ROUNDS = 500 if SOAK else 50
@@ -213,3 +217,70 @@ def written(path: Path) -> set[str]:
     verdict = verify(lines)
     assert (verdict.flaw, verdict.torn) == (None, 0)
     return {str(json.loads(line).get("call")) for _, line in lines if b'"intent"' in line}
+
+
+# The whole server, over stdio
+
+SERVED = """
+import sys
+from handrail import Server
+server = Server("victim", audit=sys.argv[1], audit_arguments=True, rates=None)
+@server.tool
+async def act(mark: str) -> str:
+    return mark
+server.run()
+"""
+
+
+def served_until_killed(path: Path, marks: Iterator[str], seconds: float) -> tuple[float, set[str]]:
+    """Start a server and call it until it is killed: the seconds to its first answer, and the calls it answered."""
+    began, answered = time.monotonic(), set[str]()
+    command = [sys.executable, "-c", SERVED, str(path)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
+        assert process.stdin and process.stdout
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        sent: list[dict[str, Any]] = [{"id": "hello", "method": "initialize", "params": hello}]
+        sent.append({"method": "notifications/initialized"})
+        took, killer = 0.0, threading.Timer(seconds, process.kill)
+        with suppress(BrokenPipeError):
+            while True:
+                mark = next(marks)
+                params = {"name": "act", "arguments": {"mark": mark}}
+                for each in [*sent, {"id": mark, "method": "tools/call", "params": params}]:
+                    process.stdin.write(json.dumps({"jsonrpc": "2.0", **each}).encode() + b"\n")
+                process.stdin.flush()
+                answers = [process.stdout.readline() for _ in range(2 if sent else 1)]
+                if not answers[-1].endswith(b"\n"):
+                    break
+                assert json.loads(answers[-1])["result"]["content"][0]["text"] == mark
+                answered.add(mark)
+                if sent:
+                    sent, took = [], time.monotonic() - began
+                    killer.start()
+        killer.cancel()
+        process.kill()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+    return took, answered
+
+
+@requirement("P-13", everywhere=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_p13_after_a_kill_the_next_start_serves_in_time_and_nothing_answered_is_lost(kind: str, tmp_path: Path) -> None:
+    seed = int(os.environ.get("HANDRAIL_SEED") or random.randrange(10**6))
+    print(f"HANDRAIL_SEED={seed}")
+    chance, marks = random.Random(seed), (f"mark-{at}." for at in itertools.count())
+    path, answered = tmp_path / f"audit.{kind}", set[str]()
+    for at in range(ROUNDS if SOAK else 4):  # the soak has 1,000 with those of the other kind
+        took, more = served_until_killed(path, marks, chance.uniform(0.0, 0.15))
+        assert more, "it served"
+        in_time(took, 2.0, f"start {at}")
+        answered |= more
+        lines = [*TrailFile(path).lines()]
+        assert verify(lines).flaw is None
+        records = [json.loads(line) for _, line in lines if line.endswith(b"\n")]
+        calls = {each["call"]: each["arguments"]["mark"] for each in records if each["event"] == "intent"}
+        ended = {calls[each["call"]] for each in records if each["event"] == "outcome"}
+        assert answered <= ended, answered - ended
+    print(f"{at + 1} kills, {len(answered)} calls answered")

@@ -72,7 +72,7 @@ def capabilities(revision: str) -> Object:
 
 
 def shelf(rig: Rig, message: Object) -> None:
-    """Lists two entries a page, for an hour; a call announces what its arguments say."""
+    """Lists two entries a page, for an hour; a call announces, or sets as answers, what its arguments say."""
     rig.state.setdefault("capabilities", capabilities(rig.revision))
     rig.state.setdefault("ttl", 3_600_000)
     method, params = message.get("method"), message.get("params", {})
@@ -150,7 +150,10 @@ def listen(rig: Rig, message: Object) -> None:
     rig.notify("notifications/subscriptions/acknowledged", notifications=honoured, _meta=meta)
 
 
-def announce(rig: Rig, updated: tuple[str, ...] = (), changed: tuple[str, ...] = ()) -> None:
+def announce(
+    rig: Rig, updated: tuple[str, ...] = (), changed: tuple[str, ...] = (), answers: Object | None = None
+) -> None:
+    rig.state["answers"] = rig.state.get("answers", {}) if answers is None else answers
     modern = rig.revision == MODERN
     for uri in updated:
         if not modern:

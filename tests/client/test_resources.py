@@ -53,6 +53,7 @@ def open_shelf(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     """`async with open_shelf(revision, transport, state, **options of Client) as (client, heard)`."""
     monkeypatch.setattr("handrail.client.negotiation._handshake_servers", set())
     monkeypatch.setattr("handrail.client.resources.RENEW_SECONDS", 0.0)
+    monkeypatch.setattr("handrail.client.connection.MAX_PAUSE_SECONDS", 0.0)  # before a server is started again
     monkeypatch.setattr("handrail.transports.http_client.MIN_RETRY_SECONDS", 0.0)
 
     @asynccontextmanager
@@ -107,40 +108,38 @@ async def kept(lists: Callable[..., Any]) -> Any:
 
 @requirement("CLI-50")
 @everywhere(*ALL)
-@pytest.mark.parametrize("method", NAMES)
-async def test_every_page_is_listed_once(open_shelf: OpenShelf, revision: str, transport: str, method: str) -> None:
+async def test_every_page_is_listed_once(open_shelf: OpenShelf, revision: str, transport: str) -> None:
     async with open_shelf(revision, transport) as (client, heard):
-        lists = listing(client, method)
-        entries = await lists()
-        assert [each.raw for each in entries] == ENTRIES[method] and entries.refused == {}
-        entries = await kept(lists)
-        assert await lists(fresh=True) is not entries
-        pages = [each.get("params", {}).get("cursor") for each in heard.asked(method)]
-        one_list = [None, "2", "4"][: (len(ENTRIES[method]) + 1) // 2]
-        assert pages == one_list * (len(pages) // len(one_list)) and len(pages) >= 2 * len(one_list)
+        for method in NAMES:
+            lists = listing(client, method)
+            entries = await lists()
+            assert [each.raw for each in entries] == ENTRIES[method] and entries.refused == {}
+            entries = await kept(lists)
+            assert await lists(fresh=True) is not entries
+            pages = [each.get("params", {}).get("cursor") for each in heard.asked(method)]
+            one_list = [None, "2", "4"][: (len(ENTRIES[method]) + 1) // 2]
+            assert pages == one_list * (len(pages) // len(one_list)) and len(pages) >= 2 * len(one_list)
 
 
 @requirement("CLI-50")
 @everywhere(*ALL)
-@pytest.mark.parametrize("method", NAMES)
-async def test_a_notice_makes_the_lists_of_its_kind_stale(
-    open_shelf: OpenShelf, revision: str, transport: str, method: str
-) -> None:
-    kind = method.partition("/")[0]
+async def test_a_notice_makes_the_lists_of_its_kind_stale(open_shelf: OpenShelf, revision: str, transport: str) -> None:
     async with open_shelf(revision, transport) as (client, heard):
-        lists = listing(client, method)
-        await lists()
-        if revision == R5:
-            await until(lambda: len(heard.asked("subscriptions/listen")) > 0)
-            listened = heard.asked("subscriptions/listen")[-1]["params"]["notifications"]
-            assert listened == BOTH_LISTS
-        entries = await kept(lists)
-        await client.call("echo", {"changed": [kind]})
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                if await lists() is not entries:
-                    return
-                await asyncio.sleep(0)
+        for method in NAMES:
+            kind = method.partition("/")[0]
+            lists = listing(client, method)
+            await lists()
+            if revision == R5:
+                await until(lambda: len(heard.asked("subscriptions/listen")) > 0)
+                listened = heard.asked("subscriptions/listen")[-1]["params"]["notifications"]
+                assert listened == BOTH_LISTS
+            entries = await kept(lists)
+            await client.call("echo", {"changed": [kind]})
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    if await lists() is not entries:
+                        break
+                    await asyncio.sleep(0)
 
 
 @requirement("CLI-50")
@@ -197,8 +196,15 @@ async def test_entries_tell_what_the_server_says_of_them(open_shelf: OpenShelf, 
 
 @requirement("CLI-50", "CLI-55")
 @everywhere(*ALL, transports=("memory",))
-@pytest.mark.parametrize("method", NAMES)
 async def test_one_bad_entry_does_not_hide_the_others(
+    open_shelf: OpenShelf, revision: str, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for method in NAMES:
+        caplog.clear()
+        await check_bad_entries(open_shelf, revision, transport, method, caplog)
+
+
+async def check_bad_entries(
     open_shelf: OpenShelf, revision: str, transport: str, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = "name" if method == "prompts/list" else "uri" if method == "resources/list" else "uriTemplate"
@@ -505,6 +511,38 @@ async def test_malformed_completions_are_errors(open_shelf: OpenShelf, revision:
         answers["completion/complete"] = {"completion": {"values": ["a"], "total": "7", "hasMore": 1}}
         completion = await client.complete("review", "style")
         assert (completion.values, completion.total, completion.has_more) == (["a"], None, False)
+
+
+def lists_of(method: str, client: Client) -> Any:
+    return listing(client, method)()
+
+
+@requirement("CLI-55")
+@everywhere(*ALL, transports=("stdio", "http"))
+async def test_malformed_answers_are_told_with_what_came_also_from_elsewhere(
+    open_shelf: OpenShelf, revision: str, transport: str
+) -> None:
+    good: Object = {"uri": "doc://a", "name": "a", "uriTemplate": "a://{a}", "text": "good"}
+    asked: dict[str, tuple[str, Callable[[Client], Any], list[Any]]] = {
+        **{method: (LISTS[method], partial(lists_of, method), [7]) for method in NAMES},
+        "resources/read": ("contents", lambda client: client.read("doc://a"), [7, [{"uri": "doc://a", "blob": "!"}]]),
+        "prompts/get": ("messages", lambda client: client.prompt("a"), [7, [{"role": "user", "content": "x"}]]),
+        "completion/complete": ("completion", lambda client: client.complete("a", "b"), [7, {"values": ["a", 7]}]),
+    }
+    async with open_shelf(revision, transport) as (client, _):
+        for method, (key, ask, wrong) in asked.items():
+            for each in wrong:
+                await client.call("echo", {"answers": {method: {key: each}}})
+                with pytest.raises(InvalidResult) as caught:
+                    await ask(client)
+                assert caught.value.result[key] == each
+            if method in NAMES:
+                await client.call("echo", {"answers": {method: {key: [good, 7, {}]}}})
+                entries = await ask(client)
+                assert len(entries) == 1 and len(entries.refused) == 2
+        await client.call("echo", {"answers": {"resources/read": {"contents": [good, 7]}}})
+        result = await client.read("doc://a")
+        assert result.text == "good" and len(result.problems) == 1
 
 
 async def test_a_server_without_the_method_completes_nothing() -> None:

@@ -20,7 +20,7 @@ from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
 from servers_http import Client, closed as closed, data, served, take
-from tests.guards.test_resources import Caller
+from tests.guards.test_resources import ALICE, ALICE_STORED, BOB as BOBS_KEY, BOB_STORED, Caller
 from wires import ALL
 
 Json = Any
@@ -378,6 +378,111 @@ async def test_a_hidden_uri_below_a_template_is_subscribed_to_as_an_absent_one(r
         assert [each["params"]["uri"] for each in peer.notices if "updated" in each["method"]] == ["x:absent"]
 
 
+def veiled() -> Server:
+    """A template above what a rule hides, and what needs a scope to be seen."""
+    server = Server("s", rates=None, policy=[Rule(verdict="hide", uri="x:hidden")])
+    names = ["hidden", "open", "veiled"]
+    server.resource("x:{a}", complete={"a": lambda value: [each for each in names if each.startswith(value)]})(taking_a)
+    server.resource("x:veiled", scopes=["admin"], hide=True)(same)
+    return server
+
+
+@requirement("SRV-711", "SRV-742", "P-29")
+@pytest.mark.parametrize("hidden", ["x:hidden", "x:veiled"])
+async def test_a_hidden_uri_that_is_listened_to_twice_is_acknowledged_once(hidden: str, ran: Ran) -> None:
+    heard = []
+    for uri in (hidden, "x:absent"):
+        async with Peer(veiled(), revision=R5) as peer:
+            ran(R5, "memory")
+            wanted = [uri, uri, uri.replace("x:", "X:"), "x:open"]
+            await peer.send(message(R5, "subscriptions/listen", {"notifications": {"resourceSubscriptions": wanted}}))
+            await peer.notice("notifications/subscriptions/acknowledged")
+            heard.append(peer.wire[-1].replace(uri.encode(), b"URI"))
+    assert heard[0] == heard[1] and heard[0].count(b"URI") == 1
+
+
+@requirement("SRV-710", "SRV-712", "SRV-742", "P-29")
+@pytest.mark.parametrize("revision", HANDSHAKES)
+async def test_what_is_hidden_fills_the_table_of_subscriptions_as_what_is_absent(
+    revision: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.engine.dispatcher.MAX_SUBSCRIPTIONS", 3)
+    heard = []
+    for uri in ("x:hidden", "x:veiled", "x:absent"):
+        async with Peer(veiled(), revision=revision) as peer:
+            ran(revision, "memory")
+            asked = [uri, uri, "x:1", "x:2", "x:3", uri, "x:1"]
+            first = [await peer.request("resources/subscribe", {"uri": each}) for each in asked]
+            await peer.request("resources/unsubscribe", {"uri": uri})
+            again = [await peer.request("resources/subscribe", {"uri": each}) for each in ("x:4", uri)]
+            assert [code(each) for each in first + again] == [0, 0, 0, 0, 429, 0, 0, 0, 429]
+            heard.append([each.replace(uri.encode(), b"URI") for each in peer.wire])
+    assert heard[0] == heard[1] == heard[2]
+
+
+@requirement("SRV-710", everywhere=True)
+async def test_what_is_denied_and_not_subscribed_to_can_be_given_up() -> None:
+    server = Server("s", policy=[Rule(verdict="deny", uri="x:denied")])
+    server.resource("x:{a}")(taking_a)
+    async with Peer(server, revision=R4) as peer:
+        assert code(await peer.request("resources/subscribe", {"uri": "x:denied"})) == 403
+        assert (await peer.request("resources/unsubscribe", {"uri": "x:denied"}))["result"] == {}
+
+
+READ_BY_TYPE: list[tuple[str, Object, str]] = [  # of a rule about `page: int`: the verdict, the test, what may be read
+    ("deny", {"over": 5}, "3 5"),
+    ("deny", {"is": 7}, "3 5 8"),
+    ("deny", {"is": "7"}, ""),  # a test of texts says nothing of a number
+    ("deny", {"not_in": [3, 5]}, "3 5"),
+    ("deny", {"matches": "^7$"}, ""),
+    ("deny", {"longer_than": 9}, ""),
+    ("allow", {"at_most": 5}, "3 5"),
+    ("allow", {"matches": "^[35]$"}, ""),
+    ("allow", {"is": "3"}, ""),
+]
+
+
+@requirement("SRV-710", "SRV-711", "SRV-741", "SRV-602")
+@pytest.mark.parametrize("revision", ALL)
+@pytest.mark.parametrize(("verdict", "test", "may_be_read"), READ_BY_TYPE)
+async def test_what_may_be_read_may_be_subscribed_to_whatever_type_a_rule_looks_at(
+    revision: str, verdict: Any, test: Object, may_be_read: str, ran: Ran
+) -> None:
+    default: Any = "allow" if verdict == "deny" else "deny"
+    server = Server("s", policy=Policy([Rule(verdict=verdict, uri="b:*", arguments={"page": test})], default=default))
+
+    @server.resource("b:{page}")
+    async def book(page: int) -> str:
+        return str(page)
+
+    uris = [f"b:{page}" for page in (3, 5, 7, 8)]
+    async with Peer(server, revision=revision) as peer:
+        ran(revision, "memory")
+        read = [uri for uri in uris if "result" in await peer.request("resources/read", {"uri": uri})]
+        assert read == [f"b:{page}" for page in may_be_read.split()]
+        if revision == R5:
+            wanted = {"resourceSubscriptions": uris}
+            await peer.send(message(R5, "subscriptions/listen", {"notifications": wanted}))
+            notice = await peer.notice("notifications/subscriptions/acknowledged")
+            assert notice["params"]["notifications"].get("resourceSubscriptions", []) == read
+        else:
+            codes = {uri: code(await peer.request("resources/subscribe", {"uri": uri})) for uri in uris}
+            assert codes == {uri: 0 if uri in read else 403 for uri in uris}
+
+
+@requirement("SRV-733", "SRV-742", "P-29")
+@pytest.mark.parametrize("revision", ALL)
+async def test_completion_offers_no_value_whose_uri_needs_a_scope_to_be_seen(revision: str, ran: Ran) -> None:
+    server = Server("s")
+    server.resource("x:{a}", complete={"a": lambda value: ["open", "veiled"]})(taking_a)
+    server.resource("x:veiled", scopes=["admin"], hide=True)(same)
+    for principal, values in ((BOB, ["open"]), (Principal("boss", frozenset({"admin"})), ["open", "veiled"])):
+        async with Peer(server, revision=revision, principal=principal) as peer:
+            ran(revision, "memory")
+            result = (await peer.request("completion/complete", completion("x:{a}", "a")))["result"]
+            assert result["completion"]["values"] == values
+
+
 @requirement("SRV-712", "P-30")
 async def test_updates_that_nobody_reads_wait_once_each(ran: Ran) -> None:
     server = Server("s")
@@ -430,9 +535,97 @@ async def test_a_caller_has_one_allowance_of_subscriptions_for_all_its_streams(r
         assert counts == [600, 400, 0]
 
 
+LONG = "a" * 2_000
+
+
+@requirement("SRV-710", "SRV-712", "P-30")
+@pytest.mark.parametrize("revision", HANDSHAKES)
+async def test_the_characters_of_a_peers_subscriptions_are_bounded(revision: str, ran: Ran) -> None:
+    server = Server("s", rates=None)
+    server.resource("x:{a}")(taking_a)
+    async with Peer(server, revision=revision) as peer:
+        ran(revision, "memory")
+
+        async def asks(verb: str, at: int) -> int:
+            return code(await peer.request(f"resources/{verb}", {"uri": f"x:{at}{LONG}"}))
+
+        codes = [await asks("subscribe", at) for at in range(100)]
+        most = codes.count(0)
+        assert 128 * 1024 - 3_000 < most * 2_003 < 128 * 1024 and codes == [0] * most + [429] * (100 - most)
+        assert await asks("subscribe", 0) == 0, "it is subscribed to already"
+        assert await asks("unsubscribe", 0) == 0
+        assert [await asks("subscribe", at) for at in (most, most + 1)] == [0, 429]
+
+
+@requirement("SRV-710", "SRV-712", "P-30")
+@pytest.mark.parametrize("revision", ["2025-03-26", R4])
+async def test_a_caller_has_one_allowance_of_subscriptions_for_all_its_sessions(
+    revision: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.engine.http_sessions.MAX_CALLER_CHARS", 20_000)
+    server, store = Server("s", rates=None), MemoryStore()
+    server.resource("x:{a}")(taking_a)
+    auth = ApiKeys({"alice": ALICE_STORED, "bob": BOB_STORED})
+    async with served(server.asgi(auth=auth, store=store)) as url:
+        ran(revision, "http")
+
+        async def asks(client: Client, verb: str, at: int) -> int:
+            asked = client.message(f"{verb} {at}", f"resources/{verb}", {"uri": f"x:{at}{LONG}"})
+            return code((await client.ask(asked))[1])
+
+        sessions = [Caller(url, revision, ALICE) for _ in range(3)]
+        codes = []
+        for session in sessions:
+            await session.open()
+            codes.append([await asks(session, "subscribe", at) for at in range(4)])
+        assert codes == [[0] * 4, [0] * 4, [0, 429, 429, 429]]
+        bob = Caller(url, revision, BOBS_KEY)
+        await bob.open()
+        assert await asks(bob, "subscribe", 0) == 0, "another caller has its own"
+        assert [await asks(session, "subscribe", 0) for session in sessions] == [0] * 3, "those there are stay"
+        assert await asks(sessions[0], "unsubscribe", 0) == 0
+        assert [await asks(sessions[2], "subscribe", at) for at in (1, 2)] == [0, 429]
+        await sessions[1].delete()
+        assert [await asks(sessions[2], "subscribe", at) for at in range(6)] == [0] * 6
+        assert [await asks(sessions[2], "unsubscribe", at) for at in range(6)] == [0] * 6
+        await sessions[0].delete()
+        assert dict(await store.scan("subscribed:"))["subscribed:alice 127.0.0.1"] == b"0"
+
+
+@requirement("SRV-710", "SRV-712", "P-30")
+async def test_a_caller_has_one_allowance_of_subscriptions_for_all_streams_of_2024(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.engine.dispatcher.MAX_CALLER_CHARS", 7_000)
+    server = Server("s", rates=None)
+    server.resource("x:{a}")(taking_a)
+    uris = [f"x:{at}{LONG}" for at in range(3)]
+    async with (
+        Peer(server, revision="2024-11-05", principal=ANN) as one,
+        Peer(server, revision="2024-11-05", principal=ANN) as two,
+        Peer(server, revision="2024-11-05", principal=BOB) as bob,
+    ):
+        ran("2024-11-05", "memory")
+        codes = [
+            [code(await peer.request("resources/subscribe", {"uri": uri})) for uri in uris] for peer in (one, two, bob)
+        ]
+        assert codes == [[0, 0, 0], [429, 429, 429], [0, 0, 0]]
+        await one.request("resources/unsubscribe", {"uri": uris[0]})
+        assert code(await two.request("resources/subscribe", {"uri": uris[0]})) == 0
+
+
+class SlowStore(MemoryStore):
+    """A store as those of other processes: others go on while one waits for it."""
+
+    async def get(self, key: str) -> bytes | None:
+        value = await super().get(key)
+        await asyncio.sleep(0)
+        return value
+
+
 @requirement("SRV-710", "SRV-712")
 async def test_subscriptions_of_a_session_end_with_it_and_hold_in_a_batch(ran: Ran) -> None:
-    store = MemoryStore()
+    store = SlowStore()
     server = Server("s", rates=None)
     server.resource("x:{a}")(taking_a)
     async with served(server.asgi(store=store)) as url:
@@ -447,6 +640,13 @@ async def test_subscriptions_of_a_session_end_with_it_and_hold_in_a_batch(ran: R
         await asyncio.gather(*many)
         (row,) = await store.scan("subscriptions:")
         assert len(json.loads(row[1])) == 23, "requests side by side keep what the others have stored"
+        batches = [
+            [client.message(at + one, "resources/subscribe", {"uri": f"x:b{at + one}"}) for one in range(250)]
+            for at in range(0, 2_000, 250)
+        ]
+        await asyncio.gather(*map(client.post, batches))
+        (row,) = await store.scan("subscriptions:")
+        assert len(json.loads(row[1])) == 1_000, "together they have no more room than one"
         await client.delete()
         assert await store.scan("subscriptions:") == []
 
@@ -573,3 +773,31 @@ async def test_all_files_of_a_folder_have_one_budget_and_one_set_of_scopes(tmp_p
         assert codes == [0, 0, 429]
         assert (await bob.request("resources/list"))["result"]["resources"] == []
         assert code(await bob.request("resources/read", {"uri": "file:///d/0.txt"})) == -32002
+
+
+@requirement("SRV-705", "SRV-731", "SRV-732")
+async def test_the_path_of_a_file_is_completed_also_if_it_is_not_listed(
+    tmp_path: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = ["a/one.txt", "z/deep/one.txt", "z/deeper/two.txt", "z/file.txt"]
+    paths = sorted([*(f"f{at}.txt" for at in range(1_100)), *below])
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    server = Server("s")
+    server.add_files(tmp_path, uri="file:///d/")
+    async with Peer(server, revision=R4) as peer:
+        ran(R4, "memory")
+
+        async def completed(value: str) -> tuple[list[str], int]:
+            answer = await peer.request("completion/complete", completion("file:///d/{+path}", "path", value))
+            result = answer["result"]["completion"]
+            return result["values"], result["total"]
+
+        assert len(server.resources) == 1_000
+        for value in ("", "f", "f109", "z", "z/", "z/dee", "z/deep/", "z/deep/one.txt", "z/deep/one.txt/", "/", "Z"):
+            fitting = [path for path in paths if path.startswith(value)]
+            assert await completed(value) == (fitting[:100], len(fitting)), value
+        monkeypatch.setattr("handrail.engine.files.MAX_SCANNED", 1_104)  # no more than the folders on the way have
+        for value in ("a/", "z/f"):
+            assert (await completed(value))[1] == 1, value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from handrail.errors import RemoteProtocolError
 from handrail.model import EmbeddedResource, Text
 from patience import PATIENCE
 from requirements import requirement
-from tests.interop.test_client import R0, R1, R2, R3, R4, R5, Peers, Place, connected, places, record
+from tests.interop.test_client import R0, R1, R2, R3, R4, R5, Peers, Place, connected, places, record, until
 
 pytestmark = pytest.mark.peers
 
@@ -97,15 +98,40 @@ async def touch(uri: str, ctx: Context) -> str:
     return "touched"
 ''')
 
-server.run("stdio")
+import sys
+if sys.argv[1] == "stdio":
+    server.run("stdio")
+else:
+    import socket, uvicorn
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+    app = server.http_app() if hasattr(server, "http_app") else server.streamable_http_app()
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listening])
 """
+
+
+class ResourcePeers(Peers):
+    """Servers with resources and prompts in place of those with tools."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**super().env, "FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_LOG_LEVEL": "ERROR"}
+
+    def command(self, server: str, *arguments: str) -> list[str]:
+        if server in PYTHON:
+            code = PYTHON[server] + SERVER
+            return [str(self.installed(server) / "bin" / "python"), "-c", code, *arguments]
+        return super().command(server, *arguments)
 
 
 @pytest.fixture(scope="module")
 def peers(
     installed_peer: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, bytecode: str
 ) -> Iterator[Peers]:
-    peers = Peers(installed_peer, tmp_path_factory.mktemp("peers"), bytecode)
+    peers = ResourcePeers(installed_peer, tmp_path_factory.mktemp("peers"), bytecode)
     try:
         yield peers
     finally:
@@ -114,24 +140,20 @@ def peers(
 
 @asynccontextmanager
 async def connection_to(place: Place, peers: Peers, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    options = {}
-    if place.server in PYTHON:
-        target: Any = [str(peers.installed(place.server) / "bin" / "python"), "-c", PYTHON[place.server] + SERVER]
-        if place.server == "fastmcp":
-            options = {"FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_LOG_LEVEL": "ERROR"}
-    elif place.transport == "stdio":
-        target = peers.command(place.server, "stdio")
-    else:
-        target = peers.url(place.server, place.transport)
-    async with connected(target, revision=place.revision, env={**peers.env, **options}) as client:
+    is_process = place.transport == "stdio"
+    target: Any = peers.command(place.server, "stdio") if is_process else peers.url(place.server, place.transport)
+    async with connected(target, revision=place.revision, env=peers.env) as client:
         record(request, place)
         yield client
 
 
 PLACES = [
-    *places("mcp1", "stdio", [R1, R2, R4], R4),
+    *places("mcp1", "stdio", [R1, R2, R3, R4], R4),
+    *places("mcp1", "http", [R2, R3, R4], R4),
     *places("mcp2", "stdio", [R1, R3, R4, R5], R5),
+    *places("mcp2", "http", [R3, R4, R5], R5),
     *places("fastmcp", "stdio", [R4, R5], R5),
+    *places("fastmcp", "http", [R4, R5], R5),
     *places("typescript", "stdio", [R1, R3, R4, R5], R5),
     *places("typescript", "http", [R2, R3, R4, R5], R5),
 ]
@@ -188,6 +210,29 @@ async def test_servers_of_other_packages_are_understood(
             with pytest.raises(RemoteProtocolError, match="announces no updates"):
                 async with client.subscribe("doc://text"):
                     pass
+
+
+CHANGING = [*places("typescript", "stdio", [R1, R4], R4), *places("typescript", "http", [R4], R4)]
+
+
+@pytest.mark.parametrize("place", CHANGING, ids=str)
+@requirement("CLI-50")
+async def test_a_change_of_the_lists_of_another_server_is_heard(
+    place: Place, peers: Peers, request: pytest.FixtureRequest
+) -> None:
+    async with connection_to(place, peers, request) as client:
+        lists: list[Callable[[], Awaitable[Any]]] = [client.resources, client.prompts]
+        before = [[entry.name for entry in await each()] for each in lists]
+        for new in (["new"], []):
+            for each in lists:
+                assert await each() is await each(), "nothing has changed"
+            await client.call("change")
+            for each, names in zip(lists, before, strict=True):
+                await until(each, partial(_has_names, names + new))
+
+
+def _has_names(names: list[str], entries: Any) -> bool:
+    return [each.name for each in entries] == names
 
 
 EVERYTHING = [

@@ -109,3 +109,5 @@ async def test_no_scenario_is_left_out(installed_peer: InstalledPeer) -> None:
     for revision, scenarios in SCENARIOS.items():
         applicable = {name for name, window in known.items() if revision in window}
         assert applicable <= set(scenarios), revision
+    counts = {revision: len(set(scenarios) & known.keys()) for revision, scenarios in SCENARIOS.items()}
+    assert (counts["2025-11-25"], counts["2026-07-28"]) == (19, 33)

@@ -1,7 +1,7 @@
 """Other people's clients and what our server offers them: resources, templates, prompts and completion.
 
-One walk serves all tests of a client. Over HTTP one process serves all clients one after the other, so a walk removes
-what it has added.
+One walk serves all tests of a client, and one process of a peer takes all its walks: it starts longer than it walks.
+Over HTTP one process serves all clients one after the other, so a walk removes what it has added.
 """
 
 from __future__ import annotations
@@ -191,12 +191,22 @@ def talk(
     client: Client = request.param
     if client not in walks:
         args, mark = server_command(SERVED)
-        place: Object = {"url": url, "transport": client.transport}
-        if client.transport == "stdio":
-            place = {"command": sys.executable, "args": args}
-        plan = {"mode": client.mode, "steps": list(STEPS.values()), **place}
-        command = [*client_command(client.peer, installed_peer(client.peer)), json.dumps(plan)]
-        walks[client] = run(command, mark, FASTMCP_CHECK_FOR_UPDATES="off", PYTHONPYCACHEPREFIX=bytecode)
+        is_process = client.transport == "stdio"
+        clients = [each for each in EVERYBODY if (each.peer, each.transport == "stdio") == (client.peer, is_process)]
+        plans: list[Object] = [
+            {
+                "mode": each.mode,
+                "steps": list(STEPS.values()),
+                **({"command": sys.executable, "args": args} if is_process else {"url": url}),
+                "transport": each.transport,
+            }
+            for each in clients
+        ]
+        command = [*client_command(client.peer, installed_peer(client.peer)), json.dumps(plans)]
+        ended = run(command, mark, FASTMCP_CHECK_FOR_UPDATES="off", PYTHONPYCACHEPREFIX=bytecode)
+        played = json.loads(ended.out) if ended.code == 0 else [None] * len(clients)
+        for each, seen in zip(clients, played, strict=True):
+            walks[each] = Ended(ended.code, json.dumps(seen), ended.err)
     conversation = Conversation(walks[client], list(STEPS))
     assert conversation.revision == client.revision
     assert conversation.seen["unexpected"] == []
@@ -473,7 +483,9 @@ def test_a_client_hears_of_changed_lists(talk: Conversation) -> None:
 
 # The MCP Inspector on the command line, which has no method for completion and subscriptions.
 
-places = pytest.mark.parametrize(("era", "transport"), [("modern", "stdio"), ("legacy", "http")])
+# A start of it takes a second or two, so each test has one place.
+modern_stdio = pytest.mark.parametrize(("era", "transport"), [("modern", "stdio")])
+legacy_http = pytest.mark.parametrize(("era", "transport"), [("legacy", "http")])
 
 
 @pytest.fixture
@@ -490,7 +502,7 @@ def inspect(era: str, transport: str, installed_peer: InstalledPeer, url: str, t
     return inspected
 
 
-@places
+@modern_stdio
 @requirement("SRV-702", "SRV-703", "SRV-721")
 def test_the_inspector_lists_every_page(inspect: Inspect) -> None:
     resources = shown(inspect("resources/list"))["resources"]
@@ -502,7 +514,7 @@ def test_the_inspector_lists_every_page(inspect: Inspect) -> None:
     assert [each["name"] for each in prompts] == PROMPTS
 
 
-@places
+@legacy_http
 @requirement("SRV-704", "SRV-705")
 def test_the_inspector_reads(inspect: Inspect, tmp_path: Path) -> None:
     note = {"uri": "note://ada", "mimeType": "text/markdown", "text": "note of ada"}
@@ -514,7 +526,7 @@ def test_the_inspector_reads(inspect: Inspect, tmp_path: Path) -> None:
     assert path.read_bytes() == FILES["sub/dot.bin"]
 
 
-@places
+@modern_stdio
 @requirement("SRV-722", "SRV-723")
 def test_the_inspector_gets_a_prompt(inspect: Inspect) -> None:
     review = ["--prompt-name", "review", "--prompt-args"]
@@ -523,7 +535,7 @@ def test_the_inspector_gets_a_prompt(inspect: Inspect) -> None:
     assert prompt["messages"] == [said("Review in long: x")]
 
 
-@places
+@legacy_http
 @requirement("SRV-707")
 def test_the_inspector_is_told_that_a_resource_is_unknown(inspect: Inspect) -> None:
     ended = inspect("resources/read", "--uri", "nowhere://x", "-q")

@@ -312,8 +312,8 @@ def _check(line: bytes, revision: str, asked: dict[Json, str]) -> None:
         check_message(each, agreed, asked.get(each.get("id")) if "method" not in each else None)
 
 
-def _recorded(revision: str, ident: str) -> Object:
-    for line in (GOLDEN / f"{revision}.jsonl").read_bytes().splitlines():
+def _recorded(revision: str, ident: str, of: str = "") -> Object:
+    for line in (GOLDEN / f"{of}{revision}.jsonl").read_bytes().splitlines():
         message: Json = json.loads(line)
         if isinstance(message, dict) and message.get("id") == ident and "method" not in message:
             return message
@@ -423,6 +423,103 @@ def test_the_check_sees_a_member_that_does_not_belong_to_the_revision(
     revision: str, ident: str, method: str, change: Change
 ) -> None:
     message = _recorded(revision, ident)
+    check_message(message, revision, method)
+    changed = copy.deepcopy(message)
+    change(changed["result"])
+    with pytest.raises((AssertionError, KeyError)):
+        check_message(changed, revision, method)
+
+
+BEFORE_TITLES = ("2024-10-07", *BEFORE_2025_06, "pocket")
+BEFORE_ICONS = ("2024-10-07", *BEFORE_2025_11)
+LISTED = ("resources/list", "resources/templates/list", "prompts/list")
+ANSWERED = {
+    "hello": OPENING,
+    "read doc://full": "resources/read",
+    "get review": "prompts/get",
+    "complete many": "completion/complete",
+    "subscribe": "resources/subscribe",
+    **{method: method for method in LISTED},
+}
+
+
+def _first(**members: Json) -> Change:
+    """Change the first entry, content, or block of the first message."""
+
+    def change(result: Object) -> None:
+        if "messages" in result:
+            result["messages"][0]["content"].update(members)
+        else:
+            next(value for value in result.values() if isinstance(value, list))[0].update(members)
+
+    return change
+
+
+def _message(**members: Json) -> Change:
+    return lambda result: result["messages"][0].update(members)
+
+
+def _capability(name: str, **members: Json) -> Change:
+    return lambda result: result["capabilities"].setdefault(name, {}).update(members)
+
+
+AUDIO = {"type": "audio", "data": "", "mimeType": "audio/wav"}
+LINK = {"type": "resource_link", "uri": "a:b", "name": "b"}
+_TOO_NEW_BESIDE_TOOLS: list[tuple[str, tuple[str, ...], tuple[str, ...], Change]] = [
+    ("title", BEFORE_TITLES, LISTED, _first(title="x")),
+    ("_meta", BEFORE_TITLES, LISTED, _first(_meta={})),
+    ("icons", BEFORE_ICONS, LISTED, _first(icons=[])),
+    ("ttlMs", LEGACY, LISTED, _whole(ttlMs=0)),
+    ("cacheScope", LEGACY, LISTED, _whole(cacheScope="public")),
+    ("resultType", LEGACY, LISTED, _whole(resultType="complete")),
+    ("no ttlMs", (NEWEST,), (*LISTED, "read doc://full"), lambda it: it.pop("ttlMs")),
+    ("no resultType", (NEWEST,), (*LISTED, "get review", "complete many"), lambda it: it.pop("resultType")),
+    ("no end of pages", ("pocket",), LISTED, lambda it: it.pop("nextCursor")),
+    ("a null", ALL, LISTED, _first(description=None)),
+    ("annotations", ("2024-10-07",), LISTED[:2], _first(annotations={})),
+    ("annotations of a prompt", ALL, LISTED[2:], _first(annotations={})),
+    ("lastModified", BEFORE_2025_06, LISTED[:2], _first(annotations={"lastModified": "2025-01-01T00:00:00Z"})),
+    ("size", ("2024-10-07",), LISTED[:1], _first(size=1)),
+    ("size of a template", ALL, LISTED[1:2], _first(size=1)),
+    ("title of an argument", BEFORE_TITLES, LISTED[2:], lambda it: it["prompts"][0]["arguments"][0].update(title="x")),
+    ("_meta of contents", BEFORE_TITLES, ("read doc://full",), _first(_meta={})),
+    ("title of contents", ALL, ("read doc://full",), _first(title="x")),
+    ("annotations of contents", ALL, ("read doc://full",), _first(annotations={})),
+    ("text and blob", ALL, ("read doc://full",), _first(blob="")),
+    ("ttlMs of contents", LEGACY, ("read doc://full",), _whole(ttlMs=0)),
+    ("resultType of contents", LEGACY, ("read doc://full",), _whole(resultType="complete")),
+    ("_meta of a block", BEFORE_TITLES, ("get review",), _first(_meta={})),
+    ("annotations of a block", ("2024-10-07",), ("get review",), _first(annotations={})),
+    ("name of a message", ALL, ("get review",), _message(name="x")),
+    ("audio", ("2024-10-07", "2024-11-05"), ("get review",), _message(content=AUDIO)),
+    ("resource_link", ("2024-10-07", *BEFORE_2025_06), ("get review",), _message(content=LINK)),
+    ("structuredContent", ALL, ("get review",), _whole(structuredContent={})),
+    ("isError", ALL, ("get review",), _whole(isError=False)),
+    ("ttlMs of what is not cached", ALL, ("get review", "complete many"), _whole(ttlMs=0)),
+    ("resultType of what is got", LEGACY, ("get review", "complete many"), _whole(resultType="complete")),
+    ("101 values", ALL, ("complete many",), lambda it: it["completion"]["values"].append("x")),
+    ("a total that is not", ALL, ("complete many",), lambda it: it["completion"].update(total=100)),
+    ("a member of a completion", ALL, ("complete many",), lambda it: it["completion"].update(x=1)),
+    ("completions", ("2024-10-07", "2024-11-05"), ("hello",), _capability("completions")),
+    ("templates", LEGACY, ("hello",), _capability("resources", templates=True)),
+    ("subscribe of prompts", LEGACY, ("hello",), _capability("prompts", subscribe=True)),
+    ("resultType of a subscription", LEGACY, ("subscribe",), _whole(resultType="complete")),
+]
+
+
+@pytest.mark.parametrize(
+    ("revision", "ident", "change"),
+    [
+        pytest.param(revision, ident, change, id=f"{what}-{ident}-{revision}")
+        for what, revisions, idents, change in _TOO_NEW_BESIDE_TOOLS
+        for revision in revisions
+        for ident in idents
+    ],
+)
+def test_the_check_sees_what_does_not_belong_to_the_revision_in_resources_and_prompts(
+    revision: str, ident: str, change: Change
+) -> None:
+    message, method = _recorded(revision, ident, of="resources-"), ANSWERED[ident]
     check_message(message, revision, method)
     changed = copy.deepcopy(message)
     change(changed["result"])

@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
+import subject
 import wires
+from handrail.server import Server
 from requirements import record_ran
-from wires import TRANSPORTS, Object, Open, Wire, shared_http, wire_to
+from wires import TRANSPORTS, MemoryWire, Object, Open, Wire, shared_http, wire_to
 
-__all__ = ["everywhere", "open_wire", "processes", "wire"]
+__all__ = ["everywhere", "open_wire", "processes", "spread", "wire"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,12 +38,29 @@ def everywhere(*revisions: str, transports: Sequence[str] = TRANSPORTS) -> Calla
     return mark
 
 
+def spread(*revisions: str) -> Callable[[F], F]:
+    """Run a test for each of these revisions (all, if none is named) in memory, and for the last over the others too.
+
+    For long tables of what no transport looks at; what one does look at belongs `everywhere`.
+    """
+    revisions = revisions or wires.ALL
+    places = [*((each, "memory") for each in revisions), (revisions[-1], "stdio"), (revisions[-1], "http")]
+
+    def mark(function: F) -> F:
+        parametrized = pytest.mark.parametrize(("revision", "transport"), places)(function)
+        marked: F = pytest.mark.asyncio(loop_scope="module")(parametrized)
+        return marked
+
+    return mark
+
+
 class Processes:
     """Running servers by variant. One that a test left in a bad state is not used again."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._idle: dict[str, list[Wire]] = {}
+        self._in_memory: dict[str, Server] = {}
 
     async def take(self, variant: str, revision: str) -> Wire:
         idle = self._idle.setdefault(variant, [])
@@ -55,6 +74,13 @@ class Processes:
         with contextlib.suppress(EOFError, ConnectionError, TimeoutError):  # the test itself tells of those
             await wire.request("server/discover" if wire.stateless else "ping")
             self._idle[variant].append(wire)
+
+    async def in_memory(self, variant: str, revision: str) -> Wire:
+        """A new wire to a server in this process: resources make many, and to make one takes longer than a test."""
+        if variant not in self._in_memory:
+            self._in_memory[variant] = server = subject.make(variant)
+            await self._stack.enter_async_context(server.serving())
+        return MemoryWire(revision, self._in_memory[variant])
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -78,7 +104,10 @@ async def open_wire(
         async def opened(
             variant: str = "default", *, capabilities: Object | None = None, fresh: bool = False, **options: Any
         ) -> Wire:
-            if transport == "memory" or fresh or options:
+            if transport == "memory" and variant.startswith("servers_resources:") and not (fresh or options):
+                wire = await processes.in_memory(variant, revision)
+                stack.push_async_callback(wire.close)
+            elif transport == "memory" or fresh or options:
                 wire = await stack.enter_async_context(wire_to(revision, transport, variant, **options))
             elif transport == "http":
                 wire = await stack.enter_async_context(shared_http(request, revision, variant))

@@ -21,7 +21,7 @@ from handrail.engine.catalog import Catalog, ToolEntry
 from handrail.engine.completion import find_values, known_arguments
 from handrail.engine.core import KINDS, LIST_CHANGED, Engine
 from handrail.engine.guard_set import needs_scopes, unknown
-from handrail.engine.http_sessions import MAX_SUBSCRIPTIONS
+from handrail.engine.http_sessions import MAX_CALLER_CHARS, MAX_SUBSCRIBED_CHARS, MAX_SUBSCRIPTIONS, count_chars
 from handrail.engine.inflight import InFlightCalls, state_purpose
 from handrail.engine.outcome import RefusedCall, refusal_record
 from handrail.engine.reply_channel import NO_REPLY, Reply, ReplyCallback, ReplyChannel
@@ -41,7 +41,6 @@ log = logging.getLogger("handrail")
 
 UPDATED = "notifications/resources/updated"
 MAX_BATCH = 256
-MAX_SUBSCRIBED_CHARS = 128 * 1024  # of the URIs in one subscriptions/listen
 CURSOR_SECONDS = 24 * 3600
 CLEANUP_SECONDS = 0.3  # at the end, for tools that were cancelled
 OWN_KEYS = "io.handrail/"  # begin the names of answers that only a sealed state may hold
@@ -79,6 +78,7 @@ class Dispatcher:
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
     _unannounced: dict[tuple[str, str], None] | None = None  # method and URI; of a watched stream
     _announcement_pending = False
+    max_subscribed_chars = MAX_SUBSCRIBED_CHARS  # less if the caller's other sessions have subscribed to much
     find_subscription: Callable[[str], Awaitable[str]] | None = None  # of a session, whose subscriptions are in a store
 
     def __init__(
@@ -680,7 +680,9 @@ def _visible_values(
     """Return the values of a template's variable without those whose URI is hidden from the caller."""
     engine, template, argument = peer.engine, entry.template, params.argument.name
     policy = engine.guard_set.policy
-    if template is None or not (policy.hides_anything and policy.concerns("resource", "hide")):
+    missing_scopes = (engine.resources.hiding | engine.templates.hiding) - peer.principal.scopes
+    is_ruled = policy.hides_anything and policy.concerns("resource", "hide")
+    if template is None or not (missing_scopes or is_ruled):
         return values
     variables = known_arguments(params)
     if {*template.names} - template.optional - {argument} - variables.keys():
@@ -693,31 +695,41 @@ def _visible_values(
 def subscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
     connection, before = peer.connection, peer.connection.subscriptions
     name = _subscribable(peer, revision, params.uri)
-    if name and name not in before and len(before) >= MAX_SUBSCRIPTIONS:
-        text = f"{MAX_SUBSCRIPTIONS:,} resources are subscribed to; unsubscribe from some first"
-        raise Refused(Kind.OVERLOADED, text)
-    if name:
-        connection.subscriptions = {**before, name: params.uri}
-        _watch(peer, name)
+    after = {**before, name: params.uri}
+    chars = count_chars(after)
+    is_more = name not in before or chars > connection.subscribed_chars
+    if is_more and (len(after) > MAX_SUBSCRIPTIONS or chars > _max_subscribed_chars(peer)):
+        raise Refused(Kind.OVERLOADED, "Too many or too long URIs are subscribed to; unsubscribe from some first")
+    connection.subscriptions, connection.subscribed_chars = after, chars
+    _watch(peer, revision, name)
     return peer.engine.encode_response(revision, request_id, {})
 
 
-def _watch(peer: Dispatcher, uri: str) -> None:
+def _max_subscribed_chars(peer: Dispatcher) -> int:
+    """Return how many characters the URIs of a peer may have beside those of the caller's other streams."""
+    caller, streams = (peer.principal, peer.address), peer.engine.open_streams
+    others = [each.connection for each in streams if (each.principal, each.address) == caller]
+    others_chars = sum(each.subscribed_chars for each in others if each is not peer.connection)
+    return min(peer.max_subscribed_chars, MAX_CALLER_CHARS - others_chars)
+
+
+def _watch(peer: Dispatcher, revision: Revision, uri: str) -> None:
     """Have an upstream server announce the updates of its resource."""
-    entry = peer.engine.find("resource", uri)[0] if peer.engine.upstreams is not None else None
-    if entry is not None and peer.engine.upstreams is not None and entry.upstream:
-        peer.engine.upstreams.watch(entry, peer)
+    upstreams = peer.engine.upstreams
+    entry = None if upstreams is None else peer.engine.find("resource", uri)[0]
+    if upstreams is not None and entry is not None and entry.upstream and peer.is_visible(entry, revision):
+        upstreams.watch(entry, peer)
 
 
 def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:
-    """Return the canonical URI; empty for a hidden resource below a template, which looks like any absent one there."""
+    """Return the canonical URI, also of a hidden resource below a template, which looks like any absent one there."""
     engine = peer.engine
     entry, variables = engine.find("resource", uri)
     if entry is None or not peer.is_visible(entry, revision):
         visible = (each for each in engine.templates if each.template and peer.is_visible(each, revision))
         if entry is None or not any(each.template.match(uri) for each in visible if each.template):
             raise unknown_resource(uri)
-        return ""
+        return entry.name  # it has no updates while it is hidden
     engine.guard_set.check_allowed(entry, variables, peer.principal, revision)
     return entry.name
 
@@ -725,11 +737,11 @@ def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:
 def unsubscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, respond: object) -> Reply:
     before = peer.connection.subscriptions
     entry, _ = peer.engine.find("resource", params.uri)
-    name = entry.name if entry is not None and peer.is_visible(entry, revision) else ""
+    name = "" if entry is None else entry.name
     after = {key: uri for key, uri in before.items() if uri != params.uri and key != name}
-    if not name and len(after) == len(before):
+    if len(after) == len(before) and (entry is None or not peer.is_visible(entry, revision)):
         _subscribable(peer, revision, params.uri)
-    peer.connection.subscriptions = after
+    peer.connection.subscriptions, peer.connection.subscribed_chars = after, count_chars(after)
     return peer.engine.encode_response(revision, request_id, {})
 
 
@@ -747,12 +759,11 @@ def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, re
         if (left := left - len(uri)) < 0:
             break
         with contextlib.suppress(Refused):
-            name = _subscribable(peer, revision, uri) or f"hidden {len(uris)}"  # which never has an update
-            uris.setdefault(name, uri)
+            uris.setdefault(_subscribable(peer, revision, uri), uri)
     if uris:
         honoured["resourceSubscriptions"] = [*uris.values()]
         for name in uris:
-            _watch(peer, name)
+            _watch(peer, revision, name)
     methods = frozenset(LIST_CHANGED[each] for each in capabilities)
     in_flight[request_id] = Subscription(request_id, revision, methods, uris, respond)
     peer.watch()

@@ -71,8 +71,8 @@ class Folder:
     def uri_of(self, path: str) -> str:
         return self.template.expand({"path": path})
 
-    def files(self) -> Iterator[FolderFile]:
-        """Yield the files in order of their paths; the first of them, if there are very many."""
+    def files(self, prefix: str = "", most: int = MAX_LISTED) -> Iterator[FolderFile]:
+        """Yield the files whose paths begin so, in their order; the first of them, if there are very many."""
         budget, pending, files = MAX_SCANNED, [""], list[FolderFile]()
         while pending and budget > 0:
             folder = pending.pop()
@@ -83,12 +83,15 @@ class Folder:
                 budget -= len(rows)
                 for each in sorted(rows, key=lambda each: each.name):
                     path = folder + each.name
+                    if not f"{path}/".startswith(prefix[: len(path) + 1]):
+                        continue
                     if each.is_dir(follow_symlinks=False) and path.count("/") < MAX_DEPTH:
                         pending.append(f"{path}/")
                     elif each.is_file(follow_symlinks=False) and fnmatchcase(path, self._pattern):
                         with suppress(OSError):  # removed meanwhile
                             files.append(FolderFile(path, each.stat(follow_symlinks=False).st_size))
-        yield from islice((each for each in sorted(files) if not uri_problem(self.uri_of(each.path))), MAX_LISTED)
+        fitting = (each for each in sorted(files) if each.path.startswith(prefix))
+        yield from islice((each for each in fitting if not uri_problem(self.uri_of(each.path))), most)
 
     def _is_listed(self, name: str) -> bool:
         return not name.startswith(".") and name.isprintable() and is_safe_path(name)

@@ -221,7 +221,9 @@ class GuardSet:
         if not entry.scopes <= principal.scopes:
             raise needs_scopes(entry)
         if self._has_policy:
-            decision = self.policy.decide(principal, entry.subject, arguments, revision.name)
+            typed = repair(entry.input, arguments)  # variables come as texts; one that no read would take stays a text
+            values = arguments if typed is None else typed[0]
+            decision = self.policy.decide(principal, entry.subject, values, revision.name)
             if decision.verdict == "deny":
                 raise self._denied(entry, principal, decision, revision)
 

@@ -8,8 +8,9 @@ and the events of streams that a client may resume.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import accumulate, islice
 from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
@@ -30,6 +31,8 @@ SESSION_SECONDS = 24 * 3600
 EVENT_SECONDS = 300
 MAX_EVENTS = 1_000
 MAX_SUBSCRIPTIONS = 1_000  # to resources, of one peer
+MAX_SUBSCRIBED_CHARS = 128 * 1024  # of the URIs of one peer, or in one subscriptions/listen
+MAX_CALLER_CHARS = 8 * MAX_SUBSCRIBED_CHARS  # of the URIs of all sessions of a caller
 TOPIC = "sessions"
 MAX_RECENT = 1_000
 END = b""  # the last record of a stream that is complete
@@ -142,33 +145,48 @@ class HttpSessions:
     def owns_pipe(self, text: str, principal: Principal) -> bool:
         return self.engine.seal.open(_PIPE, principal.id, text, self.engine.clock()) is not None
 
-    async def close(self, session: HttpSession) -> None:
+    async def close(self, session: HttpSession, caller: str) -> None:
         await self.store.put(session.key, _ENDED, ttl=SESSION_SECONDS)
-        await self.store.delete(_subscriptions_key(session))
+        subscriptions = _subscriptions(await self.store.get(_subscriptions_key(session)))
+        if await self.store.delete(_subscriptions_key(session)):
+            await self._count_subscribed(caller, -count_chars(subscriptions))
         await self.publish(session.name, None)
 
     async def save_level(self, session: HttpSession) -> None:
         level: str = LEVELS[session.connection.level]
         await self.store.put(session.key, level.encode(), ttl=SESSION_SECONDS)
 
-    async def change_subscriptions(self, session: HttpSession, change: Callable[[], R]) -> R:
+    async def change_subscriptions(self, session: HttpSession, caller: str, change: Callable[[int], R]) -> R:
         """Run what changes the subscriptions of a session, store them, and return the result.
 
-        A change that another request, perhaps in another process, has stored meanwhile is kept.
+        `change` gets the number of characters that the URIs of the session may have. A change that another request,
+        perhaps in another process, has stored meanwhile is kept.
         """
         key, connection = _subscriptions_key(session), session.connection
-        stored = await self.store.get(key)
+        caller_chars, stored = await self._subscribed_chars(caller), await self.store.get(key)
         connection.subscriptions = before = _subscriptions(stored)
-        result = change()
+        connection.subscribed_chars = chars = count_chars(before)
+        result = change(min(MAX_SUBSCRIBED_CHARS, MAX_CALLER_CHARS - caller_chars + chars))
         after = connection.subscriptions
         added, removed = {uri: after[uri] for uri in after if after[uri] != before.get(uri)}, before.keys() - after
         while added or removed:
             put = partial(self.store.put, key, encode(after), ttl=SESSION_SECONDS)
             if await (put(if_absent=True) if stored is None else put(if_equals=stored)):
+                await self._count_subscribed(caller, count_chars(after) - count_chars(_subscriptions(stored)))
                 break
             stored = await self.store.get(key)
             after = {uri: text for uri, text in _subscriptions(stored).items() if uri not in removed} | added
+            after = _bounded(after)  # each request alone was within the bounds
         return result
+
+    async def _subscribed_chars(self, caller: str) -> int:
+        return int(await self.store.get(f"subscribed:{caller}") or 0)
+
+    async def _count_subscribed(self, caller: str, chars: int) -> None:
+        """Count characters of URIs for a caller. The count begins anew once a day: sessions that end leave no trace."""
+        chars = max(chars, -await self._subscribed_chars(caller))  # those given up may be of the day before
+        if chars:
+            await self.store.add(f"subscribed:{caller}", chars, ttl=SESSION_SECONDS)
 
     async def find_subscription(self, session: HttpSession, uri: str) -> str:
         """Return a canonical URI as the session wrote it; empty if it has not subscribed to that."""
@@ -182,6 +200,17 @@ def _subscriptions_key(session: HttpSession) -> str:
 def _subscriptions(stored: bytes | None) -> dict[str, str]:
     """Return canonical URIs of resources, and how the client wrote them."""
     return {} if stored is None else decode(stored, type=dict[str, str])
+
+
+def count_chars(subscriptions: Mapping[str, str]) -> int:
+    return sum(map(len, subscriptions.values()))
+
+
+def _bounded(subscriptions: Mapping[str, str]) -> dict[str, str]:
+    """Return the first of the subscriptions, as many as a peer may have."""
+    first = islice(subscriptions.items(), MAX_SUBSCRIPTIONS)
+    sums = zip(first, accumulate(map(len, subscriptions.values())), strict=False)
+    return {name: uri for (name, uri), chars in sums if chars <= MAX_SUBSCRIBED_CHARS}
 
 
 class EventLog:

@@ -41,6 +41,7 @@ class Connection:
     level = LEVELS.index("info")
     last_request_id = 0  # of the server's own requests
     subscriptions: Mapping[str, str] = {}  # canonical URIs of resources, and how the client wrote them
+    subscribed_chars = 0  # of those URIs
 
     def __init__(self, offer: Offer, hidden: Set[str] = frozenset()) -> None:
         self.number = next(_numbers)  # in this process
@@ -112,7 +113,7 @@ class Connection:
         self.client = ClientInfo(client_info.name, client_info.version, client_info.title, params.capabilities)
         self.ready = False
         self.level = LEVELS.index("info")
-        self.subscriptions = {}
+        self.subscriptions, self.subscribed_chars = {}, 0
         return revision
 
     def expects(self, message: Message | list[Json]) -> bool:

@@ -3,7 +3,8 @@
 Run by that peer's own interpreter, see tests/interop/test_stdio.py and tests/interop/test_http.py. A plan is `{"mode",
 "command", "args", "steps"}`, or has `"url"` for the command: of Streamable HTTP, or of the HTTP+SSE of 2024 if
 `"transport"` is `sse`. A step is `{"call", "arguments", "answer"}`, the answer being what the person says when the tool
-asks. With `"change"`, a call that changes the list, the names listed after the notice of it are printed too.
+asks. Of a list of plans each is played, one after the other, and a list is printed. With `"change"`, a call that
+changes the list, the names listed after the notice of it are printed too.
 
 For resources and prompts a step is `{"list": "resources"}` (or templates, prompts), `{"read": uri}`, `{"get": prompt,
 "arguments"}` or `{"complete": reference, "argument", "context"}`. With `"calls"`, each a tool and its arguments,
@@ -153,4 +154,6 @@ async def play(plan):
     }
 
 
-print(json.dumps(asyncio.run(play(json.loads(sys.argv[1])))))
+plans = json.loads(sys.argv[1])
+played = [asyncio.run(play(each)) for each in plans] if isinstance(plans, list) else asyncio.run(play(plans))
+print(json.dumps(played))

@@ -165,4 +165,6 @@ async def play(plan):
         }
 
 
-print(json.dumps(asyncio.run(play(json.loads(sys.argv[1])))))
+plans = json.loads(sys.argv[1])
+played = [asyncio.run(play(each)) for each in plans] if isinstance(plans, list) else asyncio.run(play(plans))
+print(json.dumps(played))

@@ -138,4 +138,7 @@ async function play(plan) {
   return { ...seen, tools, relisted, steps, unexpected };
 }
 
-console.log(JSON.stringify(await play(JSON.parse(text))));
+const plans = JSON.parse(text);
+const played = [];
+for (const plan of [plans].flat()) played.push(await play(plan));
+console.log(JSON.stringify(Array.isArray(plans) ? played : played[0]));

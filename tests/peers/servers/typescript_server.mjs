@@ -52,6 +52,16 @@ function build(announce) {
     else if (subscribed.has(uri)) await server.server.sendResourceUpdated({ uri });
     return { content: [{ type: "text", text: "touched" }] };
   });
+  const added = [];
+  server.registerTool("change", {}, () => {
+    if (added.length) added.splice(0).forEach((each) => each.remove());
+    else {
+      const read = (uri) => ({ contents: [{ uri: uri.href, text: "new" }] });
+      added.push(server.registerResource("new", "doc://new", {}, read));
+      added.push(server.registerPrompt("new", {}, () => ({ messages: [message("user", "New?")] })));
+    }
+    return { content: [{ type: "text", text: "changed" }] };
+  });
   return server;
 }
 

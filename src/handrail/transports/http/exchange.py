@@ -365,6 +365,11 @@ class Exchange:
         client = self.scope.get("client")
         return str(client[0]) if client else "unix"
 
+    @property
+    def caller(self) -> str:
+        """Who has one allowance, whatever the session."""
+        return f"{self.principal.id} {self.peer}"
+
     def start_conversation(self, connection: Connection | None = None) -> Dispatcher:
         """Return a dispatcher for the message, in a session or in a conversation of its own."""
         endpoint = self.endpoint

@@ -323,9 +323,13 @@ async def _change_subscription(
     exchange: Exchange, conversation: Dispatcher, session: HttpSession, message: Request | list[Json]
 ) -> None:
     """Subscribe to a resource, or unsubscribe. Every process that has a stream of the session reads it in the store."""
-    change = partial(conversation.handle, message, exchange.stream.finish)
+
+    def change(max_chars: int) -> Reply | None:
+        conversation.max_subscribed_chars = max_chars
+        return conversation.handle(message, exchange.stream.finish)
+
     try:
-        reply = await exchange.endpoint.sessions.change_subscriptions(session, change)
+        reply = await exchange.endpoint.sessions.change_subscriptions(session, exchange.caller, change)
     except StoreError as problem:
         log.error("http: subscriptions of a session not stored: %s", problem)
         refused = Refused(Kind.UNRECORDED, "Subscriptions cannot be stored now; the server's log says why")
@@ -530,6 +534,6 @@ async def _replay(exchange: Exchange, log: EventLog, number: int) -> None:
 async def delete(exchange: Exchange) -> None:
     """DELETE: end a session."""
     if not _is_stateless(exchange) and (session := await _named_session(exchange)):
-        await exchange.endpoint.sessions.close(session)
+        await exchange.endpoint.sessions.close(session, exchange.caller)
         exchange.endpoint.end_session(session.connection)
         exchange.response.respond(204, [], b"")
