@@ -55,6 +55,8 @@ class UpstreamTool(Struct):
 class Caller(Protocol):
     """What sends the calls of entries to the upstream."""
 
+    on_change: Callable[[], None]
+
     async def send(
         self, method: str, params: Object, call: Call, tool: ListedTool | None, uri: str = ""
     ) -> ToolResult: ...
@@ -102,6 +104,7 @@ class UpstreamCatalog:
             problems += self._exchange(method, key, specified)
         self._hidden.clear()
         self._counted.clear()
+        self._caller.on_change()
         return problems
 
     def accept(self, classes: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from handrail.client.prompts import ListedPrompt
@@ -41,6 +41,7 @@ class ListUpstream(SessionUpstream, Protocol):
     era: Any
     revision: str
     is_stopped: bool
+    on_change: Callable[[], None]
 
     def on_not_listed(self, problem: PeerError | Refused, owner: str) -> None: ...
 
@@ -145,6 +146,7 @@ class UpstreamLists:
         finally:
             view.checked_at = time.monotonic()
             view.loading = None
+            self._upstream.on_change()
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return how many milliseconds the list may be kept, and whether it is for one caller only."""

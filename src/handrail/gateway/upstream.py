@@ -63,10 +63,23 @@ State = Literal["new", "starting", "up", "down", "stopped"]
 
 
 class Upstream:
-    """One upstream server. `target` names it and makes its transports; `index` is its place in the configuration."""
+    """One upstream server. `target` names it and makes its transports; `index` is its place in the configuration.
 
-    def __init__(self, engine: Engine, owner: Any, target: ServerTarget, terms: Terms, pins: Pins, index: int) -> None:
+    `on_change` is called whenever it lists something else, or may.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        owner: Any,
+        target: ServerTarget,
+        terms: Terms,
+        pins: Pins,
+        index: int,
+        on_change: Callable[[], None],
+    ) -> None:
         self.engine = engine
+        self.on_change = on_change
         self.target = target.with_stderr(self.on_stderr)
         self.terms = terms
         self.name = terms.name
@@ -263,6 +276,7 @@ class Upstream:
         self.lose("LOSSY-23")
 
     def on_list_changed(self, session: UpstreamSession) -> None:
+        self.on_change()
         self.lists.on_list_changed(session)
 
     def _on_failure(self, problem: PeerError, owner: str) -> None:
@@ -339,6 +353,7 @@ class Upstream:
         for task in self._watched.values():
             task.cancel()
         await self.pool.close()
+        self.on_change()
         self.state = "new"
 
     async def stop(self, reason: str = "") -> None:
@@ -353,6 +368,7 @@ class Upstream:
     def start(self) -> None:
         """Serve its calls again after `stop`."""
         self.is_stopped, self.problem, self.state = False, "", "new"
+        self.on_change()
         self.pool.breakers.clear()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UnsetType
 from msgspec.structs import replace
@@ -33,7 +34,10 @@ __all__ = ["Upstreams"]
 
 log = logging.getLogger("handrail")
 
+T = TypeVar("T")
+
 MAX_INSTRUCTION_CHARS, MAX_ALL_INSTRUCTION_CHARS = 4_096, 32_768  # of one upstream, and of all
+MAX_MEMOS, MEMO_SECONDS = 1_000, 1.0
 POLL_SECONDS = 0.5  # between two looks at tools.lock, and at connections that are not used
 
 
@@ -45,6 +49,7 @@ class Upstreams:
         self.owner = owner
         self.by_name: dict[str, Upstream] = {}
         self._locks: dict[str, LockFile] = {}
+        self._memos: dict[Any, tuple[float, Any]] = {}  # what all upstreams together said, and until when it counts
         self._last_index = -1
         self._is_serving = False
 
@@ -74,10 +79,13 @@ class Upstreams:
             terms = Terms.of(name, own_prefix, options)
             pins = Pins(self._lock(options.get("lock")), name, target.label, terms.new, terms.pass_changes)
             self._last_index += 1
-            upstream = Upstream(self.engine, self.owner, replace(target, name=name), terms, pins, self._last_index)
+            upstream = Upstream(
+                self.engine, self.owner, replace(target, name=name), terms, pins, self._last_index, self.on_change
+            )
             self.by_name[name] = upstream
             added.append(upstream)
         self.engine.use_upstreams(self)
+        self.on_change()
         if self._is_serving:
             self.engine.announce_lists()
         return added
@@ -87,6 +95,7 @@ class Upstreams:
         upstream = self.by_name.pop(name)
         await upstream.stop("its configuration was removed")
         upstream.catalog.withdraw()
+        self.on_change()
 
     async def replace(self, name: str, thing: Any, prefix: str | None, options: UpstreamOptions) -> Upstream:
         """Reach an upstream in another way, or with other options, at the same place in the order."""
@@ -108,13 +117,19 @@ class Upstreams:
     def prepare(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> Awaitable[None] | None:
         key = capability_key(revision, client)
         owner = SessionPool.owner(peer, key, revision)
+        memo = ("prepare", owner, key, revision.name)
+        if self._remembered(memo) is not None:
+            return None
         waits: dict[asyncio.Task[None], float] = {}
+        is_loading = False
         for upstream in self.by_name.values():
             task = upstream.lists.prepare(owner, key, peer)
+            is_loading = is_loading or task is not None
             if task is not None and (seconds := upstream.lists.wait_seconds(owner, key)):
                 waits[task] = seconds
-            if method == "tools/list":
-                upstream.lossy.update(upstream.catalog.new_losses(revision))
+            upstream.lossy.update(upstream.catalog.new_losses(revision))
+        if not is_loading:
+            self._remember(memo, True)
         return _wait(waits, partial(self._on_waited, owner, key)) if waits else None
 
     def _on_waited(self, owner: str, key: CapabilityKey) -> None:
@@ -124,8 +139,35 @@ class Upstreams:
     def hidden(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> frozenset[str]:
         key = capability_key(revision, client)
         owner = SessionPool.owner(peer, key, revision)
-        parts = [upstream.lists.hidden(method, owner, key) for upstream in self.by_name.values()]
-        return parts[0] if len(parts) == 1 else frozenset().union(*parts)
+        memo = ("hidden", method, owner, key)
+        hidden: frozenset[str] | None = self._remembered(memo)
+        if hidden is None:
+            parts = [upstream.lists.hidden(method, owner, key) for upstream in self.by_name.values()]
+            hidden = self._remember(memo, frozenset().union(*parts))
+        return hidden
+
+    def cache_hint(self, method: str) -> tuple[int, bool]:
+        hint: tuple[int, bool] | None = self._remembered(("hint", method))
+        if hint is None:
+            hints = [upstream.lists.cache_hint(method) for upstream in self.by_name.values()]
+            least = min((ttl for ttl, _ in hints), default=0)
+            hint = self._remember(("hint", method), (least, any(is_private for _, is_private in hints)))
+        return hint
+
+    def on_change(self) -> None:
+        """Forget what was computed of all upstreams: one of them has changed."""
+        self._memos.clear()
+
+    def _remembered(self, memo: Any) -> Any:
+        """Return what was computed a moment ago, while nothing has changed since; None if there is nothing."""
+        until, value = self._memos.get(memo, (0.0, None))
+        return value if time.monotonic() < until else None
+
+    def _remember(self, memo: Any, value: T) -> T:
+        if len(self._memos) >= MAX_MEMOS:
+            self._memos.clear()
+        self._memos[memo] = time.monotonic() + MEMO_SECONDS, value
+        return value
 
     def instructions(self, own: str | UnsetType) -> str | UnsetType:
         parts = [own] if type(own) is str else []
@@ -135,10 +177,6 @@ class Upstreams:
                 clean = strip_invisible(text) if sanitizer is None else sanitizer.text(strip_invisible(text))
                 parts.append(f"# {upstream.name}\n{clean}")
         return "\n\n".join(parts)[:MAX_ALL_INSTRUCTION_CHARS] if parts else own
-
-    def cache_hint(self, method: str) -> tuple[int, bool]:
-        hints = [upstream.lists.cache_hint(method) for upstream in self.by_name.values()]
-        return min((ttl for ttl, _ in hints), default=0), any(is_private for _, is_private in hints)
 
     def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
         self.by_name[entry.upstream].watch(entry, owner_of(peer.principal, peer.address))
