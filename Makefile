@@ -52,9 +52,13 @@ TIMED := transports/test_supervisor transports/test_stdio transports/test_load c
 	http1/test_connection http1/test_server http1/test_prefork
 # And the floods and races of resources at their full size.
 FLOODS := protocol/test_resources guards/test_resource_attacks
-soak: setup
+# And the gateway: all pairs of revisions on all pairs of transports, the official suite on older wires, faults.
+GATEWAY := gateway/test_matrix gateway/test_faults gateway/test_hostile gateway/test_isolation \
+	interop/test_conformance_gateway
+soak: setup peers
 	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/guards/test_fire.py \
-		$(TIMED:%=tests/%.py) $(FLOODS:%=tests/%.py)
+		$(TIMED:%=tests/%.py) $(FLOODS:%=tests/%.py) \
+		$(GATEWAY:%=tests/%.py)
 
 lint: setup
 	.venv/bin/ruff check .
@@ -62,6 +66,7 @@ lint: setup
 	.venv/bin/mypy
 
 bench: setup peers
+	@UV="$(UV)" PYTHON="$(RUN)" sh tests/peers/install.sh bench
 	$(RUN) benchmarks/run.py
 
 requirements: setup
@@ -85,7 +90,7 @@ lock: | $(filter .tools/bin/uv,$(UV))
 	$(UV) lock -q --upgrade
 	@echo "# What tests and lint need, with hashes. Made by \`make lock\` from pyproject.toml." > requirements.lock
 	$(UV) export -q --no-emit-project --no-header --no-annotate --group dev --extra http --extra auth >> requirements.lock
-	for peer in mcp1 mcp2 fastmcp; do \
+	for peer in mcp1 mcp2 fastmcp mcp-proxy $$(cd tests/peers && ls upstreams/*.txt | sed 's/\.txt$$//'); do \
 		sed -n 's/^# peer: //p' tests/peers/$$peer.txt > .tools/peer.in; \
 		{ sed -n '/^# /p' tests/peers/$$peer.txt; $(UV) pip compile -q --universal --python-version 3.11 --upgrade \
 			--generate-hashes --no-header --no-annotate .tools/peer.in; } > .tools/peer.txt && \

@@ -34,10 +34,12 @@ KNOWN_TRANSPORTS = frozenset({"stdio", "memory", "http"})
 EVERYWHERE = ("*", "*")
 # The files that take longest, first: where several processes share the tests, none is left alone with one at the end.
 LONGEST = """
-    client/settles client/faults console/browser protocol/lifecycle guards/fire interop/client console/decisions
+    gateway/matrix client/settles gateway/hostile client/faults interop/conformance_gateway console/browser
+    protocol/lifecycle guards/fire interop/client console/decisions
     interop/stdio client/grid server/calling interop/conformance client/client console/looks transports/supervisor
     transports/stdio protocol/notices protocol/malformed cli/guards console/hostile interop/http protocol/listing
-    interop/conformance_client docs/docs transports/load cli/calls docs/example guards/guards
+    interop/gateway_upstreams gateway/isolation interop/conformance_client docs/docs transports/load cli/calls
+    docs/example guards/guards
 """.split()
 
 Entry = dict[str, list[str] | list[tuple[str, str]]]

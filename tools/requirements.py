@@ -43,6 +43,7 @@ EXCEPTIONS = {
     "CLI-40": "tasks come later",
 }
 HTTP = {"SRV-606", "SRV-608", "SRV-609", "CLI-12", "CLI-13", "CLI-14", "CLI-15", "CLI-42"}
+HTTP |= {"GW-05", "GW-06", "GW-07", "GW-08", "GW-19"}
 """Rules about tokens, sessions, streams and headers: HTTP alone has them, which their Rev column does not say."""
 NOTES = {"SRV-422": "without tasks only: the task half comes with them"}
 

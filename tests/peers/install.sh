@@ -3,7 +3,8 @@
 #
 # Never fails: a peer that cannot be had is missing, and the tests that need it say so when they are skipped
 # (or fail, under HANDRAIL_REQUIRE_PEERS=1). A peer that is already there is left alone. The reason for a
-# missing one is kept in .peers/<name>.log. `install.sh upstreams` installs the servers of tests/peers/upstreams too.
+# missing one is kept in .peers/<name>.log. `install.sh upstreams` installs the servers of tests/peers/upstreams too, and
+# `install.sh bench` what only the benchmarks need.
 
 cd "$(dirname "$0")/../.." || exit 0
 UV=${UV:-uv}
@@ -91,6 +92,7 @@ node_peer web web & # what the console is built with
 python_peer upstreams/mcp-server-calculator & # the smallest of those behind the gateway
 python_peer upstreams/mcp-server-time &
 wait
+[ "${1:-}" = bench ] && python_peer mcp-proxy # what only the benchmarks compare with
 [ "${1:-}" = upstreams ] || exit 0
 
 package redis-server
