@@ -38,7 +38,7 @@ $(READY): requirements.lock pyproject.toml | $(filter .tools/bin/uv,$(UV))
 	@$(UV) pip install -q --python $(RUN) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# The example server with its console, until Ctrl-C. SAMPLE=1: with some calls; DEMO_SECONDS=60: for that long.
+# The example server and a gateway, with their consoles, until Ctrl-C. SAMPLE=1: with some calls; DEMO_SECONDS=60: for that long.
 demo: setup
 	@SAMPLE="$(SAMPLE)" DEMO_SECONDS="$(DEMO_SECONDS)" $(RUN) examples/demo.py
 

@@ -1,4 +1,4 @@
-"""A walk through everyday.py: a client of raw JSON lines against the real process.
+"""A walk through everyday.py, and through a gateway: a client of raw JSON lines against the real processes.
 
     python examples/walk.py
 
@@ -12,12 +12,16 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 Json = Any
@@ -40,9 +44,16 @@ COLOURS = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.ge
 class Client:
     """One JSON message a line, to a process and back."""
 
-    def __init__(self, server: str) -> None:
-        command = [sys.executable, server]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+    def __init__(self, *words: str, folder: str | None = None) -> None:
+        command, more = [sys.executable, *words], {} if folder is None else {"XDG_STATE_HOME": folder}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            cwd=folder,
+            env={**os.environ, **more},
+        )
         self.answer: Callable[[str, Object], Object] = lambda method, params: {"action": "cancel"}
         self.notice: Callable[[Object], None] = lambda message: None
         self._last = 0
@@ -159,8 +170,8 @@ def calls(walk: Walk) -> None:
     )
     found = walk.call("query_database", {"query": "SELECT name, price FROM products", "database": "products"})
     walk.check("rows from a SQLite file", ["kettle", 24.5] in found["structuredContent"]["rows"])
-    time = walk.call("get_current_time", {})
-    walk.check("UTC", time["content"][0]["text"].endswith("+00:00"))
+    now = walk.call("get_current_time", {})
+    walk.check("UTC", now["content"][0]["text"].endswith("+00:00"))
     sums = [
         walk.call(name, {"a": 2, "b": 3})["structuredContent"] for name in ("calculate_sum", "calculate_sum_draft07")
     ]
@@ -275,6 +286,103 @@ def retry(walk: Walk) -> None:
     walk.check("asked by answer, answered by calling again", text(walk.call("greet", {}, **again)) == "Hello, Grace.")
 
 
+# The same server and two others, behind one gateway
+
+
+UPSTREAMS = {"everyday": "everyday.py", "notes": "notes.py", "stock": "stock.py"}
+
+
+def upstreams(**urls: str) -> list[str]:
+    """Words of `handrail gateway`: the servers behind it, of which some are reached by a URL."""
+    folder = Path(__file__).resolve().parent
+    commands = {name: shlex.join([sys.executable, str(folder / file)]) for name, file in UPSTREAMS.items()}
+    return [f"--server={name}={server}" for name, server in (commands | urls).items()]
+
+
+def look(walk: Walk, folder: str) -> None:
+    walk.title("gateway: three servers in one, one of them of 2024")
+    walk.client.initialize("2025-11-25")
+    tools = [tool["name"] for tool in walk.client.request("tools/list", {})["result"]["tools"]]
+    walk.says("<-", ", ".join(tools))
+    ours = [tool for tool in tools if tool.partition("_")[0] in UPSTREAMS]
+    walk.check("seventeen tools, each with the name of its server", len(tools) == len(ours) == 17)
+
+    asked: list[str] = []
+    replies: list[Object] = []
+
+    def answer(method: str, params: Object) -> Object:
+        asked.append(params["message"])
+        reply: Object = replies.pop(0) if replies else {"action": "decline"}
+        walk.says("??", params["message"], "33")
+        walk.says("!!", compact(reply), "33")
+        return reply
+
+    walk.client.answer = answer
+    refused = walk.call("stock_find_article", {"article": "lamp"})
+    walk.check("no person has looked at its tools: the call asks", "handrail trust stock" in asked[0])
+    walk.check("a no is a no", refused["isError"] and len(asked) == 1)
+
+    words = ["trust", *UPSTREAMS, "--accept"]
+    walk.says("$ ", f"handrail {' '.join(words)}", "36")
+    done = subprocess.run(
+        [sys.executable, "-m", "handrail", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        cwd=folder,
+        env={**os.environ, "XDG_STATE_HOME": folder},
+        check=False,
+    )
+    for line in done.stdout.splitlines():
+        print(f"      {textwrap.shorten(line, WIDTH - 6, placeholder=' …') if line[:1].strip() else line[: WIDTH - 6]}")
+    time.sleep(1.0)  # a running gateway hears of it within half a second
+    found = walk.call("stock_find_article", {"article": "lamp"})
+    walk.check("accepted as one that reads: nobody is asked", "lamp" in text(found) and len(asked) == 1)
+    replies.append({"action": "accept", "content": {}})
+    removed = walk.call("stock_remove_article", {"article": "kettle"})
+    walk.check("accepted as one that destroys: it asks", "no longer" in text(removed) and len(asked) == 2)
+
+
+def legs(walk: Walk) -> None:
+    walk.title("gateway: every revision in front, two others behind")
+    walk.says("->", "notes_search_notes (it speaks 2026-07-28) and stock_find_article (2024-11-05)", "36")
+    notes: dict[str, Object] = {}
+    stock: dict[str, Object] = {}
+    for revision in [*HANDSHAKE, STATELESS]:
+        more: Object = {"_meta": ENVELOPE} if revision == STATELESS else {}
+        if not more:
+            walk.client.initialize(revision)
+        notes[revision] = walk.client.call("notes_search_notes", {"word": "three"}, **more)["result"]
+        stock[revision] = walk.client.call("stock_find_article", {"article": "lamp"}, **more)["result"]
+        print(f"      {revision:12}{textwrap.shorten(compact(notes[revision]), WIDTH - 18, placeholder=' …')}")
+        print(f"      {'':12}{textwrap.shorten(compact(stock[revision]), WIDTH - 18, placeholder=' …')}")
+    walk.check(
+        "a list stays a list where the caller can take one, else it is an object or a text",
+        notes[STATELESS]["structuredContent"] == ["lamps"]
+        and notes["2025-11-25"]["structuredContent"] == {"result": ["lamps"]}
+        and [text(notes[each]) for each in ("2024-11-05", "2025-03-26")] == ['["lamps"]'] * 2,
+    )
+    walk.check(
+        "what the old server wrote as a text is that text for everybody",
+        len({text(result) for revision, result in stock.items() if revision != "2024-10-07"}) == 1,
+    )
+
+
+def through(walk: Walk) -> None:
+    walk.title("gateway: progress and questions of the servers behind it")
+    walk.client.initialize("2025-11-25")
+    tokens: list[Json] = []
+    walk.client.notice = lambda message: tokens.append(message["params"].get("progressToken"))
+    walk.call("everyday_slow_count", {"steps": 3}, _meta={"progressToken": "count"})
+    walk.check("progress comes under the caller's own token", tokens == ["count"] * 3)
+    walk.client.answer = lambda method, params: {"action": "accept", "content": {"name": "Ada", "language": "French"}}
+    walk.check("its question reaches the caller", text(walk.call("everyday_greet", {})) == "Bonjour, Ada.")
+    first = walk.call("everyday_greet", {}, _meta=ENVELOPE)
+    answers = {key: {"action": "accept", "content": {"name": "Grace"}} for key in first["inputRequests"]}
+    again: Object = {"_meta": ENVELOPE, "inputResponses": answers, "requestState": first["requestState"]}
+    walk.check("and one that calls again", text(walk.call("everyday_greet", {}, **again)) == "Hello, Grace.")
+
+
 def compact(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -317,17 +425,25 @@ def main(server: str) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     print(f"Handrail: {Path(server).name} over stdio, one JSON message a line.")
-    client = Client(server)
-    walk = Walk(client)
+    walk = Walk(Client(server))
+    follow(walk, [listing, calls, media, errors, progress, questions, revisions, retry])
+    if not walk.wrong:
+        with TemporaryDirectory(prefix="handrail-walk-", ignore_cleanup_errors=True) as folder:
+            walk.client = Client("-m", "handrail", "gateway", *upstreams(), folder=folder)
+            follow(walk, [partial(look, folder=folder), legs, through])
+    print(f"\n{walk.right} of {walk.right + walk.wrong} answers as expected.")
+    return 1 if walk.wrong else 0
+
+
+def follow(walk: Walk, parts: list[Callable[[Walk], None]]) -> None:
+    """Some parts of the walk, with one process to its end."""
     try:
-        for part in (listing, calls, media, errors, progress, questions, revisions, retry):
+        for part in parts:
             walk.step(part)
     except (EOFError, OSError) as problem:
         walk.check(f"the server stays ({problem})", False)
     walk.title("end")
-    walk.check("the server leaves when its input ends, with code 0", client.close() == 0)
-    print(f"\n{walk.right} of {walk.right + walk.wrong} answers as expected.")
-    return 1 if walk.wrong else 0
+    walk.check("the server leaves when its input ends, with code 0", walk.client.close() == 0)
 
 
 if __name__ == "__main__":

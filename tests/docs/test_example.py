@@ -31,6 +31,7 @@ from patience import PATIENCE
 from rigs_console import Page
 
 EXAMPLES = ROOT / "examples"
+GATEWAY_GUARDS = "handrail: guards: built in; there is no handrail.toml in this folder\n"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
 
@@ -84,9 +85,12 @@ def walk(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_the_walk_meets_what_it_expects_and_reads_well_without_colours() -> None:
     done = walk(str(EXAMPLES / "walk.py"))
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert (done.returncode, done.stderr) == (0, GATEWAY_GUARDS), done.stdout
     for step in ("list", "call", "error", "progress", "ask", "one call, every revision, one process"):
         assert f"\n== {step} =" in done.stdout
+    for step in ("three servers in one, one of them of 2024", "every revision in front, two others behind"):
+        assert f"\n== gateway: {step} =" in done.stdout
+    assert '2024-10-07  {"toolResult": ["lamps"]}' in done.stdout
     assert '2024-10-07  result  {"toolResult": 5}' in done.stdout
     assert "[image/png, " in done.stdout and "[audio/wav, 4,044 bytes]" in done.stdout
     assert "did you mean units?" in done.stdout
@@ -121,12 +125,16 @@ def test_the_demo_says_where_everything_is_and_walks_without_a_terminal_for_its_
     done = walk(str(EXAMPLES / "demo.py"), DEMO_SECONDS="4")
     assert time.monotonic() - began >= 4
     told = "handrail: guards: built in; there is no handrail.toml beside everyday.py or in this folder\n"
-    assert (done.returncode, done.stderr) == (0, told), done.stdout
+    assert (done.returncode, done.stderr) == (0, told + 2 * GATEWAY_GUARDS), done.stdout
     assert re.search(r"^Console:   http://127\.0\.0\.1:\d+/#code=\S{32}$", done.stdout, re.MULTILINE)
     endpoint = re.search(r"^Endpoint:  (http://127\.0\.0\.1:\d+/mcp)$", done.stdout, re.MULTILINE)
     entry = json.loads(done.stdout[done.stdout.index("{") : done.stdout.index("\n}") + 2])
     assert endpoint and entry == {"mcpServers": {"everyday": {"type": "http", "url": endpoint[1]}}}
-    assert done.stdout.endswith("23 of 23 answers as expected.\n")
+    gateway = done.stdout[done.stdout.index("behind a gateway:") :]
+    assert re.search(r"^Console:   http://127\.0\.0\.1:\d+/#code=\S{32}$", gateway, re.MULTILINE)
+    address = re.search(r"^Endpoint:  (http://127\.0\.0\.1:\d+/mcp)$", gateway, re.MULTILINE)
+    assert address and address[1] != endpoint[1]
+    assert done.stdout.endswith("34 of 34 answers as expected.\n")
 
 
 async def test_the_demo_has_sample_calls_and_one_that_waits_until_ctrl_c() -> None:
@@ -151,7 +159,7 @@ async def test_the_demo_has_sample_calls_and_one_that_waits_until_ctrl_c() -> No
     await page.close()
     process.send_signal(signal.SIGINT)
     said, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode == 0 and b"23 of 23" in said
+    assert process.returncode == 0 and b"34 of 34" in said
 
 
 # Each tool once
