@@ -24,7 +24,7 @@ SCREENS = {  # the scripts of each, beside the one of the frame
     "calls/none": {"call", "result", "losses", "stop"},
     "audit": {"audit"},
     "upstreams": {"upstreams", "result", "diff", "losses", "stop"},
-    "connections": {"connections"},
+    "connections": {"connections", "stop"},
 }
 LOADED = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
     .filter(({ name }) => !name.includes("/api/"))
@@ -139,7 +139,7 @@ def test_a_screen_is_loaded_when_it_is_first_looked_at_and_then_no_more(
             for screen in ("connections", "now"):
                 page.get_by_test_id(f"tab-{screen}").click()
                 there(page, screen)
-        assert [each.rpartition("/")[2] for each in asked if each.endswith(".js")] == ["connections.js"]
+        assert [each.rpartition("/")[2] for each in asked if each.endswith(".js")] == ["connections.js", "stop.js"]
 
 
 # What cannot be loaded

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from handrail import Server
+from handrail.approvals.queue import Approvals
 from handrail.client.tools import estimated_tokens
 from handrail.console import Console, events, upstreams
 from handrail.gateway.settings import UpstreamOptions
@@ -239,38 +240,52 @@ async def test_a_stopped_upstream_refuses_calls_and_loses_those_that_run_until_i
         async with asyncio.timeout(PATIENCE):
             while not (await page.event("tick"))["running_total"]:
                 pass
-        await page.post("upstreams/fs/switch", on=False)
+        await page.post("stops", kind="upstream", name="fs", on=False, reason="its key has leaked")
         assert (await asyncio.wait_for(held, PATIENCE)).is_error
         stopped = await row(page, state="stopped")
-        assert stopped["problem"] == "stopped by local"
+        assert stopped["problem"] == "its key has leaked"
         refused = await peer.call("fs_read_file", {"path": "x"})
-        assert refused.is_error and "was stopped by an operator" in refused.text
+        assert refused.is_error and "its key has leaked" in refused.text
+        assert (await page.get("stops"))["stops"] == [
+            {"kind": "upstream", "name": "fs", "reason": "its key has leaked"}
+        ]
         with pytest.raises(Refused, match="is stopped; start it first"):
             await page.post("upstreams/fs/refresh")
-        with pytest.raises(Refused, match="expected true or false"):
-            await page.post("upstreams/fs/switch", on="no")
-        await page.post("upstreams/fs/switch", on=True)
+        for wrong in ({"on": "no"}, {"kind": "planet", "on": True}, {"name": 7, "on": False}):
+            with pytest.raises(Refused, match="A stop is of a kind and a name"):
+                await page.post("stops", **{"kind": "upstream", "name": "fs", **wrong})
+        for kind, name in (("upstream", "gs"), ("tool", "fs_sing")):
+            with pytest.raises(Refused, match=f"There is no {kind} '{name}'"):
+                await page.post("stops", kind=kind, name=name, on=False)
+        await page.post("stops", kind="upstream", name="fs", on=True)
         await row(page, state="up")
+        assert (await page.get("stops"))["stops"] == []
         assert not (await peer.call("fs_read_file", {"path": "x"})).is_error
         records = (await page.get("audit", event="console", tool="fs"))["records"]
-        assert [each["outcome"] for each in records] == ["started", "stopped"]
+        assert [each["outcome"] for each in records] == ["started upstream", "stopped upstream"]
 
 
-async def test_a_stopped_tool_is_gone_and_its_calls_are_cancelled(tmp_path: Path) -> None:
-    server = gateway(Upstream(tmp_path), {"audit": tmp_path / "audit.db"})
-    async with opened(server) as (_, page, peer):
+@pytest.mark.parametrize(("kind", "name"), [("tool", "fs_hold"), ("caller", "local")])
+async def test_a_stopped_tool_or_caller_loses_the_calls_that_run_and_is_refused_until_it_is_started(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    async with opened(gateway(Upstream(tmp_path))) as (_, page, peer):
         await page.post("upstreams/fs/accept", tools=choices(await look(page), hold="reads"))
         held = asyncio.create_task(peer.call("fs_hold", {"gate": str(tmp_path / "never")}))
         async with asyncio.timeout(PATIENCE):
             while not (await page.event("tick"))["running_total"]:
                 pass
-        await page.post("tools/fs_hold/switch", on=False)
-        assert not held.done(), "to switch it off leaves what runs"
-        await page.post("tools/fs_hold/switch", on=False, cancel=True)
+        await page.post("stops", kind=kind, name=name, on=False)
         assert (await asyncio.wait_for(held, PATIENCE)).is_error
-        assert "fs_hold" not in [each.name for each in await peer.tools()]
-        records = (await page.get("audit", event="console", tool="fs_hold"))["records"]
-        assert [each["outcome"] for each in records][:2] == ["stopped", "switched off"]
+        assert (await peer.call("fs_hold", {"gate": str(tmp_path)})).is_error
+        tools = {each["name"]: each["stopped"] for each in (await page.get("tools"))["tools"]}
+        assert tools["fs_hold"] is (kind == "tool") and not tools["fs_read_file"]
+        assert (await peer.call("fs_read_file", {"path": "x"})).is_error is (kind == "caller")
+        await page.post("stops", kind=kind, name=name, on=True)
+        async with asyncio.timeout(PATIENCE):
+            while (await page.get("stops"))["stops"]:
+                pass
+        assert not (await peer.call("fs_hold", {"gate": str(tmp_path)})).is_error
 
 
 async def test_the_cost_of_a_tool_is_that_of_its_definition_on_the_wire_and_of_an_upstream_their_sum(
@@ -289,7 +304,7 @@ async def test_the_cost_of_a_tool_is_that_of_its_definition_on_the_wire_and_of_a
 
 @requirement("GW-04", everywhere=True)
 async def test_a_call_tells_which_upstream_served_it_both_revisions_and_what_was_lost(tmp_path: Path) -> None:
-    server = gateway(Upstream(tmp_path), {"policy": Policy([Rule(verdict="allow")])})
+    server = gateway(Upstream(tmp_path), {"policy": Policy([Rule(verdict="allow")]), "audit": tmp_path / "audit.db"})
     async with consoled(server) as rig, Peer(server, revision="2025-03-26") as peer:
         page = await rig.page()
         await page.listen()
@@ -300,7 +315,21 @@ async def test_a_call_tells_which_upstream_served_it_both_revisions_and_what_was
         story = await page.get(f"calls/{tick['finished'][0]['id']}")
         assert story["row"]["revision"] == "2025-03-26"
         assert story["upstream"] == {"name": "fs", "revision": "2025-06-18", "lossy": ["LOSSY-08"]}
+        rig.console.context.feed._ring.clear()  # as after 500 other calls
+        later = await page.get(f"calls/{story['row']['id']}")
+        assert later["source"] == "audit" and later["upstream"] == story["upstream"]
         assert (await row(page, calls=1))["lossy"]["LOSSY-08"] == 1
+
+
+async def test_a_question_about_a_tool_that_nobody_has_looked_at_offers_the_look(tmp_path: Path) -> None:
+    approvals = Approvals(by="operator", wait=0.05)
+    async with opened(gateway(Upstream(tmp_path), {"approvals": approvals})) as (_, page, peer):
+        first = await peer.call("fs_read_file", {"path": "x"})
+        assert first.is_error
+        assert (await page.event("approval"))["unseen_upstream"] == "fs"
+        await page.post("upstreams/fs/accept", tools=choices(await look(page)))
+        await peer.call("fs_delete_file", {"path": "x"})
+        assert (await page.event("approval", tool="fs_delete_file"))["unseen_upstream"] == ""
 
 
 async def test_text_of_an_upstream_is_masked_and_cannot_act(tmp_path: Path) -> None:
@@ -321,7 +350,7 @@ async def test_stops_and_what_is_accepted_hold_in_every_worker_also_in_one_that_
     async with consoled(one, workers=2, shared=shared) as rig, Peer(one) as here:
         page = await rig.page()
         await here.tools()
-        await page.post("upstreams/fs/switch", on=False)
+        await page.post("stops", kind="upstream", name="fs", on=False)
         second = Console(two, workers=2, shared=shared)
         second.context.instance_id = rig.console.context.instance_id
         async with two.serving(), second.serving(), Peer(two) as there:
@@ -329,7 +358,7 @@ async def test_stops_and_what_is_accepted_hold_in_every_worker_also_in_one_that_
             far = two.upstreams["fs"]
             await until(lambda: far.is_stopped)
             await page.listen()
-            await page.post("upstreams/fs/switch", on=True)
+            await page.post("stops", kind="upstream", name="fs", on=True)
             await until(lambda: one.upstreams["fs"].state == far.state == "up")
             await there.tools()
             await page.post("upstreams/fs/accept", tools=choices(await look(page)))
@@ -341,7 +370,12 @@ async def test_stops_and_what_is_accepted_hold_in_every_worker_also_in_one_that_
 
 def test_rows_of_several_workers_become_one() -> None:
     base = {"name": "fs", "problem": "", "latency_ms": 1.0, "calls": 1, "errors": 0, "restarts": 0, "sessions": 1}
-    base |= {"lossy": {"LOSSY-01": 1}, "since": 5.0, "revision": "2025-06-18", **upstreams._NOT_LISTED}
+    base |= {
+        "lossy": {"LOSSY-01": 1},
+        "since": 5.0,
+        "revision": "2025-06-18",
+        **dict.fromkeys(upstreams._TOOL_COUNTS, 0),
+    }
     one = {**base, "state": "up", "tools": 3}
     other = {**base, "state": "down", "problem": "gone", "since": 9.0, "revision": "2026-07-28", "latency_ms": 4.0}
     (merged,) = upstreams.merge_rows([[one], [other]])

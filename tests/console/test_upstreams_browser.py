@@ -211,24 +211,36 @@ def test_a_call_shows_its_way_and_a_running_one_can_be_stopped_with_all_of_its_u
     expect(see("stop-dialog")).to_contain_text("Stop issues_hold?")
     see("stop-upstream").check()
     expect(see("stop-dialog")).to_contain_text("Stop issues?")
+    see("stop-reason").fill("its key has leaked")
     see("stop-yes").click()
     assert waits.result(PATIENCE).is_error
     see("served-by").click()
     expect(see("upstream-state")).to_have_text("stopped")
-    expect(see("problem")).to_contain_text("stopped by local")
-    see("start").click()
+    expect(see("problem")).to_contain_text("its key has leaked")
+    see("start-upstream").click()
     expect(see("upstream-state")).to_have_text("up")
     assert not client.call("issues_search", {"query": "x"}).is_error
 
 
-def test_a_tool_is_stopped_where_it_is_looked_at(see: Watched, served: Served) -> None:
-    see.go("tools", "files_delete_file")
+def test_a_tool_and_a_caller_are_stopped_where_they_are_looked_at(see: Watched, served: Served) -> None:
+    see.go("tools", "files_read_file")
     see("stop").click()
     see("stop-yes").click()
-    expect(see("switch-files_delete_file")).to_have_attribute("aria-checked", "false")
-    assert "files_delete_file" not in [each.name for each in served.client().tools()]
-    see("switch-files_delete_file").click()
+    expect(see("tool-stopped")).to_be_visible()
+    expect(see("tool-files_read_file")).to_contain_text("stopped")
+    client = served.client()
+    assert client.call("files_read_file", {"path": "x"}).is_error
+    see("start-tool").click()
     expect(see("stop")).to_be_visible()
+    see.go("connections")
+    see("stop").first.click()
+    expect(see("stop-dialog")).to_contain_text("Stop anonymous?")
+    see("stop-yes").click()
+    expect(see("stopped-anonymous")).to_contain_text("caller")
+    assert client.call("files_read_file", {"path": "x"}).is_error
+    see("start-caller").click()
+    expect(see("stops")).to_have_count(0)
+    assert not client.call("files_read_file", {"path": "x"}).is_error
 
 
 def test_somebody_who_only_looks_can_do_none_of_it(chromium: Browser, served: Served) -> None:

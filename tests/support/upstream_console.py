@@ -40,8 +40,6 @@ def call(ident: Any, params: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    for line in plan().get("stderr", []):
-        print(line, file=sys.stderr, flush=True)
     for line in sys.stdin:
         message = json.loads(line)
         method, ident = message.get("method"), message.get("id")
@@ -49,6 +47,8 @@ def main() -> None:
             result = {"protocolVersion": REVISION, "capabilities": {"tools": {}}, "serverInfo": SERVER}
             send({"id": ident, "result": result})
         elif method == "tools/list":
+            for line in plan().get("stderr", []):
+                print(line, file=sys.stderr, flush=True)
             send({"id": ident, "result": {"tools": plan()["tools"]}})
         elif method == "tools/call" and message["params"]["name"] == "hold":
             threading.Thread(target=call, args=(ident, message["params"]), daemon=True).start()

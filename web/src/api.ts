@@ -177,8 +177,15 @@ export interface UpstreamTool {
   tokens: number;
 }
 // POST api/upstreams/NAME/refresh {} → {}                       role manage; fetch its lists again, start it if it does not run
-// POST api/upstreams/NAME/switch {on: boolean} → {}             role manage; off: its calls are cancelled and refused
 // POST api/upstreams/NAME/accept {tools: {OWN_NAME: {class, fingerprint}}} → {}   role manage; 409 if one has changed since
+
+/** GET api/stops → {stops: Stopped[]}. What a person has stopped, here or by `handrail stop`. */
+export interface Stopped {
+  kind: "tool" | "upstream" | "caller";
+  name: string;
+  reason: string; // callers are told; "" for one of the server's own
+}
+// POST api/stops {kind, name, on: boolean, reason?} → {}   role manage; off: its calls are cancelled, and new ones refused
 
 /** Whose view it is. */
 export interface Viewed {
@@ -219,6 +226,7 @@ export interface Listed {
   last: number; // when it was last called; 0: never
   warnings: string[]; // look-alike names, invisible characters
   upstream: string; // whose it is; "": the server's own
+  stopped: boolean; // by a person: its calls are refused
 }
 
 export interface ToolInfo extends Listed {
@@ -260,7 +268,7 @@ export interface Change {
   after: string;
 }
 // GET api/tools/wire?as&scopes&revision → text/plain: the answer to tools/list, as the wire would carry it
-// POST api/tools/NAME/switch {on: boolean, cancel?} → {}      role manage; with cancel: its calls are cancelled too
+// POST api/tools/NAME/switch {on: boolean} → {}               role manage
 // POST api/tools/NAME/accept {} → {}                          role manage; a changed tool is as it should be
 // POST api/tools/NAME/icon {index: number} → {src: string}    role manage; fetch an https icon after consent
 
@@ -361,6 +369,7 @@ export interface Approval {
   may: boolean; // this session may decide it
   why_not: string;
   suggestions: Suggestion[];
+  unseen_upstream: string; // whose tool it is, if nobody has looked at that tool yet; else ""
 }
 
 export interface Difference {

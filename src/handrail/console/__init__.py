@@ -23,7 +23,7 @@ from msgspec.json import decode
 
 from handrail import stores
 from handrail.config import ConsoleSettings
-from handrail.console import access, playground, tools, upstreams
+from handrail.console import access, playground, tools
 from handrail.console.access import (
     CODE_SECONDS,
     ApiError,
@@ -36,6 +36,7 @@ from handrail.console.access import (
 from handrail.console.context import ConsoleContext
 from handrail.console.events import ActivityPublisher
 from handrail.console.routes import COMMANDS, find_route
+from handrail.gateway.stops import refresh_stops
 from handrail.jsonrpc import encode
 from handrail.model import Object
 from handrail.protocol import http_rules as http
@@ -140,13 +141,13 @@ class Console:
             publisher = self.publisher = ActivityPublisher(context)
             context.on_watch = publisher.activate
             await tools.load_pins(context)  # so that a change is noticed even if no page was open before it
-            stack.callback(context.cancel_tasks)
+            stack.callback(lambda: [each.cancel() for each in context.tasks])
             subscribed = asyncio.Event()
             for task in (self._run_commands(subscribed), publisher.run(), self._advertise_address()):
                 stack.push_async_callback(_cancel_task, asyncio.create_task(task))
             await subscribed.wait()
             await tools.restore_switches(context)
-            await upstreams.restore_stops(context)
+            await refresh_stops(context.engine)
             loop = asyncio.get_running_loop()
 
             def on_lists_changed() -> None:  # called in any thread

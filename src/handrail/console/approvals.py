@@ -177,6 +177,7 @@ async def _approval_card(context: ConsoleContext, session: ConsoleSession, appro
         "may": is_open and not why_not,
         "why_not": why_not,
         "suggestions": _suggestions(request, page_arguments) if is_open else [],
+        "unseen_upstream": "" if entry is None or entry.trusted else entry.upstream,
     }
     if approval.edited is not None:
         members["edited"] = redactor.value(approval.edited)

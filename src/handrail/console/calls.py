@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from itertools import pairwise
 
 from msgspec import MsgspecError
@@ -193,7 +192,8 @@ def _snapshot_details(context: ConsoleContext, snapshot: CallSnapshot) -> Object
         "trace": "" if snapshot.trace is None else snapshot.trace.trace_id,
     }
     if snapshot.upstream:
-        details["upstream"] = _upstream_leg(snapshot.upstream, snapshot.upstream_revision, snapshot.lossy)
+        lossy = sorted({*snapshot.lossy})
+        details["upstream"] = {"name": snapshot.upstream, "revision": snapshot.upstream_revision, "lossy": lossy}
     if run_arguments is not None and run_arguments != sent_arguments:
         details["sent"] = context.redactor.bounded_value(sent_arguments)
     if snapshot.result is not None:
@@ -202,11 +202,6 @@ def _snapshot_details(context: ConsoleContext, snapshot: CallSnapshot) -> Object
         kind, text = snapshot.refusal
         details["refusal"] = {"kind": kind, "text": context.redactor.truncate(text)[0]}
     return details
-
-
-def _upstream_leg(name: str, revision: str, lossy: Iterable[str]) -> Object:
-    """Return which upstream served a call, and what was lost on the way to it and back, each case once."""
-    return {"name": name, "revision": revision, "lossy": sorted(set(lossy))}
 
 
 def _request_arguments(snapshot: CallSnapshot) -> Json:
@@ -256,7 +251,7 @@ def _audit_details(records: list[Object]) -> Object:
     if agreed.startswith("approval "):
         cells["approval"] = agreed.removeprefix("approval ")
     stages = raw.get("stages_ns", {})
-    leg = str(raw.get("upstream", "")), str(raw.get("upstream_revision", "")), raw.get("lossy", [])
+    leg = {"name": raw.get("upstream"), "revision": raw.get("upstream_revision", ""), "lossy": raw.get("lossy", [])}
     return {
         "row": cells,
         "source": "audit",
@@ -271,5 +266,5 @@ def _audit_details(records: list[Object]) -> Object:
         "logs": [],
         "wire": [],
         "trace": str(raw.get("trace", "")),
-        **({"upstream": _upstream_leg(*leg)} if leg[0] else {}),
+        **({"upstream": leg} if leg["name"] else {}),
     }

@@ -49,6 +49,7 @@ class ConsoleContext:
     topics: Store  # messages between workers, and from workers to pages
     stopping: asyncio.Event  # ends the event streams
     verify_lock: asyncio.Lock
+    stop_lock: asyncio.Lock  # a start waits for the end of a stop
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class ConsoleContext:
         self.runs: dict[str, PendingRun] = {}  # tool runs started from a page, by id
         self.argument_previews: dict[str, str] = {}  # by call id
         self.upstream_counts: dict[str, tuple[Any, Mapping[str, int]]] = {}  # by name: of which list of tools
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
         self.lock_file: tuple[LockedServer | None, float] | None = None  # of `tools.lock`, and its mtime
         self.lock_flaw = ""  # why `tools.lock` cannot be read
         self.verified: tuple[Any, Object, float] | None = None  # stamps of the audit files, the report, and when
@@ -86,7 +87,7 @@ class ConsoleContext:
         """Set the stores of this process, when it starts to serve."""
         self.worker = worker
         self.topics = topics
-        self.stopping, self.verify_lock = asyncio.Event(), asyncio.Lock()
+        self.stopping, self.verify_lock, self.stop_lock = asyncio.Event(), asyncio.Lock(), asyncio.Lock()
         store = self.guards.store
         self.store = topics if self.workers > 1 and not supports(store, "processes") else store
         self.sessions = SessionStore(self.store, self.server.name, self.clock, self.settings.roles)
@@ -139,12 +140,8 @@ class ConsoleContext:
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run what a command must not wait for; it is cancelled when the console closes."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def cancel_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def write_audit_record(self, session: ConsoleSession, step: str, **members: Any) -> None:
         """Record an action of a person before it is done; refuse the action if it cannot be recorded."""

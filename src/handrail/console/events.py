@@ -266,10 +266,8 @@ class MergedView:
         return sse.encode_event(encode(merge_connections(self.connections.values())), name="connections")
 
     def health(self, pending_count: int) -> Object:
-        upstream_rows = upstreams.merge_rows(self.upstreams.values())
-        return statistics.health(
-            self._context, statistics.merge_figures(self.figures.values()), pending_count, upstream_rows
-        )
+        total, rows = statistics.merge_figures(self.figures.values()), upstreams.merge_rows(self.upstreams.values())
+        return statistics.health(self._context, total, pending_count, rows)
 
 
 def _ended_at(call: Object) -> float:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from handrail.console import approvals, audit, calls, events, playground, sign_in, static_files, tools, upstreams
+from handrail.console import approvals, audit, calls, events, playground, sign_in, static_files, stops, tools, upstreams
 from handrail.console.access import ApiError, ApiRequest
 from handrail.console.context import ConsoleContext
 from handrail.model import Object
@@ -51,9 +51,10 @@ ROUTES = [
     Route("GET", "/api/catalog/{kind}", "view", tools.view),
     Route("POST", "/api/catalog/{kind}/{name}/switch", "manage", tools.switch),
     Route("POST", "/api/catalog/{kind}/{name}/complete", "call", playground.suggest),
+    Route("GET", "/api/stops", "view", stops.view),
+    Route("POST", "/api/stops", "manage", stops.change),
     Route("GET", "/api/upstreams/{name}", "view", upstreams.view),
     Route("POST", "/api/upstreams/{name}/refresh", "manage", upstreams.refresh),
-    Route("POST", "/api/upstreams/{name}/switch", "manage", upstreams.switch),
     Route("POST", "/api/upstreams/{name}/accept", "manage", upstreams.accept),
     Route("POST", "/api/try", "call", playground.start),
     Route("POST", "/api/try/check", "call", playground.check),
@@ -76,7 +77,7 @@ COMMANDS: dict[str, Command] = {
     "tally": tools.publish_tally,
     "stderr": upstreams.publish_stderr,
     "refresh-upstream": upstreams.apply_refresh,
-    "switch-upstream": upstreams.apply_switch,
+    "stop": stops.apply,
     "accept-upstream": upstreams.apply_accept,
     "answer": playground.deliver_answer,
     "untry": playground.cancel_runs,

@@ -147,9 +147,9 @@ def health(context: ConsoleContext, total: Figures, pending_count: int, upstream
         sentence = f"Down: {names}. {rest[:1].upper()}{rest[1:]}"
     for each in upstream_rows:
         if waiting := each["unseen"] + each["new"] + each["changed"]:
-            notes.append(
-                f"{_count_of(waiting, 'tool')} of {each['name']} {'waits' if waiting == 1 else 'wait'} for a look."
-            )
+            notes.append(f"{each['name']}: {_count_of(waiting, 'tool')} to look at.")
+        elif each["state"] == "stopped":
+            notes.append(f"{each['name']} is stopped.")
     return {"level": level, "sentence": sentence, "notes": notes}
 
 

@@ -45,18 +45,7 @@ from handrail.stores import Put
 from handrail.suggest import closest
 from handrail.text.controls import confusable_names, escape, texts_in
 
-__all__ = [
-    "accept",
-    "apply_switch",
-    "change_row",
-    "icon",
-    "load_pins",
-    "publish_tally",
-    "restore_switches",
-    "switch",
-    "view",
-    "wire",
-]
+__all__ = ["accept", "apply_switch", "icon", "load_pins", "publish_tally", "restore_switches", "switch", "view", "wire"]
 
 SWITCH_PREFIX = "console-switch:"  # of the topics' keys, one for each switched entry, while the server runs
 TOOLS = "tools/list"
@@ -122,26 +111,19 @@ async def wire(context: ConsoleContext, request: ApiRequest) -> RawResponse:
 
 
 async def switch(context: ConsoleContext, request: ApiRequest) -> Object:
-    """Switch a tool, a resource or a prompt on or off, in all workers. To stop it cancels its calls too."""
+    """Switch a tool, a resource or a prompt on or off, in all workers."""
     (method, entry), on = _requested_entry(context, request), request.body.get("on")
-    is_stop = request.body.get("cancel") is True and on is False
     if type(on) is not bool:
         raise ApiError(400, "on: expected true or false")
-    step = "switched on" if on else "stopped" if is_stop else "switched off"
-    await context.write_audit_record(request.session, step, tool=entry.label)
+    await context.write_audit_record(request.session, "switched on" if on else "switched off", tool=entry.label)
     await context.topics.put(f"{SWITCH_PREFIX}{method} {entry.name}", encode(on))
-    stop = entry.limit_name if is_stop else ""
-    await context.send_command("switch", {"list": method, "name": entry.name, "on": on, "stop": stop})
+    await context.send_command("switch", {"list": method, "name": entry.name, "on": on})
     return {}
 
 
 async def apply_switch(context: ConsoleContext, data: Object) -> None:
-    """Switch an entry on or off in this worker, and cancel its calls if it is stopped."""
+    """Switch an entry on or off in this worker."""
     context.engine.catalogs[data["list"]].switch(data["name"], data["on"])
-    for snapshot in context.feed.running.values() if data.get("stop") else ():
-        if snapshot.tool == data["stop"] and snapshot.call is not None:
-            snapshot.call.cancel()
-            context.feed.notify()
 
 
 async def restore_switches(context: ConsoleContext) -> None:
@@ -295,6 +277,7 @@ def _row(
         "last": tally.last,
         "tokens": estimated_tokens(entry.definition(viewer.revision) if listed is None else listed),
         "upstream": entry.upstream,
+        "stopped": ("tool", entry.name) in context.engine.stops,
         "warnings": list(_warnings(entry, look_alike_names, context.lock_flaw if method == TOOLS else "")),
         **_verdict(context, viewer, entry),
     }
@@ -302,7 +285,7 @@ def _row(
         members |= _listing_members(entry)
     else:
         members |= {"signature": signature(definition(tool)), "fingerprint": entry.fingerprint}
-        members |= {"annotations": tool.annotations or {}, "pin": _pin(context, pins, entry)}
+        members |= {"annotations": tool.annotations or {}, "pin": pins.state(entry)}
         members |= {} if tool.output_schema is UNSET else {"output_schema": tool.output_schema}
     redacted: Object = context.redactor.definition(members)
     return redacted
@@ -401,15 +384,26 @@ class ConsolePins:
     """The pins of one server. `locked` has priority, unless the current definition of a tool was accepted here."""
 
     def __init__(
-        self, baselines: dict[str, tuple[float, Object]], locked: LockedServer | None, since: float, newest: Revision
+        self,
+        context: ConsoleContext,
+        baselines: dict[str, tuple[float, Object]],
+        locked: LockedServer | None,
+        since: float,
     ) -> None:
+        upstreams = context.server.upstreams.values()  # whose tools the gateway pins
+        self._upstream_tools = {tool.name: tool for upstream in upstreams for tool in upstream.tools}
         self._baselines = baselines
         self._locked = locked
         self._since = since
-        self._newest = newest.name
+        self._newest = context.engine.offer.newest.name
 
     def state(self, entry: ToolEntry) -> Object:
         name = entry.tool.name
+        if entry.upstream:
+            tool = self._upstream_tools.get(name)
+            state = {"quarantined": "changed", "new": "new"}.get(tool.state, "pinned") if tool else "none"
+            change_rows = [change_row(each) for each in tool.changes[:MAX_CHANGES]] if tool else []
+            return {"state": state, "since": 0.0, "changes": change_rows}
         at, baseline = self._baselines.get(name, (0.0, None))
         if baseline is not None and fingerprint(baseline) == entry.fingerprint:
             return {"state": "pinned", "since": at, "changes": []}
@@ -424,17 +418,6 @@ class ConsolePins:
         return {"state": "changed" if differences else "pinned", "since": at, "changes": change_rows}
 
 
-def _pin(context: ConsoleContext, pins: ConsolePins, entry: ToolEntry) -> Object:
-    """Return the pin of a tool: that of its upstream, which the gateway has, or else the console's own."""
-    if not entry.upstream:
-        return pins.state(entry)
-    tools = context.server.upstreams[entry.upstream].tools if entry.upstream in context.server.upstreams else []
-    tool = next((each for each in tools if each.name == entry.name), None)
-    state = "none" if tool is None else {"quarantined": "changed", "new": "new"}.get(tool.state, "pinned")
-    changes = [] if tool is None else [change_row(each) for each in tool.changes[:MAX_CHANGES]]
-    return {"state": state, "since": 0.0, "changes": changes}
-
-
 async def load_pins(context: ConsoleContext) -> ConsolePins:
     """Load the pins; the first time, store the current definitions of all tools."""
     locked, since = _read_lock_file(context)
@@ -447,7 +430,7 @@ async def load_pins(context: ConsoleContext) -> ConsolePins:
     while rows := await context.store.scan(prefix, after=after):
         baselines |= {key[len(prefix) :]: tuple(decode(raw)) for key, raw in rows}
         after = rows[-1][0]
-    return ConsolePins(baselines, locked, since, context.engine.offer.newest)
+    return ConsolePins(context, baselines, locked, since)
 
 
 def _pin_op(context: ConsoleContext, entry: ToolEntry) -> Put:

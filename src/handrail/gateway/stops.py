@@ -14,7 +14,7 @@ from handrail.stores import Store, StoreError
 if TYPE_CHECKING:
     from handrail.gateway.upstreams import Upstreams
 
-__all__ = ["StopKind", "delete_stop", "following_stops", "put_stop", "read_stops"]
+__all__ = ["StopKind", "delete_stop", "following_stops", "put_stop", "read_stops", "refresh_stops"]
 
 log = logging.getLogger("handrail")
 
@@ -49,7 +49,7 @@ async def read_stops(store: Store) -> dict[tuple[str, str], str]:
 @asynccontextmanager
 async def following_stops(engine: Engine) -> AsyncIterator[None]:
     """Apply the stops of the server's store while it serves."""
-    await _apply(engine, await read_stops(engine.guard_set.store))
+    await refresh_stops(engine)
     task = asyncio.get_running_loop().create_task(_follow(engine))
     try:
         yield
@@ -62,13 +62,14 @@ async def _follow(engine: Engine) -> None:
     while True:
         await asyncio.sleep(POLL_SECONDS)
         try:
-            await _apply(engine, await read_stops(engine.guard_set.store))
+            await refresh_stops(engine)
         except StoreError as problem:
             log.error("stops: not read, the earlier ones hold: %s", problem)
 
 
-async def _apply(engine: Engine, stops: dict[tuple[str, str], str]) -> None:
-    """Refuse new calls of what is stopped, and cancel those in flight."""
+async def refresh_stops(engine: Engine) -> None:
+    """Refuse new calls of what is stopped in the store now, and cancel those in flight."""
+    stops = await read_stops(engine.guard_set.store)
     if stops == engine.stops:
         return
     before, engine.stops = engine.stops, stops

@@ -363,7 +363,8 @@ class Upstream:
             for bridged in list(session.calls):
                 bridged.state.cancel()
         await self.close()
-        self.state = "stopped"
+        if self.is_stopped:  # and was not started again meanwhile
+            self.state = "stopped"
 
     def start(self) -> None:
         """Serve its calls again after `stop`."""

@@ -343,6 +343,14 @@ function Card({ it, current, opened, editing, edit, longest, keep, ready, look, 
               )}
               {it.rule && it.why ? ": " : ""}
               <Shown text={it.why} max={400} />
+              {it.unseen_upstream && (
+                <>
+                  {" "}
+                  <a href={link("upstreams", it.unseen_upstream)} data-testid={`look-${it.id}`}>
+                    Look at the tools of <Shown text={it.unseen_upstream} max={60} line /> once, and only what should ask does
+                  </a>
+                </>
+              )}
             </dd>
           </div>
           <div>

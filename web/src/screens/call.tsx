@@ -131,7 +131,7 @@ function Top({ row, upstream }: { row: Row; upstream: string }) {
           Try
         </Go>
       )}
-      {(upstream || (going && kind === "tool")) && <Stop tool={kind === "tool" ? row.tool : ""} upstream={upstream} />}
+      {(going || upstream) && <Stop tool={kind === "tool" ? row.tool : ""} upstream={upstream} caller={row.who} />}
       <Copy text={() => location.href} word="Link" label="Copy the link to this call" testid="permalink" />
     </div>
   );

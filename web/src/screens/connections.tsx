@@ -1,10 +1,11 @@
 // Who is connected, in which revision, over what.
-import type { Connection } from "../api";
-import { me } from "../api-client";
+import type { Connection, Stopped } from "../api";
+import { at, get, me } from "../api-client";
 import { use } from "../cell";
-import { connections } from "../live";
+import { connections, toolsChanged } from "../live";
 import { link } from "../route";
-import { Ago, Code, count, Empty, Head, many, Panel, Pill, plain, Shown } from "../ui";
+import { Start, Stop } from "../stop";
+import { Ago, Code, count, Empty, Head, many, Panel, Pill, plain, Shown, useData } from "../ui";
 
 export function Connections() {
   const all = use(connections);
@@ -18,7 +19,7 @@ export function Connections() {
       <Panel class="flush">
         {sorted.length ? (
           <table class="cards">
-            <Head of={["Client", "State", "Revision", "Transport", "Who", "From", "Since", "Last seen", "Calls>"]} />
+            <Head of={["Client", "State", "Revision", "Transport", "Who", "From", "Since", "Last seen", "Calls>", ""]} />
             <tbody>
               {sorted.map((one) => (
                 <One key={one.id} of={one} />
@@ -29,6 +30,7 @@ export function Connections() {
           <Nobody />
         )}
       </Panel>
+      <Stops />
     </>
   );
 }
@@ -66,7 +68,39 @@ function One({ of }: { of: Connection }) {
       <td data-label="Calls" class="num right">
         {count(of.calls)}
       </td>
+      <td class="right">
+        <Stop caller={of.who} small />
+      </td>
     </tr>
+  );
+}
+
+/** What a person has stopped, here or on a command line. */
+function Stops() {
+  const { data } = useData<{ stops: Stopped[] }>((signal) => get(at("stops"), {}, signal), [use(toolsChanged)]);
+  if (!data?.stops.length) return null;
+  return (
+    <Panel class="flush stops" title="Stopped" testid="stops">
+      <table class="cards">
+        <Head of={["What", "Name", "Reason", ""]} />
+        <tbody>
+          {data.stops.map((one) => (
+            <tr key={`${one.kind} ${one.name}`} data-testid={`stopped-${one.name}`}>
+              <td>{one.kind}</td>
+              <td>
+                <Shown in="strong" text={one.name} max={120} line />
+              </td>
+              <td>
+                <Shown text={one.reason} max={200} />
+              </td>
+              <td class="right">
+                <Start kind={one.kind} name={one.name} small />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Panel>
   );
 }
 

@@ -7,7 +7,7 @@ import { Difference } from "../diff";
 import { About, CatalogScreen, Caution, Headline, type Query, Row, SAFE } from "../listing";
 import { address, Long, Url } from "../result";
 import { link } from "../route";
-import { Stop } from "../stop";
+import { Start, Stop } from "../stop";
 import { lines, short } from "../schema";
 import {
   Button,
@@ -49,6 +49,7 @@ export function Tools() {
           current={current}
           marks={
             <>
+              {tool.stopped && <State of="stopped" />}
               <Hint of={tool} />
               <Mark pin={tool.pin} />
             </>
@@ -156,9 +157,14 @@ function Detail({ tool, revision }: { tool: ToolInfo; revision: string }) {
               <Go to={link("try", tool.name)} kind="primary" icon="try" testid="try-it">
                 Try it
               </Go>
-              {tool.on && <Stop tool={tool.name} upstream={tool.upstream} />}
+              {tool.stopped ? <Start kind="tool" name={tool.name} /> : <Stop tool={tool.name} upstream={tool.upstream} />}
             </span>
           </Headline>
+          {tool.stopped && (
+            <Notice tone="bad" title="Stopped by an operator" testid="tool-stopped">
+              <p>Its calls are refused until somebody starts it again.</p>
+            </Notice>
+          )}
           <Caution of={tool} />
           {tool.description ? (
             <Long text={tool.description} label="Description" />

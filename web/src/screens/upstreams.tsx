@@ -10,7 +10,7 @@ import { toolsChanged, upstreams } from "../live";
 import { lossWords } from "../losses";
 import { Long } from "../result";
 import { go, link, type Route } from "../route";
-import { Stop } from "../stop";
+import { Start, Stop } from "../stop";
 import { Button, Clock, Code, Copy, Cost, count, duration, Empty, Facts, Fold, Go, Icon, many, Notice, Panel, Pill, plain, Problem, say, Shown, State, useAction, useData, useSlow } from "../ui";
 
 const SHOWN = 100; // tools of a group at a time
@@ -150,7 +150,6 @@ function About({ of, again }: { of: Upstream; again: () => void }) {
     say(`${plain(of.name)} is asked for its lists.`);
     again();
   });
-  const [start, starting] = useAction(() => post(at("upstreams", of.name, "switch"), { on: true }));
   const manage = may("manage");
   const needs = manage ? undefined : "Needs the role manage";
   const lost = Object.entries(of.lossy);
@@ -170,9 +169,7 @@ function About({ of, again }: { of: Upstream; again: () => void }) {
           </div>
           <span class="row">
             {of.state === "stopped" ? (
-              <Button kind="primary" icon="try" busy={starting} disabled={!manage} title={needs} onClick={start} testid="start">
-                Start
-              </Button>
+              <Start kind="upstream" name={of.name} />
             ) : (
               <>
                 <Button icon="refresh" busy={refreshing || of.state === "starting"} disabled={!manage} title={needs} onClick={refresh} testid="refresh">
@@ -184,7 +181,7 @@ function About({ of, again }: { of: Upstream; again: () => void }) {
           </span>
         </div>
         {of.problem && (
-          <Notice tone={of.state === "up" ? "quiet" : of.state === "stopped" ? "warn" : "bad"} title={of.state === "up" ? "Its last problem" : undefined} testid="problem">
+          <Notice tone={of.state === "up" ? "quiet" : of.state === "stopped" ? "warn" : "bad"} title={of.state === "up" ? "Its last problem" : of.state === "stopped" ? "Stopped by an operator" : undefined} testid="problem">
             <Shown in="p" text={of.problem} max={400} />
           </Notice>
         )}
@@ -262,15 +259,15 @@ function Look({ of, tools }: { of: Upstream; tools: UpstreamTool[] }) {
     ["changed", "Changed, and held back", "Compare both sides. Nobody can call them until the change is accepted.", tools.filter((tool) => tool.state === "quarantined"), "Accept the change"],
     ["new", "New", "They were not there at the first sight.", tools.filter((tool) => tool.state === "new"), "Accept"],
     [
-      "unseen",
+      of.trusted ? "trusted" : "unseen",
       of.trusted ? "Trusted by the configuration" : "Not looked at yet",
       of.trusted
         ? "The configuration says that the claims are to be believed."
         : "Each call of these asks a person. What the upstream says of them are claims, the classes are proposals: nothing counts until you accept it.",
       listed.filter((tool) => !tool.accepted),
-      "Accept all",
+      "",
     ],
-    ["accepted", "Accepted", "Rules act on these classes, not on the claims.", listed.filter((tool) => tool.accepted), "Accept"],
+    ["accepted", "Accepted", "Rules act on these classes, not on the claims.", listed.filter((tool) => tool.accepted), ""],
   ];
   const left = tools.filter((tool) => tool.state === "denied" || tool.state === "refused");
   if (!tools.length && of.state === "down") return null;
@@ -292,10 +289,10 @@ function Look({ of, tools }: { of: Upstream; tools: UpstreamTool[] }) {
             {(shown) => (
               <>
                 {shown.map((tool) => (
-                  <Entry key={tool.own_name} tool={tool} picked={pickOf(tool, picks)} onPick={(to) => pick(tool, to)} one={name === "changed" || name === "new" ? word : ""} onAccept={() => accept([tool])} />
+                  <Entry key={tool.own_name} tool={tool} picked={pickOf(tool, picks)} onPick={(to) => pick(tool, to)} one={word} onAccept={() => accept([tool])} />
                 ))}
                 {open.length > 0 && (
-                  <Decide name={name} open={open} picks={picks} word={name === "accepted" ? `Accept ${many(open.length, "other class", "other classes")}` : `${name === "unseen" ? word : "Accept all"} ${count(open.length)}`} onAccept={() => accept(open)} />
+                  <Decide name={name} open={open} picks={picks} word={name === "accepted" ? `Accept ${many(open.length, "other class", "other classes")}` : `Accept all ${count(open.length)}`} onAccept={() => accept(open)} />
                 )}
               </>
             )}
@@ -423,10 +420,18 @@ function Entry({ tool, picked, onPick, one, onAccept }: EntryProps) {
 function Decide({ name, open, picks, word, onAccept }: { name: string; open: UpstreamTool[]; picks: Picks; word: string; onAccept: () => Promise<void> }) {
   const [accept, busy] = useAction(onAccept);
   const sums = CLASSES.map((each) => [each, open.filter((tool) => pickOf(tool, picks) === each).length] as const).filter(([, sum]) => sum);
-  if (open.length === 1 && name !== "unseen" && name !== "accepted") return null; // it has a button of its own
+  if (open.length === 1 && (name === "changed" || name === "new")) return null; // it has a button of its own
   return (
     <div class="look-decide">
-      <Button kind="primary" icon="check" busy={busy} disabled={!may("manage")} title={may("manage") ? undefined : "Needs the role manage"} onClick={accept} testid={`accept-all-${name}`}>
+      <Button
+        kind={name === "trusted" ? "plain" : "primary"}
+        icon="check"
+        busy={busy}
+        disabled={!may("manage")}
+        title={may("manage") ? undefined : "Needs the role manage"}
+        onClick={accept}
+        testid={`accept-all-${name}`}
+      >
         {word}
       </Button>
       <span class="muted num">{sums.map(([each, sum]) => `${count(sum)} ${sum === 1 ? each : PLURALS[each]}`).join(", ")}</span>
