@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import socket
 import statistics
@@ -16,12 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
 import upstreams_hostile as hostile
 from faults import gone, until
+from gateways_attacked import OPTIONS
 from handrail import Server
 from handrail.gateway.upstream import Upstream
 from handrail.guards import Policy, Rule
@@ -29,6 +32,7 @@ from handrail.testing import Peer
 from patience import PATIENCE, SOAK
 from requirements import requirement
 from standing import Standing, forget_memory, memory
+from wires_http import HttpServer, HttpWire
 
 Json = Any
 Object = dict[str, Any]
@@ -548,33 +552,68 @@ RAGING = """
     http_endless_body http_endless_stream http_event_lines http_gzip_bomb http_header_bomb
 """.split()
 MEASURED = 300  # calls
+ENVELOPE: Object = {"protocolVersion": R5, "clientCapabilities": {"elicitation": {"form": {}}}, "logLevel": "debug"}
+
+
+async def rage(url: str, name: str) -> None:
+    """Call a hostile tool again and again, as a caller that reads its answers and does nothing with them."""
+    address = urlsplit(url)
+    meta = {f"io.modelcontextprotocol/{each}": value for each, value in ENVELOPE.items()}
+    params = {"name": name, "arguments": {}, "_meta": {"progressToken": "mine", **meta}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    head = (
+        f"POST {address.path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        "Accept: application/json, text/event-stream\r\nConnection: close\r\n"
+        f"MCP-Protocol-Version: {R5}\r\nMcp-Method: tools/call\r\nMcp-Name: {name}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    while True:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            writer.write(head.encode() + body)
+            first = await reader.readline()
+            assert first.split()[1] == b"200", first
+            while await reader.read(1 << 20):
+                pass
+        finally:
+            writer.close()
 
 
 @requirement("GW-17", "P-35")
 @pytest.mark.skipif(not SOAK, reason="a promised time decides where nothing else runs: make soak")
-@pytest.mark.parametrize("name", RAGING)
-async def test_p99_of_other_upstreams_is_at_most_twice_the_idle_one(
-    name: str, web: str, canary: Canary, tmp_path: Path, ran: Ran
-) -> None:
-    ran(R4, "memory")
-    attack = Attack(web, tmp_path, canary)
-    attack.include("http_all" if name in hostile.WIRE else "all", timeout=(SHORT, SHORT))
-    async with attack.caller() as victim, attack.caller() as peer:
-        await names_of(victim)
-        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        idle.set_result(None)
-        before = await good_calls(peer, idle, MEASURED)
+async def test_p99_of_other_upstreams_is_at_most_twice_the_idle_one(web: str, tmp_path: Path, ran: Ran) -> None:
+    """Of a gateway in a process of its own, by a caller who is not the one that is harmed."""
+    ran(R5, "http")
+    upstreams = {"good": "ordinary", "evil": "all", "web": f"{web}/http_all/mcp"}
+    options = {"upstreams": upstreams, "diary": str(tmp_path / "diary"), "audit": None, "timeout": SHORT}
+    os.environ[OPTIONS] = json.dumps(options)
+    gateway = HttpServer("gateways_attacked:made")
+    wire = HttpWire(R5, gateway)
+    slow = []
 
-        async def rage() -> None:
-            while True:
-                await bad_call(attack, victim, f"evil_{name}")
+    async def p99() -> float:
+        took = []
+        for number in range(MEASURED):
+            began = time.perf_counter()
+            answer = await wire.call("good_echo", {"text": str(number)})
+            took.append(time.perf_counter() - began)
+            assert answer["result"]["content"][0]["text"] == str(number)
+        return statistics.quantiles(took, n=100)[98]
 
-        raging = asyncio.ensure_future(rage())
-        try:
-            meanwhile = await good_calls(peer, idle, MEASURED)
-        finally:
+    try:
+        await wire.open()
+        await wire.request("tools/list")
+        await p99()
+        for name in RAGING:
+            was = await p99()
+            raging = asyncio.ensure_future(rage(gateway.url, f"{'web' if name in hostile.WIRE else 'evil'}_{name}"))
+            now = await p99()
+            assert not raging.done(), raging
             raging.cancel()
             await asyncio.wait({raging})
-    was, now = (statistics.quantiles(each, n=100)[98] for each in (before, meanwhile))
-    print(f"{name}: p99 idle {was * 1e3:.2f} ms, meanwhile {now * 1e3:.2f} ms")
-    assert now <= 2 * was
+            print(f"{name}: p99 idle {was * 1e3:.2f} ms, meanwhile {now * 1e3:.2f} ms")
+            slow += [name] if now > 2 * was else []
+    finally:
+        await wire.close()
+        gateway.stop()
+    assert not slow

@@ -67,18 +67,25 @@ _REVISIONS = [Pair(client, "http", upstream, "http") for client in DIALECTS for 
 _TRANSPORTS = [Pair(*each) for each in itertools.product(THREE, LEGS, THREE, LEGS)]
 # A rule holds over each transport of a client, in each revision.
 _PLACES = [
-    Pair(client, leg, upstream, "http") for client in DIALECTS for leg in ("memory", "stdio") for upstream in (R4, R5)
+    Pair(client, leg, upstream, "http") for client in DIALECTS for leg, upstream in (("memory", R5), ("stdio", R4))
 ]
-PAIRS = [
-    pair for pair in dict.fromkeys([*_REVISIONS, *_TRANSPORTS, *_PLACES, *(_EVERY if SOAK else ())]) if pair.exists
-]
+_SOME = [*_REVISIONS, *_PLACES]
+PAIRS = [pair for pair in dict.fromkeys([*_SOME, *_TRANSPORTS, *(_EVERY if SOAK else ())]) if pair.exists]
 
 
 def between(
-    *, clients: Sequence[str] = DIALECTS, upstreams: Sequence[str] = DIALECTS, legs: Sequence[str] = (*LEGS, "memory")
+    *,
+    clients: Sequence[str] = DIALECTS,
+    upstreams: Sequence[str] = DIALECTS,
+    legs: Sequence[str] = (*LEGS, "memory"),
+    carried_alike: bool = False,
 ) -> pytest.MarkDecorator:
-    """Run a test for each pair of these."""
-    found = [each for each in PAIRS if each.client in clients and each.upstream in upstreams and each.leg in legs]
+    """Run a test for each pair of these; `carried_alike`: pairs of transports do not matter for it, but in a soak."""
+    found = [
+        each
+        for each in (PAIRS if SOAK or not carried_alike else _SOME)
+        if each.client in clients and each.upstream in upstreams and each.leg in legs
+    ]
     return pytest.mark.parametrize("pair", found, ids=str)
 
 
@@ -190,7 +197,7 @@ def without_meta(value: Object) -> Object:
 
 
 @requirement("GW-07")
-@between(clients=[R5])
+@between(clients=[R5], carried_alike=True)
 async def test_the_cache_hints_are_the_least_of_all_parts(pair: Pair, talk: Talk) -> None:
     for page in await pages(talk):  # handshake upstreams are among the parts: nothing is known of theirs
         assert (page["ttlMs"], page["cacheScope"]) == (0, "private")
@@ -327,7 +334,7 @@ async def test_every_kind_of_content_is_said_in_the_closest_way(pair: Pair, talk
 
 
 @requirement("GW-04")
-@between(clients=[R1, R2], upstreams=DIALECTS[1:])
+@between(clients=[R1, R2], upstreams=DIALECTS[1:], carried_alike=True)
 async def test_content_of_an_unknown_type_is_replaced_by_a_note(pair: Pair, talk: Talk) -> None:
     assert (await talk.result("strange"))["content"] == [text_block("[unsupported content: hologram]")]
 
@@ -368,7 +375,7 @@ async def test_codes_of_an_upstream_are_kept_translated_or_withheld_by_their_kin
 
 
 @requirement("GW-01", "GW-15")
-@between()
+@between(carried_alike=True)
 async def test_arguments_that_only_the_upstream_refuses_are_bad_arguments(pair: Pair, talk: Talk) -> None:
     answer = await talk.call("error", {"code": -32602})
     assert await status_of(talk) == 200
@@ -423,7 +430,7 @@ async def test_a_tool_that_its_upstream_has_silently_dropped_is_unknown(pair: Pa
 
 
 @requirement("GW-15")
-@between()
+@between(carried_alike=True)
 async def test_an_unknown_method_stays_one_with_the_status_of_the_client(pair: Pair, talk: Talk) -> None:
     answer = await talk.wire.request("no/such/method")
     assert answer["error"]["code"] == -32601
@@ -432,7 +439,7 @@ async def test_an_unknown_method_stays_one_with_the_status_of_the_client(pair: P
 
 
 @requirement("GW-15")
-@between(upstreams=[R5])
+@between(upstreams=[R5], carried_alike=True)
 async def test_a_header_mismatch_is_tried_once_more_and_then_an_internal_error(pair: Pair, talk: Talk) -> None:
     mark = fresh_mark(pair)
     lists = len(talk.rig.heard("tools/list"))
@@ -444,7 +451,7 @@ async def test_a_header_mismatch_is_tried_once_more_and_then_an_internal_error(p
 
 
 @requirement("GW-15")
-@between(upstreams=[R5])
+@between(upstreams=[R5], carried_alike=True)
 async def test_a_refused_version_never_looks_like_success(pair: Pair, talk: Talk) -> None:
     failure_of(await talk.call("error", {"code": -32022}))
     assert await status_of(talk) == 200
@@ -452,7 +459,7 @@ async def test_a_refused_version_never_looks_like_success(pair: Pair, talk: Talk
 
 
 @requirement("GW-15")
-@between(upstreams=[R5])
+@between(upstreams=[R5], carried_alike=True)
 async def test_a_missing_capability_is_told_in_the_way_of_the_client(pair: Pair, talk: Talk) -> None:
     answer = await talk.call("error", {"code": -32021})
     if pair.client == R5:
@@ -489,7 +496,7 @@ async def test_an_upstream_that_goes_away_during_a_call_is_a_failure_and_the_nex
 
 
 @requirement("GW-04", "GW-15")
-@between(upstreams=[R4, R5])
+@between(upstreams=[R4, R5], carried_alike=True)
 async def test_a_page_to_visit_first_is_named_to_those_who_can_open_it(pair: Pair, connect: Connect) -> None:
     talk: Talk = await connect({"elicitation": {"url": {}}})
     mark = fresh_mark(pair)
@@ -514,7 +521,7 @@ async def test_a_page_to_visit_first_is_named_to_those_who_can_open_it(pair: Pai
 
 
 @requirement("GW-04", "GW-15")
-@between(upstreams=[R4, R5])
+@between(upstreams=[R4, R5], carried_alike=True)
 async def test_a_page_to_visit_first_is_kept_from_those_who_cannot_open_it(pair: Pair, connect: Connect) -> None:
     for capabilities in ({}, FULL[R3]):
         talk: Talk = await connect(capabilities)
@@ -878,7 +885,7 @@ async def test_questions_of_the_upstream_are_answered_by_the_client(pair: Pair, 
 
 
 @requirement("GW-10")
-@between()
+@between(carried_alike=True)
 async def test_a_question_that_is_declined_or_failed_is_so_upstream(pair: Pair, connect: Connect) -> None:
     if not since(pair.client, R3) or not since(pair.upstream, R3):
         talk: Talk = await connect({"roots": {}})
@@ -922,6 +929,33 @@ async def test_a_call_that_is_cancelled_while_its_client_is_asked_is_cancelled_u
     assert not [each for each in talk.wire.others if each.get("id") == ident and "method" not in each]
 
 
+@requirement("GW-10")
+@between(clients=[R2, R3, R4, P], upstreams=[R4, R5], legs=["http"], carried_alike=True)
+async def test_a_client_that_takes_only_json_is_not_left_waiting(pair: Pair, connect: Connect) -> None:
+    talk: Talk = await connect(FULL[pair.client])
+    assert isinstance(talk.wire, LegWire)
+    talk.wire.extra = {"Accept": "application/json"}
+    try:
+        answers = {
+            kind: await talk.converse("ask", {"kind": kind, "mark": fresh_mark(pair)}, replies)
+            for kind in ("roots", "form")
+        }
+    finally:
+        talk.wire.extra = {}
+    if talk.asked:  # on another of its streams
+        assert json.loads(text_of(answers["roots"])) == {"q": ROOTS}
+        return
+    if pair.upstream == R5 or not since(pair.client, R3):
+        assert pair.upstream != R5 or failure_of(answers["roots"])
+    else:
+        assert "error" in json.loads(text_of(answers["roots"]))["q"]
+    if since(pair.client, R3):
+        said = json.loads(text_of(answers["form"]))["q"]
+        assert "error" in said or said == {"action": "cancel"}
+    else:
+        assert failure_of(answers["form"])
+
+
 _EXACT = [each for each in PAIRS if each.up_leg == "http" and each.upstream != R5 and each.leg != "stdio"]
 
 
@@ -947,7 +981,7 @@ async def test_a_question_goes_to_the_caller_whose_call_asks_and_to_nobody_else(
 
 
 @requirement("GW-10")
-@between(clients=[R5], upstreams=[each for each in DIALECTS if each != R5])
+@between(clients=[R5], upstreams=[each for each in DIALECTS if each != R5], carried_alike=True)
 async def test_a_question_that_was_not_answered_is_asked_again(pair: Pair, connect: Connect) -> None:
     talk: Talk = await connect(FULL[R5])
     mark = fresh_mark(pair)
@@ -991,7 +1025,7 @@ async def test_an_upstream_that_never_stops_asking_is_given_up(pair: Pair, conne
 
 
 @requirement("GW-04", "GW-10")
-@between(upstreams=[R4, R5])
+@between(upstreams=[R4, R5], carried_alike=True)
 async def test_a_message_of_several_blocks_is_not_cut_for_a_client_that_takes_one(pair: Pair, connect: Connect) -> None:
     talk: Talk = await connect(FULL[pair.client])
     one: Object = {"type": "text", "text": "Capital of France?"}
@@ -1028,7 +1062,7 @@ def form_for(client: str, upstream: str) -> Object:
 
 
 @requirement("GW-04", "GW-10")
-@between(clients=[R3, R4, R5, P], upstreams=[R3, R4, R5, P])
+@between(clients=[R3, R4, R5, P], upstreams=[R3, R4, R5, P], carried_alike=True)
 async def test_a_form_has_the_fields_that_the_client_knows(pair: Pair, connect: Connect) -> None:
     talk: Talk = await connect(FULL[pair.client])
     content: Object = {"yes": False, "one": "a"}
@@ -1045,7 +1079,7 @@ async def test_a_form_has_the_fields_that_the_client_knows(pair: Pair, connect: 
 
 
 @requirement("GW-14")
-@between()
+@between(carried_alike=True)
 async def test_what_is_declared_upstream_is_what_this_caller_can_be_asked(pair: Pair, connect: Connect) -> None:
     talk: Talk = await connect({})
     assert json.loads(await talk.text("who", {"mark": fresh_mark(pair)})) == {}
@@ -1072,7 +1106,7 @@ async def test_what_is_declared_upstream_is_what_this_caller_can_be_asked(pair: 
 
 
 @requirement("GW-10", "GW-22")
-@between(clients=[R5])
+@between(clients=[R5], carried_alike=True)
 async def test_a_state_is_good_for_this_call_only(pair: Pair, connect: Connect) -> None:
     talk: Talk = await connect(FULL[R5])
     kind = "roots"
@@ -1097,7 +1131,7 @@ async def test_a_state_is_good_for_this_call_only(pair: Pair, connect: Connect) 
 
 
 @requirement("GW-01")
-@between()
+@between(carried_alike=True)
 async def test_log_messages_come_at_the_level_that_was_asked_for(pair: Pair, connect: Connect) -> None:
     talk: Talk = await connect({"experimental": {"logs": {}}})
     mark, meta = fresh_mark(pair), {}
@@ -1139,7 +1173,7 @@ async def test_headers_are_made_anew_for_the_name_and_the_schema_of_the_upstream
                 talk.wire.mirrors, talk.wire.extra = {}, {}
 
 
-@requirement("GW-05")
+@requirement("GW-05", "GW-06")
 @between(clients=[R5], upstreams=[R5], legs=["http"])
 async def test_a_header_that_differs_from_the_body_is_refused_here(pair: Pair, talk: Talk) -> None:
     assert isinstance(talk.wire, LegWire)
@@ -1172,7 +1206,7 @@ SECRETS = {"Authorization": "Bearer caller-secret", "Cookie": "session=caller-se
 
 
 @requirement("GW-08")
-@between()
+@between(carried_alike=True)
 async def test_nothing_that_identifies_the_caller_reaches_an_upstream(pair: Pair, connect: Connect) -> None:
     secret: Object = {"experimental": {"secret": {}}}
     talk: Talk = await connect(secret)
@@ -1202,7 +1236,7 @@ async def test_nothing_that_identifies_the_caller_reaches_an_upstream(pair: Pair
 
 
 @requirement("GW-05")
-@between()
+@between(carried_alike=True)
 async def test_a_trace_goes_on_where_the_upstream_takes_any_meta(pair: Pair, talk: Talk) -> None:
     mark, trace = fresh_mark(pair), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert await talk.text("echo", {"text": mark}, traceparent=trace) == mark

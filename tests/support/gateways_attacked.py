@@ -20,18 +20,18 @@ COMMAND = [sys.executable, "-S", "-E", upstreams_hostile.__file__]
 
 
 def made() -> Server:
-    """`upstreams` are behaviours by name, `diary` is theirs; `asks` are the tools that need an approval."""
+    """`upstreams` are behaviours or addresses by name, with one `diary`; `asks` are tools that need an approval."""
     options: dict[str, Any] = json.loads(os.environ[OPTIONS])
     rules = [Rule(verdict="ask", tools=options["asks"])] if options.get("asks") else []
     server = Server(
         "gateway",
         keys=[KEY],
-        audit=options["audit"],
+        audit=options["audit"],  # None: there is none
         policy=Policy([*rules, Rule(verdict="allow")]),
         approvals=Approvals(wait=0.05, round=0.005),
         rates=None,
     )
     for name, behaviour in options["upstreams"].items():
-        target = [*COMMAND, behaviour, options["diary"]]
+        target = behaviour if behaviour.startswith("http://") else [*COMMAND, behaviour, options["diary"]]
         server.include(target, name=name, prefix=f"{name}_", trusted=True, timeout=options.get("timeout", 60.0))
     return server

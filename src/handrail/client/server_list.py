@@ -124,7 +124,7 @@ class ServerList(Generic[E, L]):
         except _EndlessList as problem:
             if self._on_endless is None:
                 self.is_changed = True
-                raise
+                raise InvalidResult(problem.text, result=problem.result) from None
             self._on_endless(problem)
         except BaseException:
             self.is_changed = True  # the announced change is not in any list yet

@@ -20,6 +20,7 @@ from handrail.client.tools import ListedEntries, ListedEntry, ListedTool, has_in
 from handrail.engine.call import Call
 from handrail.engine.call_state import CallPeer, CallState
 from handrail.engine.input_requests import InputRequired
+from handrail.engine.reply_channel import ReplyChannel
 from handrail.errors import InvalidResult, RemoteProtocolError, SchemaError, ToolError, TransportError
 from handrail.gateway.questions import (
     UPSTREAM,
@@ -184,7 +185,7 @@ class UpstreamSession:
         """
         peer = self.peer
         revision = None if peer is None else peer.connection.revision
-        channels = [] if peer is None else [*peer.connection.listeners[:1], peer.reply_channel]
+        channels = [] if peer is None else [*peer.connection.listeners[:1], *_pipes(peer)]
         channel = next((each for each in channels if each.two_way), None)
         if (
             peer is None
@@ -410,6 +411,11 @@ class UpstreamSession:
 
     async def close(self) -> None:
         await self.connection.close()
+
+
+def _pipes(peer: CallPeer) -> list[ReplyChannel]:
+    """Return the channel of a peer that is not reached over HTTP, where each request has its own."""
+    return [] if peer.trace_headers is not None else [peer.reply_channel]
 
 
 def _question(raw: Json, revision: Revision) -> InputRequest:

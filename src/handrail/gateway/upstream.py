@@ -45,6 +45,7 @@ from handrail.gateway.questions import NO_CAPABILITIES, CapabilityKey, Parked, P
 from handrail.gateway.session import BridgedCall, UpstreamSession
 from handrail.gateway.settings import Terms
 from handrail.gateway.trust import Pins
+from handrail.guards.policy import hints
 from handrail.model import InputRequest, Object, ToolResult
 from handrail.revisions import Revision
 from handrail.text.controls import mask, one_line
@@ -188,7 +189,8 @@ class Upstream:
 
                 raw = await self.parked.run(Parked(owner, state, work, revision))
         except TransportError as problem:
-            if repeats and problem.sent is Sent.NO and not isinstance(problem, HttpRefused):
+            is_harmless = problem.sent is Sent.NO or _only_reads(state.entry)
+            if repeats and is_harmless and not isinstance(problem, HttpRefused):
                 return await self._send(method, params, state, tool, owner, key, repeats=False)
             raise
         except RemoteProtocolError as problem:
@@ -352,9 +354,9 @@ class Upstream:
         self.lists.close()
         for task in self._watched.values():
             task.cancel()
+        self.state = "new"
         await self.pool.close()
         self.on_change()
-        self.state = "new"
 
     async def stop(self, reason: str = "") -> None:
         """Refuse its calls from now on, cancel those in flight and close its connections."""
@@ -384,6 +386,12 @@ class _Subscriber(Struct):
 
 async def _subscriber(session: UpstreamSession) -> Any:
     return _Subscriber(session.connection)
+
+
+def _only_reads(entry: ToolEntry) -> bool:
+    """Return whether a call may be sent again whose answer was lost: the upstream is trusted, and says so."""
+    claims = hints(entry.subject)
+    return entry.kind != "tool" or claims.get("readOnlyHint") is True or claims.get("idempotentHint") is True
 
 
 def _problem_text(problem: PeerError) -> str:

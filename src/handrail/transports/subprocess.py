@@ -43,6 +43,7 @@ DEFAULT_ENV = (
 """Environment variables that a server inherits. The others may hold secrets that it has no need of (P-28)."""
 
 MAX_UNSENT_BYTES = 16 * 1024 * 1024
+LINES_PER_TURN = 64  # of one read, before the event loop serves others
 STALL_SECONDS = 30.0  # a server that reads nothing for so long is killed
 STATUS_SECONDS = 0.5  # to wait for the exit status after the server has closed a pipe
 TERM_SECONDS = 1.0  # between SIGTERM and SIGKILL
@@ -106,6 +107,8 @@ class SubprocessTransport(ClientTransport):
         self._lines = LineReader(max_message_bytes)
         self._error_lines = LineReader(MAX_STDERR_BYTES)
         self._stderr_tail = bytearray()
+        self._backlog: list[Line] = []  # of the last read, not handled yet; nothing is read meanwhile
+        self._is_ending = False  # the process has ended: all that is left is handled at once
         self._last_output = ""  # the last line that was not a message
         self._queue: deque[tuple[bytes | memoryview, PendingRequest | None]] = deque()
         self._queued = 0  # bytes in the queue
@@ -278,10 +281,23 @@ class SubprocessTransport(ClientTransport):
         if data:
             lines = self._lines.feed(data)
             self._is_batching = len(lines) > 1  # their callers may send again, all in the same turn of the loop
+            if len(lines) > LINES_PER_TURN and not self._is_ending:
+                lines, self._backlog = lines[:LINES_PER_TURN], lines[LINES_PER_TURN:]
+                self._loop.remove_reader(self._source)
+                self._loop.call_soon(self._work_off_backlog)
             self._on_lines(lines)
         elif data is not None:
             self._on_output_end()
         return bool(data)
+
+    def _work_off_backlog(self) -> None:
+        """Handle some more lines of one read; in between, the loop serves others. Then read on."""
+        lines, self._backlog = self._backlog[:LINES_PER_TURN], self._backlog[LINES_PER_TURN:]
+        self._on_lines(lines)
+        if self._backlog:
+            self._loop.call_soon(self._work_off_backlog)
+        elif self._source >= 0:
+            self._loop.add_reader(self._source, self._readable)
 
     def _on_lines(self, lines: list[Line]) -> None:
         for line in lines if self._problem is None else ():
@@ -377,6 +393,9 @@ class SubprocessTransport(ClientTransport):
         with contextlib.suppress(TimeoutExpired):
             self._process.wait(KILL_SECONDS)
         self._close_input()
+        self._is_ending = True
+        backlog, self._backlog = self._backlog, []
+        self._on_lines(backlog)
         for read in (self._readable, self._errors_readable):
             for _ in range(64):  # more than a pipe holds; a daemon may hold the other end and write without end
                 if not read():
