@@ -292,7 +292,7 @@ function Look({ of, tools }: { of: Upstream; tools: UpstreamTool[] }) {
                   <Entry key={tool.own_name} tool={tool} picked={pickOf(tool, picks)} onPick={(to) => pick(tool, to)} one={word} onAccept={() => accept([tool])} />
                 ))}
                 {open.length > 0 && (
-                  <Decide name={name} open={open} picks={picks} word={name === "accepted" ? `Accept ${many(open.length, "other class", "other classes")}` : `Accept all ${count(open.length)}`} onAccept={() => accept(open)} />
+                  <Decide name={name} open={open} picks={picks} word={name === "accepted" ? `Accept ${many(open.length, "other class", "other classes")}` : `Accept all ${count(open.length)}${name === "changed" ? " changes" : name === "new" ? " new tools" : ""}`} onAccept={() => accept(open)} />
                 )}
               </>
             )}
