@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -45,7 +45,7 @@ tools = ["cancel_*"]
 """
 )
 TABS = ("now", "tools", "try", "approve", "audit", "connections")
-THEMES = ("light", "dark")
+THEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 PHONE = 380
 LONGEST_TASK_MS = 100
 FIRST_PAINT_MS = 1_000  # 200 is what it takes
