@@ -51,7 +51,7 @@ def everywhere(*revisions: str, transports: tuple[str, ...] = TRANSPORTS) -> pyt
 @pytest.fixture
 def open_shelf(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenShelf:
     """`async with open_shelf(revision, transport, state, **options of Client) as (client, heard)`."""
-    monkeypatch.setattr("handrail.client.negotiation._handshake_servers", set())
+    monkeypatch.setattr("handrail.client.negotiation._handshake_servers", {})
     monkeypatch.setattr("handrail.client.resources.RENEW_SECONDS", 0.0)
     monkeypatch.setattr("handrail.client.connection.MAX_PAUSE_SECONDS", 0.0)  # before a server is started again
     monkeypatch.setattr("handrail.transports.http_client.MIN_RETRY_SECONDS", 0.0)

@@ -49,7 +49,7 @@ def open_rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     """
 
     monkeypatch.setattr(
-        "handrail.client.negotiation._handshake_servers", set()
+        "handrail.client.negotiation._handshake_servers", {}
     )  # a port may have been another rig's before
 
     @asynccontextmanager

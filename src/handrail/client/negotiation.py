@@ -28,7 +28,8 @@ _OFFERED = [each for each in REVISIONS.values() if each.offered]
 _STATELESS = [each for each in _OFFERED if each.stateless]
 _HANDSHAKE = [each for each in _OFFERED if not each.stateless]
 
-_handshake_servers: set[str] = set()  # keys of servers that need `initialize`; a new process asks again
+VERDICT_SECONDS = 3600.0  # for so long, a server that needed `initialize` is not probed for a newer revision
+_handshake_servers: dict[str, float] = {}  # when servers, by their keys, were found to need `initialize`
 
 
 class Negotiation:
@@ -52,7 +53,8 @@ class Negotiation:
                     f"the server does not speak {pinned_revision.name}", hint='Try revision="auto"'
                 )
             return
-        if not self._is_auto or self._key in _handshake_servers:
+        verdict_at = _handshake_servers.get(self._key, float("-inf"))
+        if not self._is_auto or connection.now() - verdict_at < VERDICT_SECONDS:
             try:
                 await self.initialize()
                 return
@@ -60,7 +62,7 @@ class Negotiation:
                 if not self._is_auto or _is_inconclusive(self._status):
                     raise
                 log.debug("client: %s: initialize refused: %s; probing again", connection.name, refused)
-                _handshake_servers.discard(self._key)
+                _handshake_servers.pop(self._key, None)
         if not await self._probe():
             await self.initialize()
         if (
@@ -69,7 +71,7 @@ class Negotiation:
             and self._key
             and len(_handshake_servers) < MAX_REMEMBERED_SERVERS
         ):
-            _handshake_servers.add(self._key)
+            _handshake_servers[self._key] = connection.now()
 
     async def _probe(self) -> bool:
         """Try `server/discover`; return False if the server seems to need `initialize`."""
