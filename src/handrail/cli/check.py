@@ -113,7 +113,7 @@ def _masked(config: Config) -> Object:
     for each in upstreams.values():
         each |= {key: mask_values(each[key]) for key in ("headers", "env")}
         each |= {"command": mask_words(words) if isinstance(words := each["command"], list) else mask(words)}
-        each |= {"url": mask(each["url"])}
+        each |= {"url": mask(each["url"].partition("?")[0])}  # a query often holds a key
     return upstreams
 
 

@@ -256,6 +256,12 @@ class UpstreamCatalog:
         problems = catalog.exchange(gone, added, in_place=True)
         for problem in problems:
             log.warning("gateway: %s: %s", self._terms.name, problem)
+        if problems:
+            present = {each.name: each for each in catalog.entries}
+            names = {entry.name for entry in added if present.get(entry.name) is not entry}
+            for tool in self.tools if method == "tools/list" else ():
+                if tool.name in names:
+                    tool.state, tool.reason = "refused", "another server has a tool of this name; give a prefix"
         return problems
 
     def _call_tool(self, listed: ListedTool, arguments: Object, call: Call) -> Any:

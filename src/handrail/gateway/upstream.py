@@ -319,6 +319,11 @@ class Upstream:
         """Its tools as it lists them, with what became of each."""
         return self.catalog.tools
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the operator trusts it, or a person has accepted tools of it."""
+        return self.terms.trusted or any(tool.accepted for tool in self.tools)
+
     async def refresh(self) -> None:
         """Fetch its lists again, and wait for them."""
         await self.lists.refresh()
