@@ -122,11 +122,10 @@ class UpstreamCatalog:
         """Return the names of our entries that the upstream does not show to a caller."""
         hidden = self._hidden.get((method, key))
         if hidden is None:
-            view = self._names.get(key)
-            visible = None if view is None else set(view.get(method, ()))
+            visible = {*self._names.get(key, {}).get(method, ())}  # without a view, nothing: it may be another's
             names = [entry.name for _, entry in self._entries[method].values()]
-            hidden = frozenset() if visible is None else frozenset(each for each in names if each not in visible)
-            if visible is not None:
+            hidden = frozenset(each for each in names if each not in visible)
+            if key in self._names:
                 self._hidden[method, key] = hidden
         return hidden
 

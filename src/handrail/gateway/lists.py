@@ -100,6 +100,16 @@ class UpstreamLists:
             log.warning("gateway: %s: a list went without it: it has not answered yet", self._upstream.name)
         view.has_waited = True
 
+    async def ensure(self, owner: str, key: CapabilityKey, peer: CallPeer) -> None:
+        """Have the lists of a caller that calls before it lists: what it may call is what is listed for it."""
+        task = self.prepare(owner, key, peer)
+        if task is not None and not self._view(owner, key).is_loaded:
+            await asyncio.wait({task}, timeout=self._upstream.terms.list_seconds)
+
+    def is_loaded(self, owner: str, key: CapabilityKey) -> bool:
+        view = self.views.get(self._view_key(owner, key))
+        return view is not None and view.is_loaded
+
     def hidden(self, method: str, owner: str, key: CapabilityKey) -> frozenset[str]:
         """Return the names of our entries that the upstream does not show to a caller."""
         return self._catalog.hidden(method, self._view_key(owner, key))

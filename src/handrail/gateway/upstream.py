@@ -171,6 +171,8 @@ class Upstream:
         *,
         repeats: bool = True,
     ) -> tuple[Object, Revision]:
+        if not self.lists.is_loaded(owner, key):
+            await self.lists.ensure(owner, key, state.peer)
         if method == "tools/call" and state.name in self.lists.hidden("tools/list", owner, key):
             raise unknown("tool", state.name)
         if state.answers and (parked := self.parked.resume(owner, state)) is not None:
