@@ -629,11 +629,11 @@ def test_the_state_of_a_question_comes_back_to_its_upstream_byte_by_byte(
         async def call() -> None:
             async with AsyncExitStack() as stack:
                 talk = await bridge.talk(stack, client, R5, {"roots": {}})
-                seen = len(rig.events)
+                seen = len(rig.heard(CALL))
                 arguments = {"kind": "roots", "mark": "m", "state": state}
                 answer = await talk.converse("ask", arguments, lambda method, params: roots)
                 assert json.loads(text_of(answer)) == {"q": roots}
-                sent = [event["message"]["params"] for event in rig.events[seen:] if event["kind"] == "message"]
+                sent = [event["message"]["params"] for event in rig.heard(CALL)[seen:]]
                 assert [each.get("requestState") for each in sent] == [None, state]
                 assert all(given != state for given in talk.states)
 

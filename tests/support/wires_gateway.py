@@ -165,6 +165,10 @@ class Gateways:
         self._by_leg: dict[str, Gateway] = {}
         self._stack = AsyncExitStack()
 
+    @property
+    def rigs(self) -> list[Rig]:
+        return [rig for gateway in self._by_leg.values() for rig in gateway.rigs.values()]
+
     async def get(self, up_leg: str) -> Gateway:
         if up_leg not in self._by_leg:
             rigs = {
