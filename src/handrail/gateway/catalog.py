@@ -82,10 +82,9 @@ class UpstreamCatalog:
         self._pins = pins
         self._caller = caller
         self._lists: dict[ViewKey, Lists] = {}  # as they came last
-        self._names: dict[ViewKey, dict[str, list[str]]] = {}  # of our entries, by view and method
+        self._names: dict[ViewKey, dict[str, frozenset[str]]] = {}  # the upstream's own, by view and method
         self._entries: dict[str, dict[str, tuple[bytes, ToolEntry]]] = {method: {} for method in METHODS}
         self._views_of: dict[str, dict[str, set[ViewKey]]] = {method: {} for method in METHODS}
-        self._hidden: dict[tuple[str, ViewKey], frozenset[str]] = {}
         self._counted: set[str] = set()  # revisions whose losses of definitions are counted
 
     def has_tool(self, own_name: str) -> bool:
@@ -102,7 +101,6 @@ class UpstreamCatalog:
             else:
                 specified = self._other_entries(method, entries)
             problems += self._exchange(method, key, specified)
-        self._hidden.clear()
         self._counted.clear()
         self._caller.on_change()
         return problems
@@ -120,14 +118,14 @@ class UpstreamCatalog:
 
     def hidden(self, method: str, key: ViewKey) -> frozenset[str]:
         """Return the names of our entries that the upstream does not show to a caller."""
-        hidden = self._hidden.get((method, key))
-        if hidden is None:
-            visible = {*self._names.get(key, {}).get(method, ())}  # without a view, nothing: it may be another's
-            names = [entry.name for _, entry in self._entries[method].values()]
-            hidden = frozenset(each for each in names if each not in visible)
-            if key in self._names:
-                self._hidden[method, key] = hidden
-        return hidden
+        visible = self._names.get(key, {}).get(method, ())  # without a view, nothing: it may be another's
+        entries = self._entries[method].items()
+        return frozenset(entry.name for own_name, (_, entry) in entries if own_name not in visible)
+
+    def shows_tool(self, own_name: str, key: ViewKey) -> bool:
+        """Return whether the upstream shows a tool to a caller."""
+        view = self._names.get(key)
+        return view is not None and own_name in view.get("tools/list", ())
 
     def new_losses(self, revision: Revision) -> list[str]:
         """Return, once for each change of the list, what the definitions of tools lose in a revision."""
@@ -147,7 +145,6 @@ class UpstreamCatalog:
         for method, entries in self._entries.items():
             self._engine.catalogs[method].exchange([entry for _, entry in entries.values()], ())
             entries.clear()
-        self._hidden.clear()
         self._lists.clear()
         self._names.clear()
 
@@ -236,23 +233,29 @@ class UpstreamCatalog:
                 if (current := entries.pop(own_name, None)) is not None:
                     gone.append(current[1])
         problems = self._add(method, gone, added) if gone or added else []
-        self._names.setdefault(key, {})[method] = [entries[name][1].name for name in specified if name in entries]
+        self._names.setdefault(key, {})[method] = frozenset(specified) & entries.keys()
         return problems
 
     def _add(self, method: str, gone: list[ToolEntry], added: list[ToolEntry]) -> list[str]:
         """Exchange entries. A name that is taken goes to what stands first in the configuration, not to the first."""
         catalog = self._engine.catalogs[method]
         by_name = {each.name: each for each in catalog.entries if each not in gone}
+        renamed: list[tuple[ToolEntry, str]] = []
         for entry in added:
             other = by_name.get(entry.name)
             if other is None:
                 continue
+            is_first = bool(other.upstream) and entry.position < other.position
+            if is_first:
+                gone.append(other)
             if self._terms.collide == "suffix" and entry.kind != "resource":
                 number = next(n for n in range(2, 10_000) if f"{entry.name}_{n}" not in by_name)
-                entry.rename(f"{entry.name}_{number}")
-            elif other.upstream and other.position > entry.position:
-                gone.append(other)
-        problems = catalog.exchange(gone, added, in_place=True)
+                renamed.append((other if is_first else entry, f"{entry.name}_{number}"))
+        later = [each for each, _ in renamed]
+        problems = catalog.exchange(gone, [each for each in added if each not in later], in_place=True)
+        for each, name in renamed:
+            each.rename(name)
+        problems += catalog.exchange((), later, in_place=True) if later else []
         for problem in problems:
             log.warning("gateway: %s: %s", self._terms.name, problem)
         if problems:

@@ -106,6 +106,10 @@ class UpstreamLists:
         if task is not None and not self._view(owner, key).is_loaded:
             await asyncio.wait({task}, timeout=self._upstream.terms.list_seconds)
 
+    def shows_tool(self, own_name: str, owner: str, key: CapabilityKey) -> bool:
+        """Return whether the upstream shows a tool to a caller."""
+        return self._catalog.shows_tool(own_name, self._view_key(owner, key))
+
     def is_loaded(self, owner: str, key: CapabilityKey) -> bool:
         view = self.views.get(self._view_key(owner, key))
         return view is not None and view.is_loaded

@@ -173,7 +173,7 @@ class Upstream:
     ) -> tuple[Object, Revision]:
         if not self.lists.is_loaded(owner, key):
             await self.lists.ensure(owner, key, state.peer)
-        if method == "tools/call" and state.name in self.lists.hidden("tools/list", owner, key):
+        if tool is not None and not self.lists.shows_tool(tool.own_name, owner, key):
             raise unknown("tool", state.name)
         if state.answers and (parked := self.parked.resume(owner, state)) is not None:
             return await self.parked.run(parked), parked.revision
