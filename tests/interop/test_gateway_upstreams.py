@@ -179,7 +179,7 @@ UPSTREAMS = [
         "typescript",
         R5,
         lambda place: place.typescript(SERVERS / "typescript_server.mjs", "stdio"),
-        tools=1,
+        tools=2,
         hints=False,
         steps=[Step("touch", {"uri": "doc://text"}, "touched")],
         everywhere=True,

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 import handrail
-from handrail import Call, Client, Clocks, Form, Limits, Principal, SchemaError, Server, ToolError
+from handrail import Call, Client, Clocks, Form, Gateway, Limits, Principal, SchemaError, Server, ToolError
 from handrail.auth import ApiKeys, Introspection, JwtVerifier, OAuth
 from handrail.errors import CallFailed, InvalidResult, LocalProtocolError
 from handrail.guards import Approvals, Policy, Predicate, Rates, Rule, Sanitize, ToolRate
@@ -349,6 +349,8 @@ def secret_of_size(size: int) -> str:
 
 CALLS: dict[str, tuple[Callable[..., Any], Object]] = {
     "handrail.Server": (Server, {"name": "shop"}),
+    "handrail.Gateway": (lambda **options: Gateway(**options), {"name": "work"}),
+    "handrail.Server.include": (lambda **options: Server("shop").include("a-server", **options), {}),
     "handrail.Server.tool": (use_tool, {}),
     "handrail.Server.add": (lambda **options: Server("shop").add(refund, **options), {}),
     "handrail.Server.resource": (lambda **options: Server("shop").resource("a:{order}", **options)(refund), {}),

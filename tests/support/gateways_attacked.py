@@ -29,7 +29,7 @@ def made() -> Server:
         audit=options["audit"],  # None: there is none
         policy=Policy([*rules, Rule(verdict="allow")]),
         approvals=Approvals(wait=0.05, round=0.005),
-        rates=None,
+        rates=None,  # attacks come faster than callers may
     )
     for name, behaviour in options["upstreams"].items():
         target = behaviour if behaviour.startswith("http://") else [*COMMAND, behaviour, options["diary"]]

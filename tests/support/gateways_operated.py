@@ -22,9 +22,13 @@ DESCRIBED = "HANDRAIL_TEST_GATEWAY"
 
 
 def operated(upstreams: Sequence[Object], rules: Sequence[Object] | None = None, **options: Any) -> Server:
-    """A gateway with these upstreams: each has a `target`, and options of `include`."""
-    policy = Policy([Rule(**each) for each in ([{"verdict": "allow"}] if rules is None else rules)])
-    server = Server("gateway", policy=policy, rates=None, **options)
+    """A gateway with these upstreams: each has a `target`, and options of `include`.
+
+    Without `rules` every call is allowed; if there are none in the list, the default holds.
+    """
+    if rules != []:
+        options["policy"] = Policy([Rule(**each) for each in rules or [{"verdict": "allow"}]])
+    server = Server("gateway", rates=None, **options)  # tests call faster than callers may
     for each in upstreams:
         server.include(each["target"], **{name: value for name, value in each.items() if name != "target"})
     return server
@@ -148,5 +152,5 @@ async def until(wire: Wire, fits: Callable[[dict[str, Object]], bool]) -> dict[s
     """What is listed, once it fits."""
     async with asyncio.timeout(PATIENCE):
         while not fits(tools := await listed(wire)):
-            await asyncio.sleep(0)
+            pass
     return tools

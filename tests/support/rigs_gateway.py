@@ -198,6 +198,7 @@ class _Listening(Rig):
         super().__init__(dialect, transport)
         self.upstream = Upstream(dialect, self.note)
         self.connections: dict[str, _Connection] = {}
+        self.stale = 0  # how requests of sessions of before an upgrade are answered: 404, -32022, else as any request
         self._tasks: set[asyncio.Task[None]] = set()
 
     def command(self, **order: Json) -> None:
@@ -246,6 +247,10 @@ class _Listening(Rig):
     ) -> bool:
         method, params = message.get("method"), message.get("params", {})
         is_modern = self.dialect == R5
+        if is_modern and self.stale and "mcp-session-id" in headers:
+            if self.stale == 404:
+                return _plain(writer, 404)
+            return _json(writer, 400, _error(message.get("id"), self.stale, "Unsupported protocol version"))
         if is_modern and (problem := _header_problem(message, headers)):
             return _json(writer, 400, _error(message.get("id"), -32020, problem))
         code = params.get("arguments", {}).get("code") if method == "tools/call" else None
@@ -294,7 +299,7 @@ class _Listening(Rig):
             return False
         finally:
             del connection.posts[json.dumps(message["id"])]
-            if is_modern:
+            if is_modern and session in self.upstream.sessions:  # else the server has changed meanwhile
                 self.upstream.sessions.remove(session)
 
     async def _listen(self, headers: Headers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -47,7 +47,7 @@ ALLOWED = (Rule(verdict="allow"),)
 
 def gateway_of(upstreams: list[Object], rules: Sequence[Rule] = ALLOWED) -> Server:
     """A gateway that trusts these upstreams and allows every call: what is tested is how it translates."""
-    server = Server("gateway", policy=Policy(rules), rates=None)
+    server = Server("gateway", policy=Policy(rules), rates=None)  # the matrix calls faster than callers may
     for each in upstreams:
         server.include(each.pop("target"), trusted=True, new="allow", **each)
     return server

@@ -158,6 +158,14 @@ class ClientConnection:
         await self.start()
         await self.negotiation.run()
 
+    async def _renew(self) -> None:
+        """Initialize again after the session was lost; a server that no longer takes that is asked what it speaks."""
+        try:
+            await self.negotiation.initialize()
+        except (RemoteProtocolError, HttpRefused) as refused:
+            log.debug("client: %s: initialize refused: %s; connecting anew", self.name, refused)
+            await self._connect()
+
     async def start(self) -> None:
         """Open a new transport in place of the present one."""
         if self.transport is not None:
@@ -286,7 +294,7 @@ class ClientConnection:
                 raise
         if handshake_result is self.handshake_result:  # else another request has initialized already
             async with deadline_at(deadline, clocks):
-                await self._open_once(self.negotiation.initialize if self.failure is None else self._connect)
+                await self._open_once(self._renew if self.failure is None else self._connect)
         pending = self.start_request(
             method,
             params,

@@ -96,6 +96,7 @@ class ToolEntry(Struct, kw_only=True):
     takes_call: bool = False  # the function sees who calls
     requested_uri: str = ""  # of a resource of a template: as the client wrote it
     upstream: str = ""  # the name of the upstream server it comes from; empty: this server's own
+    own_name: str = ""  # how that server calls it
     trusted: bool = True  # its hints are believed
     hints: Object | None = None  # what a person has accepted in place of its own hints
     withheld: str = ""  # why it is neither listed nor run

@@ -79,8 +79,11 @@ class UpstreamSet(Protocol):
     def prepare(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> Ready:
         """Have the entries of a list ready for a client; return what to wait for, if that takes time."""
 
-    def why_absent(self, name: str) -> str:
-        """Return why an entry may be missing whose name begins as those of an upstream; empty if none is known."""
+    def shows(self, entry: ToolEntry, peer: CallPeer, revision: Revision, client: ClientInfo) -> bool:
+        """Return whether its upstream lists an entry for a client."""
+
+    def why_absent(self, name: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> str:
+        """Return why a name may be missing: an upstream that may have it could not be listed. Empty if none is."""
 
     def hidden(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> frozenset[str]:
         """Return the names in a list that upstreams do not show to a client."""

@@ -523,6 +523,11 @@ def list_entries(
     return list_page(method, peer, request_id, revision, params.cursor, client)
 
 
+def _why_absent(peer: Dispatcher, params: Any, revision: Revision) -> str:
+    upstreams, client = peer.engine.upstreams, peer.client_of(revision, params)
+    return "" if upstreams is None else upstreams.why_absent(params.name, peer, revision, client)
+
+
 def _when_listed(peer: Dispatcher, method: str, revision: Revision, params: Any) -> Awaitable[None] | None:
     """Return what to wait for until upstream servers have listed what they have; None if they have."""
     upstreams = peer.engine.upstreams
@@ -580,6 +585,9 @@ def start_call(
         entry, arguments = engine.find(kind, params.uri)
     else:
         entry, arguments = (engine.catalog if kind == "tool" else engine.prompts).get(params.name), params.arguments
+    upstreams = engine.upstreams
+    if entry is not None and upstreams is not None and entry.upstream:
+        entry = entry if upstreams.shows(entry, peer, revision, peer.client_of(revision, params)) else None
     if entry is None and not is_ready:
         ready = _when_listed(peer, _LIST_OF[kind], revision, params)
         if ready is not None:
@@ -589,11 +597,13 @@ def start_call(
         guards.charge_request(peer.principal, peer.address)  # there is no entry with a limit of its own
         if kind == "resource":
             raise unknown_resource(params.uri)
-        is_open = entry is None and engine.upstreams is not None and not guards.policy.hides_anything
-        if is_open and engine.upstreams is not None and (why := engine.upstreams.why_absent(params.name)):
+        is_open = entry is None and not guards.policy.hides_anything
+        if is_open and upstreams is not None and (why := _why_absent(peer, params, revision)):
             raise Refused(Kind.FAILED, why, readable=True)
         catalog: Catalog[Any] = engine.catalog if kind == "tool" else engine.prompts
         hidden = guards.hidden(catalog, peer.principal, revision)
+        if upstreams is not None:
+            hidden |= upstreams.hidden(_LIST_OF[kind], peer, revision, peer.client_of(revision, params))
         raise unknown(kind, params.name, catalog.closest(params.name, peer.principal.scopes, hidden))
     if not entry.scopes <= peer.principal.scopes:
         guards.charge_request(peer.principal, peer.address)
@@ -651,6 +661,8 @@ def complete(
     if entry is None or not peer.is_visible(entry, revision):
         raise Refused(Kind.BAD_PARAMS, f"Unknown {params.ref.kind}: {name[:200]}")
     engine.guard_set.check_allowed(entry, {}, peer.principal, revision)
+    if engine.stops and (reason := engine.stop_reason(entry, peer.principal)):
+        raise Refused(Kind.FORBIDDEN, reason)
     arguments = entry.tool.input_schema.get("properties", {})
     if argument not in arguments:
         near = closest(argument, arguments)

@@ -17,7 +17,7 @@ from handrail.engine.core import Engine
 from handrail.errors import SchemaError
 from handrail.gateway.entries import prompt_entry, resource_entry, tool_entry, tool_name
 from handrail.gateway.questions import CapabilityKey
-from handrail.gateway.settings import Terms
+from handrail.gateway.settings import Terms, short_name
 from handrail.gateway.trust import Pins, Verdict, propose_class
 from handrail.guards.tool_definitions import Change
 from handrail.jsonrpc import encode_sorted
@@ -29,6 +29,11 @@ __all__ = ["METHODS", "UpstreamCatalog", "UpstreamTool", "ViewKey"]
 log = logging.getLogger("handrail")
 
 METHODS = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
+_LISTS_OF = {
+    "tool": ("tools/list",),
+    "resource": ("resources/list", "resources/templates/list"),
+    "prompt": ("prompts/list",),
+}
 POSITIONS = 1 << 32  # of one upstream: entries stand in the order of the configuration
 
 ViewKey = tuple[str, CapabilityKey]
@@ -122,10 +127,10 @@ class UpstreamCatalog:
         entries = self._entries[method].items()
         return frozenset(entry.name for own_name, (_, entry) in entries if own_name not in visible)
 
-    def shows_tool(self, own_name: str, key: ViewKey) -> bool:
-        """Return whether the upstream shows a tool to a caller."""
+    def shows(self, entry: ToolEntry, key: ViewKey) -> bool:
+        """Return whether the upstream lists what this entry is about for a caller."""
         view = self._names.get(key)
-        return view is not None and own_name in view.get("tools/list", ())
+        return view is not None and any(entry.own_name in view.get(method, ()) for method in _LISTS_OF[entry.kind])
 
     def new_losses(self, revision: Revision) -> list[str]:
         """Return, once for each change of the list, what the definitions of tools lose in a revision."""
@@ -222,6 +227,7 @@ class UpstreamCatalog:
                     continue
                 if current is not None:
                     gone.append(current[1])
+                entry.own_name = own_name
                 entry.position = (self.index + 1) * POSITIONS + place
                 entries[own_name] = stamp, entry
                 added.append(entry)
@@ -232,6 +238,9 @@ class UpstreamCatalog:
                 del views[own_name]
                 if (current := entries.pop(own_name, None)) is not None:
                     gone.append(current[1])
+        present = {each.name for each in self._engine.catalogs[method].entries}
+        again = [each for _, each in entries.values() if each.name not in present and each not in added]
+        added += again  # names that another upstream had, and has no longer
         problems = self._add(method, gone, added) if gone or added else []
         self._names.setdefault(key, {})[method] = frozenset(specified) & entries.keys()
         return problems
@@ -242,15 +251,17 @@ class UpstreamCatalog:
         by_name = {each.name: each for each in catalog.entries if each not in gone}
         renamed: list[tuple[ToolEntry, str]] = []
         for entry in added:
-            other = by_name.get(entry.name)
-            if other is None:
+            other = by_name.setdefault(entry.name, entry)
+            if other is entry:
                 continue
             is_first = bool(other.upstream) and entry.position < other.position
             if is_first:
                 gone.append(other)
             if self._terms.collide == "suffix" and entry.kind != "resource":
                 number = next(n for n in range(2, 10_000) if f"{entry.name}_{n}" not in by_name)
-                renamed.append((other if is_first else entry, f"{entry.name}_{number}"))
+                name = short_name(f"{entry.name}_{number}")
+                by_name[name] = other if is_first else entry
+                renamed.append((by_name[name], name))
         later = [each for each, _ in renamed]
         problems = catalog.exchange(gone, [each for each in added if each not in later], in_place=True)
         for each, name in renamed:

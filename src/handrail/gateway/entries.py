@@ -115,9 +115,10 @@ def tool_entry(listed: ListedTool, name: str, terms: Terms, verdict: Verdict, ow
     if (text := terms.describe.get(listed.own_name)) is not None:
         tool = replace(tool, description=text)
     entry = make_entry(tool, invoke=send, dangerous=UNSET, **_run_options(terms, owner))
-    entry.trusted = terms.trusted or bool(verdict.accepted)
+    believes = terms.trusted and verdict.state != "new"  # a tool that came later was never looked at
+    entry.trusted = believes or bool(verdict.accepted)
     accepted = verdict.accepted
-    if terms.trusted and not accepted and not {"readOnlyHint", "destructiveHint"} & claims.keys():
+    if believes and not accepted and not {"readOnlyHint", "destructiveHint"} & claims.keys():
         accepted = propose_class(raw)  # half of the public servers give no hints
     entry.hints = dict(ACCEPTED_HINTS[accepted]) if accepted else None
     entry.withheld = verdict.withheld

@@ -7,6 +7,7 @@ from collections.abc import Callable
 __all__ = ["CircuitBreaker"]
 
 FAILURES = 3  # in a row, until calls are refused at once
+BURST_SECONDS = 0.25  # in which failures count as one
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
 
 
@@ -18,6 +19,7 @@ class CircuitBreaker:
         self._failures = 0
         self._open_until = 0.0
         self._probing = False
+        self._failed_at = float("-inf")
 
     @property
     def is_open(self) -> bool:
@@ -39,8 +41,12 @@ class CircuitBreaker:
         self._failures, self._probing = 0, False
 
     def add_failure(self) -> None:
-        self._failures += 1
+        now, was_probing = self._now(), self._probing
         self._probing = False
+        if now - self._failed_at < BURST_SECONDS or (self.is_open and not was_probing and now < self._open_until):
+            return  # one crash ends many calls
+        self._failed_at = now
+        self._failures += 1
         if self.is_open:
             exponent = min(self._failures - FAILURES, 10)
             self._open_until = self._now() + min(FIRST_PAUSE_SECONDS * 2**exponent, MAX_PAUSE_SECONDS)

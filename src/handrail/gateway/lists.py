@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from handrail.client.prompts import ListedPrompt
 from handrail.client.resources import ListedResource, ListedTemplate
 from handrail.client.tools import ListedEntries, ListedEntry, ListedTool
 from handrail.engine.call_state import CallPeer
+from handrail.engine.catalog import ToolEntry
 from handrail.errors import PeerError, Refused, RemoteProtocolError
 from handrail.gateway.catalog import UpstreamCatalog, ViewKey
 from handrail.gateway.pool import SessionPool
@@ -55,6 +57,7 @@ class View:
         self.is_loaded = False
         self.loading: asyncio.Task[None] | None = None
         self.checked_at = float("-inf")
+        self.problem = ""  # why they could not be had, if this gateway refused it
         self.is_stale = False
         self.has_waited = False  # a request for a list has waited for the first load, and does not again
 
@@ -72,10 +75,13 @@ class UpstreamLists:
         self._catalog = catalog
         self._refreshing: asyncio.TimerHandle | None = None
 
-    @property
-    def is_missing(self) -> bool:
-        """Whether its lists have never been had."""
-        return not any(view.is_loaded for view in self.views.values())
+    def why_missing(self, owner: str, key: CapabilityKey) -> str:
+        """Return why a caller has no lists of this upstream; empty if it has."""
+        view = self.views.get(self._view_key(owner, key))
+        if view is not None and view.is_loaded:
+            return ""
+        problem = "" if view is None else view.problem
+        return problem or f"{self._upstream.name} is not there now. Nothing was done."
 
     def prepare(self, owner: str, key: CapabilityKey, peer: CallPeer) -> asyncio.Task[None] | None:
         """Have the lists ready for a caller; return the task to wait for, if there is one."""
@@ -100,19 +106,9 @@ class UpstreamLists:
             log.warning("gateway: %s: a list went without it: it has not answered yet", self._upstream.name)
         view.has_waited = True
 
-    async def ensure(self, owner: str, key: CapabilityKey, peer: CallPeer) -> None:
-        """Have the lists of a caller that calls before it lists: what it may call is what is listed for it."""
-        task = self.prepare(owner, key, peer)
-        if task is not None and not self._view(owner, key).is_loaded:
-            await asyncio.wait({task}, timeout=self._upstream.terms.list_seconds)
-
-    def shows_tool(self, own_name: str, owner: str, key: CapabilityKey) -> bool:
-        """Return whether the upstream shows a tool to a caller."""
-        return self._catalog.shows_tool(own_name, self._view_key(owner, key))
-
-    def is_loaded(self, owner: str, key: CapabilityKey) -> bool:
-        view = self.views.get(self._view_key(owner, key))
-        return view is not None and view.is_loaded
+    def shows(self, entry: ToolEntry, owner: str, key: CapabilityKey) -> bool:
+        """Return whether the upstream lists what this entry is about for a caller."""
+        return self._catalog.shows(entry, self._view_key(owner, key))
 
     def hidden(self, method: str, owner: str, key: CapabilityKey) -> frozenset[str]:
         """Return the names of our entries that the upstream does not show to a caller."""
@@ -134,6 +130,14 @@ class UpstreamLists:
 
     def _load(self, view: View, peer: CallPeer | None = None) -> None:
         view.loading = asyncio.get_running_loop().create_task(self._load_view(view, peer))
+        view.loading.add_done_callback(partial(self._on_loaded, view))
+
+    def _on_loaded(self, view: View, task: asyncio.Task[None]) -> None:
+        """Handle the end of a load, also of one that was cancelled before it began."""
+        view.checked_at = time.monotonic()
+        if view.loading is task:
+            view.loading = None
+        self._upstream.on_change()
 
     async def _load_view(self, view: View, peer: CallPeer | None) -> None:
         view.is_stale = False
@@ -152,15 +156,11 @@ class UpstreamLists:
             view.is_loaded = shared.is_loaded = True
             self._pool.breaker(view.owner).add_success()
         except (PeerError, Refused) as problem:
-            view.has_waited = True
+            view.has_waited, view.problem = True, problem.text if isinstance(problem, Refused) else ""
             log.warning("gateway: %s: not listed: %s", self._upstream.name, problem)
             self._upstream.on_not_listed(problem, view.owner)
         except Exception:
             log.exception("gateway: %s: its lists could not be used", self._upstream.name)
-        finally:
-            view.checked_at = time.monotonic()
-            view.loading = None
-            self._upstream.on_change()
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return how many milliseconds the list may be kept, and whether it is for one caller only."""
@@ -195,6 +195,16 @@ class UpstreamLists:
             self._load(view)
         assert view.loading is not None
         await asyncio.wait({view.loading}, timeout=self._upstream.terms.list_seconds)
+
+    async def refresh_for(self, owner: str, key: CapabilityKey) -> None:
+        """Fetch the lists of one caller again, and wait for them."""
+        view = self._view(owner, key)
+        if view.loading is None:
+            for session in filter(None, (self._pool.stateless, self._pool.sessions.get((owner, key)))):
+                session.expire_lists()
+            self._load(view)
+        if view.loading is not None:
+            await asyncio.wait({view.loading})
 
     async def refresh(self) -> None:
         """Fetch the lists again for all callers, and wait for them."""

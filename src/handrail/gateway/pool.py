@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from handrail.engine.call_state import CallPeer
 from handrail.engine.guard_set import owner_of
-from handrail.errors import Kind, PeerError, Refused
+from handrail.errors import Kind, PeerError, Refused, Sent, TransportError
 from handrail.gateway.health import CircuitBreaker
 from handrail.gateway.questions import CapabilityKey
 from handrail.gateway.session import SessionUpstream, UpstreamSession
@@ -27,6 +27,7 @@ class PoolUpstream(SessionUpstream, Protocol):
     """What the pool tells its upstream."""
 
     era: Any
+    is_stopped: bool
 
     def on_opening(self) -> None: ...
     def on_open(self, revision: Revision, handshake_result: Object) -> None: ...
@@ -52,13 +53,18 @@ class SessionPool:
 
     async def session(self, owner: str, key: CapabilityKey, peer: CallPeer | None = None) -> UpstreamSession:
         """Return the open connection for an owner and its capabilities; open one if there is none."""
-        if self.stateless is not None and self.stateless.connection.revision is not None:
-            return self.stateless
+        if (shared := self.stateless) is not None:
+            await self._open(shared)  # it may speak a handshake revision now, and belong to one owner
+            if shared is self.stateless:
+                return shared
         session = self.sessions.get((owner, key))
         if session is not None and session.connection.is_open:
             return session
-        async with self._opening if self._upstream.era == "" else _nothing():
-            session = self.sessions.get((owner, key)) or self.stateless
+        lock = self._opening
+        async with lock if self._upstream.era == "" else _nothing():
+            if lock is not self._opening or self._upstream.is_stopped:
+                raise TransportError("it was closed meanwhile", sent=Sent.NO, server=self._upstream.name)
+            session = self.stateless or self.sessions.get((owner, key))
             if session is None:
                 self._make_room()
                 session = self.sessions[owner, key] = UpstreamSession(self._upstream, owner, key)
@@ -71,6 +77,8 @@ class SessionPool:
     async def _open(self, session: UpstreamSession) -> None:
         if session.connection.is_open:
             return
+        if self._upstream.is_stopped:
+            raise TransportError("it was stopped by an operator", sent=Sent.NO, server=self._upstream.name)
         self._upstream.on_opening()
         try:
             await session.connection.open()
@@ -89,7 +97,7 @@ class SessionPool:
         """Close the connection that was not used for the longest time, if there are too many."""
         if len(self.sessions) < self._upstream.terms.max_sessions:
             return
-        idle = [each for each in self.sessions.values() if not each.calls]
+        idle = [each for each in self.sessions.values() if not each.is_busy]
         if not idle:
             most = self._upstream.terms.max_sessions
             raise Refused(
@@ -109,7 +117,7 @@ class SessionPool:
     def end_idle(self, now: float) -> None:
         """End the connections that were not used for long; `now` is a time of the event loop."""
         for session in list(self.sessions.values()):
-            is_idle = not session.calls and session is not self.stateless
+            is_idle = not session.is_busy and session is not self.stateless
             if is_idle and now - session.last_used > self._upstream.terms.idle_seconds:
                 self.end(session)
 

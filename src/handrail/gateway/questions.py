@@ -17,10 +17,11 @@ from typing import Any
 
 from handrail.engine.call import Call
 from handrail.engine.call_state import CallState
+from handrail.engine.catalog import ToolEntry
 from handrail.engine.inflight import state_purpose
 from handrail.engine.input_requests import Answer, InputRequired, Relay
 from handrail.errors import LocalProtocolError, Refused, RemoteProtocolError, ToolError
-from handrail.model import ClientInfo, InputRequest, Json, Object
+from handrail.model import ClientInfo, InputRequest, Json, Object, Principal
 from handrail.revisions import Revision
 from handrail.text.controls import secret_field
 
@@ -189,6 +190,7 @@ class Parked:
     ) -> None:
         self.owner = owner
         self.revision = revision  # of the upstream
+        self.entry, self.principal = state.entry, state.principal
         self.purpose = ""  # the method, the name and the arguments it is for, once it has a handle
         self.state: CallState | None = state  # of the caller's request in flight, if there is one
         self.questions: dict[str, tuple[InputRequest, asyncio.Future[Object]]] = {}  # not answered yet, by key
@@ -287,6 +289,12 @@ class ParkedCalls:
         parked = self._by_handle.pop(handle, None)
         if parked is not None:
             parked.work.cancel()
+
+    def cancel_stopped(self, is_stopped: Callable[[ToolEntry, Principal], object]) -> None:
+        """Cancel the parked calls of what an operator has stopped."""
+        for handle, parked in list(self._by_handle.items()):
+            if is_stopped(parked.entry, parked.principal):
+                self._expire(handle)
 
     def close(self) -> None:
         for handle, parked in list(self._by_handle.items()):

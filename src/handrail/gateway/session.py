@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -21,7 +21,7 @@ from handrail.engine.call import Call
 from handrail.engine.call_state import CallPeer, CallState
 from handrail.engine.input_requests import InputRequired
 from handrail.engine.reply_channel import ReplyChannel
-from handrail.errors import InvalidResult, RemoteProtocolError, SchemaError, ToolError, TransportError
+from handrail.errors import InvalidResult, RemoteProtocolError, SchemaError, Sent, ToolError, TransportError
 from handrail.gateway.questions import (
     UPSTREAM,
     CapabilityKey,
@@ -39,6 +39,7 @@ from handrail.model import InputRequest, Json, Object
 from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
 from handrail.revisions.base import CAPABILITIES, LEVELS, LOG_LEVEL
+from handrail.text.controls import mask, one_line
 from handrail.transports.base import ClientTransport
 
 log = logging.getLogger("handrail")
@@ -48,6 +49,7 @@ FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0  # before a call that the upstr
 CONNECT_SECONDS = 30.0  # to start a command, or to connect, and for each message of the handshake
 MAX_EVENTS, MAX_EVENTS_PER_SECOND = 200, 50  # of progress and log messages of one call
 ASK_SECONDS = 60.0  # for the answer to a question outside of a call
+STDERR_LINES, STDERR_CHARS = 5, 300  # of one process, for the errors of its calls
 LIST_SECONDS = 60.0  # for all pages of one list
 CALL_CLOCKS = Clocks(connect=CONNECT_SECONDS, first=FOREVER, idle=FOREVER, total=FOREVER)
 """The timeouts of a call are those of its entry: the engine cancels the call, and that cancels it here."""
@@ -109,6 +111,7 @@ class SessionUpstream(Protocol):
     def note(self, text: str) -> None: ...
     def lose(self, case: str, state: CallState | None = None) -> None: ...
     def on_list_changed(self, session: UpstreamSession) -> None: ...
+    def on_stderr(self, line: str) -> None: ...
 
 
 class UpstreamSession:
@@ -123,7 +126,7 @@ class UpstreamSession:
         self.key = key
         self.capabilities = capabilities_of(key)
         self.connection = ClientConnection(
-            upstream.target,
+            upstream.target.with_stderr(self._on_stderr),
             self,
             clocks=Clocks(connect=CONNECT_SECONDS, first=CONNECT_SECONDS, idle=LIST_SECONDS, total=LIST_SECONDS),
             revision=upstream.terms.revision,
@@ -134,7 +137,17 @@ class UpstreamSession:
         self.peer: CallPeer | None = None  # who is asked when the upstream asks outside of a call
         self._transport: ClientTransport | None = None  # of the last call
         self._level = "info"  # that the upstream was told; what our callers have by default
+        self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._lists: dict[str, ServerList[Any, ListedEntries[Any]]] = {}
+
+    def _on_stderr(self, line: str) -> None:
+        self._stderr.append(line[:STDERR_CHARS])
+        self.upstream.on_stderr(line)
+
+    @property
+    def stderr(self) -> list[str]:
+        """The last lines that its own process wrote to standard error, masked and on one line each."""
+        return [one_line(mask(line), STDERR_CHARS) for line in self._stderr]
 
     # Handler of the connection
 
@@ -231,6 +244,11 @@ class UpstreamSession:
             )
         return self._lists[method]
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are on their way, or updates of resources are awaited."""
+        return bool(self.calls or self.connection.watches)
+
     def expire_lists(self) -> None:
         """Have each list fetched anew when it is asked for."""
         for each in self._lists.values():
@@ -284,13 +302,12 @@ class UpstreamSession:
         self.last_used = bridged.began = connection.now()
         self.calls[bridged] = None
         try:
-            if not connection.is_open:
-                await connection.open()
             revision = connection.revision
-            assert revision is not None
+            if not connection.is_open or revision is None:  # the pool opens it: it may speak another revision then
+                raise TransportError("the connection was lost", sent=Sent.NO, server=self.upstream.name)
             if connection.transport is not self._transport:
                 self.upstream.counts["restarts"] += self._transport is not None
-                self._transport = connection.transport
+                self._transport, self._level = connection.transport, "info"
             meta = state.meta
             with_progress = meta is not UNSET and meta.progress_token is not UNSET
             envelope: Object | None = None
@@ -348,7 +365,14 @@ class UpstreamSession:
             if raw["resultType"] != "input_required" or type(requests) is not dict:
                 raise InvalidResult(f"a result of the unknown type {raw['resultType']!r:.60}", result=raw)
             revision = connection.revision or state.revision
-            questions = {name: _question(each, revision) for name, each in requests.items()}
+            try:
+                questions = {name: _question(each, revision) for name, each in requests.items()}
+            except InvalidResult:
+                raise
+            except RemoteProtocolError as refused:
+                self.upstream.note(f"a question refused: {refused.text}")
+                text = f"{self.upstream.name} asked what cannot be passed on: {refused.text}"
+                raise ToolError(text) from None
             more: Object = {"requestState": upstream_state} if type(upstream_state) is str else {}
             if state.revision.input_mode == "retry":
                 await self._pass_on(state, questions, more)
@@ -394,8 +418,11 @@ class UpstreamSession:
 
     async def _pass_on(self, state: CallState, questions: dict[str, InputRequest], more: Object) -> None:
         """End the caller's request with the upstream's questions, and its state inside of our sealed one."""
-        for each in questions.values():
-            check_declared(state, each)
+        try:
+            for each in questions.values():
+                check_declared(state, each)
+        except RemoteProtocolError as refused:
+            raise ToolError(f"{self.upstream.name} asked although {refused.text}.") from None
         state.answered = {**state.answered, UPSTREAM: {**more, "keys": [*questions]}}
         raise InputRequired(await encode_questions(state, questions))
 

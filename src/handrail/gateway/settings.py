@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta, Struct
 
 from handrail.guards.policy import any_glob
-from handrail.suggest import seconds
+from handrail.suggest import seconds, texts
 
 __all__ = ["UpstreamOptions", "UpstreamSettings", "short_name"]
 
@@ -159,7 +159,7 @@ class Terms(Struct, frozen=True, kw_only=True):
             rename=options.get("rename", {}),
             describe=options.get("describe", {}),
             new=options.get("new", "ask"),
-            pass_changes=frozenset(options.get("pass_changes", ())),
+            pass_changes=frozenset(texts(f"{where}: pass_changes", options.get("pass_changes", ()))),
             collide=options.get("collide", "refuse"),
             list_seconds=options.get("list_seconds", 10.0),
             idle_seconds=options.get("idle_seconds", 300.0),

@@ -65,6 +65,8 @@ async def _follow(engine: Engine) -> None:
             await refresh_stops(engine)
         except StoreError as problem:
             log.error("stops: not read, the earlier ones hold: %s", problem)
+        except Exception:
+            log.exception("stops: not applied")
 
 
 async def refresh_stops(engine: Engine) -> None:
@@ -76,8 +78,9 @@ async def refresh_stops(engine: Engine) -> None:
     for call in [] if engine.in_flight is None else [*engine.in_flight.tasks.values()]:
         if engine.stop_reason(call.entry, call.principal):
             call.cancel()
-    upstreams = {} if engine.upstreams is None else cast("Upstreams", engine.upstreams).by_name
+    upstreams = {} if engine.upstreams is None else dict(cast("Upstreams", engine.upstreams).by_name)
     for name, upstream in upstreams.items():
+        upstream.parked.cancel_stopped(engine.stop_reason)
         if (reason := stops.get(("upstream", name))) is not None:
             await upstream.stop(reason)
         elif ("upstream", name) in before:

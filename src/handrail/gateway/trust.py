@@ -100,7 +100,8 @@ class LockFile:
         stamp = status.st_mtime_ns, status.st_size, status.st_ino
         if stamp == self._stamp:
             return False
-        self.servers, self._stamp = read_lock(self.path), stamp
+        self._stamp = stamp  # also of a file that cannot be used: that is said once
+        self.servers = read_lock(self.path)
         return True
 
     def update(self, name: str, server: LockedServer) -> None:
@@ -133,14 +134,17 @@ class Pins:
         if locked is None:
             self._pin(tools, revision)
             return dict.fromkeys(tools, Verdict("listed"))
+        # What was accepted is of the server it was accepted of: another command or address is another server.
+        classes = locked.classes if locked.target in ("", self._target) else {}
         verdicts: dict[str, Verdict] = {}
         passed: dict[str, Object] = {}
         for name, tool in tools.items():
             pinned = locked.tools.get(name)
-            accepted = locked.classes.get(name, "")
+            accepted = classes.get(name, "")
             if pinned is None:
                 hides = f"is new and was not accepted; `handrail trust {self._name}` shows it"
-                verdicts[name] = Verdict("new", withheld=hides if self._new == "hide" else "")
+                state: Literal["new", "listed"] = "listed" if self._new == "allow" else "new"
+                verdicts[name] = Verdict(state, withheld=hides if self._new == "hide" else "")
                 if self._new == "allow":
                     passed[name] = tool
                 continue

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -41,7 +42,16 @@ from handrail.gateway.entries import failure_of, prompt_result, read_result, too
 from handrail.gateway.health import CircuitBreaker
 from handrail.gateway.lists import UpstreamLists
 from handrail.gateway.pool import SessionPool
-from handrail.gateway.questions import NO_CAPABILITIES, CapabilityKey, Parked, ParkedCalls, capability_key
+from handrail.gateway.questions import (
+    NO_CAPABILITIES,
+    PARKED,
+    CapabilityKey,
+    Parked,
+    ParkedCalls,
+    capability_key,
+    encode_questions,
+    to_model,
+)
 from handrail.gateway.session import BridgedCall, UpstreamSession
 from handrail.gateway.settings import Terms
 from handrail.gateway.trust import Pins
@@ -55,9 +65,9 @@ __all__ = ["Upstream", "UpstreamTool"]
 log = logging.getLogger("handrail")
 
 STDERR_LINES, STDERR_CHARS = 50, 300
-STDERR_LINES_IN_ERRORS = 5
 MAX_WATCHED = 1_000  # resources whose updates the gateway gets from one upstream
 COMPLETION_SECONDS = 10.0
+MAX_PAGES = 10  # that a call can require to be visited first
 _INVALID_PARAMS, _HEADER_MISMATCH, _VERSION, _URL_REQUIRED = -32602, -32020, -32022, -32042
 
 State = Literal["new", "starting", "up", "down", "stopped"]
@@ -100,6 +110,7 @@ class Upstream:
         self.lists = UpstreamLists(self, self.pool, self.catalog)
         self.parked = ParkedCalls()
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._answered_at = 0.0
         self._watched: dict[str, asyncio.Task[None]] = {}
 
     # Calls
@@ -118,25 +129,33 @@ class Upstream:
         except PeerError as problem:
             self.counts["errors"] += 1
             self._on_failure(problem, owner)
-            self._raise_url_questions(problem, state)
+            await self._raise_url_questions(problem, state)
             if isinstance(problem, RemoteProtocolError) and problem.code == _INVALID_PARAMS and tool is not None:
-                await self._check_still_listed(tool, state)
+                await self._check_still_listed(tool, state, owner, key)
                 self.lose("LOSSY-22", state)
             is_refused = isinstance(problem, HttpRefused) and problem.status in (401, 403)
             if is_refused or isinstance(problem, AuthorizationError):
                 self.lose("LOSSY-21", state)
             failure = failure_of(problem, self.name, method, uri)
-            if isinstance(failure, ToolError) and self._stderr and isinstance(problem, TransportError):
-                failure.data = {"stderr": self.stderr[-STDERR_LINES_IN_ERRORS:]}
+            session = self.pool.sessions.get((owner, key)) or self.pool.stateless
+            if isinstance(failure, ToolError) and isinstance(problem, TransportError) and session and session.stderr:
+                failure.data = {"stderr": session.stderr}
             raise failure from None
         except asyncio.CancelledError:
-            if state.timed_out:
+            if state.timed_out and self._answered_at < started:  # else it answers others
                 breaker.add_failure()
             else:
                 breaker.release()
             raise
+        except InputRequired:
+            breaker.add_success()
+            raise
+        except BaseException:
+            breaker.release()
+            raise
         breaker.add_success()
-        self.latency_ms = (time.perf_counter() - started) * 1000
+        self._answered_at = time.perf_counter()
+        self.latency_ms = (self._answered_at - started) * 1000
         state.upstream_revision = revision.name
         if revision.structured == "bare" and result.is_error:
             self.lose("LOSSY-10", state)
@@ -146,9 +165,9 @@ class Upstream:
             log.info("gateway: %s: %s for %s: %s", self.name, state.name, state.revision.name, ", ".join(lossy))
         return result
 
-    async def _check_still_listed(self, tool: ListedTool, state: CallState) -> None:
+    async def _check_still_listed(self, tool: ListedTool, state: CallState, owner: str, key: CapabilityKey) -> None:
         """Refuse a call as one of an unknown tool if the upstream no longer lists the tool that it refuses."""
-        await self.lists.refresh()
+        await self.lists.refresh_for(owner, key)
         if not self.catalog.has_tool(tool.own_name):
             raise unknown("tool", state.name) from None
 
@@ -157,7 +176,7 @@ class Upstream:
             raise ToolError(reason)
         if self.is_stopped:
             raise ToolError(f"{self.name} was stopped by an operator. Nothing was done.")
-        if (wait := breaker.wait_seconds()) > 0:
+        if PARKED not in state.answers and (wait := breaker.wait_seconds()) > 0:
             raise ToolError(f"{self.name} is down; it is tried again in {max(wait, 1):.0f} s. Nothing was done.")
 
     async def _send(
@@ -171,10 +190,6 @@ class Upstream:
         *,
         repeats: bool = True,
     ) -> tuple[Object, Revision]:
-        if not self.lists.is_loaded(owner, key):
-            await self.lists.ensure(owner, key, state.peer)
-        if tool is not None and not self.lists.shows_tool(tool.own_name, owner, key):
-            raise unknown("tool", state.name)
         if state.answers and (parked := self.parked.resume(owner, state)) is not None:
             return await self.parked.run(parked), parked.revision
         session = await self.pool.session(owner, key, state.peer)
@@ -190,16 +205,19 @@ class Upstream:
                     return session.request(BridgedCall(state, session, parked), method, params, key, header_map)
 
                 raw = await self.parked.run(Parked(owner, state, work, revision))
+            if session.connection.revision is not revision:  # it was upgraded: the pool has to learn of it
+                self.pool.end(session)
         except TransportError as problem:
             is_harmless = problem.sent is Sent.NO or _only_reads(state.entry)
             if repeats and is_harmless and not isinstance(problem, HttpRefused):
                 return await self._send(method, params, state, tool, owner, key, repeats=False)
             raise
         except RemoteProtocolError as problem:
-            if repeats and problem.code == _HEADER_MISMATCH:
-                await self.lists.refresh()
+            if repeats and problem.code == _HEADER_MISMATCH and revision.stateless:
+                await self.lists.refresh_for(owner, key)
                 return await self._send(method, params, state, tool, owner, key, repeats=False)
-            if problem.code == _VERSION:  # it speaks another revision than before
+            is_stateless_error = problem.code == _HEADER_MISMATCH and not revision.stateless
+            if problem.code == _VERSION or is_stateless_error:  # it speaks another revision than before
                 self.pool.end(session)
                 if repeats:
                     return await self._send(method, params, state, tool, owner, key, repeats=False)
@@ -208,7 +226,7 @@ class Upstream:
             raise
         return raw, session.connection.revision or revision
 
-    def _raise_url_questions(self, problem: PeerError, state: CallState) -> None:
+    async def _raise_url_questions(self, problem: PeerError, state: CallState) -> None:
         """Pass on the pages that a call needs first (-32042) to callers that can open them."""
         if not isinstance(problem, RemoteProtocolError) or problem.code != _URL_REQUIRED:
             return
@@ -217,15 +235,18 @@ class Upstream:
         if not accepts or type(pages) is not list:
             self.lose("LOSSY-20", state)
             return
+        questions: dict[str, InputRequest] = {}
+        for number, page in enumerate(pages[:MAX_PAGES], 1):
+            with suppress(RemoteProtocolError):  # not an address that can be passed on
+                members = {**page, "mode": "url"} if type(page) is dict else {}
+                questions[f"url{number}"] = to_model("elicitation/create", members, state.revision)
+        if not questions:
+            return
         if state.revision.input_mode == "request":
-            raise Refused(Kind.NEEDS_URL, problem.text, problem.data, code=_URL_REQUIRED) from None
-        questions = {}
-        for number, page in enumerate(pages[:10], 1):
-            if type(page) is dict and type(page.get("url")) is str and type(page.get("message")) is str:
-                members = {"mode": "url", "message": page["message"], "url": page["url"]}
-                questions[f"url{number}"] = InputRequest("elicitation/create", members)
-        if questions and not questions.keys() <= state.answers.keys():
-            raise InputRequired(questions)
+            data = {"elicitations": [each.params for each in questions.values()]}
+            raise Refused(Kind.NEEDS_URL, problem.text, data, code=_URL_REQUIRED) from None
+        if not questions.keys() <= state.answers.keys():
+            raise InputRequired(await encode_questions(state, questions))
 
     async def complete(
         self, reference: Object, argument: str, value: str, context: Mapping[str, str], peer: RequestPeer
@@ -233,18 +254,18 @@ class Upstream:
         """Return the values that the upstream knows for an argument."""
         owner = owner_of(peer.principal, peer.address)
         keys = (key for other, key in self.pool.sessions if other == owner)
-        session = await self.pool.session(owner, next(keys, NO_CAPABILITIES))
-        revision = session.connection.revision
-        is_declared = revision is None or "completions" in revision.server_capabilities
-        if is_declared and not session.connection.offers("completions"):
-            return []
         params: Object = {"ref": reference, "argument": {"name": argument, "value": value}}
         if context:
             params["context"] = {"arguments": dict(context)}
-        deadline = session.connection.now() + COMPLETION_SECONDS
         try:
+            session = await self.pool.session(owner, next(keys, NO_CAPABILITIES))
+            revision = session.connection.revision
+            is_declared = revision is None or "completions" in revision.server_capabilities
+            if is_declared and not session.connection.offers("completions"):
+                return []
+            deadline = session.connection.now() + COMPLETION_SECONDS
             raw = await session.connection.request("completion/complete", params, session.connection.clocks, deadline)
-        except PeerError as problem:
+        except (PeerError, Refused) as problem:
             log.debug("gateway: %s: completion: %s", self.name, problem)
             return []
         completion = raw.get("completion")

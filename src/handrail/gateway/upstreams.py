@@ -52,6 +52,7 @@ class Upstreams:
         self._memos: dict[Any, tuple[float, Any]] = {}  # what all upstreams together said, and until when it counts
         self._last_index = -1
         self._is_serving = False
+        self._changing = asyncio.Lock()
 
     def include(self, thing: Any, prefix: str | None, options: UpstreamOptions) -> list[Upstream]:
         """Add what a client could connect to: a command, an address, entries of a configuration, a client.
@@ -82,6 +83,8 @@ class Upstreams:
             upstream = Upstream(
                 self.engine, self.owner, replace(target, name=name), terms, pins, self._last_index, self.on_change
             )
+            if (reason := self.engine.stops.get(("upstream", name))) is not None:
+                upstream.is_stopped, upstream.problem, upstream.state = True, reason, "stopped"
             self.by_name[name] = upstream
             added.append(upstream)
         self.engine.use_upstreams(self)
@@ -92,19 +95,28 @@ class Upstreams:
 
     async def remove(self, name: str) -> None:
         """Cancel the calls of an upstream, close its connections and take its entries away."""
+        async with self._changing:
+            await self._remove(name)
+
+    async def _remove(self, name: str) -> None:
         upstream = self.by_name.pop(name)
         await upstream.stop("its configuration was removed")
         upstream.catalog.withdraw()
+        for each in self.by_name.values():
+            each.catalog.judge_again()  # what had the same names may have them now
         self.on_change()
 
     async def replace(self, name: str, thing: Any, prefix: str | None, options: UpstreamOptions) -> Upstream:
         """Reach an upstream in another way, or with other options, at the same place in the order."""
-        previous, order = self.by_name[name], [*self.by_name]
-        await self.remove(name)
-        [upstream] = self.include(thing, prefix, {**options, "name": name})
-        upstream.catalog.index = previous.catalog.index
-        self.by_name = {each: self.by_name[each] for each in order}
-        return upstream
+        check_options("include", options, UpstreamOptions.__annotations__)  # a wrong one leaves the upstream as it is
+        Terms.of(name, prefix or "", options)
+        async with self._changing:
+            previous, order = self.by_name[name], [*self.by_name]
+            await self._remove(name)
+            [upstream] = self.include(thing, prefix, {**options, "name": name})
+            upstream.catalog.index = previous.catalog.index
+            self.by_name = {each: self.by_name[each] for each in order if each in self.by_name} | self.by_name
+            return upstream
 
     def _lock(self, path: str | Path | None) -> LockFile:
         key = "" if path is None else str(Path(path).absolute())
@@ -184,10 +196,19 @@ class Upstreams:
     def is_up(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].state == "up"
 
-    def why_absent(self, name: str) -> str:
+    def shows(self, entry: ToolEntry, peer: CallPeer, revision: Revision, client: ClientInfo) -> bool:
+        upstream = self.by_name.get(entry.upstream)
+        if upstream is None:
+            return False
+        key = capability_key(revision, client)
+        return upstream.lists.shows(entry, SessionPool.owner(peer, key, revision), key)
+
+    def why_absent(self, name: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> str:
+        key = capability_key(revision, client)
+        owner = SessionPool.owner(peer, key, revision)
         for upstream in self.by_name.values():
-            if upstream.terms.prefix and name.startswith(upstream.terms.prefix) and upstream.lists.is_missing:
-                return f"{upstream.name} is not there now. Nothing was done."
+            if name.startswith(upstream.terms.prefix) and (why := upstream.lists.why_missing(owner, key)):
+                return why
         return ""
 
     # Lifecycle
@@ -213,13 +234,11 @@ class Upstreams:
                 upstream.pool.end_idle(loop.time())
             for lock in self._locks.values():
                 try:
-                    is_changed = lock.refresh()
-                except Exception as problem:
+                    if lock.refresh():
+                        for upstream in self.by_name.values():
+                            upstream.catalog.judge_again()
+                except Exception as problem:  # it cannot be read, or what is listed now cannot be pinned in it
                     log.error("gateway: %s", problem)
-                    continue
-                if is_changed:
-                    for upstream in self.by_name.values():
-                        upstream.catalog.judge_again()
 
 
 async def _wait(waits: Mapping[asyncio.Task[None], float], on_waited: Callable[[], None]) -> None:
