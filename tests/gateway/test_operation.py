@@ -220,7 +220,6 @@ async def test_an_upstream_that_is_upgraded_is_spoken_to_in_its_new_era(leg: str
                 assert before <= upstream.era_since <= time.time()
 
 
-@pytest.mark.xfail(strict=False, reason="a stateless connection never asks again what its server speaks")
 @pytest.mark.parametrize("leg", ["memory", "http"])
 async def test_an_upstream_that_is_put_back_is_spoken_to_in_its_old_era(leg: str, ran: Ran) -> None:
     async with offering(R5, simple("one")) as rig, place(leg, [behind(rig, name="up")]) as gateway:

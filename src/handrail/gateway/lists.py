@@ -153,7 +153,9 @@ class UpstreamLists:
                         raise
                     lists[method] = None
             self._catalog.apply(self._view_key(view.owner, view.key), lists, self._upstream.revision)
-            view.is_loaded = shared.is_loaded = True
+            shared.is_loaded = True
+            if shared is not view:
+                self.views.pop((view.owner, view.key), None)
             self._pool.breaker(view.owner).add_success()
         except (PeerError, Refused) as problem:
             view.has_waited, view.problem = True, problem.text if isinstance(problem, Refused) else ""
@@ -199,6 +201,8 @@ class UpstreamLists:
     async def refresh_for(self, owner: str, key: CapabilityKey) -> None:
         """Fetch the lists of one caller again, and wait for them."""
         view = self._view(owner, key)
+        if view.loading is not None:  # it may have asked before what is to be known now
+            await asyncio.wait({view.loading})
         if view.loading is None:
             for session in filter(None, (self._pool.stateless, self._pool.sessions.get((owner, key)))):
                 session.expire_lists()

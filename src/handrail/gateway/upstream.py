@@ -70,6 +70,11 @@ COMPLETION_SECONDS = 10.0
 MAX_PAGES = 10  # that a call can require to be visited first
 _INVALID_PARAMS, _HEADER_MISMATCH, _VERSION, _URL_REQUIRED = -32602, -32020, -32022, -32042
 
+_ERA_ERRORS = {
+    True: (_VERSION, -32600, -32000),  # of a stateless revision; the last two: "no session", of a handshake server
+    False: (_VERSION, _HEADER_MISMATCH),
+}
+
 State = Literal["new", "starting", "up", "down", "stopped"]
 
 
@@ -216,13 +221,13 @@ class Upstream:
             if repeats and problem.code == _HEADER_MISMATCH and revision.stateless:
                 await self.lists.refresh_for(owner, key)
                 return await self._send(method, params, state, tool, owner, key, repeats=False)
-            is_stateless_error = problem.code == _HEADER_MISMATCH and not revision.stateless
-            if problem.code == _VERSION or is_stateless_error:  # it speaks another revision than before
+            if problem.code in _ERA_ERRORS[revision.stateless]:  # it speaks another revision than before
                 self.pool.end(session)
                 if repeats:
                     return await self._send(method, params, state, tool, owner, key, repeats=False)
-                text = "it refuses the revision that it has offered"
-                raise TransportError(text, sent=Sent.NO, server=self.name) from None
+                if problem.code == _VERSION:
+                    text = "it refuses the revision that it has offered"
+                    raise TransportError(text, sent=Sent.NO, server=self.name) from None
             raise
         return raw, session.connection.revision or revision
 
@@ -286,6 +291,7 @@ class Upstream:
             if self.era:
                 log.warning("gateway: %s: speaks %s now, was %s", self.name, revision.name, self.revision)
             self.era, self.revision, self.era_since = era, revision.name, time.time()
+            self.on_change()  # whose lists count is another question now
             if not revision.stateless:
                 self._stderr.clear()  # an old server complains of the probe for the newer protocol
         self.state, self.problem = "up", ""
