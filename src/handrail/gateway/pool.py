@@ -22,6 +22,8 @@ __all__ = ["SessionPool"]
 
 log = logging.getLogger("handrail")
 
+LEAST_SHARE = 4  # connections that one principal may always have, whatever its share of all
+
 
 class PoolUpstream(SessionUpstream, Protocol):
     """What the pool tells its upstream."""
@@ -66,7 +68,7 @@ class SessionPool:
                 raise TransportError("it was closed meanwhile", sent=Sent.NO, server=self._upstream.name)
             session = self.stateless or self.sessions.get((owner, key))
             if session is None:
-                self._make_room()
+                self._make_room(owner)
                 session = self.sessions[owner, key] = UpstreamSession(self._upstream, owner, key)
             session.peer = peer or session.peer
             await self._open(session)
@@ -93,16 +95,19 @@ class SessionPool:
         elif self.stateless is session:
             self.stateless = None
 
-    def _make_room(self) -> None:
-        """Close the connection that was not used for the longest time, if there are too many."""
-        if len(self.sessions) < self._upstream.terms.max_sessions:
+    def _make_room(self, owner: str) -> None:
+        """Close the connection that was not used for the longest time, if there are too many, or of one principal."""
+        most = self._upstream.terms.max_sessions
+        share = min(most, max(LEAST_SHARE, most // 4))
+        principal = owner.partition(" #")[0]
+        own = [each for (other, _), each in self.sessions.items() if other.partition(" #")[0] == principal]
+        crowded = own if len(own) >= share else [*self.sessions.values()] if len(self.sessions) >= most else []
+        if not crowded:
             return
-        idle = [each for each in self.sessions.values() if not each.is_busy]
+        idle = [each for each in crowded if not each.is_busy]
         if not idle:
-            most = self._upstream.terms.max_sessions
-            raise Refused(
-                Kind.OVERLOADED, f"{self._upstream.name}: {most} connections are in use; wait for a call to end"
-            )
+            text = f"{self._upstream.name}: {len(crowded)} connections are in use; wait for a call to end"
+            raise Refused(Kind.OVERLOADED, text)
         self.end(min(idle, key=lambda each: each.last_used))
 
     def end(self, session: UpstreamSession) -> None:

@@ -48,7 +48,7 @@ class UpstreamOptions(TypedDict, total=False):
     lock: a `tools.lock` file that pins the definitions of its tools (in memory)
     list_seconds: how long a first list waits for it (10)
     idle_seconds: a connection that was not used for so long is closed (300)
-    max_sessions: connections to it at once (64)
+    max_sessions: connections to it at once; one caller has at most a quarter of them, or 4 (64)
     """
 
     name: str
