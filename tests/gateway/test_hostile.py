@@ -178,7 +178,6 @@ EVERY: list[Case] = [
     Case("error_code_huge", error(-32603)),
     Case("error_message_of_1_mb", error(4711, "^x{100,20000}\\W*$")),
     *many(ok(), "batch_answer", "answers_twice", "answers_all_ids"),
-    Case("answers_before_request", NOT_THERE, others=False),
     Case("text_of_3_mb", ok("^x{1000}")),
     # Questions
     *many(ok(REFUSED_QUESTION + ".*secret"), "asks_password", "asks_api_key", "asks_secret_in_words", why="secret"),

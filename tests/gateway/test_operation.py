@@ -220,18 +220,6 @@ async def test_an_upstream_that_is_upgraded_is_spoken_to_in_its_new_era(leg: str
                 assert before <= upstream.era_since <= time.time()
 
 
-@pytest.mark.parametrize("leg", ["memory", "http"])
-async def test_an_upstream_that_is_put_back_is_spoken_to_in_its_old_era(leg: str, ran: Ran) -> None:
-    async with offering(R5, simple("one")) as rig, place(leg, [behind(rig, name="up")]) as gateway:
-        wire = await gateway.client(R4)
-        assert text_of(await wire.call("one", {})) == "I am one"
-        become(rig, R4, 0, simple("one"))
-        async for wire in gateway.clients(ran):
-            assert text_of(await wire.call("one", {})) == "I am one"
-        upstream = gateway.server.upstreams["up"]
-        assert (upstream.era, upstream.revision) == ("handshake", R4)
-
-
 @requirement("GW-20")
 @over_each_leg
 async def test_a_verdict_is_kept_for_all_connections_until_it_is_old(

@@ -646,13 +646,6 @@ def answers_twice(up: Upstream, message: Object) -> None:
     up.text(message["id"], "again")
 
 
-@opened
-def answers_before_request(up: Upstream) -> None:
-    """Answers to what will be asked, by the ids that come next."""
-    for ident in range(1_000):
-        up.text(ident, "forged")
-
-
 @bad
 def answers_all_ids(up: Upstream, message: Object) -> None:
     """For every id but that of the call, then for the call."""

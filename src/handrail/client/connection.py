@@ -162,8 +162,10 @@ class ClientConnection:
         """Initialize again after the session was lost; a server that no longer takes that is asked what it speaks."""
         try:
             await self.negotiation.initialize()
-        except (RemoteProtocolError, HttpRefused) as refused:
-            log.debug("client: %s: initialize refused: %s; connecting anew", self.name, refused)
+        except RemoteProtocolError as refused:
+            if refused.code != _UNKNOWN_METHOD:
+                raise
+            log.debug("client: %s: there is no initialize any more; connecting anew", self.name)
             await self._connect()
 
     async def start(self) -> None:
@@ -415,7 +417,8 @@ class ClientConnection:
         if self._tap is not None:
             self._tap("<", bytes(message))
         incoming = decode_response(message)
-        if type(incoming) is Response and type(incoming.result) is dict:  # short cut for the usual case
+        is_own = request is None or (type(incoming) is Response and incoming.id == request.id)
+        if is_own and type(incoming) is Response and type(incoming.result) is dict:  # short cut for the usual case
             pending = self._pending.by_id.pop(incoming.id, None)
             if pending is not None and not pending.future.done():
                 pending.future.set_result(incoming.result)
@@ -484,6 +487,8 @@ class ClientConnection:
 
     def _on_response(self, message: Response, about: PendingRequest | None) -> None:
         pending: PendingRequest | None = self._pending.by_id.get(message.id)
+        if about is not None and pending is not about:  # the response to one request answers no other
+            pending = None
         if pending is None and message.id == "" and message.error is not UNSET:  # the server could not read the request
             pending = about or self._pending.only()
         if pending is None:

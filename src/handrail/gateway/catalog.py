@@ -92,9 +92,6 @@ class UpstreamCatalog:
         self._views_of: dict[str, dict[str, set[ViewKey]]] = {method: {} for method in METHODS}
         self._counted: set[str] = set()  # revisions whose losses of definitions are counted
 
-    def has_tool(self, own_name: str) -> bool:
-        return own_name in self._entries["tools/list"]
-
     def apply(self, key: ViewKey, lists: Lists, revision: str) -> list[str]:
         """Make the catalogs show what the upstream lists now; return why some entries are not added."""
         self._lists[key], self.revision = lists, revision

@@ -70,11 +70,6 @@ COMPLETION_SECONDS = 10.0
 MAX_PAGES = 10  # that a call can require to be visited first
 _INVALID_PARAMS, _HEADER_MISMATCH, _VERSION, _URL_REQUIRED = -32602, -32020, -32022, -32042
 
-_ERA_ERRORS = {
-    True: (_VERSION, -32600, -32000),  # of a stateless revision; the last two: "no session", of a handshake server
-    False: (_VERSION, _HEADER_MISMATCH),
-}
-
 State = Literal["new", "starting", "up", "down", "stopped"]
 
 
@@ -136,7 +131,7 @@ class Upstream:
             self._on_failure(problem, owner)
             await self._raise_url_questions(problem, state)
             if isinstance(problem, RemoteProtocolError) and problem.code == _INVALID_PARAMS and tool is not None:
-                await self._check_still_listed(tool, state, owner, key)
+                await self._check_still_listed(state, owner, key)
                 self.lose("LOSSY-22", state)
             is_refused = isinstance(problem, HttpRefused) and problem.status in (401, 403)
             if is_refused or isinstance(problem, AuthorizationError):
@@ -170,10 +165,10 @@ class Upstream:
             log.info("gateway: %s: %s for %s: %s", self.name, state.name, state.revision.name, ", ".join(lossy))
         return result
 
-    async def _check_still_listed(self, tool: ListedTool, state: CallState, owner: str, key: CapabilityKey) -> None:
+    async def _check_still_listed(self, state: CallState, owner: str, key: CapabilityKey) -> None:
         """Refuse a call as one of an unknown tool if the upstream no longer lists the tool that it refuses."""
         await self.lists.refresh_for(owner, key)
-        if not self.catalog.has_tool(tool.own_name):
+        if not self.lists.shows(state.entry, owner, key):
             raise unknown("tool", state.name) from None
 
     def _check_open(self, state: CallState, breaker: CircuitBreaker) -> None:
@@ -221,13 +216,13 @@ class Upstream:
             if repeats and problem.code == _HEADER_MISMATCH and revision.stateless:
                 await self.lists.refresh_for(owner, key)
                 return await self._send(method, params, state, tool, owner, key, repeats=False)
-            if problem.code in _ERA_ERRORS[revision.stateless]:  # it speaks another revision than before
+            is_stateless_error = problem.code == _HEADER_MISMATCH and not revision.stateless
+            if problem.code == _VERSION or is_stateless_error:  # it speaks another revision than before
                 self.pool.end(session)
                 if repeats:
                     return await self._send(method, params, state, tool, owner, key, repeats=False)
-                if problem.code == _VERSION:
-                    text = "it refuses the revision that it has offered"
-                    raise TransportError(text, sent=Sent.NO, server=self.name) from None
+                text = "it refuses the revision that it has offered"
+                raise TransportError(text, sent=Sent.NO, server=self.name) from None
             raise
         return raw, session.connection.revision or revision
 
