@@ -213,7 +213,6 @@ EVERY: list[Case] = [
     *many(DOWN, "http_length_too_long", "http_length_nonsense", "http_not_http", "http_cuts"),
     *many(failed(UNKNOWN_OUTCOME), "http_no_type", "http_array"),
     *many(LATE, "http_endless_stream", "http_drips"),
-    Case("http_two_answers", ok()),
     Case("http_session_always_404", NOT_THERE, why="404", others=False),
 ]
 ALONE = set("nasty_stderr dies_mid_call dies_mid_answer closes_output forks_and_exits".split())  # they end it

@@ -1114,18 +1114,6 @@ def http_cuts(to: Handler, message: Object) -> None:
     to.close_connection = True
 
 
-@wire
-def http_two_answers(to: Handler, message: Object) -> None:
-    """A second response on the same connection, for the next request to find."""
-    to.close_connection = True
-    body = json.dumps(_answer(message["id"])).encode()
-    forged = json.dumps(_answer(message["id"] + 1, "forged")).encode()
-    for each in (body, forged):
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(each)}\r\n\r\n"
-        to.wfile.write(head.encode() + each)
-    time.sleep(0.05)
-
-
 class Handler(BaseHTTPRequestHandler):
     """`/NAME/mcp`: a server with sessions that behaves as the name says."""
 
