@@ -618,7 +618,7 @@ def start_call(
         _refuse_overload(peer)
     if entry.input.headers and peer.headers is not None and revision.stateless:
         check_param_headers(entry.input.headers, arguments, peer.headers)
-    client = peer.client_of(revision, params)
+    client = peer.connection.client if revision.sender is None else revision.sender(params)  # no call more than needed
     call = CallState(
         peer,
         peer.calls,
