@@ -89,7 +89,7 @@ console:
 lock: | $(filter .tools/bin/uv,$(UV))
 	$(UV) lock -q --upgrade
 	@echo "# What tests and lint need, with hashes. Made by \`make lock\` from pyproject.toml." > requirements.lock
-	$(UV) export -q --no-emit-project --no-header --no-annotate --group dev --extra http --extra auth >> requirements.lock
+	$(UV) export -q --no-emit-project --no-header --no-annotate --group dev --extra http --extra auth --extra fleet >> requirements.lock
 	for peer in mcp1 mcp2 fastmcp mcp-proxy $$(cd tests/peers && ls upstreams/*.txt | sed 's/\.txt$$//'); do \
 		sed -n 's/^# peer: //p' tests/peers/$$peer.txt > .tools/peer.in; \
 		{ sed -n '/^# /p' tests/peers/$$peer.txt; $(UV) pip compile -q --universal --python-version 3.11 --upgrade \
