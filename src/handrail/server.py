@@ -576,7 +576,8 @@ class Server:
     def asgi(self, *, store: Store | None = None, **options: Unpack[EndpointOptions]) -> Endpoint:
         """Return the server as an ASGI application, to be served or mounted anywhere.
 
-        store: a store for what processes share, and what outlives one (in memory)
+        store: a store for what processes share, and what outlives one (that of the server, if replicas share it, or in
+            memory)
         """
         from handrail.stores.memory import MemoryStore
         from handrail.transports.http.endpoint import Endpoint
@@ -660,6 +661,10 @@ class Server:
             for other in self._included:
                 await self._stack.enter_async_context(other.serving())
             await self._stack.enter_async_context(open_guards(self.engine.guard_set, _post_to_webhook, store))
+            if (shared_store := self.engine.guard_set.shared_store) is not None:
+                from handrail.engine.fleet import joined  # deferred: few servers are replicas
+
+                await self._stack.enter_async_context(joined(self.engine, shared_store))
             if self._lifespan is not None:
                 entered = self._lifespan(self)
                 if not hasattr(entered, "__aenter__"):

@@ -137,11 +137,13 @@ def open_trail(
     store: Store | None = None,
     clock: Callable[[], float] = time.time,
     free_bytes: Callable[[str], int] = lambda folder: disk_usage(folder).free,
+    name: str = "",
 ) -> Trail:
     """The trail in a store's file, in a SQLite file (`audit.db`), or in a file of lines (`audit.jsonl`).
 
-    A file of lines has no part in a transaction of `store`: there a change is made first, and then the record written.
-    Who dies in between has used up an approval for nothing; it is never used twice.
+    With a `store` beside a file there is no transaction over both: a change is made first, and then the record written.
+    A process that dies in between has used up an approval for nothing; it is never used twice. `name` is that of the
+    server, which a database of several servers tells apart.
     """
     settings = settings or TrailSettings()
     durable = settings.sync == "every-call"
@@ -154,7 +156,10 @@ def open_trail(
     path = Path(where).absolute()
     if path.suffix in DATABASES:
         database = stores.open(path, durable=durable, clock=clock)
-        return _Trail(SqliteTable(database, settings.limits, path), settings, free_bytes, database)
+        table = SqliteTable(database, settings.limits, path)
+        if store is not None:
+            return _Trail(table, settings, free_bytes, store, store.commit)
+        return _Trail(table, settings, free_bytes, database)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY_SECONDS)

@@ -18,7 +18,7 @@ from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.load_server import CommandConfig, ServedSource, reloading_server
 from handrail.cli.terminal import Screen
 from handrail.engine.catalog import Catalog
-from handrail.engine.core import key_from_environment
+from handrail.engine.core import keys_from_environment
 from handrail.errors import TransportError
 from handrail.gateway.stops import following_stops
 from handrail.server import Server
@@ -53,7 +53,7 @@ def run_serve(args: Namespace, screen: Screen) -> int:
 def listen_at(args: Namespace, command_config: CommandConfig) -> tuple[str | None, int]:
     """Return the address to listen at, None for standard input and output, and the number of processes."""
     try:
-        key_from_environment()
+        keys_from_environment()
     except ValueError as error:
         raise UsageError(str(error)) from None
     http = command_config.config.http

@@ -118,7 +118,7 @@ class ServerOptions(GuardOptions, total=False):
     tools: False: the server has no tools and says so (True)
     revisions: the names of the revisions to speak (all)
     workers: threads for `def` tools (16)
-    keys: secrets that seal cursors and request states; the first seals, all open (HANDRAIL_KEY, else random)
+    keys: secrets that seal cursors and request states; the first seals, all open (those in HANDRAIL_KEY, else random)
     identify: name the server in every result of 2026-07-28 (True)
     cache_seconds: how long a client may keep the list (60)
     invalid_arguments: report them as "error" or as "result" ("by_revision")
@@ -188,7 +188,8 @@ class Engine:
             raise ValueError(f"invalid_arguments: {form!r} is not one of {', '.join(_FORMS)}")
         self.forms = _FORMS[form]
         keys = collection(f"server {name!r}: keys", options.get("keys", ()), "bytes")
-        self.seal = Seal(keys or [key_from_environment()])
+        self.seal = Seal(keys or keys_from_environment())
+        self.has_shared_key = bool(keys) or "HANDRAIL_KEY" in os.environ
         self.clock: Callable[[], float] = time.time
         self.catalog = ToolCatalog("tool")
         self.resources: Catalog[ResourceEntry] = Catalog("resource")
@@ -384,11 +385,17 @@ class Engine:
         )
 
 
-def key_from_environment() -> bytes:
-    """Return `HANDRAIL_KEY`, which processes share to read each other's cursors and states; else a random key."""
-    key = os.environ.get("HANDRAIL_KEY")
-    if key is None:
-        return secrets.token_bytes(32)
-    if flaw := key_problem(key.encode()):
-        raise ValueError(f"HANDRAIL_KEY: {flaw}; {KEY_HINT}")
-    return key.encode()
+def keys_from_environment() -> list[bytes]:
+    """Return the keys in `HANDRAIL_KEY`, separated by commas, which processes share; else a random key.
+
+    The first key seals and all open, so that a key can be replaced while its servers run.
+    """
+    text = os.environ.get("HANDRAIL_KEY")
+    if text is None:
+        return [secrets.token_bytes(32)]
+    keys = [key.strip().encode() for key in text.split(",")]
+    for number, key in enumerate(keys, 1):
+        if flaw := key_problem(key):
+            which = f", key {number}" if len(keys) > 1 else ""
+            raise ValueError(f"HANDRAIL_KEY{which}: {flaw}; {KEY_HINT}")
+    return keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
@@ -16,12 +17,15 @@ from handrail.engine.guard_set import GuardSet, configured_store
 from handrail.engine.results import TOOL_NAME, TruncatedResults, smallest_cap
 from handrail.guards.limits import MemoryLimiter, Rates
 from handrail.guards.sanitize import Sanitize
-from handrail.stores import Store, StoreError
+from handrail.stores import Store, StoreError, is_url, public_url
 from handrail.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
     from handrail.guards.limits import StoreLimiter
+log = logging.getLogger("handrail")
+
+POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 
 @asynccontextmanager
@@ -51,8 +55,11 @@ class _GuardOpening:
         audit, store_option = guards.options.get("audit"), guards.options.get("store")
         try:
             store = self._open_store(store_option) if isinstance(store_option, str | Path) else store_option
+            if store is not None and stores.supports(store, "replicas"):
+                self._stack.callback(setattr, guards, "shared_store", None)
+                guards.shared_store = store
             if isinstance(audit, str | Path):
-                store = self._open_trail(Path(audit), store)
+                store = self._open_trail(audit, store)
             else:
                 self._stack.callback(setattr, guards, "trail", None)
                 guards.trail = audit
@@ -61,30 +68,49 @@ class _GuardOpening:
                         raise ValueError("audit: this trail has no store to keep approvals in; open_trail(…, store=…)")
                     store = audit.store
                 guards.use_store(store)
+            await self._check_durability(guards.store)
         except (OSError, StoreError) as problem:
-            files = " and ".join(str(each) for each in (audit, store_option) if isinstance(each, str | Path))
+            places = " and ".join(
+                public_url(str(each)) for each in (audit, store_option) if isinstance(each, str | Path)
+            )
             cause = problem.strerror if isinstance(problem, OSError) else problem
-            raise StoreError(f"{files}: records and approvals cannot be kept there: {cause}") from problem
-        self._share_limits(store or listener_store)
+            raise StoreError(f"{places or 'store'}: records and approvals cannot be kept there: {cause}") from problem
+        self._share_limits(
+            guards.shared_store or (None if stores.supports(guards.store, "replicas") else store) or listener_store
+        )
         if guards.approval_queue.options.webhook.url:
             sender = WebhookSender(guards.approval_queue.options.webhook, guards.approval_queue, post)
             guards.approval_queue.on_created = sender.send
             self._stack.push_async_callback(sender.close)
 
-    def _open_store(self, path: str | Path) -> Store:
-        settings = self._guards.options.get("trail")
+    def _open_store(self, place: str | Path) -> Store:
+        settings, guards = self._guards.options.get("trail"), self._guards
+        if is_url(place) and str(place).startswith(POSTGRES_SCHEMES):
+            raise ValueError("store: PostgreSQL keeps the audit log and its approvals: give this URL as `audit`")
         durable = settings is None or settings.sync == "every-call"
-        self._own_store = store = stores.open(path, durable=durable, clock=self._guards.clock)
-        self._stack.callback(self._guards.use_store, configured_store(self._guards.options))
+        store = stores.open(place, durable=durable, clock=guards.clock, name=guards.name)
+        if store.path:
+            self._own_store = store
+        self._stack.callback(guards.use_store, configured_store(guards.options))
         self._stack.push_async_callback(store.close)
         return store
 
-    def _open_trail(self, path: Path, store: Store | None) -> Store | None:
-        """Open the audit log. In SQLite it has the approvals too: one transaction uses one up and records it."""
+    def _open_trail(self, place: str | Path, store: Store | None) -> Store | None:
+        """Open the audit log; return the store of shared limits.
+
+        In a database it has the approvals too: one transaction uses one up and records it. With a file and a store that
+        replicas share, the approvals are in that store: the file is of one machine.
+        """
         from handrail.audit.log import DATABASES, open_trail
 
         guards, settings = self._guards, self._guards.options.get("trail")
-        if path.suffix in DATABASES:
+        if is_url(place):
+            trail = open_trail(str(place), settings, clock=guards.clock, name=guards.name)
+            self._use_trail(trail)
+            guards.use_store(trail.store)
+            return store
+        path = Path(place)
+        if path.suffix in DATABASES and (store is None or not stores.supports(store, "replicas")):
             if store is not None:
                 raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
             own_store = self._open_store(path)
@@ -95,6 +121,17 @@ class _GuardOpening:
         self._use_trail(open_trail(path, settings, store=approval_store, clock=guards.clock))
         guards.use_store(approval_store, shared=store is not None)
         return store
+
+    async def _check_durability(self, store: Store) -> None:
+        """Refuse to keep approvals where a yes may be lost after it was used, and so count twice."""
+        if self._guards.options.get("accept_loss") or not stores.supports(store, "replicas"):
+            return
+        report = await store.report()
+        if report.losses:
+            raise StoreError(
+                f"{report.engine} may lose a write ({'; '.join(report.losses)}), and an approval could be used twice."
+                " Mend that, keep the audit log in PostgreSQL, or accept it with accept_loss = true"
+            )
 
     def _use_trail(self, trail: Trail) -> None:
         async def close() -> None:
@@ -113,6 +150,10 @@ class _GuardOpening:
             return
         if store is None and rates.shared:
             raise ValueError("rates: shared: nothing to share them by; give the server an audit in SQLite, or a store")
+        if store is None and is_url(guards.options.get("audit")):
+            log.warning(
+                "limits: each replica counts by itself, so callers get more; give the server a store, redis://…"
+            )
         if store is None or (not stores.supports(store, "processes") and not rates.shared):
             return
         from handrail.guards.limits import StoreLimiter

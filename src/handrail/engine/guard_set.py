@@ -32,7 +32,7 @@ from handrail.jsonrpc import encode
 from handrail.model import RISK, SANITIZED, ClientInfo, Json, Object, Principal, Text, ToolResult
 from handrail.revisions import Revision
 from handrail.schema.repair import repair
-from handrail.stores import Store, StoreError
+from handrail.stores import Store, StoreError, is_url, password_of
 from handrail.stores.memory import MemoryStore
 from handrail.suggest import collection, describe_value, expect, texts
 from handrail.text.controls import escape, mask, mask_secrets, one_line
@@ -60,10 +60,12 @@ class GuardOptions(TypedDict, total=False):
     secrets: further values that must not leave (those of the environment)
     approvals: who is asked about a call, and for how long (Approvals())
     repair: read "5" as 5 where only that fits (False)
-    audit: a file for the audit log, .db or .jsonl; or a Trail (no audit log)
+    audit: a file for the audit log, .db or .jsonl; a postgresql:// URL; or a Trail (no audit log)
     trail: how that file is kept (TrailSettings())
     audit_arguments: log arguments, masked; else a digest of them (False)
-    store: where approvals wait, and shared limits are counted: a .db file or a Store (the audit log's, or memory)
+    store: where approvals wait, and shared limits are counted: a .db file, the redis:// URL of what replicas share,
+        sessions too, or a Store (the audit log's, or memory)
+    accept_loss: keep approvals in a store that may lose a write, so that one may count twice (False)
     """
 
     policy: Policy | Sequence[Rule]
@@ -77,6 +79,7 @@ class GuardOptions(TypedDict, total=False):
     trail: TrailSettings
     audit_arguments: bool
     store: Store | str | Path
+    accept_loss: bool
 
 
 _MEANT: dict[str, tuple[str, *tuple[type, ...]]] = {
@@ -107,8 +110,8 @@ def check_guard_options(options: GuardOptions, where: str) -> GuardOptions:
                 )
     # A trail, its settings and a store are recognised by a method: their classes would import SQLite.
     for name, verb, meant in (
-        ("audit", "submit", 'a file such as "calls.db" or "calls.jsonl", or a Trail'),
-        ("store", "commit", 'a file such as "state.db", or a Store'),
+        ("audit", "submit", 'a file such as "calls.db" or "calls.jsonl", a postgresql:// URL, or a Trail'),
+        ("store", "commit", 'a file such as "state.db", a redis:// URL, or a Store'),
         ("trail", "keep_days", "TrailSettings(…) of handrail.guards"),
     ):
         value = guards.get(name)
@@ -144,6 +147,7 @@ class GuardSet:
     repairs: bool
     masking: Secrets | None  # of arguments in the audit log
     store: Store  # of approvals
+    shared_store: Store | None = None  # of all replicas, for what is hot and may expire; while the server serves
     approval_queue: ApprovalQueue
     audits: bool
     trail: Trail | None = None  # while the server serves
@@ -174,7 +178,10 @@ class GuardSet:
         self.shares = CallerSlots(rates) if rates is not None and limited else None
         webhook = (options.get("approvals") or Approvals()).webhook
         signing = [webhook.secret()] if webhook.url else []
-        self.secrets = secrets_in(os.environ) | frozenset([*options.get("secrets", ()), *signing])
+        passwords = [password_of(str(url)) for name in ("audit", "store") if is_url(url := options.get(name))]
+        self.secrets = secrets_in(os.environ) | frozenset(
+            [*options.get("secrets", ()), *signing, *filter(None, passwords)]
+        )
         sanitize_options = options.get("sanitize", Sanitize())
         patterns = {} if sanitize_options is None else sanitize_options.patterns
         keep_out_of_logs(self.secrets, patterns)

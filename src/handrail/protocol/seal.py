@@ -39,6 +39,11 @@ class Seal:
                 raise ValueError(f"keys: {problem}; {KEY_HINT}")
         self._keys = [hashlib.blake2b(key, person=b"handrail seal").digest() for key in keys]
 
+    @property
+    def fingerprints(self) -> list[str]:
+        """The keys in their order, each as a digest that tells nothing else of it."""
+        return [hashlib.blake2b(key, digest_size=12, person=b"handrail note").hexdigest() for key in self._keys]
+
     def seal(self, purpose: str, holder: str, payload: Json, expires: int) -> str:
         body = encode([expires, payload])
         body = body.ljust(-(-len(body) // _PADDING_BYTES) * _PADDING_BYTES)

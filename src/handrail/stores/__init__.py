@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import Any, Literal, Protocol, cast
+from urllib.parse import unquote
 
 from msgspec import Struct
 
 from handrail.errors import HandrailError
 
-StoreFeature = Literal["peek", "processes", "transaction"]
-"""`peek`: it reads without waiting. `processes`: several processes share it. `transaction`: it runs SQL for others."""
+StoreFeature = Literal["peek", "processes", "replicas", "transaction"]
+"""`peek`: it reads without waiting. `processes`: several processes of a machine share it. `replicas`: so do several
+machines. `transaction`: it runs SQL for others."""
 DoneCallback = Callable[[Any, BaseException | None], None]
 """Receives the result of a job, or the reason why there is none."""
 
@@ -57,12 +59,23 @@ class Append(Struct, frozen=True):
             raise ValueError(f"keep: {self.keep} is less than 1")
 
 
+class StoreReport(Struct, frozen=True, kw_only=True):
+    """The state of the engine behind a store, as the engine itself tells it."""
+
+    engine: str  # name and version
+    place: str = ""  # the URL without a password, or the path of the file
+    round_trip_ms: float = 0.0
+    losses: tuple[str, ...] = ()  # what may lose a write that was acknowledged; what cannot be read counts
+    warnings: tuple[str, ...] = ()  # settings that are a risk in another way, each with what would be right
+
+
 class Store(Protocol):
     """The protocol of a backend. A class that inherits from it gets `put`, and the features of most backends."""
 
     supports: frozenset[StoreFeature] = frozenset({"processes"})
     durable: bool = False  # a write is on the disk when it returns
     path: str = ""  # of the file, if it is one
+    trouble: str = ""  # why the engine could not be reached the last time, until it can be again
 
     @property
     def peek(self) -> Callable[[str], bytes | None]:
@@ -106,7 +119,33 @@ class Store(Protocol):
     async def commit(self, changes: Sequence[Put | Delete | Append]) -> bool:
         """All, in order; or none, and False, if one condition does not hold of what was there before."""
 
+    async def report(self) -> StoreReport:
+        """Ask the engine for its version and settings. A StoreError says why it cannot be used."""
+        return StoreReport(engine=type(self).__name__, place=self.path)
+
     async def close(self) -> None: ...
+
+
+def is_url(place: object) -> bool:
+    """Return whether an option names a store or an audit log by its URL, and not by the path of a file."""
+    return isinstance(place, str) and (place == "memory:" or _URL.fullmatch(place) is not None)
+
+
+def public_url(url: str) -> str:
+    """Return a URL as it may be shown: without a password, and without a query, which may have one."""
+    scheme, colon, rest = url.partition("://")
+    if not colon:
+        return url
+    authority, slash, path = rest.partition("?")[0].partition("/")
+    user, at, hosts = authority.rpartition("@")
+    name = user.partition(":")[0]
+    return f"{scheme}://{name}{':***' if ':' in user else ''}{at}{hosts}{slash}{path}"
+
+
+def password_of(url: str) -> str:
+    """Return the password in a URL, decoded; empty if there is none."""
+    authority = url.partition("://")[2].partition("/")[0]
+    return unquote(authority.rpartition("@")[0].partition(":")[2])
 
 
 def supports(store: Store, feature: StoreFeature) -> bool:
@@ -128,10 +167,13 @@ def parse_counter(key: str, current: bytes | None) -> int:
     return int(current or 0)
 
 
-def open(url: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] | None = None) -> Store:
+def open(
+    url: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] | None = None, name: str = ""
+) -> Store:
     """Open the store of a URL: `memory:`, `sqlite:///path/to/file`, or the plain path of a SQLite file.
 
-    An absolute path in a URL begins with a fourth slash, as in other libraries: `sqlite:////var/lib/state.db`.
+    An absolute path in a URL begins with a fourth slash, as in other libraries: `sqlite:////var/lib/state.db`. `name`
+    is that of a server: in an engine that several servers use, each has keys of its own.
     """
     options = {} if clock is None else {"clock": clock}
     if url == "memory:":

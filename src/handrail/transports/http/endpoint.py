@@ -66,6 +66,7 @@ class Endpoint:
     def __init__(
         self, engine: Engine, store: Store | Callable[[], Store], /, **options: Unpack[EndpointOptions]
     ) -> None:
+        """Take a store, or what opens one; that of a server's replicas goes before one that is opened."""
         for option, (expected, kind) in _OPTION_TYPES.items():
             if options.get(option) is not None:
                 expect(f"http: {option}", options.get(option), expected, kind)
@@ -202,8 +203,10 @@ class Endpoint:
                     stack.push_async_callback(self.auth.close)
                 if not self.engine.owner.is_serving:  # else it was entered elsewhere, and ends there
                     await stack.enter_async_context(self.engine.owner.serving(store=store))
-                if self.monitor is not None:
+                if self.monitor is not None:  # the workers of this machine; each replica has a page of its own
                     await stack.enter_async_context(self.monitor.sharing(store))
+                if callable(self._store):
+                    store = self.engine.guard_set.shared_store or store
                 self.state.sessions = HttpSessions(self.engine, store)
                 listener = asyncio.create_task(self._receive_session_messages())
                 stack.callback(listener.cancel)

@@ -27,6 +27,8 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
     store, workers = options.get("store"), options.get("workers", 1)
     expect("run: workers", workers, "a number of processes", int)
     ready, metrics = options.get("ready", _print), options.get("metrics")
+    if store is not None and stores.is_url(engine.guard_options.get("store")):
+        raise ValueError("run: store: the store of the server has the sessions too, for all replicas; leave it out")
     with ExitStack() as stack:
         if store is None and workers > 1:  # the workers share sessions
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
